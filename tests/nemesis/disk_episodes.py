@@ -31,7 +31,9 @@ def lose_disk(world: World, rng: Random) -> None:
     world.disks.renew_promises()
     _lose(world, rng, machine)
     time.sleep(rng.choice([0, rng.uniform(0, 6)]))
-    if rng.random() < 0.3:
+    if rng.random() < 0.4:
+        # What it uploaded may be the only copy of what another lost disk had.
+        world.say(world.rewrite())
         node = world.agent(machine).node
         forget = ("forget-node", world.logs.as_uri(), "--node", node, "--lose", "--yes")
         said = world.command(*forget)

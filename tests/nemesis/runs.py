@@ -17,10 +17,11 @@ from tests.nemesis.episodes import EPISODES
 from tests.nemesis.judge import Finding, Judge, reads, seen
 from tests.nemesis.linearizability import READS
 from tests.nemesis.together import CLEARED, DESTROYED, callers_of_many, emptied_without_fault
-from tests.nemesis.world import KEYS, NotWhole, World
+from tests.nemesis.world import COLD_KEYS, KEYS, NotWhole, World
 
 WORKING_S = 60.0
 REST_S = 2.0
+COLD_PAUSE_S = 0.25
 EMPTIED = 0.2
 """The probability that a map is emptied at the end of an episode."""
 SHOWN = 3
@@ -88,6 +89,16 @@ class Run:
         ]
         if not self.world.bare:
             self._callers += callers_of_many(self._history, connect, self.seed)
+            cold = Callers(
+                self._history,
+                connect,
+                COLD_KEYS,
+                seed=self.seed,
+                count=2,
+                prefix="cold-",
+                pause_s=COLD_PAUSE_S,
+            )
+            self._callers.append(cold)
         try:
             self._resume()
             self._wait_working()
@@ -190,7 +201,7 @@ class Run:
             for each in self._history.since(start)
             if each.outcome == "acknowledged" and each.operation.kind not in READS
         }
-        return set(self.world.keys) - found
+        return set(self.world.keys) - set(COLD_KEYS) - found
 
     def _measured(self, record: Record, begin: float) -> list[Attempt]:
         attempts = self._history.take()

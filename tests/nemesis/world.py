@@ -42,7 +42,10 @@ EVICTED = MAPS[-1]
 """Its keys are also evicted from memory, so it is read key by key: queries see only what is in
 memory."""
 KEYS = tuple(Key(map, f"k{number}") for map in MAPS for number in range(25))
-ALL_KEYS = (*KEYS, *EMPTIED_KEYS, *GROUPS)
+COLD = "nemesis-cold"
+COLD_KEYS = tuple(Key(COLD, f"k{number}") for number in range(150))
+"""Seldom written: their newest changes are old, so they are lost with an old part of a log."""
+ALL_KEYS = (*KEYS, *COLD_KEYS, *EMPTIED_KEYS, *GROUPS)
 """With those of operations on many keys, which a Hazelcast without a map store does not get."""
 # Small, so that a restore reads archives, sealed segments and an unfinished one.
 SETTINGS: dict[str, Any] = {"segment_bytes": 1 << 18, "max_total_wal_size": 1 << 20}
@@ -84,7 +87,7 @@ class World:
         self.folder, self._say, self.bare, self.storage = folder, say, bare, storage
         self.evicted = "" if bare else EVICTED
         self.keys = KEYS if bare else ALL_KEYS
-        self._maps = MAPS if bare else (*MAPS, CLEARED, DESTROYED, TRANSACTED)
+        self._maps = MAPS if bare else (*MAPS, COLD, CLEARED, DESTROYED, TRANSACTED)
         self.root = Root(folder / "logs")
         self.logs = self.root.path
         self.network, self.history = Network(), History()
