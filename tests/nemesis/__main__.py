@@ -54,8 +54,7 @@ def main() -> int:
         "--defect", default="", help=f"which all agents have, of: {', '.join(DEFECTS)}"
     )
     chosen = parser.parse_args()
-    acks = DEFECTS[chosen.defect].acks if chosen.defect else 0
-    storage = chosen_storage(chosen, acks)
+    storage = chosen_storage(chosen)
     seed = chosen.seed or random.SystemRandom().randrange(1, 2**31)
     folder = Path(tempfile.mkdtemp(prefix="nemesis-"))
     print(f"{storage}; seed {seed}; logs of all processes in {folder}", flush=True)

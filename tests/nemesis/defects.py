@@ -3,26 +3,16 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
-import msgspec
-
-from imap_wal.agent.membership.sessions import SessionRegistry
-from imap_wal.agent.requests import About
+from imap_wal import format
+from imap_wal.format import Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest
+from imap_wal.write.node_log import NodeLog
 from rewrite_cli.cli import group
-
-
-@dataclass(frozen=True, slots=True)
-class Defect:
-    """`plant` changes the code of this process. `acks`: of the plug-ins; 0: as many as copies."""
-
-    plant: Callable[[], None]
-    acks: int = 0
 
 
 def _losses_ignored() -> None:
@@ -35,26 +25,25 @@ def _empty_disk_opened() -> None:
     NodeManifest.acks_from = lambda self, segment, losses: 3  # type: ignore[method-assign]
 
 
-def _copy_not_awaited() -> None:
-    """A caller gets its acknowledgement before the second log has the change, and the logs promise
-    that two have it."""
-    hello = SessionRegistry.hello
+def _copy_not_written() -> None:
+    """One agent acknowledges changes that it has not written. Other logs have them."""
+    write = NodeLog.write
 
-    def promising(
-        self: SessionRegistry, sender: bytes, about: About, *more: Any, **named: Any
-    ) -> Any:
-        return hello(self, sender, msgspec.structs.replace(about, acks=2), *more, **named)
+    def partly(self: NodeLog, kind: int, count: int, payload: list[bytes]) -> Position:
+        drops = self.identity.node == "node-1" and kind in format.OF_ENTRIES
+        return self.end if drops and random.random() < 0.5 else write(self, kind, count, payload)
 
-    SessionRegistry.hello = promising  # type: ignore[method-assign]
+    NodeLog.write = partly  # type: ignore[method-assign]
 
 
-DEFECTS = {
-    "losses-ignored": Defect(_losses_ignored),
-    "empty-disk-opened": Defect(_empty_disk_opened),
-    "copy-not-awaited": Defect(_copy_not_awaited, acks=1),
+DEFECTS: dict[str, Callable[[], None]] = {
+    "losses-ignored": _losses_ignored,
+    "empty-disk-opened": _empty_disk_opened,
+    "copy-not-written": _copy_not_written,
 }
+"""Name → what changes the code of this process."""
 
 if __name__ == "__main__":
     name, config = sys.argv[1:]
-    DEFECTS[name].plant()
+    DEFECTS[name]()
     group(["agent", "--config", config])

@@ -25,12 +25,10 @@ TAIL_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """What a run chooses. `copies`: how many logs have each change. `acks`: how many of them are
-    awaited; 0: all."""
+    """What a run chooses. `copies`: how many logs have each change."""
 
     own_disks: bool = False
     copies: int = 1
-    acks: int = 0
 
     def __str__(self) -> str:
         disks = "own" if self.own_disks else "shared"
@@ -40,8 +38,7 @@ class Storage:
         """Of the plug-in. `endpoints`: of all agents."""
         if self.copies == 1:
             return {}
-        acks = {"acks": str(self.acks)} if self.acks else {}
-        return {"copies": str(self.copies), "copy-agents": ",".join(endpoints), **acks}
+        return {"copies": str(self.copies), "copy-agents": ",".join(endpoints)}
 
 
 SHARED = Storage()
@@ -60,8 +57,8 @@ def add_options(parser: ArgumentParser) -> None:
     )
 
 
-def chosen_storage(options: Namespace, acks: int = 0) -> Storage:
-    return Storage(options.disks == "own", options.copies, acks)
+def chosen_storage(options: Namespace) -> Storage:
+    return Storage(options.disks == "own", options.copies)
 
 
 class Root:
