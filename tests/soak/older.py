@@ -41,4 +41,5 @@ def roll(world: World, rng: Random) -> None:
 
 
 ROLL = Episode(name="rolling-update", run=roll, bare=False)
-"""Only with one copy and a shared root: the earlier version knows no others."""
+"""Only with one copy and a shared root: the earlier version knows no others. It has defects that
+were mended since (decision 41): if this episode has a finding, look at them first."""
