@@ -265,7 +265,7 @@ def test_an_automatic_compaction_does_not_wait_for_a_rewrite(
         eventually(lambda: store.statistics.compaction.runs, "it runs afterwards")
 
 
-def test_close_ends_a_compaction_that_waits_because_of_its_rate(
+def test_close_ends_a_compaction_that_waits_for_its_rate(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)

@@ -47,7 +47,7 @@ def rows_of(store: MemoryStore, name: str = "orders") -> list[Any]:
     ]
 
 
-def test_the_report_of_a_rewrite_needs_no_list_after_the_publication(
+def test_the_report_of_a_rewrite_reads_no_list(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others may have replaced all lists while it merged. None is read for each map again."""
