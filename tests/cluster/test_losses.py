@@ -123,7 +123,7 @@ def test_maps_are_cleared_and_destroyed_during_a_claim(cluster: Cluster) -> None
     _demand_kept(cluster, {"cleared": {}, "destroyed": {}, "kept": KEYS, "groups": groups}, 3)
 
 
-def test_a_second_member_is_lost_while_the_first_loss_is_settled(cluster: Cluster) -> None:
+def test_a_second_member_is_lost_during_a_settlement(cluster: Cluster) -> None:
     orders = _map(cluster, "orders")
     orders.put_all(KEYS)
     orders.evict("k1")
@@ -137,7 +137,7 @@ def test_a_second_member_is_lost_while_the_first_loss_is_settled(cluster: Cluste
     _demand_kept(cluster, {"orders": KEYS | {"more": "new"}}, 3)
 
 
-def test_a_member_is_killed_between_its_claim_and_the_cuts(cluster: Cluster) -> None:
+def test_a_member_is_killed_between_claim_and_cuts(cluster: Cluster) -> None:
     """The permit of its view exists; nothing may be in that view yet."""
     _map(cluster, "orders").put_all(KEYS)
     cluster.wait_safe(3)
@@ -162,7 +162,7 @@ def test_a_member_is_killed_between_its_claim_and_the_cuts(cluster: Cluster) -> 
     _demand_kept(cluster, {"orders": KEYS | {"more": "new"}}, 3)
 
 
-def test_a_lone_member_does_not_get_the_log_of_a_healthy_cluster(
+def test_a_lone_member_does_not_get_the_log(
     cluster: Cluster, network: Network
 ) -> None:
     orders = _map(cluster, "orders")

@@ -66,7 +66,7 @@ final class MapState {
         return settling;
     }
 
-    /** The digests for the settlement under way. Used by the thread that holds {@link #settling}. */
+    /** The digests for the settlement under way. Used by the thread that has {@link #settling}. */
     MemoryDigests memoryDigests() {
         if (memoryDigests == null) {
             memoryDigests = new MemoryDigests(new PartitionThreads(plugin.nodeEngine()), this);

@@ -30,7 +30,7 @@ final class WriteConnection implements AgentLink.Connection {
     private MsgpackWriter payload = new MsgpackWriter(BUFFER_BYTES);
     private long pauseMs = MIN_PAUSE_MS;
     private volatile long pausedUntilNanos = System.nanoTime();
-    /** As which member it failed: in another cluster this one has another UUID, and tries at once. */
+    /** As which member it failed. In another cluster this one has another UUID: no pause there. */
     private volatile Membership paused;
     /** Why there is no connection; null while there is one. */
     private volatile IOException lastFailure;
