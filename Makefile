@@ -21,8 +21,8 @@ LOWEST_EXTRAS := $(addprefix --extra ,agent spark s3 hdfs duckdb demo test)
 LOWEST_MARKS := not cluster and not storage and not torture
 LOWEST_TESTS := $(addprefix tests/,unit log restore archive rewrite storage cli spark monitoring)
 
-# The parts of the tests without members, by folders: of about the same length. A folder that none
-# names is in the last one.
+# The tests without members, in parts that take about the same time. A folder that no part names is
+# in the last one.
 PARTS := faults spark commands others
 FOLDERS_faults := faults simulation
 FOLDERS_spark := spark chart docs rewrite archive
@@ -83,8 +83,8 @@ test: setup ## everything: lint, Java tests, Python tests with real members and 
 test-java: setup
 	$(MVN) verify
 
-# Two at a time. The tests with members mostly wait; beside them, and after them, one part follows
-# another. The output of each appears when it has ended.
+# Two at a time: the tests with members, which mostly wait, and beside and after them the parts. The
+# output of each appears when it has ended.
 test-python: setup
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=target test-python-members $(addprefix test-python-,$(PARTS))
 
