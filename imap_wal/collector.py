@@ -1,5 +1,6 @@
-"""Python's garbage collector in processes of imap-wal's own: the command line, and the process that
-maintains an open log. A library must not change its program's collector, so nothing else calls it.
+"""Python's garbage collector in imap-wal's own processes: the command line, and the process that
+maintains an open log. A library must not change the collector of its program, so no other code
+calls this module.
 """
 
 from __future__ import annotations

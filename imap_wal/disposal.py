@@ -58,9 +58,9 @@ def discard(store: SegmentStore, paths: Iterable[str]) -> set[str]:
 
 
 def sweep(store: SegmentStore, folder: str) -> None:
-    """Delete what killed processes left below a folder in which no later file has their names:
-    files that they had not written to the end, which no listing shows, and empty folders. Only in a
-    local directory; files that cannot be deleted are left."""
+    """Delete what killed processes left below a folder: their unfinished files, which no listing
+    shows, and empty folders. It is for folders whose names are not used again. It does nothing
+    unless the store is a local directory. Files that cannot be deleted are left."""
     root = local_folder(located(store.url))
     if root:
         sweep_below(root, folder)

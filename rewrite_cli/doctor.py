@@ -245,8 +245,8 @@ def _metrics(health: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def storage(url: str, key: KeyPair | None = None) -> Iterator[Check]:
-    """Whether the storage answers, its capabilities, and each cluster on it. `key`: for agents that
-    are asked for what is on their own disks alone."""
+    """Whether the storage answers, its capabilities, and each cluster on it. `key`: to ask
+    agents what is only on their own disks."""
     try:
         store = open_store(url)
     except (StorageError, ImportError) as error:

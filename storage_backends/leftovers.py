@@ -1,7 +1,7 @@
 """Removes temporary files that killed processes left in a local directory.
 
-The process that writes such a file holds a `flock` on it. So a file that can be locked belongs to
-no process any more. One that cannot be examined stays.
+The process that writes such a file has a `flock` on it. So a file that can be locked belongs to no
+process any more. A file that cannot be examined is kept.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def sweep(folder: str) -> None:
 
 
 def sweep_below(root: str, folder: str) -> None:
-    """Remove what is left in all folders below a folder, and the folders that are empty then. Links
-    below `root` are not followed."""
+    """Remove what is left in all folders below a folder, and then the empty folders. Links below
+    `root` are not followed."""
     with suppress(OSError):
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -40,7 +40,7 @@ class Rate:
 
 class LimitedStore(MeteredStore):
     """The files that are read, and whole files that are written. Appends, of which logs consist,
-    are not limited. `sleep`: waits so many seconds."""
+    are not limited. `sleep`: waits this number of seconds."""
 
     def __init__(
         self,

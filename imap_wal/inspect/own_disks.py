@@ -1,4 +1,5 @@
-"""The ends of logs that are on the own disks of nodes alone, as the root and the agents tell."""
+"""The ends of logs that are only on the own disks of nodes, as the root and the agents report
+them."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ HEADER_BYTES_MAX = 65536
 
 @dataclass(frozen=True, slots=True)
 class OwnDisk:
-    """What a node has on its own disk alone: its segments `first` to `last`. `seconds`: since the
-    last upload; None: there is none, or the storage does not say when it was."""
+    """What is only on a node's own disk: its segments `first` to `last`. `seconds`: since the last
+    upload; None: there was none, or the storage does not say when it was."""
 
     node: str
     first: int
@@ -27,8 +28,8 @@ class OwnDisk:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The same, from the node's agent. `bytes`: of these segments, with space that the newest one
-    reserves. `seconds`: since the first of them was begun."""
+    """The same, from the node's agent. `bytes`: of these segments, with the space that the newest
+    one reserves. `seconds`: since the first of them was begun."""
 
     bytes: int
     seconds: float
@@ -40,7 +41,7 @@ def own_disks(view: ClusterView, now_ms: int) -> tuple[OwnDisk, ...]:
 
 
 def nodes_with_tails(view: ClusterView) -> Iterator[NodeView]:
-    """The same as nodes."""
+    """The nodes with segments that are not in the root, as views."""
     missing = set(view.missing_nodes)
     for node in view.nodes:
         elsewhere = node.manifest.address and not node.manifest.is_whole(node.wal)
@@ -49,7 +50,7 @@ def nodes_with_tails(view: ClusterView) -> Iterator[NodeView]:
 
 
 def own_disk(node: NodeView, now_ms: int) -> OwnDisk:
-    """Of one of `nodes_with_tails`."""
+    """The segments that are not in the root, of one of `nodes_with_tails`."""
     unseen = node.manifest.unseen(node.wal)
     times = (file.modified_ms for file in node.files if layout.parse_wal_path(file.path))
     uploaded = max(times, default=0)
@@ -58,7 +59,8 @@ def own_disk(node: NodeView, now_ms: int) -> OwnDisk:
 
 
 def asked(node: NodeView, tails: Tails, now_ms: int) -> Tail | None:
-    """The tail of a node, which its agent is asked for; None: it does not say."""
+    """The tail of a node (one of `nodes_with_tails`), from its agent; None: the agent does not
+    answer, or the answer cannot be read."""
     first = node.manifest.unseen(node.wal)[0]
     try:
         found = {layout.parse_wal_path(file.path): file for file in tails.files(node.folder)}

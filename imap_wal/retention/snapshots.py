@@ -97,8 +97,8 @@ def remove_former(
     processes may do this at the same time. A dry run without `check` does not read the other
     snapshots. Raises `CorruptLog` if one of these is damaged."""
     if not dry_run:
-        # A killed rewrite leaves an unfinished file in the folder of its generation, into which
-        # nothing is written again.
+        # A killed rewrite leaves an unfinished file in the folder of its generation. No later
+        # rewrite writes into that folder.
         sweep(log.store, f"{log.folder}/snapshot")
     listed = {file.path: file for file in log.store.list(f"{log.folder}/snapshot")}
     files = [listed[path] for path in reachable(log.store, listed)]

@@ -112,8 +112,8 @@ class CompactionTask:
         clock: Clock | None = None,
         pause: Callable[[float], object] = time.sleep,
     ) -> Compaction:
-        """Raises the errors of `turn`, `rewrite` and `prune`. `clock`: for tests. `pause`: waits so
-        many seconds, because of `bytes_per_s`."""
+        """Raises the errors of `turn`, `rewrite` and `prune`. `clock`: for tests. `pause`: waits
+        this number of seconds, to keep to `bytes_per_s`."""
         # Imported here, because they load pyarrow.
         from imap_wal.rewrite.local_engine import LocalEngine
         from imap_wal.rewrite.prune import prune
@@ -320,7 +320,7 @@ class Compactor:
             self._growth.at = self._written + self._allowed(snapshots) - uncovered
         if self._written >= self._growth.at:
             try:
-                # First: otherwise each look would seal a segment, and occupy another process.
+                # First: otherwise each look would seal a segment and start another process.
                 with turn(self._logs, _holder(self._writer.log.identity.node)):
                     pass
                 self._compact(automatic=True)

@@ -197,7 +197,7 @@ def latest_expiry(expiries: Iterable[int]) -> int:
 
 def archived_bytes(job: RewritePlan) -> Mapping[str, int]:
     """Map → the size of the archives that its new snapshot covers. Raises `NotFound` if a list of
-    archives is not there any more, as long after the plan."""
+    archives was deleted, which may happen long after the plan."""
     covered: dict[str, Mapping[str, LowWaterMark]] = {}
     found: Counter[str] = Counter()
     for node in job.state.nodes.values():

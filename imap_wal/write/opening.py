@@ -130,7 +130,7 @@ def _check_durability(store: SegmentStore, durability: Durability) -> None:
     if "hdfs" in store.url:
         advice += ", or add ?sync_on_close=true where data nodes sync on close"
     raise InvalidSetting(
-        f"{store.url} cannot sync, so durability 'always' would be a lie; {advice}"
+        f"{store.url} cannot sync, so durability 'always' cannot be kept; {advice}"
     )
 
 

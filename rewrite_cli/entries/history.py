@@ -46,11 +46,11 @@ class KeyHistory:
     """The change or the clear that decides the key's state."""
     versions: list[Line] = field(default_factory=list)
     covered: bool = False
-    """A snapshot covers all of them, and does not have the key: no restart loads it."""
+    """A snapshot covers all versions, and does not have the key: no restart loads it."""
 
     def state(self, now_ms: int) -> str:
-        """`live`, `deleted`, `cleared`, `expired`, or `dropped`: a covered value, which no later
-        change deleted."""
+        """`live`, `deleted`, `cleared`, `expired`, or `dropped`: a snapshot covers the value and
+        does not have it, although no later change deleted it."""
         row = self.newest.row
         if is_clear(row):
             return "cleared"
@@ -66,8 +66,8 @@ def find(search: Search, *, history: bool) -> list[KeyHistory]:
 
     Args:
         search: What is searched.
-        history: Also find what a snapshot covers, as far as its files are still there. A key that
-            is in no other file is searched there in any case.
+        history: Also find what a snapshot covers, as far as the files still exist. A key that is
+            in no other file is always searched in these.
 
     Returns:
         Their changes. Those of a lower order than a clear do not count, but are versions.

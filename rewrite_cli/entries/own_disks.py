@@ -1,4 +1,4 @@
-"""Checks what nodes have on their own disks alone."""
+"""Checks what is only on the own disks of nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UPLOAD_LATE_S = 600
 def tail_check(
     store: SegmentStore, view: ClusterView, node: NodeView, key: KeyPair | None
 ) -> Check:
-    """What a node has on its own disk alone. While its agent runs, that is normal for a time."""
+    """What is only on a node's own disk. While its agent runs, that is normal for some minutes."""
     now_ms, name = SystemClock().now_ms(), f"cluster {view}"
     disk = own_disk(node, now_ms)
     tail, runs = _asked(store, node, key, now_ms), _is_locked(store, node)
@@ -42,7 +42,7 @@ def tail_check(
 
 
 def _asked(store: SegmentStore, node: NodeView, key: KeyPair | None, now_ms: int) -> Tail | None:
-    """What the node's agent says of its disk; None: it does not answer this command."""
+    """What the node's agent reports about its disk; None: it does not answer this command."""
     try:
         from imap_wal.agent.own_disk.tails import AgentTails
     except ImportError:

@@ -72,7 +72,7 @@ def _insist(action: Callable[[], object]) -> None:
 
 
 def test_maps_are_cleared_and_destroyed_during_a_claim(cluster: Cluster) -> None:
-    """Transactions run, too; an evicted key is not absent."""
+    """Transactions run at the same time. A key that was evicted is still found."""
     names = ("cleared", "destroyed", "kept")
     for name in names:
         _map(cluster, name).put_all(KEYS)
@@ -138,7 +138,7 @@ def test_a_second_member_is_lost_during_a_settlement(cluster: Cluster) -> None:
 
 
 def test_a_member_is_killed_between_claim_and_cuts(cluster: Cluster) -> None:
-    """The permit of its view exists; nothing may be in that view yet."""
+    """The claim of its view exists, and its cuts do not: nothing may be in that view yet."""
     _map(cluster, "orders").put_all(KEYS)
     cluster.wait_safe(3)
     logs = Path(cluster.url.removeprefix("file://"))

@@ -275,7 +275,7 @@ def test_an_upload_that_was_killed_is_completed(tmp_path: Path, kind: str, when:
 
 
 def tails(url: str) -> list[dict[str, str]]:
-    """What `doctor` says of own disks that it does not see."""
+    """What `doctor` reports about own disks, which it cannot read."""
     done = CliRunner().invoke(group, ["doctor", url, "-o", "json"])
     checks: list[dict[str, str]] = json.loads(done.stdout)["checks"]
     found = [each for each in checks if "own disk" in each["what"]]
@@ -284,7 +284,7 @@ def tails(url: str) -> list[dict[str, str]]:
     return found
 
 
-def test_doctor_tells_a_dead_agent_from_a_tail(tmp_path: Path) -> None:
+def test_doctor_distinguishes_a_dead_agent_from_a_running_one(tmp_path: Path) -> None:
     """While the agent runs, what it has not uploaded is normal."""
     settings = own_disk_config(tmp_path, "n1")
     process = Process(settings)

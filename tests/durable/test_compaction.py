@@ -273,11 +273,11 @@ def test_close_ends_a_compaction_that_waits_for_its_rate(
 
     class Limited(LimitedStore):
         def __init__(self, inner: SegmentStore, bytes_per_s: int, sleep: Any = time.sleep) -> None:
-            def told(seconds: float) -> None:
+            def noted(seconds: float) -> None:
                 waits.set()
                 sleep(seconds)
 
-            super().__init__(inner, bytes_per_s, told)
+            super().__init__(inner, bytes_per_s, noted)
 
     monkeypatch.setattr(compaction, "LimitedStore", Limited)
     limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 1}
@@ -298,7 +298,7 @@ def test_a_stop_is_not_missed_between_two_looks(memory: MemoryStore) -> None:
         compactor = store._compactor
 
         class Wake(threading.Event):
-            """Woken once by a commit; the stop comes while the thread looks what woke it."""
+            """Set once by a commit; the stop comes while the thread examines why it was woken."""
 
             def __init__(self) -> None:
                 super().__init__()

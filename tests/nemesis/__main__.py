@@ -51,7 +51,7 @@ def main() -> int:
     )
     add_options(parser)
     parser.add_argument(
-        "--defect", default="", help=f"which all agents have, of: {', '.join(DEFECTS)}"
+        "--defect", default="", help=f"a defect of all agents: {', '.join(DEFECTS)}"
     )
     chosen = parser.parse_args()
     storage = chosen_storage(chosen)

@@ -1,6 +1,6 @@
 """The faults of own disks. Where the documentation promises that nothing is lost and nothing
-refused, a refusal is a failure. Where it promises less, two episodes accept one
-(`Disks.start_after_loss`): two disks at once, and a disk beside another one that is away."""
+refused, a refusal is a failure. It promises less if two disks are lost at once, or one disk while
+another one is away: the episodes of these accept a refusal (`Disks.start_after_loss`)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def _lose(world: World, rng: Random, machine: int) -> None:
 
 @episode(bare=False, disks=True, copies=2)
 def lose_disk(world: World, rng: Random) -> None:
-    """The node returns with an empty disk, at once or later. Sometimes it is forgotten before."""
+    """The node returns with an empty disk, at once or later. Sometimes it is first forgotten."""
     machine = some(rng)
     world.disks.renew_promises()
     _lose(world, rng, machine)
     time.sleep(rng.choice([0, rng.uniform(0, 6)]))
     if rng.random() < 0.4:
-        # What it uploaded may be the only copy of what another lost disk had.
+        # Its uploads may be the only copy of entries of another lost disk.
         world.say(world.rewrite())
         node = world.agent(machine).node
         forget = ("forget-node", world.logs.as_uri(), "--node", node, "--lose", "--yes")
@@ -115,7 +115,7 @@ def lose_disk_while_another_is_away(world: World, rng: Random) -> None:
 
 
 def _restarted(world: World) -> None:
-    """Members that are left may have in memory what was given up."""
+    """Restart everything after a loss was accepted: members may have the lost entries in memory."""
     if world.disks.given_up:
         world.kill_everything()
     if not world.cluster.running:
@@ -143,7 +143,7 @@ def older_disk(world: World, rng: Random) -> None:
 
 @episode(bare=False, disks=True, copies=2)
 def lost_disk_returns(world: World, rng: Random) -> None:
-    """After the node has begun again with an empty one. If it is refused, the newer one is put
+    """After the node has continued with an empty one. If the disk is refused, the newer one is put
     back."""
     machine = some(rng)
     agent = world.agent(machine)

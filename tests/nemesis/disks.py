@@ -1,10 +1,11 @@
 """What can happen to the own disks of a world's agents, and what an operator then does, as
 docs/how-to/local-disks.md says.
 
-refusal    an agent that does not start because of its disk says which node, which segments or which
-           files. Anything else, or silence about a loss, is a finding
+refusal    an agent that does not start because of its disk names the node and the segments, or the
+           files. Any other text is a finding, and so is a loss without a refusal
 found      the disk that was lost is put back: then nothing may be lost
-given up   the agent starts with recovery_policy partial: what only lost disks had is lost knowingly
+given up   the agent starts with recovery_policy partial: entries that only lost disks had are lost,
+           and the operator accepts it
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ REFUSALS = (
     r"\S+\.wal at byte \d+: .*segment \d+ is missing: the log continues after it",
     r"node 'node-\d': \S+/wal should have the segments of log \S+, but has ",
 )
-"""What an agent says that refuses its disk."""
+"""The texts of agents that refuse their disks."""
 
 
 class NotDocumented(AssertionError):
@@ -47,7 +48,7 @@ class Disks:
         self.refusals = 0
         """Starts that were refused, since `begin`."""
         self.given_up = False
-        """Whether anything was given up since `begin`: what is left is what counts."""
+        """Whether anything was given up since `begin`: then only the remaining entries count."""
         self._losses_known = 0
 
     def begin(self) -> None:
@@ -83,8 +84,8 @@ class Disks:
         self.of(agent).put(kept)
 
     def start(self, agent: Agent) -> bool:
-        """Whether the agent starts. If it refuses, that is documented, or `NotDocumented` is
-        raised."""
+        """Whether the agent starts. Raises `NotDocumented` if it refuses with a text that is not
+        documented."""
         said = len(agent.log.read_bytes()) if agent.log.exists() else 0
         agent.launch()
         try:
@@ -99,8 +100,8 @@ class Disks:
         return True
 
     def start_after_loss(self, agent: Agent, kept: Path, rng: Random) -> None:
-        """With an empty disk. If the agent refuses, either the lost disk is found, or what it had
-        is given up."""
+        """Start an agent with an empty disk. If it refuses, either the lost disk is put back, or
+        its entries are given up."""
         if self.start(agent):
             return
         if rng.random() < 0.5:

@@ -32,8 +32,8 @@ SHOWN = 3
 class Record:
     """One episode. `write_s` and `read_s`: the longest time without a success, of the worst key and
     of the one in the middle. `write_p99_ms`: 99 of 100 acknowledged changes took at most this.
-    `refusals`: starts of agents that were refused, as documented. `given_up`: after one, changes
-    were lost knowingly."""
+    `refusals`: starts of agents that were refused, as documented. `given_up`: after a refusal, the
+    loss of changes was accepted."""
 
     name: str
     restart: str = ""

@@ -1,6 +1,6 @@
-"""Where the logs of a world are: one root for all agents; or each agent's segments on a disk of its
-own, which no other one is given, and the rest in the root, which each agent reaches by a way of its
-own."""
+"""Where the logs of a world are: in one root for all agents; or each agent's segments on a disk of
+its own, which no other agent can read, and the rest in the root, which each agent reaches through a
+path of its own."""
 
 from __future__ import annotations
 
@@ -74,8 +74,9 @@ class Root:
 
 
 class OwnDisk:
-    """The disk of one node, and the way of its agent to the root. `disk`: where the agent's
-    segments are. The disk may only be changed while its agent does not run."""
+    """The disk of one node, and the path of its agent to the root. `disk`: where the agent's
+    segments are. The disk may only be changed while its agent does not run. `way`: a link to the
+    root, which `cut` breaks."""
 
     def __init__(self, folder: Path, node: str, root: Path) -> None:
         self.disk, self._node, self._root = folder / f"disk-{node}", node, root
@@ -130,7 +131,7 @@ class OwnDisk:
 
     @contextmanager
     def full(self) -> Iterator[None]:
-        """Nothing can be written to the disk. Without tmpfs, it stays as it is."""
+        """Nothing can be written to the disk. If no tmpfs could be mounted, nothing changes."""
         filler = self.disk / "filler"
         if self.is_disk:
             fill(filler)

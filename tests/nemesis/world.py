@@ -290,7 +290,7 @@ class World:
                 resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
     def rewrite(self) -> str:
-        """With own disks, of what was archived and uploaded."""
+        """Rewrite the log; with own disks, the part that was archived and uploaded."""
         more = ["--partial"] if self.storage.own_disks else []
         return self.command("rewrite", *more, self.logs.as_uri())
 
@@ -404,8 +404,8 @@ class World:
 
     @property
     def restarts(self) -> Sequence[str]:
-        """How everything may be restarted now. With own disks, what is left out cannot be read: so
-        it is one disk at most, and only if other logs are known to have its changes."""
+        """How everything may be restarted now. With own disks, the disk of a machine that is left
+        out cannot be read: so at most one is left out, and only if other logs have its changes."""
         if not self.storage.own_disks:
             return RESTARTS
         fewer = self.storage.copies > 1 and self.disks.is_loss_noticed

@@ -50,7 +50,7 @@ def quiet(seconds: float) -> Episode:
 
 
 def plan(seed: int, quiet_s: float, storage: Storage = SHARED) -> Iterator[Episode]:
-    """Load, maintenance and load again, then one of the faults or a rolling update; then again with
+    """Load, maintenance and load again, then one of the faults or a rolling update; and so on with
     the next one."""
     faults = {each.name: each for each in EPISODES.values() if each.fits(storage)}
     del faults["full-disk"]

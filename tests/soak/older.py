@@ -1,5 +1,5 @@
-"""Members of an earlier version in a long run, and back. tests/older/README.md says what that
-version is.
+"""A rolling update in a long run: to members of an earlier version, and back to the newest.
+tests/older/README.md says what that version is.
 
 Its agents are not used: the log of the run has the newest feature level from its first entry on,
 and they refuse it. tests/cluster/test_upgrades.py replaces both, on a log that begins with them."""
@@ -24,7 +24,7 @@ def older_classpath(classpath: str) -> str:
 
 def roll(world: World, rng: Random) -> None:
     """Machine after machine, the member is replaced by one with the earlier plug-in, and its agent
-    restarted; and then all of them back. Each of the two versions of the cluster has load."""
+    is restarted. Then all members are replaced by the newest again. Each version has load."""
     newest = world.cluster.classpath
     try:
         for classpath in (older_classpath(newest), newest):
@@ -41,5 +41,5 @@ def roll(world: World, rng: Random) -> None:
 
 
 ROLL = Episode(name="rolling-update", run=roll, bare=False)
-"""Only with one copy and a shared root: the earlier version knows no others. It has defects that
-were mended since (decision 41): if this episode has a finding, look at them first."""
+"""Only with one copy and a shared root: the earlier version knows nothing else. It has defects that
+were fixed later (decision 41): if this episode has a finding, look at them first."""

@@ -211,7 +211,7 @@ def _waits(holder: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Engines:
-    """Makes the engine of this name for each cluster. `properties`: of Spark; `tell` gets the
+    """Makes the engine of this name for each cluster. `properties`: of Spark. `tell` receives the
     progress."""
 
     name: str

@@ -57,8 +57,8 @@ final class LeftOut {
     /** The number of consecutive checks with the same result before this class acts. */
     private static final int LOOKS = 3;
     /**
-     * The same before a new cluster is formed because the view's members are silent. It is safe
-     * also if they are not: then the new cluster does not get the log.
+     * The same before a new cluster is formed because the view's members are silent. A wrong result
+     * is safe: if they are not silent, the new cluster does not get the log.
      */
     private static final int SILENT_LOOKS = 2;
 
@@ -293,7 +293,7 @@ final class LeftOut {
         return anew || silent >= SILENT_LOOKS ? plugin.nodeEngine().getThisAddress() : null;
     }
 
-    /** The first one that can be connected to; null: none, of all together, within a short time. */
+    /** The first one that can be reached; null: none, in {@link #CONNECT_MS} for all together. */
     private Address reachable(List<Address> candidates) throws InterruptedException {
         ServerConnectionManager connections = plugin.nodeEngine().getNode().getServer()
                 .getConnectionManager(EndpointQualifier.MEMBER);

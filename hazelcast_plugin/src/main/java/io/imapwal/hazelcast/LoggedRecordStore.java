@@ -142,9 +142,9 @@ final class LoggedRecordStore extends DefaultRecordStore {
 
     /**
      * A transaction may rely on what it reads under its lock. So it does not get the lock of a key
-     * that is about to be set from the log. Also not if its caller has the lock already, from a
-     * transaction that got no answer: each transaction would make that lock last longer, and the
-     * settlement waits for the lock. This is also called for the lock's copy on a backup.
+     * that is about to be set from the log. This holds also if its caller already has the lock,
+     * from a transaction that got no answer: each transaction would extend that lock, and the
+     * settlement waits for it. This method is also called for the lock's copy on a backup.
      */
     @Override
     public boolean txnLock(Data key, UUID caller, long thread, long reference, long ttl,

@@ -33,7 +33,7 @@ final class MapState {
     private final HeldIndexes indexes = new HeldIndexes();
     /** Held while partitions of the map are settled: by one thread at a time. */
     private final ReentrantLock settling = new ReentrantLock();
-    /** Kept while a settlement is retried, because to compute them takes time. */
+    /** Kept while a settlement is retried, because it takes time to compute them. */
     private MemoryDigests memoryDigests;
 
     MapState(WalPlugin plugin, String map) {
@@ -66,7 +66,7 @@ final class MapState {
         return settling;
     }
 
-    /** The digests for the settlement under way. Used by the thread that has {@link #settling}. */
+    /** The digests for the current settlement. Used by the thread that has {@link #settling}. */
     MemoryDigests memoryDigests() {
         if (memoryDigests == null) {
             memoryDigests = new MemoryDigests(new PartitionThreads(plugin.nodeEngine()), this);
@@ -273,7 +273,7 @@ final class MapState {
         if (store == null) {
             return null;
         }
-        // If memory then proves equal to the log, it lacks only what is evicted from now on.
+        // If memory is then equal to the log, it lacks only what is evicted from now on.
         wholeness.refill(partition);
         return Comparison.digest(store, salt, plugin.nodeEngine().getSerializationService());
     }

@@ -6,10 +6,10 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
 
 /**
- * Digests of what memory has of partitions that wait, with one salt. They are computed on the
- * partitions' threads while a view is claimed, and while the agent merges its logs and computes its
- * own digests. Operations wait, but an entry may still expire, be evicted, or be set from the log:
- * then the digest is computed again.
+ * Digests of the entries in memory, of partitions whose operations wait, with one salt. They are
+ * computed on the partitions' threads while a view is claimed, and while the agent merges its logs
+ * and computes its own digests. Although operations wait, an entry may still expire, be evicted, or
+ * be set from the log: then the digest is computed again.
  */
 final class MemoryDigests {
     private final PartitionThreads threads;
@@ -35,7 +35,7 @@ final class MemoryDigests {
     }
 
     /**
-     * Begins to compute the digests of those of these partitions that are quiet. Does not wait.
+     * Begins to compute the digests of those partitions that are quiet. Does not wait.
      */
     void begin(Collection<Integer> partitions) {
         if (MemoryWatch.possible()) {
@@ -54,7 +54,7 @@ final class MemoryDigests {
         return now != null && Arrays.equals(now.digest.bytes(), digest);
     }
 
-    /** Null: there is nothing in memory. */
+    /** Null: there is no record store. */
     private Found of(int partition, Wholeness.Unsettled reason) {
         Found known = found.get(partition);
         if (known != null && known.isOf(reason)) {

@@ -13,8 +13,8 @@ import java.util.List;
 /**
  * Notices each change of a record store. After it has evicted an entry that has not expired, a key
  * that is not in memory may be in the log. After any change, {@link MemoryDigests} of a partition
- * that waits are outdated. Hazelcast has no public API for this. The list of observers is replaced
- * as a whole, because the record store's thread may be reading it.
+ * that waits are out of date. Hazelcast has no public API for this. The list of observers is
+ * replaced as a whole, because the record store's thread may be reading it.
  */
 final class MemoryWatch implements MutationObserver<Record> {
     private static final Field OBSERVER =

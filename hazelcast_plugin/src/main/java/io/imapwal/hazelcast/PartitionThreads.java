@@ -33,7 +33,7 @@ final class PartitionThreads {
         return left.getCount();
     }
 
-    /** As {@link #run}, but does not wait. @return on how many partitions it has not run yet */
+    /** As {@link #run}, but does not wait. @return counts the partitions where it has not run */
     CountDownLatch begin(Collection<Integer> partitions, IntConsumer action) {
         OperationExecutor executor = executor();
         CountDownLatch left = new CountDownLatch(partitions.size());

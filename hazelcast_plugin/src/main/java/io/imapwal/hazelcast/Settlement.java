@@ -95,9 +95,9 @@ final class Settlement {
     }
 
     /**
-     * Settles the partitions whose memory has the digest of the log, while the agent computes those
-     * of others. Where the thread is busy, that happens later: so the actions must not use what
-     * this thread changes.
+     * Settles the partitions whose memory has the digest of the log, while the agent computes the
+     * digests of others. If a partition's thread is busy, this happens later: so the actions must
+     * not use what this thread changes.
      */
     private void prove(AgentReader reader) throws IOException, InterruptedException {
         List<Integer> filled = comparisons.keySet().stream()

@@ -30,7 +30,10 @@ final class WriteConnection implements AgentLink.Connection {
     private MsgpackWriter payload = new MsgpackWriter(BUFFER_BYTES);
     private long pauseMs = MIN_PAUSE_MS;
     private volatile long pausedUntilNanos = System.nanoTime();
-    /** As which member it failed. In another cluster this one has another UUID: no pause there. */
+    /**
+     * This member at the last failure. In another cluster it has another UUID, and then tries again
+     * at once.
+     */
     private volatile Membership paused;
     /** Why there is no connection; null while there is one. */
     private volatile IOException lastFailure;

@@ -192,8 +192,8 @@ class ViewTest {
     }
 
     /**
-     * Nothing answers at the address of a lost member, not even that no one listens there: the
-     * system has no room for another connection to this socket.
+     * The address of a lost member does not answer, not even with a refusal: the queue of
+     * connections to this socket is full.
      */
     @Test
     void unreachableAddressDoesNotKeepMembersFromANewCluster() throws Exception {
