@@ -162,9 +162,7 @@ def test_a_member_is_killed_between_claim_and_cuts(cluster: Cluster) -> None:
     _demand_kept(cluster, {"orders": KEYS | {"more": "new"}}, 3)
 
 
-def test_a_lone_member_does_not_get_the_log(
-    cluster: Cluster, network: Network
-) -> None:
+def test_a_lone_member_does_not_get_the_log(cluster: Cluster, network: Network) -> None:
     orders = _map(cluster, "orders")
     orders.put_all(KEYS)
     cluster.members[2].kill()

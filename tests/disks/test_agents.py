@@ -284,7 +284,7 @@ def tails(url: str) -> list[dict[str, str]]:
     return found
 
 
-def test_doctor_distinguishes_a_dead_agent_from_a_running_one(tmp_path: Path) -> None:
+def test_doctor_distinguishes_dead_and_running_agents(tmp_path: Path) -> None:
     """While the agent runs, what it has not uploaded is normal."""
     settings = own_disk_config(tmp_path, "n1")
     process = Process(settings)
