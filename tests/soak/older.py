@@ -18,8 +18,8 @@ PLUGIN = ROOT / "tests" / "older" / "plugin.jar"
 
 
 def older_classpath(classpath: str) -> str:
-    jar, _, classes = classpath.split(os.pathsep)
-    return os.pathsep.join([jar, str(PLUGIN), classes])
+    hazelcast, tests, _ = classpath.split(os.pathsep)
+    return os.pathsep.join([hazelcast, tests, str(PLUGIN)])
 
 
 def roll(world: World, rng: Random) -> None:
@@ -34,7 +34,7 @@ def roll(world: World, rng: Random) -> None:
                 world.agent(machine).stop()
                 world.join(machine)
                 time.sleep(rng.uniform(0, 3))
-            world.say(f"all members have {classpath.split(os.pathsep)[1]}")
+            world.say(f"all members have {classpath.split(os.pathsep)[-1]}")
             time.sleep(rng.uniform(2, 10))
     finally:
         world.cluster.classpath = newest
