@@ -144,14 +144,20 @@ final class LoggedTransactions implements TransactionalService {
             if (logged.isEmpty()) {
                 return super.commit(engine);
             }
-            TransactionCommit commit = new TransactionCommit(WalPlugin.of(nodeEngine),
-                    transaction.getTxnId(), transaction.getOwnerUuid(), logged);
-            commit.log();
-            List<TransactionLogRecord> others = new ArrayList<>(super.getRecords());
-            others.removeAll(logged);
-            List<Future<Object>> futures = new TransactionLog(others).commit(engine);
-            commit.apply();
-            return futures;
+            WalPlugin plugin = WalPlugin.of(nodeEngine);
+            TransactionCommit commit = new TransactionCommit(plugin, transaction.getTxnId(),
+                    transaction.getOwnerUuid(), logged);
+            plugin.inquiry().begin(transaction.getTxnId());
+            try {
+                commit.log();
+                List<TransactionLogRecord> others = new ArrayList<>(super.getRecords());
+                others.removeAll(logged);
+                List<Future<Object>> futures = new TransactionLog(others).commit(engine);
+                commit.apply();
+                return futures;
+            } finally {
+                plugin.inquiry().end(transaction.getTxnId());
+            }
         }
     }
 }

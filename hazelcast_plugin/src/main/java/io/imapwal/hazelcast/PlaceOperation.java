@@ -14,6 +14,7 @@ import com.hazelcast.spi.impl.operationservice.Operation;
 import com.hazelcast.transaction.TransactionException;
 
 import java.io.IOException;
+import java.io.InputStream;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.UUID;
@@ -29,6 +30,7 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
     private UUID coordinator;
     private List<Item> items;
     private long view;
+    private boolean answers;
     private long order;
 
     /**
@@ -50,6 +52,7 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
         this.coordinator = coordinator;
         this.items = items;
         this.view = view;
+        this.answers = true;
     }
 
     @Override
@@ -65,7 +68,11 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
         items.forEach(item -> check(item, plugin));
         order = plugin.guard().place(getPartitionId()).order();
         for (Item item : items) {
-            placements.place(item.map, item.key, transaction, coordinator, getPartitionId(), order);
+            placements.place(item.map, item.key, transaction, coordinator, answers,
+                    getPartitionId(), order);
+        }
+        if (answers) {
+            plugin.inquiry().watch();
         }
         if (plugin.nodeEngine().getClusterService().getMember(coordinator) == null) {
             placements.removeAll(transaction);
@@ -138,6 +145,7 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
             out.writeLong(item.thread);
             out.writeLong(item.version);
         }
+        out.writeBoolean(answers);
     }
 
     @Override
@@ -151,6 +159,8 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
         for (int left = in.readInt(); left > 0; left--) {
             items.add(new Item(in.readString(), IOUtil.readData(in), in.readLong(), in.readLong()));
         }
+        // A member of an earlier version does not send it, and cannot be asked.
+        answers = in instanceof InputStream rest && rest.available() > 0 && in.readBoolean();
     }
 
     @Override

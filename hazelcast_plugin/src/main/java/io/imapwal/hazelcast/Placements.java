@@ -4,10 +4,16 @@ import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.spi.exception.RetryableHazelcastException;
 
 import java.util.ArrayList;
+import java.util.Collection;
+import java.util.HashMap;
+import java.util.HashSet;
 import java.util.List;
+import java.util.Map;
+import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
+import java.util.function.Predicate;
 
 /**
  * The keys in this member's partitions that transactions are changing now, with the state of each.
@@ -37,18 +43,21 @@ final class Placements {
 
     /**
      * @param coordinator the member that logs the transaction
+     * @param answers     it can be asked whether the transaction has ended
+     * @param sinceNanos  when the key got its place
      * @param value       in the log; null: a tombstone
      */
-    private record Placement(UUID transaction, UUID coordinator, int partition, long order,
-            boolean logged, Data value) {
+    private record Placement(UUID transaction, UUID coordinator, boolean answers, long sinceNanos,
+            int partition, long order, boolean logged, Data value) {
 
         Placement loggedAs(Data now) {
-            return new Placement(transaction, coordinator, partition, order, true, now);
+            return new Placement(transaction, coordinator, answers, sinceNanos, partition, order,
+                    true, now);
         }
     }
 
     /** A key that a transaction was changing. */
-    record Left(String map, Data key, UUID transaction) {
+    record Left(String map, Data key, int partition, UUID transaction) {
     }
 
     /** @throws RetryableHazelcastException another transaction is changing the key */
@@ -68,10 +77,14 @@ final class Placements {
         return placements.containsKey(new Key(map, key));
     }
 
-    /** @param order the key's place */
-    void place(String map, Data key, UUID transaction, UUID coordinator, int partition,
-            long order) {
-        Placement placed = new Placement(transaction, coordinator, partition, order, false, null);
+    /**
+     * @param answers the coordinator can be asked whether the transaction has ended
+     * @param order   the key's place
+     */
+    void place(String map, Data key, UUID transaction, UUID coordinator, boolean answers,
+            int partition, long order) {
+        Placement placed = new Placement(transaction, coordinator, answers, System.nanoTime(),
+                partition, order, false, null);
         placements.put(new Key(map, key), placed);
     }
 
@@ -163,13 +176,35 @@ final class Placements {
 
     /** The keys whose transaction that member coordinates. */
     List<Left> of(UUID coordinator) {
+        return left(each -> each.coordinator.equals(coordinator));
+    }
+
+    /** The keys of these transactions. */
+    List<Left> of(Collection<UUID> transactions) {
+        return left(each -> transactions.contains(each.transaction));
+    }
+
+    private List<Left> left(Predicate<Placement> which) {
         List<Left> left = new ArrayList<>();
         placements.forEach((key, each) -> {
-            if (each.coordinator.equals(coordinator)) {
-                left.add(new Left(key.map, key.key, each.transaction));
+            if (which.test(each)) {
+                left.add(new Left(key.map, key.key, each.partition, each.transaction));
             }
         });
         return left;
+    }
+
+    /** Coordinator that can be asked → its transactions that have a place for longer than that. */
+    Map<UUID, Set<UUID>> olderThan(long nanos) {
+        Map<UUID, Set<UUID>> older = new HashMap<>();
+        long now = System.nanoTime();
+        placements.values().forEach(each -> {
+            if (each.answers && now - each.sinceNanos >= nanos) {
+                older.computeIfAbsent(each.coordinator, id -> new HashSet<>())
+                        .add(each.transaction);
+            }
+        });
+        return older;
     }
 
     private static RetryableHazelcastException busy(String map) {

@@ -221,6 +221,13 @@ final class Reconciler {
         return settled != null && System.nanoTime() - settled < REPEAT_NANOS;
     }
 
+    /** Those of which a key is in doubt. */
+    synchronized Set<UUID> transactions() {
+        Set<UUID> transactions = new HashSet<>();
+        doubts.values().forEach(doubt -> transactions.add(doubt.transaction));
+        return transactions;
+    }
+
     synchronized int size() {
         return doubts.size();
     }

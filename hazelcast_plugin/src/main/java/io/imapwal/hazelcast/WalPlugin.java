@@ -50,6 +50,7 @@ final class WalPlugin {
     private final ConcurrentMap<String, MapState> maps = new ConcurrentHashMap<>();
     private final ConcurrentMap<AgentEndpoint, Candidates> candidates = new ConcurrentHashMap<>();
     private final Placements placements;
+    private final TransactionInquiry inquiry = new TransactionInquiry(this);
     private final LocalMaps localMaps = new LocalMaps(this);
     private final LeftOut leftOut = new LeftOut(this, localMaps);
     private final JmxBeans beans;
@@ -148,6 +149,11 @@ final class WalPlugin {
     /** The keys that transactions are changing. */
     Placements placements() {
         return placements;
+    }
+
+    /** Finds out which transactions have ended. */
+    TransactionInquiry inquiry() {
+        return inquiry;
     }
 
     /** Compares partitions with the log. */

@@ -18,6 +18,7 @@ public final class WalSerializerHook implements DataSerializerHook {
     static final int RELEASE = 26;
     static final int LOGGED_SET = 27;
     static final int LOGGED_DELETE = 28;
+    static final int INQUIRY = 29;
     static final int CARRIED_STATE = 6;
     static final int CORRECTION_BACKUP = 7;
 
@@ -41,6 +42,7 @@ public final class WalSerializerHook implements DataSerializerHook {
             case RELEASE -> new ReleaseOperation();
             case LOGGED_SET -> new LoggedSetOperation();
             case LOGGED_DELETE -> new LoggedDeleteOperation();
+            case INQUIRY -> new InquiryOperation();
             case CARRIED_STATE -> new CarriedState();
             case CORRECTION_BACKUP -> new CorrectionBackup();
             default -> null;

@@ -1,0 +1,68 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.internal.util.UUIDSerializationUtil;
+import com.hazelcast.nio.ObjectDataInput;
+import com.hazelcast.nio.ObjectDataOutput;
+import com.hazelcast.nio.serialization.IdentifiedDataSerializable;
+import com.hazelcast.spi.impl.operationservice.Operation;
+
+import java.io.IOException;
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.List;
+import java.util.UUID;
+
+/**
+ * Asks a member which of the transactions that it coordinated have ended
+ * ({@link TransactionInquiry}). It is answered from memory.
+ */
+public final class InquiryOperation extends Operation implements IdentifiedDataSerializable {
+    private Collection<UUID> transactions;
+    private List<UUID> ended;
+
+    /** For deserialisation. */
+    public InquiryOperation() {
+    }
+
+    InquiryOperation(Collection<UUID> transactions) {
+        this.transactions = transactions;
+    }
+
+    @Override
+    public void run() {
+        ended = WalPlugin.of(getNodeEngine()).inquiry().ended(transactions);
+    }
+
+    @Override
+    public Object getResponse() {
+        return new ArrayList<>(ended);
+    }
+
+    @Override
+    protected void writeInternal(ObjectDataOutput out) throws IOException {
+        super.writeInternal(out);
+        out.writeInt(transactions.size());
+        for (UUID each : transactions) {
+            UUIDSerializationUtil.writeUUID(out, each);
+        }
+    }
+
+    @Override
+    protected void readInternal(ObjectDataInput in) throws IOException {
+        super.readInternal(in);
+        transactions = new ArrayList<>();
+        for (int left = in.readInt(); left > 0; left--) {
+            transactions.add(UUIDSerializationUtil.readUUID(in));
+        }
+    }
+
+    @Override
+    public int getFactoryId() {
+        return WalSerializerHook.FACTORY_ID;
+    }
+
+    @Override
+    public int getClassId() {
+        return WalSerializerHook.INQUIRY;
+    }
+}

@@ -1,0 +1,102 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.cluster.Member;
+import com.hazelcast.map.impl.MapService;
+
+import java.util.Collection;
+import java.util.List;
+import java.util.Set;
+import java.util.UUID;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
+
+/**
+ * Ends the waits of keys whose transaction has ended without this member knowing: the message that
+ * says so was lost, or the key got its place after it.
+ *
+ * <pre>
+ * owner        a key has a place for some seconds ──▶ which of these transactions have ended?
+ * coordinator  those that it does not commit now, and of which it has no key in doubt
+ * owner        settles the keys of these from the log, and their places end
+ * </pre>
+ *
+ * The coordinator logs nothing more of a transaction that has ended. So the log has all of it or
+ * nothing, and this does not change any more.
+ */
+final class TransactionInquiry {
+    /** Longer than nearly all commits, and short for one who waits for the key. */
+    private static final long PAUSE_MS = 5000;
+
+    private final WalPlugin plugin;
+    private final Set<UUID> underWay = ConcurrentHashMap.newKeySet();
+    private final AtomicBoolean planned = new AtomicBoolean();
+
+    TransactionInquiry(WalPlugin plugin) {
+        this.plugin = plugin;
+    }
+
+    /** This member begins to commit it, and has asked for no place yet. */
+    void begin(UUID transaction) {
+        underWay.add(transaction);
+    }
+
+    /** Its outcome is known, or the reconciler has its keys. This member sends nothing more. */
+    void end(UUID transaction) {
+        underWay.remove(transaction);
+    }
+
+    /** Those that this member, which coordinated them, neither commits now nor has in doubt. */
+    List<UUID> ended(Collection<UUID> transactions) {
+        // In this order: the reconciler has the keys before the commit ends.
+        List<UUID> over = transactions.stream().filter(each -> !underWay.contains(each)).toList();
+        Set<UUID> doubted = plugin.reconciler().transactions();
+        return over.stream().filter(each -> !doubted.contains(each)).toList();
+    }
+
+    /** A key of this member got a place. Does not wait. */
+    void watch() {
+        if (!planned.get() && planned.compareAndSet(false, true)) {
+            plugin.nodeEngine().getExecutionService()
+                    .schedule(this::ask, PAUSE_MS, TimeUnit.MILLISECONDS);
+        }
+    }
+
+    private void ask() {
+        planned.set(false);
+        if (plugin.closed() || plugin.placements().none()) {
+            return;
+        }
+        watch();
+        plugin.placements().olderThan(TimeUnit.MILLISECONDS.toNanos(PAUSE_MS)).forEach(this::ask);
+    }
+
+    private void ask(UUID coordinator, Set<UUID> transactions) {
+        Member member = plugin.nodeEngine().getClusterService().getMember(coordinator);
+        if (member == null) {
+            // Its transactions are settled in the next view.
+            return;
+        }
+        plugin.nodeEngine().getOperationService().<List<UUID>>invokeOnTarget(
+                MapService.SERVICE_NAME, new InquiryOperation(transactions), member.getAddress())
+                .whenCompleteAsync((ended, failure) -> {
+                    if (failure == null) {
+                        settle(ended);
+                    } else {
+                        plugin.logger().fine("imap-wal: a member did not say which transactions"
+                                + " have ended; it is asked again", failure);
+                    }
+                });
+    }
+
+    private void settle(Collection<UUID> ended) {
+        for (Placements.Left left : plugin.placements().of(ended)) {
+            if (plugin.ownership().isOwner(left.partition())) {
+                plugin.settle(left.map(), left.key(), left.transaction());
+            } else {
+                // The next owner has settled the partition.
+                plugin.placements().remove(left.map(), left.key(), left.transaction());
+            }
+        }
+    }
+}
