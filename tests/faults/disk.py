@@ -235,7 +235,8 @@ class RecordedDisk:
                 if folder is None:
                     record(answer, *args)
                 elif folder in self._folders:
-                    record(answer, f"{self._folders[folder]}/{args[0]}", *args[1:])
+                    path = os.path.normpath(f"{self._folders[folder]}/{args[0]}")
+                    record(answer, path, *args[1:])
                 return answer
 
         return call

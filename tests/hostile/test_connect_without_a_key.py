@@ -111,7 +111,9 @@ def test_a_peer_that_ends_in_the_handshake_is_logged(settings: AgentConfig, agen
             stranger.client.ask("stat")
         eventually(found, "a line about the peer")
     line = found()[0]
-    assert (line["peer"], line["reason"]) == ("a peer at 127.0.0.1", SILENT)
+    assert line["reason"] == SILENT
+    # The connection may have ended before the agent asks for the address of its other end.
+    assert line["peer"] in ("a peer at 127.0.0.1", "a peer at an unknown address")
 
 
 def test_a_public_key_alone_is_refused(settings: AgentConfig) -> None:

@@ -54,7 +54,7 @@ def admitted(settings: AgentConfig, key: KeyPair) -> bool:
     with plugin(settings, key) as another:
         try:
             return bool(another.stat())
-        except NotAllowed:
+        except (NotAllowed, TimeoutError):  # a refused connection may end without an answer
             return False
 
 
