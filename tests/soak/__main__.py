@@ -74,6 +74,7 @@ def main() -> int:
         "findings": dict(findings),
         "judged": judged(found.lines, JUDGED_S),
         "drifts": [str(each) for each in found.drifts],
+        "failure": found.failure,
         "lines": [each.as_json() for each in found.lines],
     }
     (out / "soak.json").write_text(json.dumps(result), encoding="utf-8")
@@ -85,7 +86,9 @@ def main() -> int:
     )
     for text in [*(f"{kind}: {count}" for kind, count in findings.items()), *found.drifts]:
         print(f"found: {text}")
-    return 1 if findings or found.drifts else 0
+    if found.failure:
+        print(f"ended early: {found.failure}")
+    return 1 if findings or found.drifts or found.failure else 0
 
 
 if __name__ == "__main__":

@@ -26,12 +26,14 @@ UNDER_LOAD = "under-load"
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """The result. `seconds`: how long it took."""
+    """The result. `seconds`: how long it took. `failure`: why it ended early; empty if it did
+    not."""
 
     records: list[Record]
     lines: list[Line]
     drifts: list[Drift]
     seconds: float
+    failure: str = ""
 
 
 def maintain(world: World, _: Random) -> None:
@@ -73,7 +75,8 @@ def night(
     sample_s: float,
     storage: Storage = SHARED,
 ) -> Night:
-    """Begins no episode after `seconds`. The last one ends a little later."""
+    """Begins no episode after `seconds`. The last one ends a little later. After a failure, or
+    Ctrl-C, it returns what was recorded so far."""
     rng = Random(seed)
     with World(folder, classpath, lambda text: print(text, flush=True), storage=storage) as world:
         gauges = Gauges(world, sample_s)
@@ -92,10 +95,12 @@ def night(
                     gauges.note("p99", "changes", record.write_p99_ms)
 
         gauges.start()
+        failure = ""
         try:
             run.play(measured(), until_moment=begin + seconds)
+        except (Exception, KeyboardInterrupt) as error:
+            failure = f"{type(error).__name__}: {error}"
         finally:
             gauges.stop()
-        return Night(
-            run.records, gauges.lines, drifts(gauges.lines, JUDGED_S), time.monotonic() - begin
-        )
+        drifting = drifts(gauges.lines, JUDGED_S)
+        return Night(run.records, gauges.lines, drifting, time.monotonic() - begin, failure)

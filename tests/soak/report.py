@@ -29,6 +29,7 @@ def text(result: Mapping[str, Any]) -> str:
             ),
             f"{result['acknowledged']:,} acknowledged operations. Findings: {findings or 'none'}.",
             f"Lines that are not flat, of {result['judged']}: {drifts or 'none'}.",
+            *([f"The run ended early: {ended}"] if (ended := result.get("failure")) else []),
             "",
             "![Memory, open files, threads, disk and latency of the run](images/soak.svg)",
             "",

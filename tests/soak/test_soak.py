@@ -35,6 +35,7 @@ def test_a_short_night_is_flat_and_loses_nothing(tmp_path: Path, classpath: str,
         seconds=600,
         sample_s=1,
     )
+    assert not found.failure
     assert [each.name for each in found.records] == [each.name for each in episodes]
     assert not any(each.findings for each in found.records), found.records
     assert all(each.write_p99_ms > 0 for each in found.records if each.name == UNDER_LOAD)
