@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from imap_wal import layout
 from imap_wal.agent.access.keys import KeyPair
 from imap_wal.clock import SystemRandomness
 from imap_wal.disposal import ADVICE as LINK_ADVICE
@@ -21,6 +20,7 @@ from imap_wal.inspect.finding import CLEAN
 from imap_wal.inspect.inventory import ClusterView, take_inventory
 from imap_wal.inspect.own_disks import nodes_with_tails
 from imap_wal.inspect.verify import plan
+from imap_wal.inspect.writer import writer_of
 from imap_wal.manifest.claims import CLOSED_ADVICE
 from imap_wal.manifest.feature_level import NEWEST, FeatureLevel
 from imap_wal.manifest.upgrade import Upgrade
@@ -35,7 +35,7 @@ from rewrite_cli.console.check import OK, PROBLEM, WARNING, Check
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.entries.own_disks import tail_check
 from rewrite_cli.local_cluster import jars
-from storage_backends import Locked, NotFound, SegmentStore, StorageError
+from storage_backends import NotFound, SegmentStore, StorageError
 from storage_backends.links import links, local_folder
 from storage_backends.location import located
 from storage_backends.ownership import doubts
@@ -463,15 +463,11 @@ def _writers(store: SegmentStore, view: ClusterView) -> Generator[Check, None, l
     for node in view.nodes:
         if node.manifest.clean or not store.capabilities.locks:
             continue
-        lock = layout.lock_path(node.folder)
-        if not store.exists(lock):  # to take it would create it
+        writer = writer_of(store, node.folder, "imap-wal doctor")
+        if writer is None:
             crashed.append(node.name)
-            continue
-        try:
-            store.lock(lock, "imap-wal doctor").release()
-            crashed.append(node.name)
-        except Locked as error:
-            yield Check(name, OK, f"node {node.name!r} is being written by {error.holder}")
+        else:
+            yield Check(name, OK, f"node {node.name!r} is being written by {writer}")
     if crashed:
         yield Check(
             name,

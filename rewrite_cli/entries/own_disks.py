@@ -7,9 +7,10 @@ from imap_wal.agent.access.keys import KeyPair
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.inspect.own_disks import Tail, asked, own_disk
+from imap_wal.inspect.writer import writer_of
 from rewrite_cli.console import output
 from rewrite_cli.console.check import OK, PROBLEM, Check
-from storage_backends import Locked, SegmentStore
+from storage_backends import SegmentStore
 
 UPLOAD_LATE_S = 600
 """As in the rule of the alert ImapWalUploadLate."""
@@ -56,11 +57,6 @@ def _asked(store: SegmentStore, node: NodeView, key: KeyPair | None, now_ms: int
 
 def _is_locked(store: SegmentStore, node: NodeView) -> bool | None:
     """Whether a process writes the log of a node; None: the storage does not show it."""
-    lock = layout.lock_path(node.folder)
-    if not store.capabilities.locks or not store.exists(lock):
+    if not store.capabilities.locks or not store.exists(layout.lock_path(node.folder)):
         return None
-    try:
-        store.lock(lock, "imap-wal doctor").release()
-    except Locked:
-        return True
-    return False
+    return writer_of(store, node.folder, "imap-wal doctor") is not None

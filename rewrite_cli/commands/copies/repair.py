@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import click
 
-from imap_wal import layout
 from imap_wal.errors import LogError, WriterLocked
 from imap_wal.format import Position
 from imap_wal.inspect.inventory import ClusterView
+from imap_wal.inspect.writer import writer_of
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.repair.cluster import ClusterRepair
@@ -26,7 +26,7 @@ from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import FINDINGS, Failed
 from rewrite_cli.console.progress import progress as progress_bar
 from rewrite_cli.console.selection import Selection, Url, refuse_nested, selection_options
-from storage_backends import Locked, NotFound, SegmentStore, StorageError
+from storage_backends import NotFound, SegmentStore, StorageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,15 +312,15 @@ def _must_be_idle(
         if (node.manifest.clean and node.manifest_number) or not selection.wants_node(node.name):
             continue
         try:
-            store.lock(layout.lock_path(node.folder), "imap-wal repair").release()
-        except Locked as error:
-            if not dry_run:
-                raise WriterLocked(node.name, error.holder) from error
-            out.note(
-                f"node {node.name!r} is being written by {error.holder}: stop it before you repair"
-            )
+            writer = writer_of(store, node.folder, "imap-wal repair")
         except StorageError as error:
             out.note(f"node {node.name!r}: it is unknown whether it is being written ({error})")
+            continue
+        if writer is None:
+            continue
+        if not dry_run:
+            raise WriterLocked(node.name, writer)
+        out.note(f"node {node.name!r} is being written by {writer}: stop it before you repair")
 
 
 def _print(items: list[Item], totals: dict[str, object], show_all: bool) -> None:

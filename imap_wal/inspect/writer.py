@@ -1,0 +1,19 @@
+"""Who writes the log of a node."""
+
+from __future__ import annotations
+
+from imap_wal import layout
+from storage_backends import Locked, SegmentStore
+
+
+def writer_of(store: SegmentStore, folder: str, asker: str) -> str | None:
+    """How the process that writes the log in a node's folder names itself; None: there is none. The
+    lock is taken for a moment, and not created. `asker`: who takes it. Raises `StorageError`."""
+    path = layout.lock_path(folder)
+    if not store.exists(path):
+        return None
+    try:
+        store.lock(path, asker).release()
+    except Locked as error:
+        return error.holder
+    return None
