@@ -149,7 +149,7 @@ def _holder(node: str) -> str:
 
 
 def _wait(holder: str) -> None:
-    """`turn` waits without telling anybody."""
+    """`turn` waits, and reports nothing."""
 
 
 class Compactor:

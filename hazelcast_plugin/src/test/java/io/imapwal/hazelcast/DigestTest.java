@@ -78,10 +78,7 @@ class DigestTest extends SettlementFixture {
         WalPlugin plugin = WalPlugin.of(a);
         MapState state = plugin.state("orders");
         int partition = a.getPartitionService().getPartition(1).getPartitionId();
-        agents.get(0).faults.readError = NO_DISK;  // nothing else settles it
-        state.doubt(partition, null);
-        Comparison comparison =
-                new Comparison(partition, state.wholeness().unsettled(partition));
+        Comparison comparison = begun(state, partition);
         MemoryDigests memory =
                 new MemoryDigests(new PartitionThreads(plugin.nodeEngine()), state);
         // The thread was busy: the digest is compared when the entries were already sent.
@@ -109,10 +106,7 @@ class DigestTest extends SettlementFixture {
         WalPlugin plugin = WalPlugin.of(a);
         MapState state = plugin.state("orders");
         int partition = a.getPartitionService().getPartition(1).getPartitionId();
-        agents.get(0).faults.readError = NO_DISK;  // nothing else settles it
-        state.doubt(partition, null);
-        Comparison comparison =
-                new Comparison(partition, state.wholeness().unsettled(partition));
+        Comparison comparison = begun(state, partition);
         comparison.reason.quiet = true;
         PartitionThreads threads = new PartitionThreads(plugin.nodeEngine());
         MemoryDigests memory = new MemoryDigests(threads, state);
@@ -136,6 +130,13 @@ class DigestTest extends SettlementFixture {
         }
         assertEquals(what == Meanwhile.NOTHING, proves(plugin, comparison, memory, digest));
         assertEquals(what == Meanwhile.NOTHING, state.wholeness().whole(partition));
+    }
+
+    /** A comparison of a partition that waits, and that nothing else settles. */
+    private Comparison begun(MapState state, int partition) {
+        agents.get(0).faults.readError = NO_DISK;
+        state.doubt(partition, null);
+        return new Comparison(partition, state.wholeness().unsettled(partition));
     }
 
     /** The digest that an agent computes of one entry. */
