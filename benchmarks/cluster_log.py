@@ -7,7 +7,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.cluster.harness import Cluster
+from tests.cluster.cluster import Cluster
 
 VALUE = b"v" * 100
 BATCH = 10_000

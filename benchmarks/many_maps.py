@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.harness import Cluster, Member, compile_java, logged_map
+from tests.cluster.classes import compile_java
+from tests.cluster.cluster import Cluster
+from tests.cluster.configuration import logged_map
+from tests.cluster.processes import Member
 
 CALLERS = 16
 USED = re.compile(r"used (\d+)K")

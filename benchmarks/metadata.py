@@ -24,7 +24,8 @@ from imap_wal.manifest.snapshots import LowWaterMark, Snapshot
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.archive_writer import to_absorb
 from imap_wal.settings import Settings
-from imap_wal.write.committer import CommitRequest, Committer
+from imap_wal.write.commit_request import CommitRequest
+from imap_wal.write.committer import Committer
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import open_node_log

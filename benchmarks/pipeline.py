@@ -29,7 +29,8 @@ from benchmarks.processes import processor_seconds
 
 GIB = 2**30
 EVERY_S = 0.1
-"""Processes are read so often: what one does after that is not counted."""
+"""Seconds between two readings of all processes. What a process does after its last reading is not
+counted."""
 OURS, SPARK = "ours, one machine", "ours, on Spark"
 KEYS_FIRST, ONE_PASS, SQL = "DuckDB, keys first", "DuckDB, one pass", "Spark SQL, max_by"
 REWRITE = ("rewrite", "--namespace", "default", "--cluster", "log", "-o", "json", "--engine")

@@ -14,7 +14,9 @@ from typing import Any
 
 from benchmarks.cluster_log import compared, fill, text
 from benchmarks.shares import shares
-from tests.cluster.harness import Cluster, compile_java, logged_map
+from tests.cluster.classes import compile_java
+from tests.cluster.cluster import Cluster
+from tests.cluster.configuration import logged_map
 
 MEMBERS = 3
 PART = 0.2

@@ -13,8 +13,12 @@ from typing import Any
 from hazelcast.errors import HazelcastError
 
 from benchmarks.cluster_log import VALUE, compared, fill, text
-from imap_wal.agent.reads.reads import FRESH_BYTES
-from tests.cluster.harness import Agent, Cluster, compile_java, logged_map, until
+from imap_wal.agent.reads.merges import FRESH_BYTES
+from tests.cluster.classes import compile_java
+from tests.cluster.cluster import Cluster
+from tests.cluster.configuration import logged_map
+from tests.cluster.processes import Agent
+from tests.cluster.waiting import until
 
 # With this many random keys, each of the 271 partitions has one.
 PROBES = 5_000

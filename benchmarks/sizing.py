@@ -57,8 +57,8 @@ class Used:
 
 @contextmanager
 def agent(folder: Path) -> Iterator[tuple[str, int]]:
-    """An agent with the default settings, which does not archive by itself. Yields its endpoint and
-    its process id."""
+    """An agent with the default settings, which does not archive automatically. Yields its endpoint
+    and its process id."""
     endpoint, config = f"ipc://{folder}/agent.sock", folder / "agent.toml"
     config.write_text(
         f'url = "{(folder / "log").as_uri()}"\nnode = "n1"\nendpoint = "{endpoint}"\n'

@@ -110,7 +110,7 @@ def check_source(text: str) -> None:
     kind, _, rest = text.partition(":")
     if text and (kind not in KEY_SOURCES or not rest.strip()):
         raise InvalidSetting(
-            "encryption_keys takes where the keys come from: file:PATH, env:NAME or command:COMMAND"
+            "encryption_keys takes the source of the keys: file:PATH, env:NAME or command:COMMAND"
         )
 
 
@@ -118,7 +118,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Text for the error about an unknown name: the most similar known name, or all known names."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    return f"did you mean {near[0]}?" if near else f"the known names are {', '.join(known)}"
 
 
 def refuse_wrong_types(settings: Any) -> None:

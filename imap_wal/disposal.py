@@ -60,26 +60,32 @@ def discard(store: SegmentStore, paths: Iterable[str]) -> set[str]:
 def sweep(store: SegmentStore, folder: str) -> None:
     """Delete what killed processes left below a folder: their unfinished files, which no listing
     shows, and empty folders. It is for folders whose names are not used again. It does nothing
-    unless the store is a local directory. Files that cannot be deleted are left."""
+    unless the store is a local directory or HDFS. Files that cannot be deleted are left."""
     root = local_folder(located(store.url))
     if root:
         sweep_below(root, folder)
+        return
+    inner: object = store
+    while (wrapped := getattr(inner, "inner", None)) is not None:
+        inner = wrapped
+    if (sweep_store := getattr(inner, "sweep_below", None)) is not None:
+        sweep_store(folder)
 
 
 def reachable(store: SegmentStore, paths: Iterable[str]) -> list[str]:
     """The files that are not reached through a link. Logs the links."""
     paths = list(paths)
     linked = links(store.url, (path.rpartition("/")[0] for path in paths))
-    _tell(set(linked.values()) - _logged)
+    _log_each(set(linked.values()) - _logged)
     return [path for path in paths if path.rpartition("/")[0] not in linked]
 
 
-def tell_links(store: SegmentStore, folders: Iterable[str]) -> None:
+def log_links(store: SegmentStore, folders: Iterable[str]) -> None:
     """Log which of these folders, or of the folders above them, are links."""
-    _tell(set(links(store.url, folders).values()))
+    _log_each(set(links(store.url, folders).values()))
 
 
-def _tell(found: Iterable[str]) -> None:
+def _log_each(found: Iterable[str]) -> None:
     for link in sorted(found):
         _logged.add(link)
         _log.warning("%s is a symbolic link: %s; %s", link, EFFECT, ADVICE)

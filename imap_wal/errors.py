@@ -1,5 +1,5 @@
-"""All errors that imap-wal raises. Each class has a text about what is wrong and what to do. The
-agent has a few more of its own, and `imap_wal.hazelcast` has `LogUnavailable`.
+"""All errors that imap-wal raises. The docstring of each class says what is wrong and what to do.
+The agent has a few more of its own, and `imap_wal.hazelcast` has `LogUnavailable`.
 
 ImapWalError
 ├── NotAppended             the change is certainly not in the log or in memory: safe to retry
@@ -11,17 +11,17 @@ ImapWalError
 ├── Closed                  the store or log was closed
 ├── LogError                a file of the log is not valid; names file and position
 │   ├── CorruptLog          bytes have changed
-│   │   └── Forged          bytes that were not written there with the key
+│   │   └── Forged          bytes that were not encrypted with the key for that place
 │   ├── ShortLog            bytes are missing
 │   └── UnsupportedVersion  written by a newer imap-wal
 ├── EncryptionError         a key is missing or wrong, or a file is not encrypted as required
-├── OrderConflict           not raised any more: two nodes claim the same change of a key
+├── OrderConflict           no longer raised: two nodes claim the same change of a key
 ├── MissingNode             the log of a node that belongs to the cluster is missing
 ├── NoSuchLog               there is no log of this name
 ├── LogExists               there is already a log of this name
 ├── PositionGone            entries at the position were removed; names the oldest that is left
 ├── LostRace                another process published first
-├── EngineFailed            Spark, which a rewrite was given to, could not start or finish
+├── EngineFailed            the engine of a rewrite, such as Spark, could not start or finish
 ├── NotAllowed              the agent refuses this connection or request
 ├── NotRepairable           damage that `imap-wal repair` cannot decide about by itself
 ├── InvalidSetting          a setting or argument is not valid; also a ValueError
@@ -63,8 +63,8 @@ class ImapWalError(Exception):
 
 
 class NotAppended(ImapWalError):
-    """The change is certainly not in the log, and memory is unchanged. Correct the cause in the
-    text, then try again."""
+    """The change is certainly not in the log, and memory is unchanged. Correct the cause that the
+    text names, then try again."""
 
 
 class NotSerializable(NotAppended, TypeError, ValueError):
@@ -84,7 +84,7 @@ class OutcomeUnknown(ImapWalError):
 
 class WriterLocked(ImapWalError):
     """Another process has this node's log open for writing; `holder` names that process. Stop it,
-    or open with `takeover=True`: then that process acknowledges nothing more."""
+    or open with `takeover=True`: from then on that process acknowledges nothing."""
 
     advice = "stop that process, or fence it with takeover=True"
 
@@ -186,13 +186,13 @@ class LogExists(ImapWalError):
 
 
 class PositionGone(ImapWalError):
-    """Entries from the position `asked` on were removed: a snapshot covers them, or the log was
-    shrunk. From `oldest` on, all entries can be read; a covered entry's content is in a snapshot.
-    Both are positions as text, as `read` accepts them."""
+    """Some entries at or above the position `asked` were removed: a snapshot covers them, or the
+    log was shrunk. From `oldest` on, all entries can be read; a covered entry's content is in a
+    snapshot. Both are positions as text, as `read` accepts them."""
 
     def __init__(self, asked: str, oldest: str) -> None:
         super().__init__(
-            f"entries from {asked} on were removed; the oldest readable position is "
+            f"some entries from {asked} on were removed; the oldest readable position is "
             f"{oldest}: begin with a snapshot, and continue from there"
         )
         self.asked, self.oldest = asked, oldest
@@ -205,7 +205,7 @@ class LostRace(ImapWalError):
 
 class EngineFailed(ImapWalError):
     """The engine of a rewrite, such as Spark, could not start or finish. Nothing was published.
-    Correct the cause in the text, and run the rewrite again."""
+    Correct the cause that the text names, and run the rewrite again."""
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"{what}; {advice}")

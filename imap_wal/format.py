@@ -60,7 +60,7 @@ TYPES = {
     METADATA: "metadata",
     CLEAN_SHUTDOWN: "clean shutdown",
     LOW_WATER_MARK: "low-water mark",
-    CLEARS: "entries, clears among them",
+    CLEARS: "entries, including clears",
 }
 OF_ENTRIES = frozenset((ENTRIES, CLEARS))
 """Frames of entries. An older version, which does not know clears, refuses the second type."""
@@ -224,7 +224,7 @@ def decode_header(data: bytes, file: str) -> tuple[SegmentHeader, int]:
             file,
             0,
             "this is not a segment of imap-wal (wrong magic)",
-            "move a foreign file away; if it was a segment, restore it from a copy",
+            "if it is a foreign file, move it away; if it was a segment, restore it from a copy",
         )
     end = _PREFIX.size + length
     if len(data) < end + 4:
@@ -237,7 +237,7 @@ def decode_header(data: bytes, file: str) -> tuple[SegmentHeader, int]:
             8,
             f"format version {version}; this imap-wal reads versions {VERSION} and "
             f"{ENCRYPTED_VERSION}",
-            "upgrade imap-wal; the file was not touched",
+            "upgrade imap-wal; the file was not changed",
         )
     try:
         header = _decode_header(data[_PREFIX.size : end])
@@ -253,8 +253,7 @@ def decode_header(data: bytes, file: str) -> tuple[SegmentHeader, int]:
         raise CorruptLog(
             file,
             _PREFIX.size,
-            "the segment header matches its checksum, but its fields are not what they must "
-            f"be: {error}",
+            f"the segment header matches its checksum, but its fields are not valid: {error}",
         ) from error
 
 
@@ -284,8 +283,8 @@ def encode_frame(
     body_length = SYNCED_BYTES + sum(map(len, payload))
     if body_length > BODY_BYTES_MAX or not 0 <= count <= COUNT_MAX:
         raise TooLarge(
-            f"a frame of {count} entries in {body_length} bytes; it takes at most "
-            f"{COUNT_MAX} in {BODY_BYTES_MAX}: commit less at once"
+            f"one frame has {count} entries in {body_length} bytes, and may have at most "
+            f"{COUNT_MAX} in {BODY_BYTES_MAX}; commit less at once"
         )
     type_count = kind | count << 8
     start = _SYNCED.pack(synced)

@@ -51,7 +51,7 @@ class Histogram:
         self._sum += value
 
     def exemplify(self, exemplar: Exemplar) -> None:
-        """Keep this one instead of the former one of its bucket. For the thread that calls
+        """Keep this exemplar instead of the former one of its range. For the thread that calls
         `add`."""
         index = bisect_left(self._bounds, exemplar.value)
         self._exemplars = {**self._exemplars, index: exemplar}

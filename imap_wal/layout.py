@@ -1,5 +1,4 @@
-"""Names on storage. Every name that a user chooses is percent-encoded, so a map may be called
-"../a b". In {map}, a long name is shortened and has a hash.
+"""The paths of all files on storage. Names that users choose are encoded as `imap_wal.names` says.
 
 {namespace}/{cluster}/
     manifest/{number}.json
@@ -37,13 +36,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
-from hashlib import sha256
 from typing import NamedTuple
-from urllib.parse import quote, unquote
 
-from imap_wal.errors import InvalidSetting, not_text
 from imap_wal.format import Position, SegmentHeader
+from imap_wal.names import check_name, decode, encode, map_component
 from storage_backends import StoredFile
 from storage_backends.paths import NUMBER_MAX, number_in
 
@@ -67,7 +63,8 @@ _DISPOSABLE = re.compile(
 
 
 def _numbers(found: re.Match[str] | None, *groups: int) -> list[int] | None:
-    """The numbers in these groups of a name (0: there is none); None if it is no name of ours."""
+    """The numbers in these groups of a name (0: there is none); None if imap-wal gives no such
+    name."""
     numbers = [] if found is None else [number_in(found[each] or f"{0:08d}") for each in groups]
     known = [number for number in numbers if number is not None]
     return known if known and len(known) == len(groups) else None
@@ -76,106 +73,6 @@ def _numbers(found: re.Match[str] | None, *groups: int) -> list[int] | None:
 def is_disposable(path: str) -> bool:
     """Whether this is the path of a segment, an archive or a file of a snapshot."""
     return _DISPOSABLE.fullmatch(path) is not None
-
-
-@lru_cache(10_000)
-def encode(name: str) -> str:
-    """A name as one path component: everything except letters, digits, `_` and `-` is
-    percent-encoded, also dots. Raises `InvalidSetting` for an empty name and for a lone
-    surrogate."""
-    if not name:
-        raise InvalidSetting("a namespace, cluster, node or map name must not be empty")
-    try:
-        quoted = quote(name, safe="")
-    except UnicodeEncodeError as error:
-        raise InvalidSetting(
-            f"the name of a namespace, cluster, node or map: {not_text(error)}"
-        ) from error
-    return quoted.replace(".", "%2E").replace("~", "%7E")
-
-
-NAME_BYTES_MAX = 255
-"""The longest path component that file systems allow."""
-
-
-def check_name(name: str, what: str) -> None:
-    """Raises `InvalidSetting` if the name of a namespace, cluster or node cannot be a folder name
-    on every storage. It is called where a user gives a name; a longer name of an existing log is
-    still read."""
-    if type(name) is not str:
-        raise InvalidSetting(f"the name of a {what} is {name!r}; it takes text")
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidSetting(f"the name of a {what}: {not_text(error)}") from error
-    size = len(encode(name))
-    if size > NAME_BYTES_MAX:
-        raise InvalidSetting(
-            f"the name of a {what} takes {size} bytes as a folder name, at most {NAME_BYTES_MAX} "
-            "are possible; shorten it: letters, digits, _ and - take 1 byte, every other character "
-            f"3 or more: {name[:40]!r}…"
-        )
-
-
-MAP_NAME_BYTES_MAX = 1024
-MAP_COMPONENT_BYTES_MAX = 200
-_PREFIX_BYTES = 120
-
-
-def check_map_name(name: str) -> None:
-    """`check_name` for a map. Its name may be longer, because its folder name is shortened. Raises
-    `InvalidSetting` if it is not text, is empty, has a lone surrogate, or takes more than
-    `MAP_NAME_BYTES_MAX` bytes of UTF-8."""
-    if type(name) is not str:
-        raise InvalidSetting(f"the name of a map is {name!r:.100}; it takes text")
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError as error:
-        raise InvalidSetting(f"the name of a map: {not_text(error)}") from error
-    if not name:
-        raise InvalidSetting("the name of a map is empty; give it one character or more")
-    if size > MAP_NAME_BYTES_MAX:
-        raise InvalidSetting(
-            f"the name of a map takes {size} bytes of UTF-8; at most {MAP_NAME_BYTES_MAX} "
-            f"are possible: {name[:40]!r}…"
-        )
-
-
-@lru_cache(10_000)
-def map_component(name: str) -> str:
-    """A map's name as one path component. If the encoded name takes more than 200 bytes, it is cut
-    off, followed by `~` and a SHA-256; only manifests and files then have the full name, see
-    `map_of`. Raises the error of `encode`."""
-    encoded = encode(name)
-    if len(encoded) <= MAP_COMPONENT_BYTES_MAX:
-        return encoded
-    return f"{encoded[:_PREFIX_BYTES]}~{sha256(name.encode()).hexdigest()}"
-
-
-def is_hashed(component: str) -> bool:
-    """Whether a path component has a hash instead of the full name of its map."""
-    return "~" in component
-
-
-def map_of(component: str, known: Iterable[str]) -> str:
-    """The map name of a path component. For a component with a hash, the name in `known` with this
-    component, or "" if there is none."""
-    if not is_hashed(component):
-        return decode(component)
-    return next(
-        (
-            name
-            for name in known
-            if len(encode(name)) > MAP_COMPONENT_BYTES_MAX and map_component(name) == component
-        ),
-        "",
-    )
-
-
-@lru_cache(10_000)
-def decode(component: str) -> str:
-    """The name that a path component encodes."""
-    return unquote(component)
 
 
 def cluster_folder(namespace: str, cluster: str) -> str:
@@ -429,8 +326,8 @@ def archive_path(
 
 
 def part_path(folder: str, map_name: str, nonce: str) -> str:
-    """The path of an archive of a backfill. Without a manifest that names it, it is no sign of a
-    newer manifest that was lost, as the archive of a log would be."""
+    """The path of an archive of a backfill. If no manifest names it, that does not show that a
+    newer manifest was lost, as it would for the archive of a log."""
     return f"{folder}/archive/{map_component(map_name)}/part-{nonce}.parquet"
 
 

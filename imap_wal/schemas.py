@@ -99,7 +99,7 @@ class _Source:
     def take(self, size: int) -> bytes:
         if not 0 <= size <= self.left:
             raise BadSchema(
-                f"{size} bytes are announced at byte {self.at}, and {self.left} are left"
+                f"{size} bytes are announced at byte {self.at}, but only {self.left} are left"
             )
         self.at += size
         return self.data[self.at - size : self.at]
@@ -156,7 +156,7 @@ def read_schema(schema_id: int, data: bytes) -> Schema:
 
 def _parsed(schema_id: int, data: bytes) -> Schema:
     if len(data) > SCHEMA_BYTES_MAX:
-        raise BadSchema(f"it takes {len(data)} bytes, and at most {SCHEMA_BYTES_MAX} are read")
+        raise BadSchema(f"it has {len(data)} bytes, and may have at most {SCHEMA_BYTES_MAX}")
     source = _Source(data)
     header = _HEADER.unpack(source.take(_HEADER.size))
     if header != (0, -2, 1):
@@ -207,9 +207,9 @@ def check_known(schema_id: int, schema: Schema, known: Mapping[int, Schema]) -> 
 
 
 def sound_schemas(metadata: Iterable[tuple[Any, ...]]) -> tuple[dict[int, Schema], list[str]]:
-    """The valid schemas of a log's metadata by their ids, and a text for each other one: its id and
-    what is wrong. If two schemas have the same id, neither is valid, because it is not known which
-    of them the values were written with."""
+    """The valid schemas of a log's metadata by their ids, and a text for each of the others: its id
+    and what is wrong. If two schemas have the same id, neither is valid, because it is not known
+    which of them the values were written with."""
     found: dict[int, Schema] = {}
     ambiguous: set[int] = set()
     bad: list[str] = []

@@ -41,11 +41,11 @@ class RecoveryMode(StrEnum):
     (`WALRecoveryMode`); docs/durability.md has the table of all kinds of damage."""
 
     ABSOLUTE = "absolute"
-    """Refuses any damage, also an incomplete last commit."""
+    """Refuses any damage, including an incomplete last commit."""
     TORN_TAIL = "torn-tail"
     """Cuts off damage above the last synced position, and refuses any other."""
     POINT_IN_TIME = "point-in-time"
-    """Continues with the entries before the first damage, and puts the others aside."""
+    """Continues with the entries before the first damage, and puts the later ones aside."""
 
 
 class RecoveryPolicy(StrEnum):
@@ -111,12 +111,13 @@ class Settings:
     """Remove covered archives and segments that are older than this; 0: not by age. If
     `wal_size_limit_mb` is 0 too, only `imap-wal prune` removes files."""
     wal_size_limit_mb: int = 0
-    """MiB: remove the oldest covered files while covered files take more; 0: not by size."""
+    """MiB: remove the oldest covered files while covered files take more than this; 0: not by
+    size."""
     rotate_interval_s: float = 0
     """Seal a segment when it reaches this age; 0: only by size."""
     avoid_flush_during_recovery: bool = False
-    """Do not archive the segments of an earlier run at the start; they wait for the next archive by
-    time or size."""
+    """Do not archive the segments of an earlier run when the log is opened; they wait for the next
+    archive by time or size."""
     file_mode: str = "0600"
     """Permissions of the log's files on a local storage. Folders get the same, with execute
     permission for all who may read. "0640" lets the group read."""
@@ -125,12 +126,12 @@ class Settings:
     Empty: nothing is encrypted."""
     auto_rewrite_percentage: int = 100
     """Compact the log when it has grown by this percentage of its snapshots since the last
-    compaction; 0: only on request. Changes that were replaced are then no longer there for
-    `get --history`, `--as-of` and similar reads."""
+    compaction; 0: only on request. After a compaction, `get --history`, `--as-of` and similar reads
+    no longer find the replaced changes."""
     auto_rewrite_min_bytes: int = 8 * 1024 * 1024
-    """For `auto_rewrite_percentage`: the log must have grown by this size at least."""
+    """For `auto_rewrite_percentage`: the log must have grown by at least this size."""
     auto_rewrite_bytes_per_second: int = 128 * 1024 * 1024
-    """An automatic compaction reads and writes no more than this in a second; 0: no limit."""
+    """An automatic compaction reads and writes at most this much per second; 0: no limit."""
     manual_wal_flush: bool = False
     """Embedded stores only: changes are in memory at once and wait there until `flush_wal`, `sync`
     or `close`, or until the ring is full; a crash loses the waiting changes."""
@@ -214,7 +215,7 @@ class SettingsOptions(TypedDict, total=False):
 
 
 def _most(name: str) -> int:
-    """The highest value of a number."""
+    """The highest value of a numeric setting."""
     return SECONDS_MAX if name.endswith(("_s", "_ms", "_seconds")) else _AT_MOST.get(name, 2**62)
 
 

@@ -57,8 +57,7 @@ def demand_clock(
         raise InvalidSetting(
             f"this machine's clock is {abs(skew_ms) / 1000:,.0f} s {way} the clock of {store.url}, "
             f"more than {skew_ms_max / 1000:,.0f} s: entries with a time to live would "
-            "expire too early "
-            "or too late. Correct the clock of this machine (or of the storage), or allow the "
-            "difference with --max-clock-skew; nothing was changed"
+            "expire too early or too late. Correct the clock of this machine (or of the storage), "
+            "or allow the difference with --max-clock-skew; nothing was changed"
         )
     return skew_ms

@@ -1,9 +1,10 @@
 """A background thread that records its failures.
 
 Every background thread of an open log is a `Worker`: those of `imap_wal.write.maintenance`; in an
-agent also those of reads, mender, signs of life, door and gate.
-It calls one function, the turn, repeatedly. An exception of a turn is logged, counted and kept in
-`state` until a later turn succeeds. After a pause, the next turn is tried.
+agent also those of reads, mender, signs of life, door and gate. Only the timer that ends an idle
+process (`imap_wal.retention.other_process`) is not one. A worker calls one function, the turn,
+repeatedly. An exception of a turn is logged, counted and kept in `state` until a later turn
+succeeds. After a pause, the next turn is tried.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Worker:
     @property
     def trouble(self) -> str:
         """Why this thread is not healthy; "" if it is."""
-        return f"thread {self.name}: {self.state.error}" if self.state.error else ""
+        return trouble(self.name, self.state)
 
     def stop(self, timeout_s: float | None = None) -> bool:
         """End the thread after the current turn, and wait for that. Returns whether it has ended.
@@ -82,6 +83,11 @@ class Worker:
         except BaseException as error:
             self.failed(error, alive=False)
             raise
+
+
+def trouble(name: str, state: WorkerState) -> str:
+    """Why a thread is not healthy; "" if it is."""
+    return f"thread {name}: {state.error}" if state.error else ""
 
 
 Turn: TypeAlias = Callable[[Worker], bool]

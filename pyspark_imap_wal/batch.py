@@ -11,8 +11,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import START
-from imap_wal.read.cluster import ClusterLog, from_manifest
-from imap_wal.read.file_scan import SEGMENT, FileScan, Metadata
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.file_scan import SEGMENT, FileScan, Metadata, from_manifest
 from imap_wal.read.scan import ahead, read_scan
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
@@ -51,9 +51,10 @@ class FilePartition(InputPartition):
 
 
 class Pushes:
-    """A reader's `pushFilters`. Spark refuses a reader that has its own while filters are not
-    pushed down, which is its default (spark.sql.python.filterPushdown.enabled); it compares the
-    function of the method. With this object a reader works with both settings."""
+    """A reader's `pushFilters`. Spark refuses a reader with a method of this name if filters are
+    not pushed down, which is Spark's default (spark.sql.python.filterPushdown.enabled). It finds
+    such a method by its function. With this object in its place, a reader works with both
+    settings."""
 
     def __init__(self, filters: Filters) -> None:
         self._filters = filters

@@ -19,7 +19,8 @@ from imap_wal.entry import VALUE, Row
 from imap_wal.format import START, Position
 from imap_wal.inspect.decode import Decoder, text
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_rows
-from imap_wal.parquet.file import batches, open_parquet
+from imap_wal.parquet.file import open_parquet
+from imap_wal.parquet.reader import Expected, batches
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, FileScan, Metadata
 from imap_wal.read.scan import read_scan
@@ -82,7 +83,7 @@ def read_columns(
                 place = last
         return
     except NotFound as error:
-        # Of an archive it is not known which rows were read.
+        # It is not known which rows of an archive were read.
         if scan.kind == SNAPSHOT or not attempts or (begun and scan.kind == ARCHIVE):
             raise log.lost(error) from error
     for following in log.replaced(scan, place, wanted.maps or None):
@@ -196,15 +197,13 @@ def _snapshot(store: SegmentStore, scan: FileScan, wanted: Wanted) -> Iterator[A
 def _batches(
     store: SegmentStore, scan: FileScan, needed: Collection[str], in_order: bool = False
 ) -> Iterator[Any]:
-    names = sorted(needed) or ["deleted"]  # of no column, the number of rows would be unknown
+    names = sorted(needed) or ["deleted"]  # without a column, the number of rows would be unknown
     log = scan.directory if scan.kind == ARCHIVE else ""
     return batches(
         store,
         scan.path,
         names,
-        checksum=scan.checksum,
-        records=scan.records,
-        log=log,
+        expected=Expected(scan.checksum, scan.records, log),
         by_position=in_order,
         keys=scan.keys,
     )
@@ -241,7 +240,7 @@ def _after(batch: Any, place: Position) -> Any:
 
 
 def _overtaken(batch: Any, pairs: Any) -> Any:
-    """Which rows are of an owner that had been replaced: their pair is lower than that of their
+    """Which rows are from an owner that had been replaced: their pair is lower than that of their
     partition."""
     places = pc.index_in(batch["partition"], pa.array(list(pairs), pa.int64()))
     first = pc.take(pa.array([pair[0] for pair in pairs.values()], pa.int64()), places)
@@ -285,7 +284,7 @@ def _texts(batch: Any, wanted: Wanted) -> dict[str, Any]:
 
 
 def _plain(column: Any) -> Any:
-    """Without the dictionary that reading keeps."""
+    """The column as plain values: reading keeps dictionaries."""
     return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
 
 

@@ -92,8 +92,8 @@ _OF_WRITES = ("namespace", "cluster", "encryption_keys")
 
 
 def wanted(options: Options, schema: StructType) -> dict[str, str]:
-    """Column → type of a schema, which may be the user's. `InvalidSetting` for a column that there
-    is not, and for another type."""
+    """Column → type of a schema, which may be the user's. Raises `InvalidSetting` for a column that
+    does not exist, and for another type."""
     kinds = options.kinds()
     found = {field.name: field.dataType.simpleString() for field in schema.fields}
     for name, kind in found.items():

@@ -1,7 +1,7 @@
 """Spark's filters: which files they rule out, and which rows.
 
-Spark checks every filter again, so a filter that is not understood here only costs time. What is
-left out here must be a row for which the filter is not true.
+Spark checks every filter again, so a filter that is not understood here only costs time. Only rows
+for which the filter is not true may be left out here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark_imap_wal.tables.schemas import ENTRY_COLUMNS, POSITION_COLUMNS
 
 _KINDS = {name: kind for name, kind in ENTRY_COLUMNS.items() if name != "value"} | POSITION_COLUMNS
 _OF_FILES = ("namespace", "cluster")
-"""Every row of a file has the same."""
+"""Columns with the same value in every row of a file."""
 _ARROW = {
     "string": pa.string(),
     "binary": pa.binary(),
@@ -99,8 +99,9 @@ class Filters:
             self.ranges.setdefault(name, Range()).narrow(kind, each.value)
 
     def only(self, name: str, given: Iterable[str]) -> tuple[str, ...]:
-        """Those of the names that an option gives (none: all) that a filter leaves. Never empty: a
-        name that does not exist means nothing at all."""
+        """The names that an option gives (none: all), without those that a filter rules out. The
+        result is empty only if it means all: if no name is left, it is a name that does not
+        exist."""
         wanted = tuple(given)
         if name not in self.values:
             return wanted

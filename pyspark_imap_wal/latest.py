@@ -1,7 +1,7 @@
 """`mode=latest`: the newest entry of each key, by tasks that share the keys.
 
 a map whose snapshot has several files   a task for each range of keys: its files of the
-                                         snapshot, and of the logs what may have such keys
+                                         snapshot, and files of the logs that may have them
 the other maps                           a task for each bucket of keys (the option `buckets`)
 """
 

@@ -6,7 +6,8 @@ is read again after a crash.
 
 `start` is where a new query starts, "" for all later offsets. "earliest": the first batch begins
 with the snapshots, whose generations are in its end. "latest": the first batch is empty. Spark asks
-for this offset again if the driver dies in the first batch, so it must not depend on when.
+for this offset again if the driver dies in the first batch, so it must not depend on the time of
+the question.
 
 `dropped` is only in offsets of streams with images: the maps that had been dropped, with the
 generation of the drop. In an offset without it, they are unknown.
@@ -24,7 +25,7 @@ import pyarrow as pa
 from imap_wal import format
 from imap_wal.errors import PositionGone
 from imap_wal.format import START, Position
-from imap_wal.parquet.file import batches
+from imap_wal.parquet.reader import Expected, batches
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, FileScan
 from imap_wal.read.scan_list import node_scans
@@ -36,7 +37,7 @@ from pyspark_imap_wal.tables.schemas import POSITION_COLUMNS
 
 @dataclass(frozen=True)
 class Offset:
-    """See above."""
+    """The offset of a stream. The beginning of this module describes its fields."""
 
     nodes: Mapping[str, Position] = field(default_factory=dict)
     directories: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +47,7 @@ class Offset:
     dropped: Mapping[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """With sorted keys: Spark compares offsets as text."""
+        """The offset for Spark, with sorted keys: Spark compares offsets as text."""
         document = {
             "directories": dict(sorted(self.directories.items())),
             "incarnation": self.incarnation,
@@ -117,7 +118,7 @@ def limited(
     maps: Collection[str] | None,
 ) -> dict[str, Position]:
     """Ends of a batch of about `rows_max` rows: at the end of a frame, and at least one frame. The
-    nodes share it; what one does not use is for the next ones."""
+    nodes share this number: what one node does not use is left for the next ones."""
     found: dict[str, Position] = {}
     left = rows_max
     waiting = [node for node in sorted(ends) if ends[node] > since.get(node, START)]
@@ -190,9 +191,7 @@ def _frames_of(
                 log.store,
                 scan.path,
                 list(POSITION_COLUMNS),
-                checksum=scan.checksum,
-                records=scan.records,
-                log=scan.directory,
+                expected=Expected(scan.checksum, scan.records, scan.directory),
             )
         )
         for scan in group

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from imap_wal import layout
 from imap_wal.checks import location
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
+from imap_wal.names import decode
 from imap_wal.security.credentials import Credentials
 from imap_wal.settings import RecoveryPolicy
 from pyspark_imap_wal.tables.schemas import (
@@ -72,17 +72,17 @@ def positions_of(given: Mapping[str, str]) -> dict[str, Position]:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of the data source. `path` is the root's URL; `table` is one of
-    `TABLES`; `namespace`, `cluster`, `map`, `node` limit what is
-    read (comma-separated); `mode` is raw or latest; `columns` names the columns to
-    read; `as_of` is a former moment (`AsOf`); `partial` continues without missing nodes; `decode`
-    adds key_text and value_text; `buckets` is how many tasks share a read key by key; `task_bytes`
-    is the size of a task of a `raw` read; `changes` is entries, or images: the states of keys that
-    each change ended and began. Of a stream, and of a batch with images: `starting` is earliest,
-    latest or positions as JSON. Of a stream: `rows_per_batch` limits a batch; `reader` is the name
-    under which prune keeps what the stream has not read; `voided` is fail or ignore.
-    `encryption_keys` is the source from which each worker reads the keys of an encrypted log
-    (default: IMAP_WAL_ENCRYPTION_KEYS there); it is stored in `path`."""
+    """Options of the data source. `path` is the root's URL; `table` is one of `TABLES`;
+    `namespace`, `cluster`, `map`, `node` limit what is read (comma-separated); `mode` is raw or
+    latest; `columns` names the columns to read; `as_of` is a former moment (`AsOf`); `partial`
+    continues without missing nodes; `decode` adds key_text and value_text; `buckets` is how many
+    tasks share a read key by key; `task_bytes` is the size of a task of a `raw` read; `changes` is
+    entries, or images: the states of a key before and after each change. Of a stream, and of a
+    batch with images: `starting` is earliest, latest or positions as JSON. Of a stream:
+    `rows_per_batch` limits a batch; `reader` is the name under which prune keeps what the stream
+    has not read; `voided` is fail or ignore. `encryption_keys` is the source from which each worker
+    reads the keys of an encrypted log (default: IMAP_WAL_ENCRYPTION_KEYS there); it is stored in
+    `path`."""
 
     path: str
     namespaces: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class Options:
     changes: str = ENTRIES_ONLY
 
     OF_METADATA = ("path", "table", "namespace", "cluster", "map", "node", "encryption_keys")
-    """What the tables of metadata take."""
+    """The options that tables of metadata take."""
     OF_HISTORY = (
         *("path", "table", "namespace", "cluster", "map", "encryption_keys"),
         *("partial", "decode", "columns", "buckets"),
@@ -151,7 +151,7 @@ class Options:
             raise InvalidSetting(f"mode is {mode!r}; it takes raw or latest")
         if mode == LATEST and given.get("node"):
             raise InvalidSetting(
-                "mode latest is over all nodes; leave out the option node, or read mode raw"
+                "mode latest merges all nodes; leave out the option node, or read mode raw"
             )
         if given.get("voided", FAIL) not in (FAIL, IGNORE):
             raise InvalidSetting(f"voided is {given['voided']!r}; it takes fail or ignore")
@@ -188,7 +188,7 @@ class Options:
 
     @property
     def recovery_policy(self) -> RecoveryPolicy:
-        """What a reader demands of missing nodes."""
+        """What a read does if nodes are missing."""
         return RecoveryPolicy.PARTIAL if self.partial else RecoveryPolicy.FULL
 
     def starts(self) -> Mapping[str, Position] | None:
@@ -250,11 +250,11 @@ def clusters_of(
     """(namespace, cluster) of all logs under a root, or of those with the given names."""
     wanted_namespaces, wanted_clusters = set(namespaces), set(clusters)
     return [
-        (layout.decode(namespace), layout.decode(cluster))
+        (decode(namespace), decode(cluster))
         for namespace in store.folders("")
-        if not wanted_namespaces or layout.decode(namespace) in wanted_namespaces
+        if not wanted_namespaces or decode(namespace) in wanted_namespaces
         for cluster in store.folders(namespace)
-        if not wanted_clusters or layout.decode(cluster) in wanted_clusters
+        if not wanted_clusters or decode(cluster) in wanted_clusters
         if "manifest" in store.folders(f"{namespace}/{cluster}")
     ]
 

@@ -97,13 +97,13 @@ def distributions(extras: Collection[str] = ()) -> list[metadata.Distribution]:
     for extra in extras:
         if extra not in there:
             raise InvalidSetting(
-                f"imap-wal has no extra {extra!r}; there is {', '.join(sorted(there))}"
+                f"imap-wal has no extra {extra!r}; its extras are {', '.join(sorted(there))}"
             )
     found: dict[str, metadata.Distribution] = {}
     waiting = list(_required(own, extras))
     while waiting:
         name = waiting.pop()
-        # A library that is not installed is for another system or Python; others miss it here too.
+        # A library that is not installed here is for another system or Python, and is not needed.
         for each in metadata.distributions(name=name):
             if _key(name) not in found and _key(name) != _key(DISTRIBUTION):
                 found[_key(name)] = each

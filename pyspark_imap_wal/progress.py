@@ -1,4 +1,4 @@
-"""How far the tasks of a step are, as Spark counts them."""
+"""The progress of the tasks of a step, as Spark counts them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from imap_wal.progress import size as size_text
 from imap_wal.rewrite.report import StepReport
 
 EVERY_S = 0.5
-"""How often Spark is asked."""
+"""Seconds between two questions to Spark."""
 OF_A_JOB = ("spark.jobGroup.id", "spark.job.description")
-"""What names the jobs of a thread."""
+"""The properties of Spark that name the jobs of a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def watched(
         if tell is None:
             yield
         else:
-            with _told(context, group, step, tell):
+            with _reporting(context, group, step, tell):
                 yield
     finally:
         for name, value in former.items():  # the session may be the user's
@@ -78,7 +78,7 @@ def watched(
 
 
 @contextmanager
-def _told(context: SparkContext, group: str, step: Step, tell: Tell) -> Iterator[None]:
+def _reporting(context: SparkContext, group: str, step: Step, tell: Tell) -> Iterator[None]:
     stopping = threading.Event()
 
     def done() -> int:

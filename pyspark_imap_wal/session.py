@@ -30,11 +30,11 @@ a task is never tried again, so one killed Python worker would end the whole rew
 SPARKS_DEFAULT = "local[*]"
 """The master that spark-submit writes if the user named none."""
 SPARKS_NAME = "pyspark-shell"
-"""The name of an application that the user gave no name."""
+"""Spark's name for an application that the user did not name."""
 HIDDEN = re.compile(r"(?i)secret|password|passphrase|token|credential|(^|[._-])(key|sas)([._-]|$)")
-"""Properties with such names do not go onto the command line of the JVM, which every user of the
-machine can read, and Spark does not show them. Its own default does not know the keys of Azure and
-Google, such as `fs.azure.account.key.ACCOUNT`."""
+"""Properties with such names are not put on the command line of the JVM, which every user of the
+machine can read, and Spark does not show them. Spark's own default does not match the keys of Azure
+and Google, such as `fs.azure.account.key.ACCOUNT`."""
 PYTHON = "spark.pyspark.python"
 _OURS = {
     "spark.ui.showConsoleProgress": "false",
@@ -115,7 +115,7 @@ def is_local(conf: SparkConf) -> bool:
 
 def _choose_python(conf: SparkConf) -> None:
     """PySpark reads the interpreter of the workers from a variable only. On this machine it is that
-    of this process; on others, this path may not exist, and Spark's own default holds: python3."""
+    of this process; on others, this path may not exist, so Spark's own default applies: python3."""
     given = conf.get(PYTHON, "")
     if given:
         os.environ["PYSPARK_PYTHON"] = given
@@ -125,8 +125,8 @@ def _choose_python(conf: SparkConf) -> None:
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """Raises `EngineFailed` for the errors of Spark itself. Errors of imap-wal come
-    back from workers as values, with their own type."""
+    """Raises `EngineFailed` for the errors of Spark itself. Workers return errors of imap-wal as
+    values, with their own type."""
     try:
         yield
     except Exception as error:
@@ -160,7 +160,7 @@ def explained(text: str) -> tuple[str, str]:
         )
     return f"Spark could not finish: {_last_cause(text)}", (
         "nothing was published; the lines before this one and the logs of Spark's executors may "
-        "say more, --debug shows all of Spark's text"
+        "say more; --debug shows all of Spark's text"
     )
 
 

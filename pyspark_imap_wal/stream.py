@@ -1,4 +1,5 @@
-"""`spark.readStream.format("imap_wal")`: the changes of one cluster, each node's in its order.
+"""`spark.readStream.format("imap_wal")`: the changes of one cluster, those of each node in the
+order of its log.
 
 Spark writes the end of every batch into its checkpoint before the batch is read. A batch that is
 read again after a crash, with the same start and end, has the same rows: they are named by
@@ -59,10 +60,10 @@ try:
         ReadMaxRows,
         SupportsTriggerAvailableNow,
     )
-except ImportError:  # before Spark 4.2, which then reads all that there is
+except ImportError:  # before Spark 4.2; it then reads everything that there is
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """There is none."""
+        """A placeholder: these releases of Spark do not have it."""
 
 
 class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -98,7 +99,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _first(self) -> Offset:
         """Where a new query starts."""
-        self._open()  # whose errors belong here
+        self._open()  # its errors are raised here
         places = self._options.starts()
         if places is None:
             return Offset(start=self._options.starting)
@@ -127,7 +128,8 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _end(self, given: Offset, state: ClusterState, rows_max: int) -> Offset:
         log, maps = self._open(), self._options.maps
         self._demand_same_logs(state, given)
-        # What a first batch reads of snapshots is up to here; of the rest nothing is left.
+        # A first batch reads the snapshots, which cover the logs up to here: of what is below, only
+        # they may be left.
         floor = _marks(state) if given.whole else {}
         ends = _ends(log, state, given.nodes)
         if given.start == LATEST:  # the next batch is the first with entries
@@ -244,7 +246,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 store.close()
                 names = ", ".join("/".join(each) for each in found) or "none"
                 raise InvalidSetting(
-                    f"a stream follows one cluster, and under {options.path} there is {names}; "
+                    f"a stream follows one cluster; found under {options.path}: {names}; "
                     "name it with the options namespace and cluster"
                 )
             self._log = ClusterLog(store, *found[0])
@@ -294,7 +296,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise MissingNode(
                     f"node {node!r} had the log directory {directory}, of which the stream has "
                     f"read a part; now it is {there}",
-                    "bring the log back, or begin the query anew, without its checkpoint",
+                    "bring the log back, or start the query again without its checkpoint",
                 )
 
     def _as_planned(self, state: ClusterState, end: Offset, base: Base | None) -> ClusterState:
@@ -308,8 +310,8 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return known
         raise InvalidSetting(
             "the first batch of this stream was not finished, and the snapshots that it "
-            "reads were replaced by a rewrite since it was planned: begin the query anew, "
-            "without its checkpoint and without what the batch has written; with the option "
+            "reads were replaced by a rewrite since it was planned: start the query "
+            "again without its checkpoint and without what the batch has written; with the option "
             "`reader`, the log keeps them"
         )
 
@@ -322,7 +324,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return (item for item in snapshots.items() if not maps or item[0] in maps)
 
     def _with_drops(self, offset: Offset, state: ClusterState) -> Offset:
-        """With the maps that were dropped, for images."""
+        """The offset with the maps that were dropped, for images."""
         if self._options.changes != IMAGES:
             return offset
         followed = self._followed(state.manifest.snapshots)
@@ -334,8 +336,8 @@ T = TypeVar("T")
 
 
 def _until(keep: Callable[[], tuple[T, bool]]) -> T:
-    """What `keep` returns, again as long as it says that the snapshots were replaced meanwhile.
-    If they always are, the next batch keeps its own."""
+    """What `keep` returns. It is called again while it says that the snapshots were replaced
+    meanwhile. If they are replaced each time, the next batch keeps its own."""
     for _ in range(ATTEMPTS):
         found, kept = keep()
         if kept:
@@ -344,7 +346,7 @@ def _until(keep: Callable[[], tuple[T, bool]]) -> T:
 
 
 def _again(plan: Callable[[], T]) -> T:
-    """A plan, made again if a file that it looks into is archived meanwhile."""
+    """A plan, made again if a file that it reads is archived meanwhile."""
     for _ in range(ATTEMPTS - 1):
         with suppress(NotFound):
             return plan()
@@ -364,8 +366,8 @@ def _ends(
 
 
 def _as_then(scans: Iterable[FileScan], end: Offset) -> list[FileScan]:
-    """The files with the rules of when the batch was planned: cuts of later lifetimes do not
-    apply."""
+    """The files with the rules that applied when the batch was planned: cuts of later lifetimes do
+    not apply."""
     return [
         replace(scan, cuts=tuple(cut for cut in scan.cuts if cut[0] <= end.incarnation))
         for scan in scans
@@ -407,14 +409,14 @@ def _demand_unvoided(log: ClusterLog, state: ClusterState, first: Offset, last: 
                     f"{len(places)} entries that this stream has read, from {places[0]} to "
                     f"{places[-1]}, were never acknowledged: incarnation {lifetime.incarnation} "
                     "took over before them, and no restore has them",
-                    "remove them from what the stream has written, then continue with the "
+                    "remove them from what the stream has written, and continue with the "
                     "option voided=ignore",
                 )
 
 
 def _of_older(log: ClusterLog, scans: list[FileScan], incarnation: int) -> list[str]:
-    """Positions after a cut of entries of an older incarnation. What was removed was covered by a
-    snapshot, which does not have such entries: it is not known which there were."""
+    """Positions after a cut of entries of an older incarnation. Removed files were covered by a
+    snapshot, which does not have such entries, so those are unknown."""
     names = dict.fromkeys(("incarnation", "epoch", "segment", "frame", "index"), "bigint")
     wanted = Wanted(schema_of(names))
     return [

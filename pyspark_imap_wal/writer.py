@@ -19,8 +19,9 @@ from imap_wal.entry import RAW
 from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.format import Position
 from imap_wal.manifest.archives import Archive
+from imap_wal.names import check_map_name
 from imap_wal.parquet.columns import ARCHIVE_SCHEMA
-from imap_wal.parquet.file import ParquetFile
+from imap_wal.parquet.writer import ParquetFile
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention import backfill
 from imap_wal.retention.backfill import EPOCH, SESSION, Backfill
@@ -40,7 +41,7 @@ TAKEN = {
     "value_class": "string",
     "expires_at_ms": "bigint",
 }
-"""The columns that a DataFrame may have; `key` and `value` it must have."""
+"""The columns that a DataFrame may have; it must have `key` and `value`."""
 
 
 @dataclass
@@ -86,7 +87,7 @@ class ImapWalWriter(DataSourceArrowWriter):
                 "option map, or a column map"
             )
         if target.map:
-            layout.check_map_name(target.map)
+            check_map_name(target.map)
         layout.Identity(target.namespace, target.cluster, "backfill").check()
         store, log = target.open()
         try:
@@ -122,16 +123,16 @@ class ImapWalWriter(DataSourceArrowWriter):
         for name in pc.unique(batch["map"]).to_pylist():
             if name is None:
                 raise InvalidSetting("a row has no map")
-            layout.check_map_name(name)
+            check_map_name(name)
             yield name, batch.filter(pc.equal(batch["map"], name))
 
     def commit(self, messages: list[Any]) -> None:
-        """Make all rows a part of the log, at once. Raises `LostRace` if two attempts of a task say
-        that they wrote, and the errors of `backfill.publish`."""
+        """Make all rows a part of the log, at once. Raises `LostRace` if two attempts of a task
+        report that they wrote, and the errors of `backfill.publish`."""
         written = [each for each in messages if each is not None]
         partitions = [each.partition for each in written]
         if len({*partitions}) != len(partitions):
-            raise LostRace("two attempts of a task say that they wrote; nothing was published")
+            raise LostRace("two attempts of a task report that they wrote; nothing was published")
         store, log = self._target.open()
         try:
             archives = [archive for each in written for archive in each.archives]
@@ -140,7 +141,7 @@ class ImapWalWriter(DataSourceArrowWriter):
             store.close()
 
     def abort(self, messages: list[Any]) -> None:
-        """Nothing was published, and no manifest names what was written."""
+        """Does nothing: nothing was published, and no manifest names what was written."""
 
 
 class _Task:

@@ -20,7 +20,7 @@ with ends_the_process():
     with needs("cli"):
         import click
 
-        # Every command needs it; if it is missing, report that first.
+        # Every command needs rich. If it is missing, that is reported before anything else.
         import rich  # noqa: F401
         from click.shell_completion import CompletionItem
 
@@ -35,31 +35,31 @@ _MODULES = {
         "service",
         "write real flights, kill -9, restore, archive, rewrite; a report and a picture",
     ),
-    "node": ("service", "real Hazelcast members with plug-in and agents, for trying out and tests"),
+    "node": ("service", "real Hazelcast members with plug-in and agents, for trials and tests"),
     "agent": ("service", "the service beside a member"),
     "plugin": ("service", "the path of the jar; a hazelcast.yaml to paste"),
     "keys": ("service", "keys for agents over TCP; the token of a cluster"),
     "ls": ("reading", "clusters, nodes and files under a URL"),
     "stat": ("reading", "live and dead records and bytes; how long a restart would take to load"),
-    "get": ("reading", "the newest value of one key, or all that the log still has of it"),
+    "get": ("reading", "the newest value of one key, or all versions that the log still has"),
     "tail": ("reading", "the last entries, and new ones as they are appended"),
     "dump": ("reading", "the raw entries of the log, newest last"),
     "diff": ("reading", "what differs between two logs, or between two times of one log"),
     "verify": ("reading", "read every byte and report damage"),
     "repair": ("copies", "a repaired copy of a damaged log, with a report of what is given up"),
     "archive": ("upkeep", "turn sealed segments into Parquet"),
-    "rewrite": ("upkeep", "keep only the newest of every key: publish a snapshot"),
+    "rewrite": ("upkeep", "publish a snapshot with only the newest entry of every key"),
     "spark": ("upkeep", "imap-wal as a zip for the workers of Spark"),
     "prune": ("upkeep", "remove what a snapshot covers"),
-    "query": ("reading", "ask a log with SQL"),
+    "query": ("reading", "query a log with SQL"),
     "export": ("reading", "the live entries as jsonl, csv or parquet"),
     "restore": ("copies", "what a restart would load, or a clean copy of it"),
-    "backup": ("copies", "copy logs while they are written; copies only what is new"),
+    "backup": ("copies", "copy logs while they are written; only new content is copied"),
     "backup-restore": ("copies", "put a backup back as a log; list backups"),
     "encryption-key": ("service", "a new key for encryption at rest; the key of the Parquet files"),
     "drop": ("upkeep", "forget a map"),
     "forget-node": ("upkeep", "forget a node that will not return"),
-    "claim": ("upkeep", "take the log from a Hazelcast cluster that is not to return"),
+    "claim": ("upkeep", "take the log from a Hazelcast cluster that will not return"),
     "doctor": ("service", "check the environment, the storage and the agent"),
     "upgrade": ("upkeep", "raise the feature level when all nodes run the new release"),
     "completion": ("shell", "completion of commands and options in bash, zsh and fish"),
@@ -69,7 +69,7 @@ COMMANDS = {name: what for name, (_, what) in _MODULES.items()}
 
 
 class LazyGroup(click.Group):
-    """Knows its commands by name, and imports one at its first use: `imap-wal --help` loads no
+    """Knows its commands by name, and imports each at its first use: `imap-wal --help` loads no
     Parquet library."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -145,7 +145,7 @@ Every option can come from a variable (such as IMAP_WAL_REWRITE_ENGINE) or a TOM
     envvar="IMAP_WAL_FILE_MODE",
     default="",
     show_default="those of the log's folders; 0600 for a new log",
-    help="Permissions of files that a command makes in a log.",
+    help="Permissions of files that a command creates in a log.",
 )
 @click.option(
     "--encryption-keys",

@@ -1,6 +1,6 @@
 """Storage: a small protocol (`interface`), its implementations, and a factory from a URL.
 
-    interface   SegmentStore, Appender, Lock, Capabilities: imports nothing of ours
+    interface   SegmentStore, Appender, Lock, Capabilities: imports no other module
     errors      what a store raises
     extras      libraries that only some installs have
     local       a directory: fdatasync, directory fsync, link, flock

@@ -112,9 +112,9 @@ os.register_at_fork(after_in_child=Descriptor._after_fork_in_child)
 
 class LocalAppender(Descriptor):
     """An open segment. It keeps its own offset: with preallocated space the end of the file is not
-    the end of the data. Methods raise the errors that `Appender` names, `Unavailable` also after a
-    failed sync or `close`; `truncate` raises `StorageError` for more bytes than there are.
-    `close` raises it if the system cannot close the file."""
+    the end of the data. Methods raise the errors that `Appender` names, and `Unavailable` after a
+    failed sync or `close`; `truncate` raises `StorageError` for more bytes than there are. `close`
+    raises it if the system cannot close the file."""
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ def needs(extra: str) -> Iterator[None]:
     """Imports inside this block need an extra of imap-wal.
 
     `extra`: its name in `pyproject.toml`. Raises `MissingExtra` if a library is not installed.
-    Other import errors pass through, also those of a broken install.
+    Other import errors pass through, including those of a broken install.
     """
     try:
         yield

@@ -68,18 +68,18 @@ def open_store(
             if why:
                 named = repr(str(segments))
                 raise StorageError(
-                    f"the root says that its segments are at {named}. That is not followed "
-                    f"by itself: {why}. "
-                    f"If you trust it, name it: --wal-dir {named} (in Python and in an "
-                    "agent's configuration wal_dir)",
+                    f"the root says that its segments are at {named}. That place is not used "
+                    f"unless you name it: {why}. If you trust it, pass --wal-dir {named} (in "
+                    "Python and in an agent's configuration: wal_dir)",
                     RECORD,
                 )
         if not segments:
             return root
-        wal = _open(of_wal_dir(place, segments), clock_ms)
+        segments = of_wal_dir(place, segments)
+        wal = _open(segments, clock_ms)
         if segments.disk_of:
             return OwnDiskStore(root, wal, segments.disk_of, tails(root))
-        return SplitStore(root, wal)
+        return SplitStore(root, wal, segments)
     except BaseException:
         root.close()
         raise

@@ -5,6 +5,10 @@ fails if the name is taken. Each append is its own request (`op=APPEND`; the app
 driver never asks where to send it). fsspec's driver makes the session with its Kerberos, tokens and
 certificates. Requests are made here, so that errors keep their Hadoop class.
 
+A process that is killed leaves its temporary file. Another process deletes the file when it is a
+day old, by the clock of the name node: before its own first write into that folder, or in
+`sweep_below`. If the first process was only slow, its rename fails, and nothing is lost.
+
 WebHDFS has no hsync. An append that has returned is in the memory of every data node of its
 pipeline. It survives the death of processes and of some machines, but not a power cut of all of
 them. So `durable_sync` is False, unless the cluster sets `dfs.datanode.synconclose` and the caller
@@ -18,6 +22,7 @@ import contextlib
 import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from email.utils import parsedate_to_datetime
 from secrets import token_hex
 from typing import Any, BinaryIO, cast
 from urllib.parse import quote, urlsplit
@@ -47,6 +52,8 @@ TIMEOUT_S = (10, 120)
 """Timeouts to connect and to wait for an answer."""
 READ_BUFFER_BYTES = 1 << 20
 _TEMPORARY_PREFIX = ".#tmp-"
+_LEFT_MS = 24 * 3_600_000
+"""A temporary file that is older than this was left by a process that died."""
 _RECOVERY_S = 120
 _HEADERS = {"content-type": "application/octet-stream"}
 _NO_SPACE = {
@@ -123,6 +130,7 @@ class HdfsStore(LeasedLocks):
         )
         self._clock_ms = clock_ms
         self._lease_ms = lease_ms
+        self._swept: set[str] = set()
 
     # reading
 
@@ -170,7 +178,7 @@ class HdfsStore(LeasedLocks):
             if self._ask("PUT", "RENAME", temporary, destination=self._full(path))["boolean"]:
                 return
             if self.exists(path):
-                raise AlreadyExists("there is one already", path)
+                raise AlreadyExists("a file of this name already exists", path)
             raise Unavailable("the name node did not rename the new file", path)
 
     def create_from(self, path: str, local_file: str) -> None:
@@ -184,7 +192,8 @@ class HdfsStore(LeasedLocks):
             )
 
     def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
-        # Not op=CREATE of this name: several at once would run into each other's HDFS leases.
+        # Not op=CREATE of this name: several at once would fail because of each other's HDFS
+        # leases.
         self.create(path, b"")
         return HdfsAppender(self, path)
 
@@ -202,7 +211,7 @@ class HdfsStore(LeasedLocks):
             ]:
                 if time.monotonic() > deadline:
                     raise Unavailable(
-                        f"the data nodes have not cut the file in {_RECOVERY_S} s", path
+                        f"the data nodes have not cut the file within {_RECOVERY_S} s", path
                     )
                 time.sleep(0.1)
 
@@ -223,6 +232,10 @@ class HdfsStore(LeasedLocks):
     def close(self) -> None:
         self._driver.session.close()
 
+    def sweep_below(self, folder: str) -> None:
+        """Delete what killed processes left below a folder. What cannot be deleted is left."""
+        self._sweep(folder_prefix(folder), below=True)
+
     # parts
 
     def append(self, path: str, data: bytes) -> None:
@@ -234,6 +247,9 @@ class HdfsStore(LeasedLocks):
         """A new file next to `path`; it is removed unless it was renamed."""
         check_path(path)
         folder, slash, _ = path.rpartition("/")
+        if folder not in self._swept:
+            self._swept.add(folder)
+            self._sweep(folder + slash)
         temporary = f"{folder}{slash}{_TEMPORARY_PREFIX}{token_hex(8)}"
         try:
             self._send("PUT", "CREATE", temporary, data, overwrite="false")
@@ -242,6 +258,20 @@ class HdfsStore(LeasedLocks):
             with contextlib.suppress(StorageError):
                 self._ask("DELETE", "DELETE", temporary, recursive="false")
             raise
+
+    def _sweep(self, prefix: str, *, below: bool = False) -> None:
+        with contextlib.suppress(StorageError):
+            path = prefix.rstrip("/")
+            parameters = {"op": "LISTSTATUS", **self._driver.pars}
+            answer = self._request("GET", self._address(path), path, params=parameters)
+            now = parsedate_to_datetime(answer.headers["Date"])
+            dead_ms = now.timestamp() * 1000 - _LEFT_MS
+            for status in answer.json()["FileStatuses"]["FileStatus"]:
+                name = status["pathSuffix"]
+                if below and status["type"] == "DIRECTORY":
+                    self._sweep(f"{prefix}{name}/", below=True)
+                if name.startswith(_TEMPORARY_PREFIX) and status["modificationTime"] < dead_ms:
+                    self.delete(prefix + name)
 
     def _walk(self, prefix: str) -> Iterator[StoredFile]:
         for status in self._statuses(prefix):
@@ -319,8 +349,8 @@ class HdfsStore(LeasedLocks):
 
 class HdfsAppender:
     """A growing file. After a failed append nothing more is written: the next append would begin at
-    an unknown end. Methods raise the errors that `Appender` names, `Unavailable` also after
-    `close`; `truncate` raises `StorageError` for more bytes than there are."""
+    an unknown end. Methods raise the errors that `Appender` names, and `Unavailable` after `close`;
+    `truncate` raises `StorageError` for more bytes than there are."""
 
     def __init__(self, store: HdfsStore, path: str) -> None:
         self.path = path

@@ -241,8 +241,8 @@ class SegmentStore(Protocol):
         """
 
     def delete(self, path: str) -> None:
-        """Remove a file, durable on return. A missing file is no error. Folders that become empty
-        may be removed too."""
+        """Remove a file, durable on return. A missing file is not an error. Folders that become
+        empty may be removed too."""
 
     def discard(self, path: str) -> None:
         """Remove a file that is no longer needed. A store may keep it.

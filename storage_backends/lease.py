@@ -8,9 +8,9 @@ holder rewrites its own object, to renew or release it. So a holder that was sto
 resumed overwrites nothing that counts.
 
 Released objects stay, with an `expires_ms` of 0, and the last hundred are never deleted: a number
-must not become free while a process may still take it for the next one. A listing is no snapshot.
-One that runs while number 2 appears and number 1 disappears may show neither, and its reader would
-take number 1 although number 2 has a holder.
+must not become free while a process may still take it for the next one. A listing is not a
+snapshot. One that runs while number 2 appears and number 1 disappears may show neither, and its
+reader would take number 1 although number 2 has a holder.
 
 The taker compares the holder's `expires_ms` with its own clock. If the clocks differ by more than
 the remaining time, a living holder is replaced. The log survives that, as it survives `take=True`:
@@ -134,15 +134,15 @@ def acquire(
         try:
             store.create(_object(path, number), _encode(holder, expires_ms, nonce))
         except AlreadyExists:
-            # Another process was faster; or our own create succeeded, its answer was lost, and the
-            # driver sent it again.
+            # Another process created it first; or our own create succeeded, but its answer was
+            # lost, and the driver sent it again.
             if _read(store, path, number)["nonce"] != nonce:
                 continue
         for old in numbers:
             if old <= number - KEPT_OBJECTS:
                 store.delete(_object(path, old))
         return Lease(store, path, holder, number, nonce, expires_ms, clock_ms, lease_ms)
-    raise Unavailable("the lease changes hands without end", path)
+    raise Unavailable("another process took the lease at each attempt; try again", path)
 
 
 def holder(store: SegmentStore, path: str) -> str:

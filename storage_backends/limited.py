@@ -1,5 +1,5 @@
-"""A store that reads and writes no more than so many bytes in a second: for work that must leave
-the disk and the network to others."""
+"""A store that reads and writes at most a given number of bytes per second, for work that must
+leave most of the disk and the network to others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Rate:
         self._bytes_per_s, self._now, self._sleep = bytes_per_s, now, sleep
         self._mutex = threading.Lock()
         self._paid_until = now()
-        """When what was spent so far is paid for."""
+        """The moment at which the bytes spent so far are paid for."""
 
     def spend(self, count: int) -> None:
         """Count these bytes, and wait until they are paid for."""
@@ -39,7 +39,7 @@ class Rate:
 
 
 class LimitedStore(MeteredStore):
-    """The files that are read, and whole files that are written. Appends, of which logs consist,
+    """Limits the reading of files, and the writing of whole files. Appends, of which logs consist,
     are not limited. `sleep`: waits this number of seconds."""
 
     def __init__(

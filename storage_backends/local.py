@@ -1,10 +1,10 @@
 """A local directory, through the operating system alone.
 
-What returns is on disk. `fdatasync` makes file contents durable. A sync of the directory makes a
-name durable, and so do syncs of all directories above it that had to be created. A new file is
-written under a temporary name and then hard-linked, because a link, unlike a rename, fails if the
-name is taken. fsspec does not help here: its local file system has no sync, and its exclusive
-create looks first and writes then.
+When an operation returns, its result is on disk. `fdatasync` makes file contents durable. A sync of
+the directory makes a name durable, and so do syncs of all directories above it that had to be
+created. A new file is written under a temporary name and then hard-linked, because a link, unlike a
+rename, fails if the name is taken. fsspec does not help here: its local file system has no sync,
+and its exclusive create first checks and then writes.
 
 Temporary names have a `#` in them. Percent-encoding replaces that, so no caller's name looks like a
 temporary one. The first write into a folder removes those of killed processes
@@ -23,22 +23,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import BinaryIO, TypeVar
 
-from storage_backends import leftovers
-from storage_backends.descriptors import LocalAppender, LocalLock, sync_folder, translate, write_all
+from storage_backends import leftovers, local_listing
+from storage_backends.descriptors import LocalAppender, LocalLock, translate, write_all
 from storage_backends.errors import Linked, Locked, NotFound, StorageError, Unavailable, Unsupported
 from storage_backends.interface import Appender, Capabilities, Lock, StoredFile, discard_each
 from storage_backends.leftovers import TEMPORARY_PREFIX
+from storage_backends.local_folders import RACES_MAX, LocalFolders
 from storage_backends.location import PRIVATE, Location
 from storage_backends.mounts import is_network
-from storage_backends.paths import check_path, folder_prefix, is_path, one_line
-from storage_backends.reserve import RESERVE_NAME, Reserve
+from storage_backends.paths import check_path, one_line
+from storage_backends.reserve import Reserve
 
 COPY_BYTES = 1 << 20
-PRIVATE_FOLDER = 0o700
 HOLDER_BYTES_MAX = 4096
-_RACES_MAX = 100
-"""How often to try again when another process removes the folder or replaces the lock file."""
-
 _CANNOT_RESERVE = (
     errno.EOPNOTSUPP,
     errno.ENOSYS,
@@ -54,15 +51,6 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 T = TypeVar("T")
 
 
-def _is_dir(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError as error:
-        if error.errno == errno.ELOOP:  # a link to itself
-            return False
-        raise
-
-
 class LocalStore:
     """A `SegmentStore` over the directory `root`, which the first write creates. New files get
     `file_mode`, and the same users may enter new folders. A mode wider than private is set whatever
@@ -72,10 +60,8 @@ class LocalStore:
     def __init__(self, root: str, file_mode: int = PRIVATE, folder_mode: int = 0) -> None:
         self.root = os.path.abspath(root)
         self.url: str = Location(f"file://{self.root}", file_mode=file_mode)
-        self._file_mode, self._folder_mode = (
-            file_mode,
-            folder_mode or file_mode | (file_mode & 0o444) >> 2,
-        )
+        self._file_mode = file_mode
+        self._folders = LocalFolders(self.root, folder_mode or file_mode | (file_mode & 0o444) >> 2)
         self.capabilities = Capabilities(
             durable_append=True,
             durable_sync=True,
@@ -87,34 +73,15 @@ class LocalStore:
         )
         self.reserve = Reserve(self.root, file_mode, local=not self.capabilities.stale_listings)
         self._prefix = self.root.rstrip("/") + "/"
-        self._known: dict[str, tuple[int, int]] = {}
-        """Folders whose own name is durable, by device and inode: a folder that was removed and
-        created again is another one."""
         self._swept: set[str] = set()
 
     # reading
 
     def list(self, folder: str) -> builtins.list[StoredFile]:
-        # Not a snapshot: it may or may not show changes made while a folder is read.
-        found = [
-            StoredFile(path, status.st_size, status.st_mtime_ns // 1_000_000)
-            for path, status in self._walk(folder_prefix(folder))
-        ]
-        found.sort(key=lambda file: file.path)
-        return found
+        return local_listing.files(self.root, folder)
 
     def folders(self, folder: str) -> builtins.list[str]:
-        try:
-            with os.scandir(self._folder(folder)) as entries:
-                return sorted(
-                    entry.name
-                    for entry in entries
-                    if entry.name != "lost+found" and is_path(entry.name) and _is_dir(entry)
-                )
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            raise translate(error, folder) from error
+        return local_listing.folders(self.root, folder)
 
     def exists(self, path: str) -> bool:
         try:
@@ -195,14 +162,14 @@ class LocalStore:
             try:
                 reserved = self._preallocate(fd, preallocate_bytes) if preallocate_bytes else 0
                 os.fsync(fd)
-                self._sync_name(target)
+                self._folders.sync_name(target)
             except BaseException:
                 os.unlink(target)
                 os.close(fd)
                 raise
             return LocalAppender(fd, path, reserved, self.reserve.demand)
 
-        return self._guard(path, lambda: self._in_folder(target, make))
+        return self._guard(path, lambda: self._folders.with_folder_of(target, make))
 
     def truncate(self, path: str, size: int) -> None:
         def cut() -> None:
@@ -222,25 +189,11 @@ class LocalStore:
         target = self._file(path)
 
         def remove() -> None:
-            folder = os.path.dirname(target)
             try:
                 os.unlink(target)
             except (FileNotFoundError, NotADirectoryError):
                 return
-            while True:
-                try:
-                    sync_folder(folder)
-                except FileNotFoundError:
-                    pass  # removed as empty by another deletion; the sync continues above it
-                if folder == self.root:
-                    return
-                try:
-                    os.rmdir(folder)
-                except FileNotFoundError:
-                    pass
-                except OSError:
-                    return  # not empty, or not ours to remove
-                folder = os.path.dirname(folder)
+            self._folders.sync_deletion(target)
 
         self._guard(path, remove)
 
@@ -318,8 +271,8 @@ class LocalStore:
                 # Opening overwrites the file; through a link, that would be another file.
                 return os.open(target, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
 
-        for _ in range(_RACES_MAX):
-            fd = self._in_folder(target, open_)
+        for _ in range(RACES_MAX):
+            fd = self._folders.with_folder_of(target, open_)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 here = os.fstat(fd)
@@ -327,7 +280,7 @@ class LocalStore:
                 if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
                     # The file was replaced since it was opened: this lock excludes no process.
                     raise FileNotFoundError
-                # Write first and cut longer old text then: a reader takes the first line, and sees
+                # Write first, and then cut longer old text: a reader takes the first line, and sees
                 # either the old or the new one.
                 os.pwrite(fd, text, 0)
                 os.ftruncate(fd, len(text))
@@ -346,7 +299,7 @@ class LocalStore:
                 raise
             else:
                 return LocalLock(fd)
-        raise Unavailable("the lock file changes without end", path)
+        raise Unavailable("the lock file was replaced at each attempt; try again", path)
 
     def _take(self, target: str, text: bytes) -> Lock:
         """Replace the lock file by a new one that is already locked: the name is never free in
@@ -365,13 +318,10 @@ class LocalStore:
     def _file(self, path: str) -> str:
         return self._prefix + check_path(path)
 
-    def _folder(self, folder: str) -> str:
-        return self._file(folder.rstrip("/")) if folder else self.root
-
     @staticmethod
     def _regular(status: os.stat_result, path: str) -> os.stat_result:
         if not stat.S_ISREG(status.st_mode):
-            what = "is a folder" if stat.S_ISDIR(status.st_mode) else "is not a file of bytes"
+            what = "is a folder" if stat.S_ISDIR(status.st_mode) else "is not a regular file"
             raise NotFound(what, path)
         return status
 
@@ -382,95 +332,11 @@ class LocalStore:
         except OSError as error:
             raise translate(error, path) from error
 
-    def _walk(self, folder: str) -> Iterator[tuple[str, os.stat_result]]:
-        try:
-            with os.scandir(self._folder(folder)) as entries:
-                present = builtins.list(entries)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        except OSError as error:
-            raise translate(error, folder) from error
-        for entry in present:
-            if entry.name.startswith(TEMPORARY_PREFIX) or (
-                entry.name in ("lost+found", RESERVE_NAME) and not folder
-            ):
-                continue  # ext4 has lost+found in the root of a disk; only root may read it
-            path = folder + entry.name
-            try:
-                if _is_dir(entry):
-                    if is_path(path) and not (entry.is_symlink() and self._leads_up(path)):
-                        yield from self._walk(f"{path}/")
-                elif stat.S_ISREG((status := entry.stat()).st_mode):
-                    yield path, status  # a read of a FIFO or a device might never return
-            except FileNotFoundError:
-                continue  # deleted since
-            except OSError as error:
-                if error.errno != errno.ELOOP:  # a link to itself
-                    raise translate(error, path) from error
-
-    def _leads_up(self, path: str) -> bool:
-        """Whether a link leads to a folder that it is in: then a walk through it never ends."""
-        target = os.stat(self._file(path))
-        folder = os.path.dirname(self._file(path))
-        while not os.path.samestat(target, os.stat(folder)):
-            if folder == self.root:
-                return False
-            folder = os.path.dirname(folder)
-        return True
-
     def _new(self, target: str) -> int:
         fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self._file_mode)
         if self._file_mode != PRIVATE:
             os.fchmod(fd, self._file_mode)
         return fd
-
-    def _new_folder(self, folder: str) -> None:
-        os.mkdir(folder, self._folder_mode)
-        if self._folder_mode != PRIVATE_FOLDER:
-            os.chmod(folder, self._folder_mode)
-
-    def _in_folder(self, target: str, action: Callable[[], T]) -> T:
-        """Run an action that needs the folder of `target`. Creates a missing folder, also again if
-        another process has just removed it as empty."""
-        for _ in range(_RACES_MAX):
-            try:
-                return action()
-            except FileNotFoundError:
-                self._make_folder(os.path.dirname(target))
-        return action()
-
-    def _make_folder(self, folder: str) -> None:
-        parent = os.path.dirname(folder)
-        try:
-            self._new_folder(folder)
-        except FileExistsError:
-            return
-        except FileNotFoundError:
-            if parent == folder:
-                raise
-            self._make_folder(parent)
-            try:
-                self._new_folder(folder)
-            except FileExistsError:
-                return
-            except FileNotFoundError:
-                # A deletion removed the empty parent, and the caller tries again; or the folder
-                # cannot be created, and the caller fails.
-                return
-        try:
-            sync_folder(parent)
-        except FileNotFoundError:
-            pass  # a deletion removed both as empty: the caller tries again
-
-    def _sync_name(self, target: str) -> None:
-        """Make the entry of `target` durable, and those of the folders above it, once each: another
-        process may have created them without having synced them yet."""
-        folder = os.path.dirname(target)
-        status = sync_folder(folder)
-        identity = (status.st_dev, status.st_ino)
-        if folder != self.root and self._known.get(folder) != identity:
-            self._sync_name(folder)
-            self._known[folder] = identity
 
     def _publish(
         self, path: str, chunks: Callable[[], Iterable[bytes]], place: Callable[[str, str], None]
@@ -492,7 +358,7 @@ class LocalStore:
                 except FileNotFoundError:
                     pass  # a replace has moved it
                 os.close(fd)
-            self._sync_name(target)
+            self._folders.sync_name(target)
 
         self._guard(path, lambda: self.reserve.spending(publish))
 
@@ -515,7 +381,7 @@ class LocalStore:
         if folder not in self._swept:
             self._swept.add(folder)
             leftovers.sweep(folder)
-        return self._in_folder(target, make)
+        return self._folders.with_folder_of(target, make)
 
     def _preallocate(self, fd: int, length: int) -> int:
         """Reserve `length` bytes, but at most half of the free space that is not kept for

@@ -170,14 +170,14 @@ def without_secrets(text: str) -> str:
 
 def why_not_followed(root: Location, found: str) -> str:
     """Why the segments' URL that a root names is not trusted; "" if it is. Anyone who can write a
-    root can name any URL there: opening it could send our credentials to that server."""
+    root can name any URL there: opening it could send this user's credentials to that server."""
     place = Location(found)
     if ("?" in found and "://" in found) or without_secrets(found) != found:
         return "it has options"
     if place.scheme != root.scheme:
-        return f"it is on {place.scheme!r}, the root on {root.scheme!r}"
+        return f"it is on {place.scheme!r}, but the root is on {root.scheme!r}"
     if place.scheme not in MANY_BUCKETS and place.authority != root.authority:
-        return f"it is on {place.authority!r}, the root on {root.authority!r}"
+        return f"it is on {place.authority!r}, but the root is on {root.authority!r}"
     return ""
 
 

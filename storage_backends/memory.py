@@ -200,7 +200,7 @@ class MemoryStore:
 
     def _add(self, path: str, data: bytearray) -> None:
         if check_path(path) in self._medium.files:
-            raise AlreadyExists("there is one already", path)
+            raise AlreadyExists("a file of this name already exists", path)
         self._medium.files[path] = data
 
     def _get(self, path: str) -> bytearray:

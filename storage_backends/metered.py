@@ -66,7 +66,7 @@ class Meter:
 
 class _MeteredInput(io.RawIOBase):
     def __init__(self, inner: BinaryIO, read: Tell) -> None:
-        self._inner, self._told = inner, read
+        self._inner, self._count = inner, read
 
     def readable(self) -> bool:
         return True
@@ -77,7 +77,7 @@ class _MeteredInput(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = self._inner.read(len(buffer))
         buffer[: len(data)] = data
-        self._told(len(data))
+        self._count(len(data))
         return len(data)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:

@@ -4,7 +4,7 @@ Objects cannot grow, so the log writes one object per commit. The exclusive crea
 two writers, and it is only as good as the service. The three drivers below turn `mode="create"`
 into a condition that the service checks (S3 `If-None-Match: *`, GCS `ifGenerationMatch=0`, Azure
 `If-None-Match: *`; for content in several parts, on the request that completes them). Every other
-driver looks first and writes then, which is not atomic: `exclusive_create` is False there, and
+driver first checks and then writes, which is not atomic: `exclusive_create` is False there, and
 `create` raises `Unsupported`.
 
 Some services with the API of S3 ignore the condition and overwrite. So before its first create a
@@ -62,10 +62,10 @@ class _Immutable(LeasedLocks):
     """What objects cannot do, and a lock that needs only their creates."""
 
     def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
-        raise Unsupported("objects do not grow", path)
+        raise Unsupported("an object cannot grow", path)
 
     def truncate(self, path: str, size: int) -> None:
-        raise Unsupported("objects are not cut", path)
+        raise Unsupported("an object cannot be cut", path)
 
 
 class ObjectStore(_Immutable):
@@ -85,8 +85,8 @@ class ObjectStore(_Immutable):
         options = dict(storage_options or {})
         self._veil = Veil(options)
         try:
-            # An own instance without a listing cache: otherwise fsspec may return a shared one that
-            # has a cache.
+            # A separate instance without a listing cache: otherwise fsspec may return a shared one
+            # that has a cache.
             options.update(use_listings_cache=False, skip_instance_cache=True)
             opened: tuple[Any, str] = fsspec.core.url_to_fs(url, **options)
             self._fs, self._root = opened[0], opened[1].rstrip("/")
@@ -218,7 +218,7 @@ class ObjectStore(_Immutable):
         for first in range(0, len(paths), self._deleted_at_once):
             batch = paths[first : first + self._deleted_at_once]
             full = [self._full(path) for path in batch]
-            # The driver would take a star in a name for all names.
+            # The driver would treat a star in a name as a pattern.
             if len(full) > 1 and not any(map(has_magic, full)):
                 # It reports one error for all of them. Deleting one by one names the object.
                 with contextlib.suppress(Exception):
@@ -273,7 +273,7 @@ class ObjectStore(_Immutable):
                 return
             except FileExistsError as error:
                 raise self._veil.over(
-                    AlreadyExists("there is one already", path)
+                    AlreadyExists("an object of this name already exists", path)
                 ) from self._veil.cause(error)
             except FileNotFoundError as error:
                 raise self._veil.over(
@@ -283,7 +283,7 @@ class ObjectStore(_Immutable):
                 code, status = service_code(error)
                 if status == 412 or code in ("PreconditionFailed", "412"):
                     raise self._veil.over(
-                        AlreadyExists("there is one already", path)
+                        AlreadyExists("an object of this name already exists", path)
                     ) from self._veil.cause(error)
                 # For two conditional puts at the same moment, S3 answers 409 to one: it wrote
                 # nothing and must be sent again.
@@ -296,7 +296,7 @@ class ObjectStore(_Immutable):
             if not self._probed and not self._keeps_condition():
                 raise Unsupported(
                     f"{self.url} ignores the condition of an exclusive create: two writers "
-                    "would overwrite each other"
+                    "would overwrite each other; use a service that supports it"
                 )
             self._probed = True
 
@@ -363,7 +363,7 @@ def service_code(error: BaseException) -> tuple[str, int]:
 def translated(error: Exception, path: str) -> StorageError:
     """The store's error for an error of a driver."""
     if isinstance(error, FileExistsError):
-        return AlreadyExists("there is one already", path)
+        return AlreadyExists("an object of this name already exists", path)
     code, status = service_code(error)
     if code in _NO_BUCKET:  # a misspelt bucket must not look like an empty map
         return Unavailable(f"the bucket or container is missing: {error}", path)

@@ -28,6 +28,8 @@ from storage_backends.location import located
 from storage_backends.paths import is_on_disk, is_wal, node_of_wal
 from storage_backends.split import above_wal
 
+NOT_ASKED = "this process does not ask agents for the segments on their disks"
+
 
 class Tails(Protocol):
     """Reads the disks of other nodes. Methods raise `Unavailable` if a disk cannot be read now."""
@@ -43,16 +45,17 @@ class Tails(Protocol):
 
 
 class Unasked:
-    """`Tails` of a process that asks no agents. `files` and `read` raise `Unavailable`."""
+    """`Tails` of a process that asks no agents. `files` and `read` raise `Unavailable`. `why`: the
+    reason, for errors."""
 
-    def __init__(self, root: SegmentStore) -> None:
-        pass
+    def __init__(self, root: SegmentStore, why: str = NOT_ASKED) -> None:
+        self._why = why
 
     def files(self, node: str) -> list[StoredFile]:
-        raise Unavailable("this process does not ask agents for the segments on their disks", node)
+        raise Unavailable(self._why, node)
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        raise Unavailable("this process does not ask agents for the segments on their disks", path)
+        raise Unavailable(self._why, path)
 
     def close(self) -> None:
         pass
@@ -269,8 +272,8 @@ def demand_own(store: object, node: str) -> None:
     found = own_disk_of(store)
     if found is not None and (found.disk is None or found.own != node):
         raise StorageError(
-            f"the segments of {node} are on the own disk of that node: only its agent opens this "
-            "log (wal_dir_is_local)",
+            f"the segments of {node} are on the own disk of that node: only its agent can open "
+            "this log (wal_dir_is_local)",
             node,
         )
 

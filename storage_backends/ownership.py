@@ -26,7 +26,7 @@ def doubts(url: str) -> list[str]:
         found_doubts.append(
             f"{place} belongs to another user, {user_name(found.st_uid)}, and this process "
             f"is {user_name(os.geteuid())}: "
-            "its owner decides what is there, and may not be able to read what is written "
+            "its owner decides what it contains, and may not be able to read what is written "
             f"now; run this as {user_name(found.st_uid)}"
         )
     if found.st_mode & stat.S_IWOTH:

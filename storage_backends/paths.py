@@ -34,8 +34,8 @@ NUMBER_MAX = 2**32 - 1
 
 
 def number_in(text: str, width: int = 8) -> int | None:
-    """The number in a file's name, or None if no file of ours is named so: with other digits than
-    0 to 9, with too many zeros or too few, or with an impossible number. Otherwise two files could
+    """The number in a file's name, or None if imap-wal names no file so: with other digits than 0
+    to 9, with too many or too few zeros, or with an impossible number. Otherwise two files could
     have the same number, and the file of a number could not be found."""
     if not (text.isascii() and text.isdigit()) or len(text) > len(str(NUMBER_MAX)):
         return None

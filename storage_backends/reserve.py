@@ -5,9 +5,9 @@
                blocks. Appends then leave that many bytes free, so only maintenance uses them
     absent     there was never room for it, or the setting is 0: nothing is kept free
 
-Taken again by an agent that opens its log, by the next segment, and at the end of the maintenance
-command, once the disk has room. The name has a `#`, so no file of a caller has it. Only for local
-file systems. See docs/decisions/0053.
+It is taken again by an agent that opens its log, by the next segment, and at the end of the
+maintenance command, once the disk has room. The name has a `#`, so no file of a caller has it. Only
+for local file systems. See docs/decisions/0053.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Reserve:
         """Bytes that this process gave up and that were not taken again."""
 
     def state(self) -> DiskState | None:
-        """None if this is not a local file system, or if it cannot be asked."""
+        """None if this is not a local file system, or if its state cannot be read."""
         if not self._local:
             return None
         try:
@@ -158,7 +158,7 @@ class Reserve:
 
     @contextmanager
     def _locked(self, *, create: bool = False) -> Iterator[int]:
-        """`OSError` if another process takes it or gives it up now."""
+        """Raises OSError if another process is taking it or giving it up now."""
         fd = os.open(self._path, _OPEN | (os.O_CREAT if create else 0), self._file_mode)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -183,7 +183,7 @@ def _release(fd: int, wanted: int) -> None:
 
 def disks_of(store: object) -> dict[str, DiskState]:
     """The disks of a store's local folders: `root`, and `wal` if segments have one of their own.
-    Nothing is read of a network."""
+    No network storage is read."""
     parts = zip(("root", "wal"), getattr(_innermost(store), "parts", (store,)), strict=False)
     found = {name: [each.state() for each in reserves(part)] for name, part in parts}
     return {name: states[0] for name, states in found.items() if states and states[0] is not None}

@@ -27,10 +27,12 @@ _FORMAT, _FORMAT_OWN_DISKS = 1, 2
 class SplitStore:
     """A `SegmentStore`; see the module's docstring."""
 
-    def __init__(self, root: SegmentStore, wal: SegmentStore) -> None:
+    def __init__(self, root: SegmentStore, wal: SegmentStore, wal_dir: str = "") -> None:
+        """`wal_dir`: the place of `wal` as the root's record names it, so that all processes that
+        open `url` name it alike; "": its own URL."""
         self._root, self._wal = root, wal
         self.parts = (root, wal)
-        self.url: str = located(root.url).with_wal_dir(wal.url)
+        self.url: str = located(root.url).with_wal_dir(wal_dir or wal.url)
         mine, theirs = root.capabilities, wal.capabilities
         self.capabilities = replace(
             theirs,
@@ -133,7 +135,8 @@ def recorded(root: SegmentStore) -> SegmentsPlace | None:
         return None
     except (ValueError, RecursionError) as error:
         raise StorageError(
-            f"not JSON ({error}); it says where the segments are, bring it back from a copy", RECORD
+            f"not JSON ({error}); this file says where the segments are: bring it back from a copy",
+            RECORD,
         ) from error
     match data:
         case {"format": version, "wal_dir": str(url)} if version == _FORMAT:
@@ -152,7 +155,7 @@ def record(root: SegmentStore, place: SegmentsPlace) -> None:
     if known is None:
         if any(is_wal(file.path) for file in root.list("")):
             raise StorageError(
-                f"wal_dir is {place}, but this log has segments under its root already",
+                f"wal_dir is {place}, but this log already has segments under its root",
                 root.url,
             )
         try:

@@ -76,7 +76,7 @@ def seed() -> int:
 
 @pytest.fixture(scope="session")
 def classpath(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of the members that tests start."""
-    from tests.cluster.harness import compile_java
+    """The class path of the members that tests start."""
+    from tests.cluster.classes import compile_java
 
     return compile_java(tmp_path_factory.mktemp("java"))

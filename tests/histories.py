@@ -30,7 +30,8 @@ from imap_wal.entry import (
 )
 from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import IncarnationRecord
-from imap_wal.read.cluster import ClusterLog, pin_cuts
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.pins import pin_cuts
 from imap_wal.read.view import MaterializedView
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.drop import drop_map
@@ -51,7 +52,7 @@ NODES = ("n1", "n2")
 MAPS = ("orders", "../a b")
 PARTITIONS = 2
 KEYS = tuple(bytes((0, 0, 0, 2 + number)) + b"data k%d" % number for number in range(3))
-"""With the partition hash first, as Hazelcast writes it."""
+"""Each key begins with its partition hash, as Hazelcast writes it."""
 SKEW_MS = {"n1": 0, "n2": 600_000}
 STEP_S = 1200
 
@@ -120,7 +121,7 @@ class Cluster:
         default_factory=lambda: Settings(preallocate=False, segment_bytes=1 << 20)
     )
     skew_ms_max: int = SKEW_MS_MAX
-    """More where the storage's clock runs while ours does not."""
+    """It is higher where the storage's clock runs and ours does not."""
 
     def __post_init__(self) -> None:
         self.randomness = SeededRandomness(7)
@@ -163,8 +164,8 @@ class Cluster:
             log.close(clean=clean)
 
     def lifetime(self) -> None:
-        """All members start anew: partition versions begin at 1 again, and what is still in flight
-        is void."""
+        """All members are restarted: partition versions begin at 1 again, and what is still in
+        flight is void."""
         incarnation = self.incarnation = self.log.manifests.update(
             lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1)
         ).incarnation
@@ -339,7 +340,8 @@ class Cluster:
         }
 
     def check(self) -> None:
-        """A fresh restore, and the view that was there all along, both give the reference."""
+        """A new restore, and the view that existed from the beginning, both have what the reference
+        has."""
         fresh = MaterializedView(self.log, self.settings)
         fresh.catch_up()
         assert live_of(fresh) == self.expected(), "a fresh restore"

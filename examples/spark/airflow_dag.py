@@ -14,7 +14,7 @@ with DAG(
     schedule="0 2 * * *",
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
-    max_active_runs=1,  # two rewrites at once are safe, and one of them is in vain
+    max_active_runs=1,  # two at once are safe, but the second would only wait for the first
     default_args={"retries": 2, "retry_delay": timedelta(minutes=10)},
 ):
     SparkSubmitOperator(

@@ -7,7 +7,8 @@
     transport/  the ROUTER socket, connections, the endpoint
     membership/ the connected peers, and which cluster and members may write: sessions, claims,
                 signs of life
-    reads/      keys, listings, load, schemas: their own thread with a MaterializedView
+    reads/      keys, listings, load, schemas, and when the logs are merged: their own thread with a
+                MaterializedView
     open_log    the node's log while it is open: sessions and `LogWriter`
     mender      opens the log again after a failure, on its own thread
     payloads    checks the payloads of changes and schemas

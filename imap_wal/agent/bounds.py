@@ -21,7 +21,7 @@ OWN_FILES = 256
 """Descriptors that an agent needs besides its connections: segments, files that a merge reads,
 sockets of a storage, and of its metrics (`monitoring.listener.CONNECTIONS_MAX`)."""
 OWN_FILES_MIN = 64
-"""The least number of them, if few files are allowed."""
+"""The smallest number of them, for a process that may open few files."""
 UNSEEN_MAX = 1300
 """The queue of libzmq's events has room for 1,001; then its thread waits. The rest are connections
 that were refused and are not closed yet."""
@@ -72,8 +72,8 @@ class Bounds:
 
 def bounds(connections_max: int, max_value_bytes: int, *, local: bool = True) -> Bounds:
     """The bounds of an agent under this process's limit of open files. `local`: it listens at a
-    Unix socket, where libzmq aborts the process if there is no descriptor; over TCP it waits for
-    one. Raises `InvalidSetting` if the limit is too low."""
+    Unix socket, where libzmq aborts the process if no descriptor is free; over TCP, libzmq waits
+    for one. Raises `InvalidSetting` if the limit is too low."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files == resource.RLIM_INFINITY:
         files = 2**31

@@ -50,13 +50,12 @@ class AgentConfig:
     `wal_dir_is_local`: only this node sees `wal_dir` (`imap_wal.agent.own_disk`). Then
     `tail_endpoint`: where other agents read this disk, a TCP address, with `key` and `clients`;
     `tail_address`: how they reach it, if not by this machine's name; `{node}` in it is the node's
-    name. `tail_timeout_s`: how long a
-    restore waits for disks of other nodes that cannot be read, before `log.recovery_policy`
-    decides; `upload_interval_s`: sealed segments are uploaded at once, and a segment is sealed when
-    it reaches this age.
-    `storage_options`, `wal_dir_options`: options for the storages of `url` and `wal_dir`; they may
-    be secrets, so the `repr` of this object does not show them. `credentials`: a file with such
-    options (`imap_wal.security.credentials`).
+    name. `tail_timeout_s`: how long a restore waits for the disks of other nodes that cannot be
+    read, before `log.recovery_policy` decides; `upload_interval_s`: sealed segments are uploaded at
+    once, and a segment is sealed when it reaches this age. `storage_options`, `wal_dir_options`:
+    options for the storages of `url` and `wal_dir`; they may be secrets, so the `repr` of this
+    object does not show them. `credentials`: a file with such options
+    (`imap_wal.security.credentials`).
 
     `endpoint`: where the plug-in connects, `ipc://` or `tcp://`. `endpoint_mode`, `allow_uids`,
     `key`, `clients`: who may connect there (`imap_wal.agent.access`). `connections_max`: the limit
@@ -257,7 +256,7 @@ class AgentConfig:
             data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise InvalidSetting(f"{path}: {error.strerror}") from error
-        except (ValueError, RecursionError) as error:  # also not UTF-8, or a very long number
+        except (ValueError, RecursionError) as error:  # also: not UTF-8, or a very long number
             # from None: the error contains the text
             raise InvalidSetting(f"{path}: not TOML: {error}") from None
         return cls.from_mapping(data, str(path), **overrides)

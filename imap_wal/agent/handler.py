@@ -52,7 +52,7 @@ from imap_wal.format import CLEARS, ENTRIES, METADATA, PAYLOAD_BYTES_MAX
 from imap_wal.schemas import BadSchema
 from imap_wal.settings import Durability
 from imap_wal.version import VERSION
-from imap_wal.write.committer import CommitRequest
+from imap_wal.write.commit_request import CommitRequest
 from storage_backends import StorageError
 
 LOOK_S = 1.0
@@ -62,7 +62,7 @@ which is shorter than the wait of a plug-in."""
 READS = ("keys", "list", "digests", "load", "maps", "schemas", "tail", "tail-read")
 
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError, msgpack.UnpackException)
-"""What reading a payload can raise if it is not as in `docs/protocol.md`."""
+"""The errors that reading a payload can raise if it is not as `docs/protocol.md` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,25 +102,25 @@ class RequestHandler:
         self._schemas = NodeSchemas()
 
     def connect(self, router: Router, reads: Reads) -> None:
-        """Where requests come from, and who answers those that read."""
+        """Set where requests come from, and what answers read requests."""
         self._router, self._reads = router, reads
         self._maps = Limit(
             "map",
             self._config.max_maps,
-            lambda: reads.maps,
+            lambda: reads.merges.maps,
             "Raise max_maps in the agent's configuration, or remove maps with `imap-wal drop` and "
             "start the agent again",
         )
         self._clear_counts = Limit(
             "partition count",
             CLEAR_COUNTS_MAX,
-            lambda: reads.clear_counts,
-            "A cluster has one, and a restore must look at each of those in the log's clears; "
-            "`imap-wal rewrite` and `prune` remove old clears",
+            lambda: reads.merges.clear_counts,
+            "A cluster has one partition count; each one in the log's clears makes a restore "
+            "slower. `imap-wal rewrite` and `prune` remove old clears",
         )
 
     def use(self, log: OpenLog) -> None:
-        """The log that is open now."""
+        """Set the log that is open now."""
         self._node_log, self._sessions = log.node_log, log.sessions
         self._committer = log.writer.committer
         self._schemas.use(log.node_log.metadata)
@@ -176,7 +176,7 @@ class RequestHandler:
             trace_commit(tracer, self._committer, self._clock, began, pending)
 
     def handle(self, message: Message, pending: list[Pending], kept: Kept | None = None) -> None:
-        """Answer a request, or queue it for its answer. Raises nothing for any message."""
+        """Answer a request, or queue it for its answer. Never raises, whatever the message is."""
         try:
             self._serve(message, pending, kept)
             self._sessions.heard(message.sender)
@@ -241,7 +241,10 @@ class RequestHandler:
             self._router.send(sender, ["stat", request.number, self._statistics()])
         elif isinstance(request, OfDisk):
             self.error(
-                sender, request.number, "bad-request", f"{message.kind}: ask at tail_endpoint"
+                sender,
+                request.number,
+                "bad-request",
+                f"{message.kind}: send this request to the agent's tail_endpoint",
             )
         elif (connection := self._sessions.connection(sender)) is None:
             self.error(sender, request.number, "not-ready", "say hello first")
@@ -250,7 +253,7 @@ class RequestHandler:
         elif isinstance(request, Beat):
             self._router.send(sender, ["beat", request.number, self._reads.work.parts])
         elif isinstance(request, Bye):
-            self._commit_ready()  # what it sent is not written after it was forgotten
+            self._commit_ready()  # so that nothing it sent is written after it was forgotten
             self._sessions.bye(sender)
             self._router.send(sender, ["bye", request.number])
         elif why := self._reads.ask(
@@ -363,10 +366,10 @@ class RequestHandler:
             self.refuse(message, *refusal, pending)
             return
         if len(payload) > PAYLOAD_BYTES_MAX:
-            raise TooLarge(f"one message of {len(payload)} bytes; it takes less than 2 GiB")
+            raise TooLarge(f"one message has {len(payload)} bytes, and must be below 2 GiB")
         if isinstance(request, Metadata):
             first = 0
-            self._schemas.take(payload, count, self._reads.schemas)
+            self._schemas.take(payload, count, self._reads.merges.schemas)
             batch = CommitRequest([payload], count, kind=METADATA)
         else:
             first, last = request.first, request.first + count - 1

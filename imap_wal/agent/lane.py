@@ -22,7 +22,7 @@ TURN_S = 0.02
 BUSY_S = 0.1
 """For this time after a change, more changes are expected."""
 PAUSE_S_MAX = 0.1
-"""The longest pause, also after a request that waited for a slow storage."""
+"""The longest pause, even after a request that waited for a slow storage."""
 
 
 @dataclass(slots=True)

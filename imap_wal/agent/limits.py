@@ -12,18 +12,19 @@ from imap_wal.errors import NotAppended
 T = TypeVar("T", str, int)
 
 CLEAR_COUNTS_MAX = 8
-"""The most different partition counts that the clears of a log may have. A cluster has one. A
-reader refuses a map with more than `clears.COUNTS_MAX`; each agent counts for itself, and knows
-what other agents have admitted after its next merge."""
+"""How many different partition counts the clears of a log may have. A cluster has one. A reader
+refuses a map with more than `clears.COUNTS_MAX`. Each agent counts for itself, and learns at its
+next merge what other agents have admitted."""
 
 
 class TooMany(NotAppended):
-    """A change would add something new to a log that has as many of it as it may have."""
+    """A change would add something new, such as a map, to a log that already has as many as are
+    allowed."""
 
 
 class Limit(Generic[T]):
     """Used by the serving thread. `of_log`: what the logs had when they were last read; None: they
-    were not read since the start. `what`, `advice`: for the text of the error."""
+    have not been read since the start. `what`, `advice`: for the text of the error."""
 
     def __init__(
         self, what: str, most: int, of_log: Callable[[], AbstractSet[T] | None], advice: str
@@ -33,8 +34,8 @@ class Limit(Generic[T]):
         self._known: set[T] = set()
 
     def demand(self, values: AbstractSet[T]) -> None:
-        """Admit changes with these values. `TooMany` if one of them is new and there is no room:
-        what the log has is always admitted."""
+        """Admit changes with these values. Raises `TooMany` if one of them is new and the limit is
+        reached; what the log already has is always admitted."""
         if values <= self._known:
             return
         of_log = self._of_log()
@@ -46,7 +47,7 @@ class Limit(Generic[T]):
             found = (
                 f"{what} is new, and there are {len(self._known)} others"
                 if of_log is not None
-                else f"{what} may be new: the logs were not read since the start"
+                else f"{what} may be new: the logs have not been read since the start"
             )
-            raise TooMany(f"{found}; the most is {self._most}. {self._advice}")
+            raise TooMany(f"{found}; the limit is {self._most}. {self._advice}")
         self._known |= new

@@ -27,8 +27,8 @@ T = TypeVar("T", bound=Closable)
 
 
 class Mender(Generic[T]):
-    """Starts its thread at once. `opened`: the new log, when it is open; then the thread has
-    ended."""
+    """Starts its thread at once. `opened`: the new log, once it is open; the thread has ended by
+    then."""
 
     def __init__(self, failed: Closable, open: Callable[[], T], node: str) -> None:
         self._failed: Closable | None = failed

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from imap_wal.agent.payloads import schemas_of
-from imap_wal.read.cluster import from_manifest
+from imap_wal.read.file_scan import from_manifest
 from imap_wal.schemas import BadSchema, Schema, sound_schemas
 
 SCHEMAS_MAX = 10_000
@@ -28,15 +28,15 @@ class NodeSchemas:
 
     def take(self, payload: bytes, count: int, others: Mapping[int, Schema]) -> None:
         """Check the schemas of a metadata message, and add them. `others`: of all logs. Raises
-        ValueError, and `BadSchema` if one is not valid, another one is known by its id, or there is
-        no room."""
+        ValueError, and `BadSchema` if one is not valid, if another one has its id, or if there are
+        too many."""
         found = schemas_of(payload, count, {**others, **self._known})
         new = {number: each for number, each in found.items() if number not in self._known}
         size = sum(len(each.to_bytes()) for each in new.values())
         if len(self._known) + len(new) > SCHEMAS_MAX or self._bytes + size > SCHEMAS_BYTES_MAX:
             raise BadSchema(
-                f"this node has {len(self._known)} schemas of {self._bytes} bytes; the most is "
-                f"{SCHEMAS_MAX} schemas of {SCHEMAS_BYTES_MAX} bytes together"
+                f"this node has {len(self._known)} schemas of {self._bytes} bytes; the limits "
+                f"are {SCHEMAS_MAX} schemas and {SCHEMAS_BYTES_MAX} bytes together"
             )
         self._add(new)
 

@@ -51,7 +51,7 @@ class OpenLog:
         )
         disk = own_disk_of(all_logs.store)
         for reserve in reserves(all_logs.store)[-1:]:
-            # Where segments are. Each attempt of an open would use up a little.
+            # Where segments are. Each attempt to open would use some of the space.
             reserve.demand(config.node)
         what = f"imap-wal agent at {config.endpoint}"
         self.node_log = open_node_log(context, what=what, takeover=takeover, maps=True)
@@ -79,14 +79,14 @@ class OpenLog:
             undo.pop_all()
         for reserve in reserves(all_logs.store):
             reserve.take(config.reserve_bytes)
-        self._tell()
+        self._log_recovery()
 
     def _let_go(self) -> None:
         """Release the lock, which would prevent the next open in this process."""
         with suppress(StorageError, ImapWalError):
             self.node_log.close(clean=False)
 
-    def _tell(self) -> None:
+    def _log_recovery(self) -> None:
         recovery = self.node_log.recovery
         lost = recovery.lost
         _log.info(
@@ -103,8 +103,8 @@ class OpenLog:
         )
 
     def close(self, clean: bool) -> None:
-        """End the maintenance, commit what waits, release the lock. Raises StorageError if the
-        storage cannot be reached: then the lock may remain until it expires."""
+        """End the maintenance, commit the waiting changes, and release the lock. Raises
+        StorageError if the storage cannot be reached: then the lock may remain until it expires."""
         self.compactor.stop()
         self.writer.stop()
         if self.sessions.sign is not None:

@@ -11,7 +11,7 @@ import msgpack
 from msgspec import Meta, MsgspecError
 from msgspec.msgpack import Decoder
 
-from imap_wal import entry, layout
+from imap_wal import entry
 from imap_wal.entry import (
     HIGHEST,
     KEY,
@@ -24,6 +24,7 @@ from imap_wal.entry import (
     VALUE,
 )
 from imap_wal.errors import TooLarge
+from imap_wal.names import check_map_name
 from imap_wal.schemas import BadSchema, Schema, check_known, read_schema
 
 
@@ -50,7 +51,7 @@ def check_entries(
         key, value, order = row[KEY], row[VALUE], row[ORDER]
         if row[MAP] != name:
             name = row[MAP]
-            layout.check_map_name(name)
+            check_map_name(name)
             maps.add(name)
         if not 0 <= row[PARTITION] <= PARTITION_MAX:
             raise ValueError(
@@ -58,28 +59,28 @@ def check_entries(
             )
         if order != (incarnation, order[1], session, request):
             raise ValueError(
-                f"an entry has order {order} where ({incarnation}, partition version, "
-                f"{session}, {request}) belongs"
+                f"an entry has order {order}; it must be ({incarnation}, partition version, "
+                f"{session}, {request})"
             )
         if key is None:
             _check_count(row[PARTITION_COUNT], partition_count)
             clears = True
         elif value is not None and len(key) + len(value) > value_bytes_max:
             raise TooLarge(
-                f"map {name!r}: key and value take {len(key) + len(value)} bytes, "
-                f"max_value_bytes is {value_bytes_max}"
+                f"map {name!r}: key and value take {len(key) + len(value)} bytes, more than "
+                f"max_value_bytes, {value_bytes_max}; store less, or raise the setting"
             )
         request += 1
     return Checked(clears, maps)
 
 
 _NAMED_MAX = 10_000
-"""An invalid entry is searched for only among so many, because other requests wait meanwhile."""
+"""An invalid entry is searched for only among this many, because other requests wait meanwhile."""
 
 
 def _entries(payload: bytes, count: int, request: int) -> Sequence[tuple[Any, ...]]:
     """The entries of a payload of exactly `count` entries. Raises ValueError, which names the first
-    invalid one if it is one of the first."""
+    invalid entry if it is near the start."""
     try:
         return entry.decoded(payload, count)
     except ValueError:
@@ -129,8 +130,8 @@ T = TypeVar("T")
 
 
 def _read(decode: Callable[[bytes], T], value: bytes, what: str) -> T:
-    """A value of the shape that `decode` knows. Nothing is built of another value: in memory, it
-    may take a hundred times its bytes. Raises ValueError with the text `what`, and
+    """A value of the shape that `decode` knows. No object is made from any other value, because it
+    could take a hundred times its bytes in memory. Raises ValueError with the text `what`, and
     UnicodeDecodeError."""
     try:
         return decode(value)

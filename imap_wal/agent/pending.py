@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imap_wal.write.committer import CommitRequest
+from imap_wal.write.commit_request import CommitRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """An append in the ring, with the data for its answer. Without a batch: an answer that must
-    stay after the earlier answers."""
+    """An append in the ring, with the data for its answer. Without a batch, it is an answer that
+    must be sent after the earlier answers."""
 
     sender: bytes
     number: int

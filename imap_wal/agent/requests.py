@@ -38,7 +38,7 @@ TEXT_MAX = 1000
 """Characters of the reason why a header is malformed: msgspec's errors may quote a whole field, and
 the reason waits in memory, and is sent to a peer that perhaps never reads it."""
 _FRONT_BYTES = 64
-"""`kind` and `number` are within this many first bytes of a header."""
+"""`kind` and `number` are within the first bytes of a header, this many."""
 
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=HIGHEST)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=COUNT_MAX)]
@@ -53,9 +53,9 @@ class About(Struct, frozen=True):
     """The member that says hello. `protocol`, `protocol_max`: the lowest and the highest version of
     the protocol that it speaks; 0: only the lowest. `view`: the incarnation of its cluster, as far
     as it knows; 0: not known. `partition_count` 0 or None: not given. `token`: the cluster's; "":
-    not given. `shared`: it appends each change to several agents, so its session has one number on
-    all of them. `acks`: how many of them acknowledge a change before its caller returns; 0: not
-    given."""
+    not given. `shared`: it appends each change to several agents, so its session has the same
+    number on all of them. `acks`: how many of them acknowledge a change before its caller returns;
+    0: not given."""
 
     cluster_id: Id
     plugin_uuid: Id
@@ -225,10 +225,11 @@ def kind_of(request: Request | Malformed) -> str:
 
 
 def read(header: bytes) -> Request | Malformed:
-    """The request of a header, or `Malformed`. Raises nothing."""
+    """The request of a header, or `Malformed`. Never raises."""
     if len(header) > HEADER_BYTES_MAX:
         return Malformed(
-            *_front(header), f"a header of {len(header)} bytes; it takes at most {HEADER_BYTES_MAX}"
+            *_front(header),
+            f"the header has {len(header)} bytes; at most {HEADER_BYTES_MAX} are allowed",
         )
     try:
         request: Request = _decode(header)
@@ -263,7 +264,9 @@ def with_payload(request: Request | Malformed, size: int) -> Request | Malformed
         case Append() | Metadata() | Malformed():
             return request
         case Load():
-            text = f"the keys of a load take {size} bytes; {LOAD_BYTES_MAX} is the most, or one key"
+            text = (
+                f"the keys of a load take {size} bytes; several may take at most {LOAD_BYTES_MAX}"
+            )
             fits = size <= LOAD_BYTES_MAX or request.count == 1
         case _:
             text, fits = f"{kind_of(request)} has no payload; this one has {size} bytes", not size

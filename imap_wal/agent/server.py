@@ -7,18 +7,15 @@ The write path uses only one thread.
 
 from __future__ import annotations
 
-import signal
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
-from types import FrameType
 from typing import Any
 
 import structlog
 
 from imap_wal.agent.access.peers import demand
-from imap_wal.agent.bounds import bounds, raise_file_limit, wanted_files
+from imap_wal.agent.bounds import bounds
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.handler import READS, RequestHandler
 from imap_wal.agent.lane import TURN_S, Lane
@@ -30,7 +27,8 @@ from imap_wal.agent.open_log import OpenLog
 from imap_wal.agent.own_disk.serving import TailServer
 from imap_wal.agent.own_disk.tails import AgentTails
 from imap_wal.agent.pending import Pending
-from imap_wal.agent.reads.reads import Reads
+from imap_wal.agent.reads.merges import Merges
+from imap_wal.agent.reads.reads import Connections, Reads
 from imap_wal.agent.reads.work import Work
 from imap_wal.agent.requests import (
     Bye,
@@ -52,11 +50,10 @@ from imap_wal.errors import (
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.security.encryption import open_store
-from imap_wal.worker import Worker
+from imap_wal.worker import Worker, trouble
 from imap_wal.write.opening import holder_text
 from storage_backends import SegmentStore, StorageError
 from storage_backends.own_disk import Tails, own_disk_of
-from storage_backends.ownership import doubts
 from storage_backends.reserve import disks_of
 
 TICK_MS = 200
@@ -68,12 +65,7 @@ STOP_S = 1.0
 CLOSE_S = 5.0
 """How long a stop waits for a log that is being opened again."""
 
-SWITCH_S = 0.0005
-"""How long a thread may compute while others wait for the interpreter. A merge computes for
-seconds, and a hello needs the interpreter after each of its hundred file operations. With Python's
-5 ms, a member with a small part of a processor gave up before its first answer."""
-
-STOPS = "the agent stops"
+STOPS = "the agent is stopping"
 
 SLOW = Hello | View | Stat | Bye | Malformed
 """Requests without changes, which may take as long as a commit: they wait in the lane."""
@@ -156,15 +148,22 @@ class Agent:
 
     def _reads_with(self, work: Work, randomness: Randomness) -> Reads:
         disk = own_disk_of(self._store)
-        return Reads(
+        merges = Merges(
             self._view,
-            self._router.outbox,
             lambda: self._committer.statistics.bytes,
-            self._router.door.shut,
-            lambda message: demand(self._router.peer(message.user), message.request),
+            self._clock,
             tail_timeout_s=self.config.tail_timeout_s,
             waits=lambda: disk is not None and disk.waits,
             at_once=self.config.restore_at_start,
+        )
+        connections = Connections(
+            self._router.outbox,
+            self._router.door.shut,
+            lambda message: demand(self._router.peer(message.user), message.request),
+        )
+        return Reads(
+            merges,
+            connections,
             clock=self._clock,
             randomness=randomness,
             room=self._room,
@@ -183,8 +182,8 @@ class Agent:
         self._stopping = True
 
     def serve(self, ready: Callable[[], None] | None = None) -> None:
-        """Serve requests until `stop`; then commit what waits and write the clean-shutdown frame.
-        Raises `Fenced` if another process takes over the log."""
+        """Serve requests until `stop`; then commit the waiting changes and write the clean-shutdown
+        frame. Raises `Fenced` if another process takes over the log."""
         if self._http is not None:
             self._http.worker.start()
         if ready is not None:
@@ -375,7 +374,7 @@ class Agent:
             alive=start.alive(),
             waiting_seconds=start.waiting_s(),
             reads=reads.served,
-            unmerged_bytes=reads.unmerged_bytes,
+            unmerged_bytes=reads.merges.unmerged_bytes,
             merged=self._view.merged,
             merge=self._work.merge,
             conflicts=self._view.conflicts_seen,
@@ -383,17 +382,17 @@ class Agent:
             positions=self._view.positions,
             upload=log.uploads.statistics if log.uploads is not None else None,
             tail_reads=self._tail_server.served if self._tail_server is not None else 0,
-            left_out=reads.missing,
-            read_from_copies=reads.copied,
+            left_out=reads.merges.missing,
+            read_from_copies=reads.merges.copied,
             feature_level=self._view.feature_level,
         )
 
     def statistics(self) -> dict[str, Any]:
         """The answer to `stat`, in plain values. It may ask the storage for the newest claim."""
-        now, workers, sessions = self.snapshot(), self._workers(), self._sessions
+        now, sessions = self.snapshot(), self._sessions
         # Without metrics an agent is healthy: a port that is in use must not stop its member.
-        http = self._http.worker if self._http is not None else None
-        troubles = [each.trouble for each in workers if each is not http]
+        http = self._http.worker.name if self._http is not None else None
+        troubles = [trouble(name, now.threads[name]) for name in now.threads if name != http]
         failure = "; ".join(reason for reason in (now.failure, *troubles) if reason)
         return {
             "healthy": not failure,
@@ -415,6 +414,7 @@ class Agent:
             "read_from_copies": dict(now.read_from_copies),
             "feature_level": now.feature_level,
             "claim": sessions.claim(),
+            "members": sessions.members(),
             "start": sessions.start.statistics(sessions.claims.known),
             "archive_error": now.maintenance.archive_error,
             "retention_error": now.maintenance.retention_error,
@@ -438,36 +438,3 @@ def _endpoint(config: AgentConfig) -> EndpointLock:
         takeover=config.takeover,
         mode=mode(config.endpoint_mode, "endpoint_mode"),
     )
-
-
-def run(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises the errors of opening the log, and
-    `StorageUnavailable` if the storage fails."""
-    raise_file_limit(config.connections_max)
-    sys.setswitchinterval(SWITCH_S)
-    try:
-        agent = Agent(config)
-    except StorageError as error:
-        raise StorageUnavailable(f"{config.url}: {error}") from error
-    for doubt in (*doubts(config.url), *doubts(config.wal_dir)):
-        _log.warning("storage of another user", doubt=doubt)
-    for doubt in config.doubts:
-        _log.warning("open endpoint", doubt=doubt)
-    if not agent.bounds.certain:
-        doubt = (
-            "many attempts to connect could use up all file descriptors, and the log would fail "
-            "until they end; raise the limit (ulimit -n)"
-        )
-        limits = {
-            "files": agent.bounds.files,
-            "wanted": wanted_files(config.connections_max),
-            "connections": agent.bounds.connections,
-        }
-        _log.warning("few open files are allowed", doubt=doubt, **limits)
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        agent.stop()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
-    agent.serve(lambda: ready(agent) if ready else None)

@@ -9,6 +9,10 @@ listings do not count.
        ▲                                                   │ no
        └───────────────────────────────────────────────────┘
 
+Segments on the own disks of nodes are listed and read like others, from the agents of these nodes.
+The ids of these logs stay on the disks: in the root, an id says that all segments are there, so a
+disk that is lost would look like one without segments.
+
 A listing does not show one moment: it may have a segment and not the one before it. Then the files
 that were found do not fit together, and they are listed again.
 """
@@ -21,15 +25,17 @@ from dataclasses import dataclass
 
 from imap_wal import layout
 from imap_wal.backup.view import FileView, Held
-from imap_wal.errors import CorruptLog, LogError, LostRace
+from imap_wal.errors import CorruptLog, LogError, LostRace, MissingNode
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState
 from imap_wal.segment.reader import SegmentReader, is_header_torn
 from storage_backends import NotFound, SegmentStore, StoredFile
+from storage_backends.own_disk import own_disk_of
+from storage_backends.paths import is_on_disk
 
 ATTEMPTS = 100
 MISFITS_MAX = 8
-"""How often files that do not fit together are listed again, before that is damage."""
+"""How often files that do not fit together are listed again before they count as damage."""
 _MANIFEST = re.compile(r"(?P<folder>(?:|claims/|readers/[^/]+/|nodes/[^/]+/)manifest)/(\d+)\.json")
 _SMALL = re.compile(
     r"claims/\d+\.claim|opened/[^/]+|nodes/[^/]+/(?:wal/[^/]+\.(?:log|writer)|lists/[^/]+)"
@@ -67,6 +73,8 @@ class _Look:
     small: frozenset[str]
     segments: Mapping[str, StoredFile]
     aside: tuple[str, ...]
+    ids: frozenset[str] = frozenset()
+    """Of logs on own disks: empty files."""
 
     def still(self, later: _Look) -> bool:
         """Whether the later one shows all of these files, and no other small ones."""
@@ -110,6 +118,18 @@ def capture(log: ClusterLog) -> Captured:
     )
 
 
+def demand_nodes(log: ClusterLog) -> None:
+    """Raises `MissingNode` if the log of a registered node cannot be read now, with the reason."""
+    missing = log.state().missing
+    if missing:
+        what = "; ".join(f"node {node!r}: {why}" for node, why in missing.items())
+        raise MissingNode(
+            what,
+            "a backup needs the logs of all nodes: start the agent of this node with its disk, and "
+            "run the backup again; or remove the node with `imap-wal forget-node`",
+        )
+
+
 def same_front(store: SegmentStore, path: str, front: Front) -> bool:
     """Whether the segment still has the last frame of the front: a writer whose commit was
     interrupted may write another one in its place."""
@@ -125,24 +145,28 @@ def _look(log: ClusterLog) -> _Look:
     small: set[str] = set()
     segments: dict[str, StoredFile] = {}
     aside: list[str] = []
+    ids: set[str] = set()
+    own_disks = own_disk_of(log.store) is not None
     for file in log.store.list(log.folder):
         path = file.path.removeprefix(f"{log.folder}/")
         manifest = _MANIFEST.fullmatch(path)
         if manifest:
             folder = manifest["folder"]
             newest[folder] = max(newest.get(folder, ""), file.path)
+        elif own_disks and is_on_disk(file.path) and file.path.endswith(".log"):
+            ids.add(file.path)
         elif _SMALL.fullmatch(path):
             small.add(file.path)
         elif _ASIDE.fullmatch(path):
             aside.append(file.path)
         elif re.fullmatch(r"nodes/[^/]+/wal/[^/]+", path) and layout.parse_wal_path(file.path):
             segments[file.path] = file
-    return _Look(frozenset({*small, *newest.values()}), segments, tuple(aside))
+    return _Look(frozenset({*small, *newest.values()}), segments, tuple(aside), frozenset(ids))
 
 
 def _newest(look: _Look) -> Iterator[str]:
-    """Each file that a writer may be appending to: the newest of each folder by number, also those
-    that do not count."""
+    """Each file that a writer may be appending to: the newest of each folder by number, including
+    those that do not count."""
     folders: dict[str, tuple[int, int]] = {}
     for path in look.segments:
         name = layout.parse_wal_path(path)
@@ -184,6 +208,7 @@ def _of_moment(
     log: ClusterLog, look: _Look, contents: Mapping[str, bytes], fronts: Mapping[str, Front]
 ) -> Captured:
     held = {path: Held(len(content), content) for path, content in contents.items()}
+    held |= {path: Held(0, b"") for path in look.ids}
     for path, file in look.segments.items():
         held[path] = Held(fronts[path].end if path in fronts else file.size)
     view = FileView(held, log.store.capabilities)

@@ -134,7 +134,7 @@ def read_chunk(store: SegmentStore, name: str) -> bytes:
     except NotFound as error:
         raise CorruptLog(path, 0, "this part of a backup is missing", _DAMAGED) from error
     if chunk_name(data) != name:
-        raise CorruptLog(path, 0, "this part of a backup has another content", _DAMAGED)
+        raise CorruptLog(path, 0, "this part of a backup does not match its checksum", _DAMAGED)
     return data
 
 

@@ -54,7 +54,7 @@ def unfinished(target: SegmentStore, backup: Backup) -> bool:
         return False
 
 
-def put_back(
+def restore_backup(
     source: SegmentStore,
     backup: Backup,
     target: SegmentStore,

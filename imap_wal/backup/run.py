@@ -1,4 +1,8 @@
-"""Makes a backup, and removes old ones."""
+"""Makes a backup, and removes old ones.
+
+Segments that are only on the own disk of a node are read as all others are: the caller opens a
+storage that asks the agents (`storage_backends.own_disk`).
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,12 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from imap_wal.backup import catalogue
-from imap_wal.backup.capture import Captured, capture, same_front
+from imap_wal.backup.capture import Captured, capture, demand_nodes, same_front
 from imap_wal.backup.catalogue import CHUNK_BYTES, LOCK, Backup, BackupFile, chunk_path, chunk_size
 from imap_wal.clock import Clock
-from imap_wal.errors import LostRace
+from imap_wal.errors import LostRace, MissingNode
 from imap_wal.read.cluster import ClusterLog
-from storage_backends import AlreadyExists, Lock, NotFound, SegmentStore
+from storage_backends import AlreadyExists, Lock, NotFound, SegmentStore, Unavailable
 
 ATTEMPTS = 20
 """How often a cluster is captured again because files were removed before they were copied."""
@@ -20,7 +24,7 @@ _RENEW_MS = 15_000
 
 @dataclass(frozen=True, slots=True)
 class BackupProgress:
-    """How far a run is: bytes of the log, and how many of them were copied."""
+    """The progress of a run: bytes of the log, and how many of them were copied."""
 
     bytes: int
     bytes_total: int
@@ -70,7 +74,7 @@ def back_up(
     Raises:
         Locked: Another run writes there.
         LostRace: The log changes too fast, or another run has replaced this one.
-        MissingNode: The log of a node is missing.
+        MissingNode: The log of a node is missing, or its own disk cannot be read.
         LogError: The log is damaged, or an old backup whose chunks may be needed.
         StorageError: One of the two storages failed.
     """
@@ -140,7 +144,7 @@ class _Chunks:
             self._lock.renew()
 
     def demand(self, names: Collection[str]) -> None:
-        """`LostRace` if another run, which took the lock, has removed chunks."""
+        """Raises `LostRace` if another run took the lock and removed chunks."""
         if self._lock.expires_ms:
             self._lock.renew()
         if not self._listed().issuperset(names):
@@ -156,6 +160,13 @@ class _Copy:
         self._bytes = self._total = 0
 
     def cluster(self, log: ClusterLog) -> list[BackupFile]:
+        try:
+            return self._of_moment(log)
+        except (MissingNode, Unavailable):
+            demand_nodes(log)  # if the agent of a node has ended, it says which one
+            raise
+
+    def _of_moment(self, log: ClusterLog) -> list[BackupFile]:
         for attempt in range(ATTEMPTS):
             captured = capture(log)
             try:
@@ -210,7 +221,7 @@ def _retain(target: SegmentStore, keep: int) -> tuple[tuple[int, ...], int]:
     of the removed backups, and the bytes of the removed chunks."""
     every = catalogue.numbers(target)
     old, kept = every[:-keep], every[-keep:]
-    # All that stay are read before anything is removed: a damaged one may need any chunk.
+    # All kept backups are read before anything is removed: a damaged one may need any chunk.
     needed = set[str]().union(*(catalogue.read(target, number).chunks for number in kept))
     for number in old:
         catalogue.remove(target, number)

@@ -76,7 +76,7 @@ class FileView:
         return self._files[path]
 
     def _refuse(self, path: str) -> Never:
-        raise Unsupported("a backup is only read", path)
+        raise Unsupported("a backup cannot be changed", path)
 
     def create(self, path: str, data: bytes) -> None:
         self._refuse(path)

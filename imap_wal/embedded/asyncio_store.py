@@ -37,8 +37,9 @@ _PendingCommit: TypeAlias = "tuple[list[WriteBatch], list[asyncio.Future[None]]]
 
 
 class AsyncStore:
-    """An open log and its maps, from `aopen`, for one event loop. It is an async context manager
-    that closes it. After that, all methods except `statistics` and `close` raise `Closed`."""
+    """An open log and its maps, from `aopen`, for one event loop. As an async context manager, it
+    closes itself at the end of the block. After that, all methods except `statistics` and `close`
+    raise `Closed`."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._changes = store, store.changes
@@ -66,7 +67,8 @@ class AsyncStore:
         self._idle = True
         """No commit runs or is scheduled."""
         self._decides = False
-        """There was a decision. Before the first one, commits are not searched for decisions."""
+        """Whether there has been a decision. Before the first one, commits are not searched for
+        decisions."""
 
     def map(
         self,
@@ -101,8 +103,8 @@ class AsyncStore:
         return await self._loop.run_in_executor(None, self._store.archive)
 
     async def compact(self) -> Compaction:
-        """Rewrite all maps and remove what this replaces. Returns what was read, written and
-        removed. Errors as for `Store.compact`."""
+        """Rewrite all maps and remove the files that this replaces. Returns what was read, written
+        and removed. Errors as for `Store.compact`."""
         return await self._loop.run_in_executor(None, self._store.compact)
 
     @property
@@ -304,8 +306,8 @@ class AsyncMap(MapReads):
             InvalidSetting: `ttl` is not a number of seconds above 0.
             Closed: the store was closed.
         """
-        # The code of `enqueue` for one change, inlined: every operation costs the event loop this
-        # time.
+        # The code of `enqueue` for one change, inlined, because the event loop spends this time on
+        # every operation.
         store, state = self._store, self._state
         if ttl is not None or store._full or self._durable.closed:
             return self._enqueue(key, value, ttl)
@@ -366,7 +368,7 @@ class AsyncMap(MapReads):
         await self._store.decided(self._inner.clearing)
 
     def delete(self, key: Any) -> asyncio.Future[None]:
-        """Delete the key if it exists. Returns a future, as `set` does; a missing key is no
+        """Delete the key if it exists. Returns a future, as `set` does; a missing key is not an
         error."""
         return self._store.enqueue(lambda: self._inner.deletion(key))
 

@@ -13,7 +13,7 @@ from imap_wal.entry import clear_of, pack, pack_upserts
 from imap_wal.format import CLEARS, ENTRIES
 
 HEAP_SPARE = 64
-"""Up to this number of outdated deadlines do not cause a new heap."""
+"""The heap may have this many outdated deadlines before it is built again."""
 
 
 class MapState:
@@ -116,8 +116,8 @@ class MapState:
 
 
 class WriteBatch:
-    """Serialised changes of one map, in order. It does not change after it was passed on. The value
-    None is a deletion. `expires`: index → expires_at_ms, for changes that expire."""
+    """Serialised changes of one map, in order. It does not change after it has been passed on. The
+    value None is a deletion. `expires`: index → expires_at_ms, for changes that expire."""
 
     __slots__ = ("expires", "keys", "state", "values")
     kind = ENTRIES

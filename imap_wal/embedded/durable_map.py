@@ -45,8 +45,8 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         Args:
             key: the key.
             value: the value.
-            ttl: lifetime in seconds, exact to the millisecond, also across restarts; None: the
-                key does not expire.
+            ttl: lifetime in seconds, exact to the millisecond, even across restarts; None: the key
+                does not expire.
 
         Raises:
             InvalidSetting: `ttl` is not a number of seconds above 0 and up to 100 years.
@@ -64,7 +64,7 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
             if len(key_data) + len(data) > limit:
                 raise TooLarge(
                     f"map {state.name!r}: key and value take {len(key_data) + len(data)} "
-                    f"bytes, max_value_bytes is {limit}"
+                    f"bytes, more than max_value_bytes, {limit}; store less, or raise the setting"
                 )
             changes.keys.append(key_data)
             changes.values.append(data)
@@ -112,8 +112,8 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         return self._state.serializer.load_key(key), self._state.serializer.load(value)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
-        """Return the value of the key; if it does not exist, set it to `default` first. Several
-        threads all get the value of the first one."""
+        """Return the value of the key; if it does not exist, set it to `default` first. If several
+        threads call this at the same time, all get the value of the first one."""
         decision = set_default(self.changes([(key, default)]))
         self._writer.evaluate([decision])
         return self._state.serializer.load(decision.answer)

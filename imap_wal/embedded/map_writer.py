@@ -17,7 +17,7 @@ from imap_wal.embedded.decisions import Outlook, Undecided, made
 from imap_wal.errors import Closed, TooLarge
 from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX
 from imap_wal.retention.log_writer import LogWriter
-from imap_wal.write.committer import CommitRequest
+from imap_wal.write.commit_request import CommitRequest
 
 
 class MapWriter:
@@ -121,7 +121,8 @@ class MapWriter:
         count = sum(map(len, batches))
         if count > COUNT_MAX:
             raise TooLarge(
-                f"one commit of {count} changes; it takes at most {COUNT_MAX}, split the update"
+                f"one commit has {count} changes, and may have at most {COUNT_MAX}; split "
+                "the update"
             )
         now = self._clock.now_ms()
         request = self._request
@@ -141,7 +142,7 @@ class MapWriter:
         )
         if commit.size > PAYLOAD_BYTES_MAX:
             raise TooLarge(
-                f"one commit of {commit.size} bytes; it takes less than 2 GiB, split the update"
+                f"one commit has {commit.size} bytes, and must be below 2 GiB; split the update"
             )
         self._request = request
         self._committer.submit(commit)

@@ -31,8 +31,9 @@ from imap_wal.rewrite.compaction import KEEP_S
 from imap_wal.security.encryption import with_keys
 from imap_wal.settings import RecoveryPolicy, SettingsOptions, choose
 from imap_wal.write.context import LogContext
-from imap_wal.write.node_log import OTHER_NODE, NodeLog
+from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import open_node_log, shut_out_others
+from imap_wal.write.permit import OTHER_NODE
 from storage_backends import SegmentStore, StorageError, open_store
 
 
@@ -72,23 +73,24 @@ def open(  # the public name: imap_wal.open
 ) -> Store:
     """Open the durable maps under a folder or URL. Creates them if there are none.
     The maps of a cluster have one writer. So this fences every store that is open under another
-    node name: it acknowledges nothing more and raises `Fenced`. With `shared=True` it does not.
-    That is for processes that write different keys at the same time, each under its own node name.
-    Such a store sees the changes of the others only when it is opened again.
+    node name: that store acknowledges nothing more and raises `Fenced`. With `shared=True` no store
+    is fenced. That is for processes that write different keys at the same time, each under its own
+    node name. Such a store sees the changes of the others only when it is opened again.
 
     Args:
         url: a folder or any fsspec URL.
         namespace: namespace of the cluster.
         cluster: cluster of the maps.
         node: name of this writer's log in the cluster.
-        takeover: fence a process that has this node's log open; it then acknowledges nothing more.
-        serializer: for all maps without their own; None: `MsgpackSerializer`.
+        takeover: fence the process that has this node's log open; that process then acknowledges
+            nothing more.
+        serializer: for all maps that have none of their own; None: `MsgpackSerializer`.
         clock: for tests.
         randomness: for tests.
         storage: an open storage, instead of the one that `url` names.
         wal_dir: another URL for the segments being written, for example on a fast local disk, with
             archives and snapshots on an object store. The root records it, but each open must pass
-            it if it is on another kind of storage than the root.
+            it if its kind of storage is not that of the root.
         storage_options: options for the storage of `url`, such as credentials. They are never
             shown or stored.
         wal_filter: called with every entry of the log before it is applied; it keeps, skips or
@@ -102,7 +104,7 @@ def open(  # the public name: imap_wal.open
     Raises:
         WriterLocked: another process has this node's log open for writing.
         InvalidSetting: a setting is not valid, or the cluster belongs to Hazelcast members.
-        LogError: a file of the log is damaged, or of a newer version.
+        LogError: a file of the log is damaged, or was written by a newer version.
         MissingNode: the log of a node of the cluster is missing
             (`recovery_policy="partial"` leaves its entries out).
         EncryptionError: the keys do not fit the log.
@@ -115,10 +117,8 @@ def open(  # the public name: imap_wal.open
     chosen = choose(settings, OpenOptions.__annotations__)
     identity = Identity(namespace, cluster, node)
     identity.check()
-    url, wal_dir = (
-        location(url, options=storage_options, file_mode=chosen.file_mode),
-        location(wal_dir, "wal_dir"),
-    )
+    url = location(url, options=storage_options, file_mode=chosen.file_mode)
+    wal_dir = location(wal_dir, "wal_dir")
     try:
         store = with_keys(storage or open_store(url, wal_dir=wal_dir), chosen.encryption_keys)
         all_logs = ClusterLog(store, namespace, cluster, clock, randomness)
@@ -136,12 +136,9 @@ def open(  # the public name: imap_wal.open
             raise_level(log, alone=not shared)
             process = None
             if storage is None and is_reachable(store.url, wal_dir):
-                process = OtherProcess(
-                    # The options of the driver: stores do not show them.
-                    url.moved(store.url).with_keys(chosen.encryption_keys),
-                    wal_dir,
-                    keep_s=KEEP_S,
-                )
+                # With the options of the storage driver, which a store does not show.
+                source = url.moved(store.url).with_keys(chosen.encryption_keys)
+                process = OtherProcess(source, wal_dir, keep_s=KEEP_S)
             return Store(
                 LogWriter(log, all_logs),
                 all_logs,
@@ -150,7 +147,7 @@ def open(  # the public name: imap_wal.open
                 serializer or MsgpackSerializer(),
                 wal_filter,
                 shared,
-                # In a thread it delays the program, so only on request.
+                # A compaction in a thread would delay the program, so it runs only on request.
                 compacts=process is not None or "auto_rewrite_percentage" in settings,
             )
         except BaseException:
@@ -161,9 +158,9 @@ def open(  # the public name: imap_wal.open
 
 
 def _demand_ours(logs: ClusterLog, node: str, policy: RecoveryPolicy) -> None:
-    """Checks before anything is written: once a node's log is registered, all others need it.
-    Raises `InvalidSetting` in a cluster of Hazelcast members, and `MissingNode` for a new node if
-    another node's log cannot be read."""
+    """Check this before anything is written: once a node's log is registered, all other nodes need
+    it. Raises `InvalidSetting` in a cluster of Hazelcast members, and `MissingNode` for a new node
+    if another node's log cannot be read."""
     manifest = logs.manifest()
     claims = claim_manifests(logs.store, logs.folder, manifest.claims, logs.clock, logs.randomness)
     if claims.read()[1].newest:
@@ -197,8 +194,8 @@ def next_incarnation(log: NodeLog) -> int:
 
 
 def raise_level(log: NodeLog, *, alone: bool) -> None:
-    """Raise the feature level of a program's log as far as its nodes can read, unless `keep_level`
-    is set. `alone`: this open has fenced the programs of all other nodes."""
+    """Raise the feature level of a program's log to the highest that all its nodes can read, unless
+    `keep_level` is set. `alone`: this open has fenced the programs of all other nodes."""
     manifest = log.clusters.read()[1]
     if log.settings.keep_level or manifest.feature_level >= NEWEST:
         return

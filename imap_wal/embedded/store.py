@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from imap_wal import layout
 from imap_wal.embedded.changes import MapState
 from imap_wal.embedded.durable_map import DurableMap
 from imap_wal.embedded.map_writer import MapWriter
@@ -26,13 +25,14 @@ from imap_wal.embedded.serializer import MsgpackSerializer, RawSerializer, Seria
 from imap_wal.embedded.wal_filter import WalFilter, filtered
 from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, VALUE, Row
 from imap_wal.errors import InvalidSetting, NotAppended, StorageUnavailable
+from imap_wal.names import check_map_name
 from imap_wal.progress import Progress
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView, live
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.retention.other_process import OtherProcess
 from imap_wal.rewrite.compaction import Compaction, CompactionStatistics, Compactor
-from imap_wal.write.committer import CommitStatistics
+from imap_wal.write.commit_statistics import CommitStatistics
 from imap_wal.write.maintenance import MaintenanceStatistics
 from imap_wal.write.recovery import RecoveryReport
 from imap_wal.write.ring import RingStatistics
@@ -61,8 +61,8 @@ class StoreStatistics:
 
 
 class Store:
-    """An open log and its maps, from `imap_wal.open`. It is thread-safe, and a context manager that
-    closes it."""
+    """An open log and its maps, from `imap_wal.open`. It is thread-safe. As a context manager, it
+    closes itself at the end of the block."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Store:
         shared: bool = False,
         compacts: bool = True,
     ) -> None:
-        """`compacts`: automatically, if the settings say so."""
+        """`compacts`: compact automatically if the settings say so."""
         self.writer, self.committer = writer, writer.committer
         self.changes = MapWriter(writer, incarnation, knows_all=not shared and wal_filter is None)
         self._log, self._serializer = writer.log, serializer
@@ -122,7 +122,7 @@ class Store:
             Closed: the store was closed.
         """
         self.changes.check_open()
-        layout.check_map_name(name)
+        check_map_name(name)
         wanted = RawSerializer() if raw else serializer
         with self.changes.order_lock:
             state = self._maps.get(name)
@@ -132,16 +132,18 @@ class Store:
                 )
                 self.changes.some_unlogged |= disable_wal
         if state.logged is disable_wal:
-            now, asked = ("in the log", "without") if state.logged else ("not in the log", "with")
             raise InvalidSetting(
-                f"map {name!r} is {now}; it cannot be opened {asked} it as well (`imap-wal "
-                "drop` deletes a map)"
+                f"map {name!r} is in the log, so it cannot be opened with disable_wal; choose "
+                "another name, or delete the map with `imap-wal drop`"
+                if state.logged
+                else f"map {name!r} was opened with disable_wal, so it is not in the log; open it "
+                "with disable_wal again, or choose another name"
             )
         if wanted is not None and wanted.name != state.serializer.name:
             if state.values:
                 raise InvalidSetting(
                     f"map {name!r} has entries written by serializer "
-                    f"{state.serializer.name!r}, not {wanted.name!r}"
+                    f"{state.serializer.name!r}, not {wanted.name!r}; pass that serializer"
                 )
             state.serializer = wanted
         elif wanted is not None:
@@ -212,9 +214,9 @@ class Store:
         return moved
 
     def compact(self) -> Compaction:
-        """Rewrite all maps so that only the newest change of each key is left, and remove what this
-        replaces: superseded changes, deletions, expired entries. Another process does the work, and
-        changes continue meanwhile. A store also starts this automatically, see
+        """Rewrite all maps so that only the newest change of each key is left, and remove
+        everything else: superseded changes, deletions, expired entries. Another process does the
+        work, and changes continue meanwhile. A store also starts this automatically, see
         `auto_rewrite_percentage`.
 
         Returns:
@@ -233,7 +235,7 @@ class Store:
 
     @property
     def statistics(self) -> StoreStatistics:
-        """Counters since the store was opened, as one immutable value. It can be called after
+        """Counters since the store was opened, as one immutable value. It can be read after
         `close`."""
         entries = sum(len(state.values) for state in self._maps.values())
         return StoreStatistics(
@@ -248,8 +250,8 @@ class Store:
         )
 
     def close(self) -> None:
-        """Commit all waiting changes, write the clean-shutdown frame, seal the segment, release the
-        lock. It is safe to call this twice, also after an interrupt.
+        """Commit all waiting changes, write the clean-shutdown frame, seal the segment, and release
+        the lock. It is safe to call this twice, even after an interrupt.
 
         Raises:
             StorageUnavailable: the storage failed; the store is closed nevertheless.

@@ -23,7 +23,8 @@ class MapOwner(Protocol):
 class MapReads(Mapping[Any, Any]):
     """The read methods of a map. An iteration sees the map at the moment when it began: it keeps a
     list of the keys, and of the values if it yields them. That takes 8 or 16 bytes per entry, and
-    the values that were replaced since. All methods raise `Closed` after the store was closed."""
+    the values that are replaced during the iteration. All methods raise `Closed` after the store
+    was closed."""
 
     def __init__(self, owner: MapOwner, state: MapState) -> None:
         self._owner, self._state = owner, state

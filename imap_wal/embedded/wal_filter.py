@@ -46,7 +46,8 @@ def filtered(
     log: ClusterLog, wal_filter: WalFilter, policy: RecoveryPolicy
 ) -> dict[str, dict[bytes, DataEntry]]:
     """The newest entry that passed, by map and key; tombstones too. This takes as much memory as
-    the maps themselves. Raises `InvalidSetting` if the filter returns something else."""
+    the maps themselves. Raises `InvalidSetting` if the filter returns anything but an entry, None
+    or STOP."""
     newest: dict[str, Table] = {}
     cleared = Cleared()
     for node, entry in _entries(log, policy):

@@ -175,7 +175,7 @@ class _AsDict:
 
 class _Pickle(pickle.Unpickler):
     """Reads what a Python client pickled: dict, tuple, set, bytes. Objects of other classes stay
-    `Opaque`: creating one runs code that anyone who may write to the map has chosen."""
+    `Opaque`: creating one runs code that any writer of the map may have chosen."""
 
     HARMLESS: ClassVar = {
         ("__builtin__", "set"),

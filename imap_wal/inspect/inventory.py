@@ -16,6 +16,7 @@ from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, node_manifests
 from imap_wal.manifest.older import mark_beyond, older_epoch, opened_epochs
+from imap_wal.names import decode
 from imap_wal.segment.listing import SegmentFile, WalFolder, sorted_out
 from imap_wal.segment.verdict import Place
 from storage_backends import SegmentStore, StoredFile
@@ -49,7 +50,7 @@ class NodeView:
 
     @property
     def segments(self) -> tuple[SegmentFile, ...]:
-        """All files with the name of a segment, also those that do not count."""
+        """All files with the name of a segment, including those that do not count."""
         wal = self.wal
         return (*wal.archived, *wal.segments, *wal.copied, *wal.void)
 
@@ -165,9 +166,9 @@ class ClusterView:
     def place(
         self, node: NodeView, manifest: NodeManifest, segment: SegmentFile, *, followed: bool
     ) -> Place:
-        """A segment's place in its log, by all manifests. A snapshot's mark names a frame that was
-        there, just as a checkpoint does: if it is gone, entries are lost, though they are in the
-        snapshot."""
+        """A segment's place in its log, by all manifests. A snapshot's mark names a frame that
+        existed, just as a checkpoint does: if the frame is missing, entries of the log are lost,
+        though the snapshot has them."""
         here = segment.epoch, segment.number
         marks = self.manifest.marks(node.name, manifest.directory).values()
         ends = [mark for mark in marks if mark[:2] == here]
@@ -208,13 +209,13 @@ def take_inventory(
     if {"nodes", "manifest"} <= set(top) and not store.folders("manifest"):
         return found  # the URL is the folder of one cluster
     for namespace in top:
-        if namespaces and layout.decode(namespace) not in namespaces:
+        if namespaces and decode(namespace) not in namespaces:
             continue
         for cluster in store.folders(namespace):
-            if clusters and layout.decode(cluster) not in clusters:
+            if clusters and decode(cluster) not in clusters:
                 continue
             if {"nodes", "manifest", "snapshot"} & set(store.folders(f"{namespace}/{cluster}")):
-                names = layout.decode(namespace), layout.decode(cluster)
+                names = decode(namespace), decode(cluster)
                 try:
                     found.append(_cluster(store, *names))
                 except LogError as error:
@@ -231,9 +232,7 @@ def _cluster(store: SegmentStore, namespace: str, cluster: str) -> ClusterView:
     folder = layout.cluster_folder(namespace, cluster)
     clock, randomness = SystemClock(), SystemRandomness()
     for _ in range(ATTEMPTS):
-        found = [
-            _node(store, folder, layout.decode(name)) for name in store.folders(f"{folder}/nodes")
-        ]
+        found = [_node(store, folder, decode(name)) for name in store.folders(f"{folder}/nodes")]
         nodes = tuple(node for node in found if not node.forgotten)
         forgotten = tuple(node for node in found if node.forgotten)
         number, manifest = cluster_manifests(store, folder, clock, randomness).read()

@@ -50,7 +50,7 @@ def of_cluster(view: ClusterView) -> tuple[Seen, str]:
     seen, newer = Seen(incarnation=view.claims.newest), ""
     if view.claims.newest > manifest.incarnation:
         newer = (
-            f"incarnation {view.claims.newest} was claimed, the last one given here is "
+            f"incarnation {view.claims.newest} was claimed, but the last one given here is "
             f"{manifest.incarnation}"
         )
     for node in (*view.nodes, *view.forgotten):
@@ -59,7 +59,7 @@ def of_cluster(view: ClusterView) -> tuple[Seen, str]:
         if known.newer_than(manifest.seen(view.manifest_number)):
             newer = (
                 newer
-                or f"node {node.name!r} has seen {known}, here is "
+                or f"node {node.name!r} has seen {known}, but here is "
                 f"{manifest.seen(view.manifest_number)}"
             )
     return seen, newer
@@ -68,9 +68,9 @@ def of_cluster(view: ClusterView) -> tuple[Seen, str]:
 def of_claims(view: ClusterView) -> str:
     """Why the manifest of claims is older than the cluster's; "" if it is not."""
     if view.begun > view.claims.newest:
-        return f"incarnation {view.begun} has begun, the last one claimed is {view.claims.newest}"
+        return f"incarnation {view.begun} has begun, but the last claim is {view.claims.newest}"
     if view.manifest.token and not view.claims.names_token:
-        return "this cluster has a token, and its claims have none"
+        return "this cluster has a token, but its claims have none"
     return ""
 
 
@@ -94,7 +94,7 @@ def other_log(store: SegmentStore, view: ClusterView, node: NodeView) -> tuple[s
             return "", ""
         ((home, owner),) = homes.items()
     what = (
-        f"this folder holds the log of node {owner!r}, which belongs in {home}: it was copied here "
+        f"this folder has the log of node {owner!r}, which belongs in {home}: it was copied here "
         "or renamed"
     )
     known = home.startswith(f"{view.folder}/")  # otherwise of a cluster that is not examined

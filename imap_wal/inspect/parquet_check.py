@@ -84,7 +84,7 @@ def check_parquet(
             found,
             records=count,
             lost_records=records - count,
-            what=f"{count} records, the manifest says {records}",
+            what=f"{count} records, but the manifest says {records}",
         )
     return Finding(scan.path, scan.kind, CLEAN, found.bytes, count)
 

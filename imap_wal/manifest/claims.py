@@ -98,8 +98,8 @@ class ClaimManifest:
             return self
         if len(self.members) >= MEMBERS_MAX:
             raise TooLarge(
-                f"view {self.newest} has {len(self.members)} members, which is the most; "
-                f"member {member} is not one of them"
+                f"view {self.newest} already has {len(self.members)} members, the most that are "
+                f"possible, and member {member} is not one of them"
             )
         return replace(self, members=(*self.members, member))
 

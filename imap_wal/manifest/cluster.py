@@ -96,7 +96,7 @@ class ClusterManifest:
     losses: Mapping[str, Whole] = field(default_factory=dict)
     """Node → how many times a part of its log was lost: segments of its own disk were given up, a
     recovery cut frames, the cut of a lifetime made entries void that are only on its disk, another
-    log replaced it, or it was forgotten. What had a copy there has one less."""
+    log replaced it, or it was forgotten. A change with a copy there then has one copy less."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.snapshots, SnapshotTable) and len(self.snapshots) >= PACKED_FROM:
@@ -193,12 +193,13 @@ class ClusterManifest:
         return replace(self, losses={**self.losses, **counts})
 
     def promised(self, acks: int) -> int:
-        """What a node may promise of changes that so many logs acknowledge; 1: nothing."""
+        """How many logs a node may promise for changes that this many logs acknowledge; 1: it
+        promises nothing."""
         return acks if self.feature_level >= PROMISES else 1
 
     def acks_from(self, node: str, manifest: NodeManifest, segment: int) -> int:
-        """In how many logs each acknowledged change in this segment of a node and later ones is, at
-        least."""
+        """At least how many logs have each acknowledged change in this segment of a node and in
+        later ones."""
         return self.promised(manifest.acks_from(segment, self.losses_but(node)))
 
     def covered(self, node: str) -> tuple[LowWaterMark, ...]:

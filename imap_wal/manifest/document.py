@@ -51,7 +51,7 @@ is incomplete: two first uses at the same time end the process (msgspec 0.22).""
 
 def checked(data: Any, kind: type[V]) -> V:
     """JSON as a value of this type. Raises ValueError unless every field has exactly its type (a
-    float is no int)."""
+    float is not an int)."""
     if kind in _prepared:
         return msgspec.convert(data, kind, str_keys=True)
     with _preparing:
@@ -87,8 +87,8 @@ def packed(document: Any) -> str:
 
 
 def unpacked(text: str) -> Any:
-    """The inverse of `packed`. ValueError for more than `UNPACKED_BYTES_MAX`, among others: a few
-    kilobytes of deflated zeros take gigabytes."""
+    """The inverse of `packed`. Raises ValueError, for example for more than `UNPACKED_BYTES_MAX`: a
+    few kilobytes of deflated zeros take gigabytes."""
     whole = zlib.decompressobj()
     document = whole.decompress(b64decode(text), UNPACKED_BYTES_MAX)
     if not whole.eof:
@@ -124,7 +124,7 @@ class Packed(Generic[C]):
 
     @property
     def whole(self) -> C:
-        """The value. Raises `CorruptLog` if the text in the manifest has another form."""
+        """The value. Raises `CorruptLog` if the text in the manifest is malformed."""
         if self._whole is None:
             with whole(self._file):
                 self._whole = self._from_document(unpacked(self._text))

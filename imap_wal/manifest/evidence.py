@@ -39,7 +39,9 @@ def of_files(
         highest = max(highest, epoch)
         # Only the permit of an epoch is created before its manifest is published.
         if epoch > manifest.epoch + (layout.parse_writer_path(file.path) is not None):
-            newer = newer or f"{file.path} is of epoch {epoch}, the manifest knows {manifest.epoch}"
+            newer = (
+                newer or f"{file.path} is of epoch {epoch}, but the manifest is of {manifest.epoch}"
+            )
         elif archive is not None and manifest.archived < archive.last[:2] not in there:
             late[file.path] = archive
     # The list is parsed only for an archive after the manifest's last archived position, which is
@@ -58,7 +60,7 @@ def _another_beginning(manifest: NodeManifest, segments: Collection[tuple[int, i
         return ""
     first = min((number for each, number in segments if each == epoch), default=0)
     if any(each < epoch and begins <= number < first for each, number in segments):
-        return f"epoch {epoch} began with segment {first}, the manifest says {begins}"
+        return f"epoch {epoch} began with segment {first}, but the manifest says {begins}"
     return ""
 
 

@@ -44,7 +44,7 @@ def all_given(key_ring: KeyRing, known: Mapping[str, str]) -> bool:
 def what_differs(ids: list[str]) -> str:
     """The text about different keys, for errors and findings."""
     names = ", ".join(map(repr, ids))
-    return f"under the id {names} another key is given than the one that this cluster has"
+    return f"the key given for id {names} is not the one that this cluster has"
 
 
 def with_active(key_ring: KeyRing, known: Mapping[str, str]) -> dict[str, str]:

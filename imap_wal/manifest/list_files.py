@@ -29,7 +29,7 @@ from imap_wal.version import VERSION
 from storage_backends import NotFound, SegmentStore, StorageError
 
 FORMAT = 1
-"""Of a list file."""
+"""The format of a list file."""
 NEWEST_MAX = 256
 """At most this many archives are in the manifest itself."""
 LIST_MIN = 1000

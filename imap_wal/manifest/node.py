@@ -129,21 +129,21 @@ class NodeManifest:
     by_key: bool = False
     """The rows of an archive are, or were, sorted by key."""
     address: str = ""
-    """Where the agent serves the segments on its own disk to others; "": the segments are where all
-    see them."""
+    """Where the agent serves the segments on its own disk to others; "": all nodes can see the
+    segments."""
     address_key: str = ""
     """The public key of the agent there; "": it has none."""
     given_up: tuple[Whole, Whole, Whole] = (0, 0, 0)
     """(epoch, first, last): the numbers of the segments that were lost with a disk, when an open
     continued without them. They are empty segments of this epoch."""
     level: Whole = 0
-    """The highest feature level that the program reads and writes which opened this log last; 0: it
+    """The highest feature level that the program which last opened this log reads and writes; 0: it
     did not know levels."""
     release: str = ""
     """The version of that program."""
     copied: tuple[Whole, Whole, Whole] = (0, 0, 0)
     """(acks, segment, losses): each acknowledged change in this segment and later ones was
-    acknowledged by so many logs, all begun after `losses` of the other nodes
+    acknowledged by this many logs, in sessions that began after this many losses of the other nodes
     (`ClusterManifest.losses`). Only with an `address`; zeros: unknown."""
 
     def __post_init__(self) -> None:
@@ -188,13 +188,13 @@ class NodeManifest:
         return uploaded or self.lives_in(wal.logs)
 
     def acks_from(self, segment: int, losses: int) -> int:
-        """How many logs have each acknowledged change in this segment and later ones, at least.
+        """At least how many logs have each acknowledged change in this segment and later ones.
         `losses`: those of the other nodes until now."""
         acks, first, known = self.copied
         return acks if acks and first <= segment and known == losses else 1
 
     def with_copied(self, acks: int, segment: int, losses: int) -> Self:
-        """The manifest when a segment begins, whose changes are acknowledged by so many logs."""
+        """The manifest at the start of a segment whose changes this many logs acknowledge."""
         if acks < 2 or not self.address:
             return replace(self, copied=(0, 0, 0))
         before, _, known = self.copied
@@ -203,7 +203,7 @@ class NodeManifest:
         return replace(self, copied=(acks, segment, losses))
 
     def with_writer(self, acks: int) -> Self:
-        """The manifest when a session begins, whose changes are acknowledged by so many logs."""
+        """The manifest at the start of a session whose changes this many logs acknowledge."""
         before, first, losses = self.copied
         if acks >= before:
             return self
@@ -274,7 +274,7 @@ class NodeManifest:
                 case [str(name), *_] if name != "schema":
                     pass
                 case _:
-                    raise ValueError("an item of metadata has another shape than its type")
+                    raise ValueError("an item of metadata does not have the shape of its type")
         return found
 
 

@@ -71,7 +71,7 @@ def mark_beyond(
     for mark in cluster.covered(node):
         if mark.directory == manifest.directory and mark.position[:2] > end:
             return (
-                f"a snapshot covers node {node!r} up to {mark.position}, its log ends with "
+                f"a snapshot covers node {node!r} up to {mark.position}, but its log ends with "
                 f"segment {end[0]}-{end[1]}"
             )
     return ""
@@ -92,7 +92,7 @@ def older_epoch(manifest: NodeManifest, opened: Mapping[str, int]) -> str:
     known."""
     epoch = opened.get(manifest.directory, 0)
     return (
-        f"epoch {epoch} of this log was opened, the node's manifest knows {manifest.epoch}"
+        f"epoch {epoch} of this log was opened, but the manifest is of epoch {manifest.epoch}"
         if epoch > manifest.epoch
         else ""
     )
@@ -120,19 +120,19 @@ def current_cluster(
         # Another process may have begun and rewritten this cluster meanwhile.
         number, cluster = clusters.read()
         if not number:
-            raise older_manifest(clusters.folder, "there are snapshots, and no manifest")
+            raise older_manifest(clusters.folder, "there are snapshots, but no manifest")
     for folder in nodes if not number else ():
         # Segments are listed first: each is begun after a manifest of its node was published.
         path = f"{cluster_folder}/nodes/{folder}"
         segments = any(layout.parse_wal_path(file.path) for file in store.list(f"{path}/wal"))
         if segments and not node_manifests(store, path, clock, randomness).read()[0]:
             raise older_manifest(
-                f"{path}/manifest", f"there are segments in {path}/wal, and no manifest"
+                f"{path}/manifest", f"there are segments in {path}/wal, but no manifest"
             )
     for folder, seen in nodes.items():
         if seen.newer_than(cluster.seen(number)):
             raise older_manifest(
                 clusters.folder,
-                f"node folder {folder} has seen {seen}, here is {cluster.seen(number)}",
+                f"node folder {folder} has seen {seen}, but here is {cluster.seen(number)}",
             )
     return cluster

@@ -2,7 +2,7 @@
 a reader has not read is not removed, even if a snapshot covers it.
 
 A reader publishes its positions in numbered manifests of its own, in `readers/{name}/`. They only
-grow, unless the reader begins anew. So a removal that used an older position of the reader has
+grow, unless the reader begins again. So a removal that used an older position of the reader has
 removed less than it could.
 
 A reader that needs what maps had before its next batch also names a *base*: snapshots that may have
@@ -16,12 +16,12 @@ A removal reads the cluster's manifest before the manifests of readers. If it fo
 snapshot was replaced, the snapshot was replaced after the look, so the removal also found the
 proposal, and keeps the files.
 
-One race is left, when a reader begins at a place for which only *former* snapshots will do. They
-were replaced before the look, so a removal that read the readers before the proposal deletes them,
-or the log above them. The same removal may raise `NodeManifest.removed` above a first base of
-current snapshots. Who uses a base checks first whether it is whole. If it is not, a newer one is
-made from the snapshots of now, if they cover nothing that the reader has not read. Otherwise the
-reader gets an error and begins anew. It never gets a wrong state.
+One race is left, when a reader begins at a position that needs *former* snapshots. They were
+replaced before the look, so a removal that read the readers before the proposal deletes them, or
+the log above them. The same removal may raise `NodeManifest.removed` above a first base of current
+snapshots. A process that uses a base first checks whether it is whole. If it is not, a newer one is
+made from the current snapshots, if they cover nothing that the reader has not read. Otherwise the
+reader gets an error and begins again. It never gets a wrong state.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from imap_wal.manifest.snapshots import (
     with_marks_once,
 )
 from imap_wal.manifest.store import ManifestLog
+from imap_wal.names import decode, encode
 from storage_backends import SegmentStore
 
 
@@ -146,7 +147,7 @@ def readers_of(store: SegmentStore, cluster_folder: str) -> dict[str, ReaderMani
     """Name → the state of every reader for which something is kept."""
     found = {}
     for component in store.folders(layout.readers_folder(cluster_folder)):
-        name = layout.decode(component)
+        name = decode(component)
         manifests = _manifests(store, cluster_folder, name, SystemClock(), SystemRandomness())
         number, reader = manifests.read()
         if number and not reader.forgotten:
@@ -184,7 +185,7 @@ class Reader:
         self._manifests = _manifests(store, cluster_folder, name, clock, randomness)
 
     def begin(self, positions: Mapping[str, Position]) -> None:
-        """Register the reader, or let it begin anew, without a base. Nothing changes if it is
+        """Register the reader, or let it begin again, without a base. Nothing changes if it is
         registered at these positions: Spark asks several times where a query begins. What it wants
         to read may have been removed before, so it has to check that after this call."""
         new = ReaderManifest(dict(positions), self._clock.now_ms())
@@ -236,7 +237,7 @@ class Reader:
         if reader.forgotten:
             raise InvalidSetting(
                 f"reader {self._name!r} was forgotten (`imap-wal prune --forget-reader`), so "
-                "the log no longer keeps what it has not read: begin the query anew, without "
+                "the log no longer keeps what it has not read: start the query again without "
                 "its checkpoint"
             )
         return reader
@@ -261,5 +262,5 @@ def forget(
 def _manifests(
     store: SegmentStore, cluster_folder: str, name: str, clock: Clock, randomness: Randomness
 ) -> ManifestLog[ReaderManifest]:
-    folder = f"{layout.readers_folder(cluster_folder)}/{layout.encode(name)}"
+    folder = f"{layout.readers_folder(cluster_folder)}/{encode(name)}"
     return ManifestLog(store, folder, ReaderManifest, ReaderManifest(), clock, randomness)

@@ -265,7 +265,7 @@ class ManifestLog(Generic[C]):
         if format not in known:
             newest = f"{known[0]} to {known[-1]}" if len(known) > 1 else f"{known[0]}"
             what = f"manifest format {format}; imap-wal {VERSION} reads {newest}"
-            raise UnsupportedVersion(path, 0, what, "upgrade imap-wal; the file was not touched")
+            raise UnsupportedVersion(path, 0, what, "upgrade imap-wal; the file was not changed")
         with whole(path):
             return data, self._kind.from_json(data, path)
 

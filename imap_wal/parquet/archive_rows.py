@@ -22,9 +22,9 @@ from imap_wal.parquet.columns import (
     plain,
     to_arrow,
 )
-from imap_wal.parquet.file import ParquetFile
 from imap_wal.parquet.log_order import order_by
 from imap_wal.parquet.scratch import Scratch
+from imap_wal.parquet.writer import ParquetFile
 from storage_backends.extras import needs
 
 with needs("archive"):
@@ -32,12 +32,12 @@ with needs("archive"):
 
 WAITING_SCHEMA = pa.schema([field for field in ARCHIVE_SCHEMA if field.name not in ("map", "node")])
 BATCH_ROWS, BATCH_BYTES = 1024, 1024 * 1024
-"""So many rows of a map, or bytes, become a record batch, while they are still in the cache of the
-processor."""
+"""This many rows of a map, or bytes, become a record batch while they are still in the processor's
+cache."""
 DECODED_BYTES = 32 * 1024 * 1024
-"""At most this much memory is taken by rows that are not in a batch yet. There can be many maps."""
+"""The most memory that rows outside batches may take: there can be many maps."""
 ROW_BYTES = 400
-"""A decoded row takes so many bytes more than in a segment."""
+"""How many bytes more a decoded row takes than in a segment."""
 KEPT_BYTES = 64 * 1024
 """Smaller batches wait on disk: in memory they take more than their rows."""
 WAITING_BYTES = 96 * 1024 * 1024
@@ -45,7 +45,7 @@ WAITING_BYTES = 96 * 1024 * 1024
 FREE_BYTES = 8 * 1024 * 1024
 """Memory is full if less than this is free."""
 GROUP_ROWS, GROUP_BYTES = 8192, 4 * 1024 * 1024
-"""A row group of a file that is sorted by key ends at either."""
+"""A row group of a file that is sorted by key ends at either limit."""
 
 _map = itemgetter(MAP)
 
@@ -93,8 +93,8 @@ class ArchiveRows:
             self._settle()
 
     def full(self) -> list[str]:
-        """The maps of which `full_bytes` or more wait. If memory is full, also the largest one, if
-        it has half of that: so few maps never wait on disk."""
+        """The maps with `full_bytes` or more of waiting rows. If memory is full, the largest map
+        too, if it has half of that; so if there are few maps, their rows never wait on disk."""
         if not self._full and self._scratch.room < FREE_BYTES:
             largest = max(self._sizes, key=self._sizes.__getitem__)
             if 2 * self._sizes[largest] >= self._full_bytes:

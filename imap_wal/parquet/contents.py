@@ -56,7 +56,7 @@ def check_contents(store: SegmentStore, path: str, checksum: int, size: int = 0)
     it differs from the manifest (0: unknown)."""
     found = store.size(path)
     if size and found != size:
-        what = f"this file has {found} bytes, the manifest says {size}"
+        what = f"this file has {found} bytes, but the manifest says {size}"
         raise CorruptLog(path, min(found, size), what, ADVICE)
     if not checksum:
         return
@@ -75,8 +75,8 @@ def demand_checksum(path: str, found: int, wanted: int) -> None:
 
 
 def chunks(source: BinaryIO, path: str) -> Iterator[bytes]:
-    """The bytes of a file. Raises `NotFound` if the file is gone, and `StorageError` for other
-    errors of the driver that opened it."""
+    """The bytes of a file. Raises `NotFound` if the file no longer exists, and `StorageError` for
+    other errors of the driver that opened it."""
     while True:
         try:
             data = source.read(CHUNK_BYTES)

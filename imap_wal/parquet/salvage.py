@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from imap_wal import layout
+from imap_wal import names
 from imap_wal.entry import DELETED, MAP, Row
 from imap_wal.errors import EncryptionError
 from imap_wal.format import Position
@@ -23,7 +23,9 @@ from imap_wal.parquet.columns import (
     to_positions,
     to_rows,
 )
-from imap_wal.parquet.file import ROWS, ParquetFile, Published, open_parquet, promise_of, validate
+from imap_wal.parquet.file import ROWS, open_parquet, promise_of
+from imap_wal.parquet.reader import validate
+from imap_wal.parquet.writer import ParquetFile, Published
 from imap_wal.security.encryption import keys_of
 from storage_backends import NotFound, SegmentStore
 
@@ -54,7 +56,7 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
     try:
         source = store.open_input(path)
     except NotFound:
-        yield Damage(None, "the manifest names this file, and it is not there")
+        yield Damage(None, "the manifest names this file, but it is missing")
         return
     with source:
         try:
@@ -76,8 +78,8 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
             return
         in_log_order = promised == promise_of(sum(sizes), False)
         if not in_log_order and promised != promise_of(sum(sizes), True):
-            promise = "nothing" if promised is None else f"{promised.decode(errors='replace')} rows"
-            yield Damage(None, f"it promises {promise}, and its index names {sum(sizes)} rows")
+            named = "no number" if promised is None else promised.decode(errors="replace")
+            yield Damage(None, f"its index has {sum(sizes)} rows, but its metadata has {named}")
         seen: Position | None = None
         for group in range(groups):
             done = 0
@@ -95,7 +97,7 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
                     yield found
                 if done == sizes[group]:
                     continue
-                what = f"it has {done} rows, its index says {sizes[group]}"
+                what = f"it has {done} rows, but its index says {sizes[group]}"
             except Exception as error:  # noqa: BLE001  # as above
                 what = str(error)
             begins = seen if in_log_order else _first_after(file, group, done)
@@ -172,11 +174,11 @@ def map_of(
     store: SegmentStore, path: str, component: str, known: Iterable[str], *, log: str | None
 ) -> str:
     """The map of a Parquet file, from its folder or its content; "" if unknown."""
-    if layout.is_hashed(component):
-        return layout.map_of(component, known) or next(
+    if names.is_hashed(component):
+        return names.map_of(component, known) or next(
             (row[MAP] for row in rows_of(store, path, log=log)), ""
         )
-    return layout.decode(component)
+    return names.decode(component)
 
 
 def rewrite_file(

@@ -17,7 +17,7 @@ with needs("archive"):
 
 
 class Scratch:
-    """Batches of one schema, without dictionaries. An OSError says that the folder has no room."""
+    """Batches of one schema, without dictionaries. Raises OSError if the folder has no space."""
 
     def __init__(self, schema: Any, memory_bytes: int, folder: Path | None = None) -> None:
         self._schema, self.room, self._folder = schema, memory_bytes, folder

@@ -2,8 +2,8 @@
 
     ClusterLog        looks at the logs (`state`) and reads their files (`changes`); everything that
                       reads a log uses it. `scan_list` plans which files are read
-    MaterializedView  merges them once into a NewestIndex, then only what was appended since;
-                      serves keys and rows
+    Merge             merges them once into a NewestIndex, then only what was appended since
+    MaterializedView  serves its keys and rows to many threads
 
 A file may be archived or pruned between planning and reading: `NotFound`. Then the manifests are
 read again and the pass starts again; merging an entry twice changes nothing.
@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
@@ -29,24 +28,20 @@ from imap_wal.manifest.older import (
     MISSING_ADVICE,
     current_cluster,
     foreign_wal,
-    mark_beyond,
-    older_epoch,
     older_manifest,
     opened_epochs,
     unseen_segments,
     without_gap,
 )
 from imap_wal.read.file_scan import (
-    ARCHIVE,
-    END,
     SEGMENT,
     SNAPSHOT,
     EntryBatch,
     FileScan,
-    Metadata,
+    Scope,
 )
 from imap_wal.read.scan import ahead, read_scan
-from imap_wal.read.scan_list import cluster_scans, node_scans, segment_scan
+from imap_wal.read.scan_list import cluster_scans, node_scans, replacing_scans, segment_scan
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.segment.listing import SegmentFile, sorted_out
 from imap_wal.settings import RecoveryPolicy
@@ -55,6 +50,8 @@ from storage_backends.own_disk import why_away
 
 ATTEMPTS = 8
 """How often a pass starts again because files were removed during it."""
+
+EVERYTHING = Scope()
 
 T = TypeVar("T")
 
@@ -112,16 +109,15 @@ class ClusterLog:
             seen = manifest.seen(number)
             ahead = [name for name, node in found.items() if node.manifest.cluster.newer_than(seen)]
             if ahead:
-                evidence = (
-                    f"node {ahead[0]!r} has seen {found[ahead[0]].manifest.cluster}, here is {seen}"
-                )
+                of_node = found[ahead[0]].manifest.cluster
+                evidence = f"node {ahead[0]!r} has seen {of_node}, but here is {seen}"
                 where = self.manifests.folder
                 continue
             opened = opened_epochs(self.store, self.folder)
             older = {
                 node.folder: why
                 for name, node in found.items()
-                if (why := self._older(name, node, manifest, opened))
+                if (why := node.why_older(manifest, opened))
             }
             if older:
                 folder, evidence = next(iter(older.items()))
@@ -132,48 +128,20 @@ class ClusterLog:
             missing = {
                 name: why
                 for name, directory in sorted(registered.items())
-                if (why := self._missing(found[name], directory))
+                if (why := found[name].why_missing(directory))
             }
             return ClusterState(
                 manifest,
                 {name: node for name, node in found.items() if name not in missing},
                 missing,
                 number,
-                {name: found[name] for name in missing if self._is_part(found[name], registered)},
+                {name: found[name] for name in missing if found[name].is_part_of(registered[name])},
             )
         if evidence:
             raise older_manifest(where, evidence)
         raise NotFound(
             "nodes joined or left this cluster at each attempt to read it; try again", self.folder
         )
-
-    @staticmethod
-    def _older(
-        name: str, node: NodeState, cluster: ClusterManifest, opened: Mapping[str, int]
-    ) -> str:
-        """Why a node's folder was replaced by an older copy; "" if it was not."""
-        if node.missing or not node.manifest.directory:
-            return ""
-        return mark_beyond(name, node.manifest, node.last, cluster) or older_epoch(
-            node.manifest, opened
-        )
-
-    @staticmethod
-    def _is_part(found: NodeState, registered: Mapping[str, str]) -> bool:
-        """Whether a node whose disk cannot be read uploaded a part of its log."""
-        manifest = found.manifest
-        return bool(manifest.address) and manifest.directory == registered[found.name]
-
-    @staticmethod
-    def _missing(found: NodeState, directory: str) -> str:
-        if not found.manifest.directory:
-            return found.missing or f"there is no log in {found.folder}"
-        if found.manifest.directory != directory:
-            return (
-                f"in {found.folder} is log directory {found.manifest.directory}, registered was "
-                f"{directory}"
-            )
-        return found.missing
 
     def _node_manifests(self, name: str) -> NodeManifestLog:
         known = self._nodes.get(name)
@@ -195,7 +163,7 @@ class ClusterLog:
             wal = sorted_out(listed, manifest.archived, manifest.begins)
             if not number and wal.segments:
                 why = (
-                    f"there are segments in {folder}/wal, and no manifest in {folder}/manifest "
+                    f"there are segments in {folder}/wal, but no manifest in {folder}/manifest "
                     "(`imap-wal repair` makes one)"
                 )
                 return NodeState(name, folder, manifest, (), why)
@@ -238,44 +206,39 @@ class ClusterLog:
 
     def changes(
         self,
-        since: Mapping[str, Position] | None = None,
         maps: Collection[str] | None = None,
+        scope: Scope = EVERYTHING,
         *,
-        until: Mapping[str, Position] | None = None,
-        nodes: Collection[str] | None = None,
         policy: RecoveryPolicy = RecoveryPolicy.FULL,
         positions: bool = False,
-        snapshots: bool = True,
-        covered: bool = False,
         state: ClusterState | None = None,
         damaged: list[LogError] | None = None,
     ) -> Iterator[EntryBatch]:
-        """All entries that count: snapshots, then each node's log above its low-water marks (and
-        above `since`), in its order. What was archived meanwhile is read from the archive. Raises
+        """The entries of `scope` that count: snapshots, then each node's log above its low-water
+        marks, in its order. What was archived meanwhile is read from the archive. Raises
         `NotFound` if a rewrite and a prune removed files meanwhile: then start again. `ShortLog`
         names a missing file that the manifests name. Raises `MissingNode`, `LogError`. `damaged`
         gets the damage of a file, and reading continues with the next file."""
         state = (state or self.state()).demand(policy)
-        if snapshots:
+        if scope.snapshots:
             for scan in cluster_scans(state, maps=maps, nodes=(), snapshots=True):
                 try:
                     with _past(damaged):
                         for changes in read_scan(self.store, scan, maps):
-                            if nodes is None or changes.node in nodes:
+                            if scope.nodes is None or changes.node in scope.nodes:
                                 yield changes
                 except NotFound as error:
                     raise self.lost(error) from error
         for node in sorted(state.nodes):
-            if nodes is None or node in nodes:
-                place, limit = (
-                    (since or {}).get(node),
-                    None if until is None else until.get(node, START),
+            if scope.nodes is None or node in scope.nodes:
+                until = None if scope.until is None else scope.until.get(node, START)
+                scans = partial(
+                    node_scans, node=node, until=until, maps=maps, covered=scope.covered
                 )
-                scans = partial(node_scans, node=node, until=limit, maps=maps, covered=covered)
                 yield from self._node_changes(
                     state,
                     node,
-                    place,
+                    scope.since.get(node),
                     scans,
                     partial(read_scan, maps=maps, positions=positions),
                     damaged,
@@ -320,7 +283,7 @@ class ClusterLog:
         attempts: int = ATTEMPTS,
         store: SegmentStore | None = None,
     ) -> Iterator[EntryBatch]:
-        """`read_scan`, also during an archive run: if the file is deleted while it is read, the
+        """`read_scan`, even during an archive run: if the file is deleted while it is read, the
         rest is read from the files that replaced it. Entries may appear twice and in any order;
         reading cannot continue from `last` of such a batch. Raises `NotFound` if they were removed
         because a newer snapshot covers them, or after `attempts` in a row that read nothing. Raises
@@ -346,47 +309,11 @@ class ClusterLog:
         """The files that now have the entries of a scan above `place`, with the same rules. Raises
         `MissingNode` if this process cannot read the node's log, `NotFound` if a snapshot covers
         the entries and their log was removed, and the errors of `node`."""
-        here = (scan.epoch, scan.number)
-        end = scan.last if scan.kind == ARCHIVE else Position(*here, END.epoch, END.epoch)
-        until = end if scan.until is None else min(end, scan.until)
         node = self.node(scan.node)
         if node.missing:  # another process sees its segments; this one does not
             raise MissingNode(f"node {scan.node!r}: {node.missing}", MISSING_ADVICE)
         manifest = self.manifest()  # after the node's: its snapshots have what the node has removed
-        start = max(place or START, scan.since or START, scan.first._replace(index=-1))
-        if scan.kind == SEGMENT:
-            start = max(start, Position(*here, -1, 0))
-        for name, snapshot in manifest.snapshots.items():
-            mark = snapshot.marks.get(scan.node)
-            wanted = name == scan.map if scan.map else maps is None or name in maps
-            known = max(start, scan.covered.get(name, START))
-            if wanted and mark is not None and mark.position > known < node.manifest.removed:
-                what = f"a newer snapshot covers map {name!r}, and its log was removed; begin again"
-                raise NotFound(what, scan.path)
-        state = ClusterState(manifest, {scan.node: node}, {})
-        found = []
-        names = (scan.map,) if scan.map else maps
-        for each in node_scans(
-            state, scan.node, since=start, until=until, maps=names, covered=True
-        ):
-            same = each.kind == SEGMENT and (each.epoch, each.number) == here
-            if each.kind == SEGMENT and not same and scan.kind == SEGMENT:
-                continue
-            rules = replace(
-                each,
-                covered=scan.covered,
-                cuts=scan.cuts,
-                overtaken=scan.overtaken,
-                keys=scan.keys,
-                span=scan.span,
-                complete=scan.complete,
-            )
-            if same:  # with the original bounds, so that its end is checked
-                rules = replace(rules, until=scan.until, since=place)
-            found.append(rules)
-        if not found and (scan.kind == ARCHIVE or here > node.manifest.archived):
-            raise NotFound("this file of the log is missing, and none replaced it", scan.path)
-        return found
+        return replacing_scans(scan, place, ClusterState(manifest, {scan.node: node}, {}), maps)
 
     def ends(
         self, since: Mapping[str, Position] | None = None, state: ClusterState | None = None
@@ -409,7 +336,9 @@ class ClusterLog:
                 return self.end_of(log, max(known, checkpoint))
             except NotFound:
                 continue
-        raise NotFound("the log changes too fast to find its end", self.node_folder(node))
+        raise NotFound(
+            "the log changes too fast to find its end; try again", self.node_folder(node)
+        )
 
     def end_of(self, log: NodeState, known: Position) -> Position:
         """Position of the last entry of a log as it was read, at least `known`. Raises `NotFound`
@@ -450,42 +379,3 @@ def _past(damaged: list[LogError] | None) -> Iterator[None]:
         if damaged is None:
             raise
         damaged.append(error)
-
-
-class Pins(NamedTuple):
-    """Node → the position where its log ends now. `covered`: missing nodes of whose unseen entries
-    other logs have all that were acknowledged."""
-
-    cuts: dict[str, Position]
-    covered: frozenset[str] = frozenset()
-
-
-def pin_cuts(log: ClusterLog) -> Pins:
-    """The position where every node's log ends now; entries up to it count. A registered node whose
-    log is missing is cut after everything, so its entries count if it returns. But if other logs
-    have each acknowledged change of it, it is cut after what can be seen: otherwise a change that
-    counts as absent from now on would return with it."""
-    for _ in range(ATTEMPTS):
-        state = log.state()
-        covered = state.covered_by_copies
-        cuts = dict.fromkeys(state.missing, END)
-        try:
-            for name in state.nodes:
-                found = log.node(name)  # its disk may have gone away since
-                cuts[name] = END if found.missing else log.end_of(found, found.manifest.checkpoint)
-            for name in covered:
-                part = state.parts[name]
-                cuts[name] = log.end_of(part, part.manifest.removed)
-        except NotFound:
-            continue
-        return Pins(cuts, covered)
-    raise NotFound("the logs change too fast to find their ends", log.folder)
-
-
-def from_manifest(item: Metadata) -> Metadata:
-    """Metadata in the form of a frame: a node's manifest has a schema's bytes in hex."""
-    return (
-        ("schema", item[1], bytes.fromhex(item[2]))
-        if item[0] == "schema" and isinstance(item[2], str)
-        else tuple(item)
-    )

@@ -4,7 +4,7 @@ read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -89,3 +89,27 @@ class FileScan:
     """As `keys`: only entries with keys of this range, and clears, are needed. None: all keys."""
     complete: Position = START
     """Snapshots cover all entries up to it, of any map: they are not decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which entries of a cluster's logs are read: those of `nodes` (None: all) above `since` and up
+    to `until`, which have a position for each node. A node that is not in `since` is read from the
+    start; one that is not in `until` is not read, unless `until` is None: then all are read to the
+    end. `snapshots`: the entries of snapshots too. `covered`: the entries that a snapshot covers
+    too, as far as they are still in the logs."""
+
+    nodes: Collection[str] | None = None
+    since: Mapping[str, Position] = field(default_factory=dict)
+    until: Mapping[str, Position] | None = None
+    snapshots: bool = True
+    covered: bool = False
+
+
+def from_manifest(item: Metadata) -> Metadata:
+    """Metadata in the form of a frame: a node's manifest has a schema's bytes in hex."""
+    return (
+        ("schema", item[1], bytes.fromhex(item[2]))
+        if item[0] == "schema" and isinstance(item[2], str)
+        else tuple(item)
+    )

@@ -74,7 +74,8 @@ class _Place:
 
 
 class Bound:
-    """How far a reader may read, and how it waits. This class: to the end, and for some time."""
+    """How far a reader may read, and how it waits. This class reads to the end, and waits for the
+    given time."""
 
     def limit(self) -> Position | None:
         """Position of the last entry to be read; None for no limit."""
@@ -151,7 +152,7 @@ class LogReader:
 
         Raises:
             NoSuchLog: there is no log of this name.
-            LogError: a manifest is damaged, or of a newer version.
+            LogError: a manifest is damaged, or was written by a newer version.
             StorageUnavailable: the storage failed.
         """
         with storage_errors(self.url):
@@ -168,10 +169,10 @@ class LogReader:
             The records.
 
         Raises:
-            PositionGone: entries from `start` on were removed.
+            PositionGone: some entries from `start` on were removed.
             NoSuchLog: there is no log of this name.
             MissingNode: segments of the log are missing here.
-            LogError: a file is damaged, or of a newer version.
+            LogError: a file is damaged, or was written by a newer version.
             EncryptionError: the keys do not fit a file.
             StorageUnavailable: the storage failed.
             ValueError: `start` is text that is not a position.
@@ -186,7 +187,8 @@ class LogReader:
         stop: threading.Event | None = None,
     ) -> Iterator[Record]:
         """As `read`, and then new records as they arrive, across rotations, archives and takeovers.
-        After an error, continue with `tail(position of the last record.after())`.
+        After an error, continue with `tail(last.position.after())`, where `last` is the last
+        record.
 
         Args:
             start: as for `read`.
@@ -199,7 +201,7 @@ class LogReader:
 
         Raises:
             InvalidSetting: `poll_s` is not valid.
-            PositionGone: entries from `start` on were removed; and the other errors of `read`.
+            PositionGone: some entries from `start` on were removed; and the other errors of `read`.
         """
         check_seconds(poll_s, "poll_s")
         stop = stop or threading.Event()
@@ -279,7 +281,8 @@ class LogReader:
         if place.directory and manifest.directory != place.directory:
             raise MissingNode(
                 f"{state.folder} now has log directory {manifest.directory}, and "
-                f"{place.directory} was being read: its log was replaced"
+                f"{place.directory} was being read: its log was replaced",
+                "begin again at the start of the new log",
             )
         place.directory, place.begins = manifest.directory, manifest.begins
         if state.missing and not self._partial:

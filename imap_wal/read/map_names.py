@@ -21,7 +21,7 @@ class MapNames:
         self._log = log
         self.known: set[str] = set()
         self.complete = True
-        """Whether everything could be read that was looked at."""
+        """Whether all files that were examined could be read."""
 
     def has(self, wanted: Collection[str]) -> bool:
         """Whether the log has all these maps. If it has, only manifests and perhaps some segments

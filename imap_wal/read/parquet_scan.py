@@ -15,7 +15,7 @@ from imap_wal.parquet.columns import (
     to_positions,
     to_rows,
 )
-from imap_wal.parquet.file import batches
+from imap_wal.parquet.reader import Expected, batches
 from imap_wal.read.file_scan import EntryBatch, FileScan
 from imap_wal.read.selection import void_below, without_overtaken
 from storage_backends import SegmentStore
@@ -26,7 +26,8 @@ def read_archive(
 ) -> Iterator[EntryBatch]:
     """The entries of an archive that count; with positions in log order, otherwise in the order of
     the file, which is that of the log for each key. `first` and `last` of the batches are those of
-    the archive, unless positions are read. Raises the errors of `imap_wal.parquet.file.batches`."""
+    the archive, unless positions are read. Raises the errors of
+    `imap_wal.parquet.reader.batches`."""
     below = max(scan.since or START, scan.covered.get(scan.map, START))
     if scan.last <= below or (scan.until is not None and scan.first > scan.until):
         return
@@ -46,9 +47,7 @@ def read_archive(
         store,
         scan.path,
         columns,
-        checksum=scan.checksum,
-        records=scan.records,
-        log=scan.directory,
+        expected=Expected(scan.checksum, scan.records, scan.directory),
         by_position=positions,
         keys=scan.keys,
         span=scan.span,
@@ -83,12 +82,11 @@ def read_archive(
 
 def read_snapshot(store: SegmentStore, scan: FileScan) -> Iterator[EntryBatch]:
     """The rows of a snapshot's file, separated by the node that wrote them. Raises the errors of
-    `imap_wal.parquet.file.batches`."""
+    `imap_wal.parquet.reader.batches`."""
     for batch in batches(
         store,
         scan.path,
-        checksum=scan.checksum,
-        records=scan.records,
+        expected=Expected(scan.checksum, scan.records),
         keys=scan.keys,
         span=scan.span,
     ):

@@ -70,8 +70,8 @@ def read_scan(
     rows_max: int = ROWS_MAX,
 ) -> Iterator[EntryBatch]:
     """The entries of a scan that count; without `positions`, those of an archive may be in another
-    order than the log's (`EntryBatch`). `rows_max`: a batch of a segment ends after so many. Raises
-    `NotFound` if the file was archived or pruned since the scan was made; `LogError`."""
+    order than the log's (`EntryBatch`). `rows_max`: a batch of a segment ends after this many rows.
+    Raises `NotFound` if the file was archived or pruned since the scan was made; `LogError`."""
     if scan.kind == SEGMENT:
         return _SegmentPass(store, scan, maps, positions, rows_max).read()
     # Late, because it loads pyarrow.
@@ -169,7 +169,7 @@ class _SegmentPass:
                 return
             if not scan.next_path and (end := self._appended(reader)):
                 # The writer continues, so there is no tail to examine. Read on a few times only: a
-                # busy writer would keep this loop busy as long as it writes.
+                # busy writer would otherwise keep this loop running.
                 looks += 1
                 if looks > LOOKS_MAX:
                     return

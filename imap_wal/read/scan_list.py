@@ -11,6 +11,7 @@ from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.read.file_scan import ARCHIVE, END, SEGMENT, SNAPSHOT, FileScan
 from imap_wal.read.state import ClusterState, NodeState
+from storage_backends import NotFound
 
 
 def cluster_scans(
@@ -136,6 +137,49 @@ def _segments(
         here = (segment.epoch, segment.number)
         if here >= below[:2] and (until is None or here <= until[:2]):
             yield index
+
+
+def replacing_scans(
+    scan: FileScan, place: Position | None, state: ClusterState, maps: Collection[str] | None
+) -> list[FileScan]:
+    """The files that now have the entries of a scan above `place`, with the same rules. `state` has
+    its node. Raises `NotFound` if a snapshot covers the entries and their log was removed, or if
+    nothing replaced the file."""
+    node, manifest = state.nodes[scan.node], state.manifest
+    here = (scan.epoch, scan.number)
+    end = scan.last if scan.kind == ARCHIVE else Position(*here, END.epoch, END.epoch)
+    until = end if scan.until is None else min(end, scan.until)
+    start = max(place or START, scan.since or START, scan.first._replace(index=-1))
+    if scan.kind == SEGMENT:
+        start = max(start, Position(*here, -1, 0))
+    for name, snapshot in manifest.snapshots.items():
+        mark = snapshot.marks.get(scan.node)
+        wanted = name == scan.map if scan.map else maps is None or name in maps
+        known = max(start, scan.covered.get(name, START))
+        if wanted and mark is not None and mark.position > known < node.manifest.removed:
+            what = f"a newer snapshot covers map {name!r}, and its log was removed; begin again"
+            raise NotFound(what, scan.path)
+    found = []
+    names = (scan.map,) if scan.map else maps
+    for each in node_scans(state, scan.node, since=start, until=until, maps=names, covered=True):
+        same = each.kind == SEGMENT and (each.epoch, each.number) == here
+        if each.kind == SEGMENT and not same and scan.kind == SEGMENT:
+            continue
+        rules = replace(
+            each,
+            covered=scan.covered,
+            cuts=scan.cuts,
+            overtaken=scan.overtaken,
+            keys=scan.keys,
+            span=scan.span,
+            complete=scan.complete,
+        )
+        if same:  # with the original bounds, so that its end is checked
+            rules = replace(rules, until=scan.until, since=place)
+        found.append(rules)
+    if not found and (scan.kind == ARCHIVE or here > node.manifest.archived):
+        raise NotFound("this file of the log is missing, and none replaced it", scan.path)
+    return found
 
 
 def segment_scan(log: NodeState, index: int, since: Position | None) -> FileScan:

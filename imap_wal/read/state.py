@@ -9,7 +9,7 @@ from imap_wal.errors import MissingNode
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest, Seen
-from imap_wal.manifest.older import MISSING_ADVICE
+from imap_wal.manifest.older import MISSING_ADVICE, mark_beyond, older_epoch
 from imap_wal.read.file_scan import Overtaken
 from imap_wal.segment.listing import SegmentFile
 from imap_wal.settings import RecoveryPolicy
@@ -30,6 +30,31 @@ class NodeState:
     def last(self) -> tuple[int, int]:
         """(epoch, number) of the last segment that is not archived; (0, 0) if there is none."""
         return self.segments[-1].name if self.segments else (0, 0)
+
+    def why_missing(self, directory: str) -> str:
+        """Why the log that the cluster's manifest has for this node cannot be read; "" if it
+        can."""
+        if not self.manifest.directory:
+            return self.missing or f"there is no log in {self.folder}"
+        if self.manifest.directory != directory:
+            return (
+                f"{self.folder} has log directory {self.manifest.directory}, but {directory} is "
+                "registered"
+            )
+        return self.missing
+
+    def is_part_of(self, directory: str) -> bool:
+        """Whether this is what a node whose disk cannot be read uploaded of that log."""
+        return bool(self.manifest.address) and self.manifest.directory == directory
+
+    def why_older(self, cluster: ClusterManifest, opened: Mapping[str, int]) -> str:
+        """Why the node's folder was replaced by an older copy; "" if it was not. `opened`: the
+        newest opened epoch of each log."""
+        if self.missing or not self.manifest.directory:
+            return ""
+        return mark_beyond(self.name, self.manifest, self.last, cluster) or older_epoch(
+            self.manifest, opened
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +86,8 @@ class ClusterState:
         return frozenset(self.missing.keys() - self.lacking.keys())
 
     def _acks_of_unseen(self, name: str) -> int:
-        """How many logs have each acknowledged change in the segments that are only on this node's
-        disk, at least."""
+        """At least how many logs have each acknowledged change in the segments that are only on
+        this node's disk."""
         part = self.parts.get(name)
         if part is None:
             return 1
@@ -97,9 +122,9 @@ class ClusterState:
         return {name: pairs for name, pairs in tables.items() if pairs}
 
     def demand(self, policy: RecoveryPolicy) -> ClusterState:
-        """The state to read the entries of: with `parts` among the nodes, because other logs have
-        copies of what these do not have, and of nothing else. Raises `MissingNode` if entries of a
-        registered node are missing, unless other logs have them, or the policy allows it."""
+        """The state whose entries are to be read. Its nodes include `parts`: other logs have copies
+        only of the entries that these parts lack. Raises `MissingNode` if entries of a registered
+        node are missing, unless other logs have them, or the policy allows it."""
         if policy is RecoveryPolicy.FULL:
             _refuse(self.lacking)
         return replace(self, nodes={**self.nodes, **self.parts}) if self.parts else self

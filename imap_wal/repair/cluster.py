@@ -12,7 +12,7 @@ the copy cannot be opened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,21 +24,18 @@ from imap_wal.inspect import older_manifests
 from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.inspect.verify import foreign_files
 from imap_wal.manifest import key_checks
-from imap_wal.manifest.archives import ListedArchives
-from imap_wal.manifest.claims import CLOSED_ADVICE, ClaimManifest, claim_manifests
+from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.document import with_checksum
-from imap_wal.manifest.feature_level import FIRST, NEWEST, FeatureLevel
-from imap_wal.manifest.node import LOG, NOTHING_SEEN, Seen, node_manifests
-from imap_wal.manifest.snapshots import LowWaterMark
-from imap_wal.parquet import salvage
+from imap_wal.manifest.node import node_manifests
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.repair.claims import ClaimsRepair
+from imap_wal.repair.cluster_manifest import ManifestRepair
 from imap_wal.repair.manifest import encoded, with_made_manifests
-from imap_wal.repair.node import Highest, NodeRepair
+from imap_wal.repair.node import NodeRepair
 from imap_wal.repair.node_plan import NodePlan
-from imap_wal.repair.report import COPIED, GIVEN_UP, LEFT_OUT, REWRITTEN, Extent, Item
+from imap_wal.repair.report import GIVEN_UP, LEFT_OUT, Extent, Item
 from imap_wal.repair.snapshots import SnapshotRepair
-from imap_wal.retention import backfill
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -53,13 +50,9 @@ UNFINISHED = "of an imap-wal repair that did not finish"
 imap-wal repair that did not finish"."""
 
 
-OF_NO_CLUSTER = "imap-wal repair"
-"""A cluster id that no cluster has."""
-
-
 @dataclass
 class ClusterRepair:
-    """See the module. `plan` fills `items` and the other fields; `write` uses them."""
+    """See the module's docstring. `plan` fills `items` and the other fields; `write` uses them."""
 
     store: SegmentStore
     view: ClusterView
@@ -75,8 +68,7 @@ class ClusterRepair:
     items: list[Item] = field(default_factory=list)
     _nodes: list[NodeRepair] = field(default_factory=list)
     _snapshots: SnapshotRepair = field(init=False)
-    _seen: Seen = NOTHING_SEEN
-    _newer: str = ""
+    _manifest_repair: ManifestRepair = field(init=False)
     _manifest: ClusterManifest | None = None
     _claims: ClaimManifest | None = None
     """None: the newest readable one is copied."""
@@ -91,9 +83,12 @@ class ClusterRepair:
         view = self.view = with_made_manifests(
             self.store, self.view, self.wants_node, self.randomness.name()
         )
-        self._seen, self._newer = older_manifests.of_cluster(view)
         self._snapshots = SnapshotRepair(self.store, view, self.clock, self.tell, self.items)
-        unnamed = self._snapshots.unnamed() if self.older else {}
+        lost = self.lost_manifests.get(f"{view.folder}/manifest", 0)
+        self._manifest_repair = ManifestRepair(
+            self.store, view, lost, self.wants_node, self._snapshots
+        )
+        unnamed = self._snapshots.unnamed() if self._manifest_repair.older else {}
         for name in sorted(view.manifest.snapshots.keys() | unnamed):
             snapshot = self._snapshots.adopted(name, unnamed.get(name, []))
             self._snapshots.decide(name, snapshot)
@@ -123,7 +118,8 @@ class ClusterRepair:
             if self.wants_node(name):
                 what = (
                     f"node {name!r} is registered with log directory "
-                    f"{view.manifest.nodes[name]}, which is not here: the copy lacks it too"
+                    f"{view.manifest.nodes[name]}, which is not here: the copy does not have it, "
+                    "either"
                 )
                 self.items.append(
                     Item(
@@ -149,14 +145,14 @@ class ClusterRepair:
             self.drops,
         )
         repair = NodeRepair(plan, lost)
-        repair.plan(look_at_entries=self.older)
+        repair.plan(look_at_entries=self._manifest_repair.older)
         self._nodes.append(repair)
         self.items += repair.items
 
     def _note_left_out(self) -> None:
         view = self.view
         self.items += [
-            Item(path, "foreign", "clean", LEFT_OUT, what="not of imap-wal")
+            Item(path, "foreign", "clean", LEFT_OUT, what="not a file of imap-wal")
             for path in foreign_files(view, self.wants_node)
         ]
         for node in view.nodes:
@@ -213,27 +209,9 @@ class ClusterRepair:
         )
 
     @property
-    def older(self) -> bool:
-        """Whether the cluster's manifest in use is older than the files next to it: newer manifests
-        are lost, or all of them."""
-        return self._lost > 0 or bool(self._newer) or not self.view.manifest_number
-
-    @property
-    def _lost(self) -> int:
-        return self.lost_manifests.get(f"{self.view.folder}/manifest", 0)
-
-    @property
-    def _lost_claims(self) -> int:
-        return self.lost_manifests.get(self.view.claims_folder, 0)
-
-    @property
-    def _claims_number(self) -> int:
-        return self.view.claims_number + self._lost_claims + 1
-
-    @property
-    def _number(self) -> int:
-        """The number of the copy's manifest. A node refuses a lower number than it has seen."""
-        return max(self.view.manifest_number + self._lost, self._seen.number) + 1
+    def _claims_repair(self) -> ClaimsRepair:
+        lost = self.lost_manifests.get(self.view.claims_folder, 0)
+        return ClaimsRepair(self.view, lost, self._manifest_repair.older)
 
     def _node_manifest(self, repair: NodeRepair) -> tuple[str, bytes]:
         folder, number, content = repair.node.folder, repair.node.manifest_number, repair.manifest
@@ -251,7 +229,7 @@ class ClusterRepair:
             return self._manifest_file(f"{view.folder}/claims", view.claims_number)
         return encoded(
             lambda store: claim_manifests(store, view.folder, {}, self.clock, self.randomness),
-            self._claims_number,
+            self._claims_repair.number,
             content,
         )
 
@@ -262,7 +240,7 @@ class ClusterRepair:
         content = replace(self._manifest, snapshots=self._snapshots.planned)
         return encoded(
             lambda store: cluster_manifests(store, folder, self.clock, self.randomness),
-            self._number,
+            self._manifest_repair.number,
             content,
         )
 
@@ -270,245 +248,12 @@ class ClusterRepair:
         path = f"{folder}/manifest/{number:010d}.json"
         return path, self.store.read(path)
 
-    # ---- the cluster's manifest ----
-
     def _plan_manifest(self) -> None:
-        view, folder = self.view, f"{self.view.folder}/manifest"
-        fitting = self._fitting()
-        name = f"{folder}/{view.manifest_number:010d}.json" if view.manifest_number else folder
+        fitting = self._manifest_repair.fitting(self._nodes, self._claims_repair.lost)
         self._snapshots.planned = dict(fitting.snapshots)
-        if not view.manifest_number:
-            self._note_unknown_logs(fitting.nodes.values())
-        self._plan_claims(fitting.incarnation)
-        if fitting == view.manifest and not self._snapshots.anew and not self.older:
-            self.items.append(Item(name, "manifest", "clean", COPIED))
-            return
-        # Below this mark, a map may have lost its snapshot: the next rewrite reads everything.
-        self._manifest = replace(fitting, all_maps={})
-        status, what = self._why_rewritten()
-        self.items.append(
-            Item(
-                name,
-                "manifest",
-                status,
-                REWRITTEN,
-                given_up=None if status == "clean" else Extent(),
-                what=what,
-                to=f"{folder}/{self._number:010d}.json",
-            )
-        )
-
-    def _fitting(self) -> ClusterManifest:
-        """The manifest of the copy: its positions are those of the repaired logs."""
-        view, manifest, lost = self.view, self.view.manifest, self._lost
-        highest = self._highest()
-        repairs = {repair.node.name: repair for repair in self._nodes}
-
-        def moved(marks: Mapping[str, LowWaterMark]) -> dict[str, LowWaterMark]:
-            return {
-                node: LowWaterMark(mark.directory, repairs[node].position(mark.position))
-                if node in repairs
-                else mark
-                for node, mark in marks.items()
-            }
-
-        snapshots = {
-            name: replace(snapshot, marks=moved(snapshot.marks))
-            for name, snapshot in self._snapshots.planned.items()
-        }
-        lifetimes = tuple(
-            replace(
-                lifetime,
-                cuts={
-                    node: repairs[node].position(cut) if node in repairs else cut
-                    for node, cut in lifetime.cuts.items()
-                },
-            )
-            for lifetime in manifest.lifetimes
-        )
-        return replace(
-            manifest,
-            snapshots=snapshots,
-            all_maps=moved(manifest.all_maps),
-            lifetimes=lifetimes,
-            nodes={
-                name: directory
-                for name, directory in self._registered().items()
-                if self.wants_node(name)
-            },
-            # Each lost manifest may have assigned one that is recorded nowhere else.
-            incarnation=max(
-                manifest.incarnation + lost,
-                self._seen.incarnation + self._lost_claims,
-                view.begun,
-                highest.incarnation,
-            ),
-            generation=max(
-                manifest.generation + lost, self._seen.generation, self._snapshots.generation
-            ),
-            keys=key_checks.with_active(keys_of(self.store).key_ring, manifest.keys),
-            losses=self._losses(manifest),
-            token=manifest.token or (self.older and bool(view.claims.tokens)),
-            level=self._level(highest) if self.older else manifest.level,
-        )
-
-    def _losses(self, manifest: ClusterManifest) -> Mapping[str, int]:
-        """Losses after which no promise of a node is valid: it does not say which of the copies the
-        repair has kept, and a lost manifest may have counted more."""
-        promises = [node.manifest.copied for node in self.view.nodes if node.manifest.copied[0]]
-        if not promises:
-            return manifest.losses
-        above = max(losses for _, _, losses in promises) + 1
-        names = {*manifest.nodes, *manifest.losses, *(node.name for node in self.view.nodes)}
-        return {name: max(above, manifest.losses.get(name, 0)) for name in sorted(names)}
-
-    def _why_rewritten(self) -> tuple[str, str]:
-        """The status of the manifest that was found, and what is said about the new one."""
-        view = self.view
-        if not view.manifest_number:
-            return "missing", (
-                "no manifest of the cluster can be read: this one is made from the files that "
-                f"are here{self._forgotten()}"
-            ) + (
-                ""
-                if view.logs
-                else "; no log of a node is here, so changes after the snapshots are lost"
-            )
-        if self._lost:
-            return "corrupt", (
-                f"the newest manifest cannot be read; number {view.manifest_number} is used in "
-                f"its place{self._forgotten()}"
-            )
-        if self._newer:
-            return "corrupt", (
-                f"this manifest is older than the files beside it ({self._newer})"
-                f"{self._forgotten()}"
-            )
-        return "clean", "made to fit what is kept"
-
-    def _note_unknown_logs(self, known: Collection[str]) -> None:
-        """Adds items for logs that were opened in this cluster and have no files here."""
-        wanted = {node.manifest.directory for node in self.view.nodes}
-        for directory in sorted(self.view.opened.keys() - set(known) - wanted):
-            what = (
-                f"log {directory} was opened in this cluster, and no file of it is here: it was "
-                "lost, or another one replaced it"
-            )
-            self.items.append(
-                Item(
-                    layout.opened_path(self.view.folder, directory, self.view.opened[directory]),
-                    "node",
-                    "missing",
-                    GIVEN_UP,
-                    given_up=Extent(),
-                    what=what,
-                )
-            )
-
-    def _plan_claims(self, incarnation: int) -> None:
-        """The copy's claims, if newer ones may be lost. After the newest readable claim, another
-        cluster may have claimed the log. So the copy gets a claim of the last incarnation for no
-        cluster, and every cluster that returns must start anew. The lost manifest may also have had
-        a token: unless it is known that it had none, no cluster can claim the copy until an
-        operator decides."""
-        view, older = self.view, older_manifests.of_claims(self.view)
-        name = f"{view.claims_folder}/{view.claims_number:010d}.json"
-        unknown = self._claims_unknown
-        if not self._lost_claims and not older and not unknown:
-            if view.claims_number:
-                self.items.append(Item(name, "manifest", "clean", COPIED))
-            return
-        closed = view.claims.closed or view.manifest.token or bool(view.claims.tokens) or self.older
-        # A claim shows that members write here. Without any manifest it may be a log of programs.
-        claims = view.claims if unknown else view.claims.with_claim(OF_NO_CLUSTER, incarnation)
-        self._claims = replace(claims, closed=closed)
-        what = f"it is older than the manifest of the cluster ({older})"
-        if unknown:
-            name, what = (
-                view.claims_folder,
-                "no manifest of claims and none of the cluster can be read",
-            )
-        if self._lost_claims:
-            name = f"{view.claims_folder}/{view.claims_number + self._lost_claims:010d}.json"
-            what = (
-                f"the newest manifest of claims cannot be read; number {view.claims_number} is "
-                "used in its place"
-            )
-        what += "; Hazelcast clusters start anew with the copy"
-        if closed:
-            what += (
-                ". With them a token of this cluster may be lost, so no cluster can claim the "
-                f"copy before you {CLOSED_ADVICE}"
-            )
-        to = f"{view.claims_folder}/{self._claims_number:010d}.json"
-        self.items.append(
-            Item(name, "manifest", "corrupt", REWRITTEN, given_up=Extent(), what=what, to=to)
-        )
-
-    @property
-    def _claims_unknown(self) -> bool:
-        """Whether there are neither claims nor a manifest of the cluster, and agents may have
-        written the log: then it is unknown whether it had a token."""
-        view = self.view
-        of_agents = any(
-            node.manifest.kind != LOG and not node.manifest.embedded for node in view.nodes
-        )
-        return of_agents and not view.claims_number and not view.manifest_number
-
-    def _registered(self) -> dict[str, str]:
-        """Node → log directory. If the manifest is older, also the nodes that joined later."""
-        known = dict(self.view.manifest.nodes)
-        if self.older:
-            for node in self.view.nodes:
-                if node.manifest.directory:
-                    known.setdefault(node.name, node.manifest.directory)
-        return known
-
-    def _highest(self) -> Highest:
-        """If the manifest is older: the highest numbers in all readable entries."""
-        found = Highest()
-        for repair in self._nodes:
-            found = found.up_to(repair.highest)
-        if self.older:
-            for snapshot in self._snapshots.planned.values():
-                for path in snapshot.files:
-                    for row in salvage.rows_of(self.store, path, log=None):
-                        found = found.with_row(row)
-        return found
-
-    def _level(self, highest: Highest) -> int:
-        """The feature level, if the manifest is older: a lost one may have raised it. It was never
-        above what the agents' nodes can read, and a program's own node, if all other programs were
-        shut out; nodes of backfills have no reader. A level that is too high only makes older
-        releases refuse the copy; with one that is too low, they would misread it."""
-        manifest = self.view.manifest
-        if not self.view.manifest_number:
-            return int(NEWEST)
-        known = [
-            repair.node.manifest
-            for repair in self._nodes
-            if not repair.older and not repair.node.name.startswith(backfill.PREFIX)
-        ]
-        reads = [node.level for node in known if not node.embedded]
-        programs = [node.level for node in known if node.embedded]
-        reads += [max(programs)] if programs else []
-        needed = FeatureLevel.COPIES if highest.shared else FIRST
-        if any(repair.sorted_archives for repair in self._nodes):
-            needed = max(needed, FeatureLevel.SORTED_ARCHIVES)
-        if any(isinstance(repair.node.manifest.archives, ListedArchives) for repair in self._nodes):
-            needed = max(needed, FeatureLevel.LISTS)
-        lowest = max(min(reads, default=NEWEST), needed)
-        level = max(each for each in FeatureLevel if each <= lowest)
-        return int(level) if level > manifest.feature_level else manifest.level
-
-    def _forgotten(self) -> str:
-        adopted = (
-            f"; {len(self._snapshots.taken_in)} files of snapshots that it does not name were "
-            "taken in"
-            if self._snapshots.taken_in
-            else ""
-        )
-        return (
-            ": later drops, cuts and cluster starts are forgotten, and what a later rewrite "
-            f"made final may be back{adopted}"
-        )
+        self.items += self._manifest_repair.unknown_logs(fitting)
+        self._claims, item = self._claims_repair.plan(fitting.incarnation)
+        if item is not None:
+            self.items.append(item)
+        self._manifest, item = self._manifest_repair.plan(fitting)
+        self.items.append(item)

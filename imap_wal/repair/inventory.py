@@ -55,7 +55,7 @@ def tolerant_inventory(
 
 def _reached(number: int, hidden: list[int]) -> int:
     """The highest number of a manifest that was published after `number`. Numbers grow by one and
-    old manifests are kept, so one that is far above the others is no manifest."""
+    old manifests are kept, so a file with a number far above the others is not a manifest."""
     for each in sorted(hidden):
         if number and each > number + FAR:
             break

@@ -115,7 +115,7 @@ def _directory(store: SegmentStore, view: ClusterView, node: NodeView, gone: str
         (one, first), (other, second), *_ = sorted(found.items())
         raise NotRepairable(
             f"{gone} {first} is of log {one}, {second} of log {other}; move the segments of "
-            f"the other one away, or {BRING_BACK}"
+            f"the wrong log away, or {BRING_BACK}"
         )
     registered = view.manifest.nodes.get(node.name, "")
     if found and registered and registered not in found:

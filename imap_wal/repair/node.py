@@ -57,7 +57,7 @@ class Highest(NamedTuple):
 
 
 class NodeRepair:
-    """See the module. `lost_manifests`: how many newer manifests cannot be read."""
+    """See the module's docstring. `lost_manifests`: how many newer manifests cannot be read."""
 
     def __init__(self, plan: NodePlan, lost_manifests: int = 0) -> None:
         self._plan, self._lost_manifests = plan, lost_manifests
@@ -222,8 +222,8 @@ class NodeRepair:
             )
             if archived := self._plan.manifest.archived[1]:
                 what += (
-                    f"; segments 1 to {archived} are not here: what no archive and "
-                    "no snapshot has of them is lost"
+                    f"; segments 1 to {archived} are not here: their entries are lost, "
+                    "except those in archives and snapshots"
                 )
             return "missing", Extent(), what
         if self._lost_manifests:
@@ -238,7 +238,10 @@ class NodeRepair:
                 "copy has the entries of these files"
             )
             return "corrupt", Extent(), what
-        what = "made to fit what is kept; the next open reads the log from the checkpoint on"
+        what = (
+            "changed to fit the files that are kept; the next open reads the log from the "
+            "checkpoint on"
+        )
         return "clean", None, what
 
     def _look_at_entries(self) -> None:

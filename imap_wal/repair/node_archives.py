@@ -12,7 +12,7 @@ from imap_wal.errors import LogError, ShortLog
 from imap_wal.format import Position
 from imap_wal.manifest.archives import Archive, ListFile
 from imap_wal.parquet import salvage
-from imap_wal.parquet.file import checksum
+from imap_wal.parquet.writer import checksum
 from imap_wal.repair.node_plan import NodePlan
 from imap_wal.repair.report import COPIED, GIVEN_UP, POINT_IN_TIME, REWRITTEN, Extent, Item
 from imap_wal.segment.listing import SegmentFile, WalFolder
@@ -123,8 +123,8 @@ class ArchivePlanner:
         )
 
     def find_again(self) -> None:
-        """For each damaged list: take in the archives that it must have named. Their file names
-        have their positions, and the manifest says between which ends the list is."""
+        """For each damaged list: add the archives that it must have named. Their file names have
+        their positions, and the manifest says between which ends the list is."""
         plan = self._plan
         for each, error in plan.node.damaged_lists:
             named = plan.manifest.archives
@@ -155,9 +155,9 @@ class ArchivePlanner:
                 yield file, name
 
     def adopt(self) -> None:
-        """For an older manifest: take in archives that it does not name, if their segments are
-        deleted. Segments are deleted only after their archives were published. Entries that are
-        still in segments are read from the segments, even if such an archive has them too."""
+        """For an older manifest: add archives that it does not name, if their segments are deleted.
+        Segments are deleted only after their archives were published. Entries that are still in
+        segments are read from the segments, even if such an archive has them too."""
         manifest, wal = self._plan.manifest, self._plan.wal()
         unknown = [
             (file, name)

@@ -15,9 +15,9 @@ from storage_backends import SegmentStore
 def write(plan: NodePlan, target: SegmentStore) -> None:
     """Write all files but the manifest, and complete the manifest in the plan."""
     archives = []
-    for archive, below, anew in plan.archives:
+    for archive, below, rewritten in plan.archives:
         plan.tell(archive.path)
-        if anew:
+        if rewritten:
             source = plan.sources.get(archive.path, archive.path)
             size, crc = salvage.rewrite_file(
                 plan.store,

@@ -83,7 +83,8 @@ class NodePlan:
         return [*self.view.manifest.marks(self.node.name, self.manifest.directory).values()]
 
     def put_aside(self, segment: SegmentFile) -> str:
-        """Keep the bytes of a file that is not of this log; their path in the copy."""
+        """Keep the bytes of a file that does not belong to this log. Returns their path in the
+        copy."""
         aside = f"{self.node.folder}/lost/{segment.path.rpartition('/')[2]}.foreign"
         self.writes.append(Write(aside, source=segment.path, until=None))
         return aside

@@ -49,8 +49,7 @@ class SegmentPlanner:
 
     def decide(self, *, given_up: bool) -> None:
         """Decide for each segment. `given_up`: nothing of them is kept. Raises `NotRepairable` if
-        too many segments are missing, or if entries to drop are in a damaged segment or not
-        there."""
+        too many segments are missing, or if entries to drop are missing or in a damaged segment."""
         manifest, folder = self._plan.manifest, self._plan.node.folder
         found = self._found()
         epochs = self._known_epochs()
@@ -121,8 +120,9 @@ class SegmentPlanner:
         return {place.segment: place.epoch for place in places if place.epoch}
 
     def _last_number(self, found: Mapping[int, Segment]) -> int:
-        """Also of segments that are missing: if this folder was restored from an older copy, the
-        marks are in later ones. Raises `NotRepairable` if too many are."""
+        """The highest number, including that of missing segments: if this folder was restored from
+        an older copy, the marks are in later segments. Raises `NotRepairable` if too many are
+        missing."""
         manifest = self._plan.manifest
         last = max(
             [
@@ -135,14 +135,14 @@ class SegmentPlanner:
         if last - manifest.archived[1] - len(found) > MISSING_MAX:
             raise NotRepairable(
                 f"{self._plan.node.folder}/wal: according to the manifests there are {last} "
-                f"segments, and {len(found)} are here: mount their disk, or bring them back from a "
+                f"segments, but {len(found)} are here: mount their disk, or bring them back from a "
                 "copy; if the newest manifest is wrong, move it away"
             )
         return last
 
     def _look_at(self, segment: SegmentFile, *, newest: bool) -> Segment:
         """Read all of a segment. One that no key opens, or that is not encrypted, is put aside if
-        `is_foreign`. `EncryptionError` otherwise."""
+        `is_foreign`; otherwise raises `EncryptionError`."""
         plan = self._plan
         try:
             return look_at(
@@ -156,8 +156,8 @@ class SegmentPlanner:
                 raise
             if error.key_id or error.is_missing:
                 what = (
-                    f"it is not of this log: {error.what}, and all keys are given that this log "
-                    "was written with"
+                    f"it is not of this log: {error.what}, although all keys with which this log "
+                    "was written are given"
                 )
             else:
                 what = f"{error.what}; {error.advice}, and repair again"
@@ -214,7 +214,7 @@ class SegmentPlanner:
         return _CHANGED
 
     def _copy_all(self, segment: Segment, before: int | None, all_frames: Extent) -> int | None:
-        """Copy a segment of which at most the end is missing; the result is as of `_decide`."""
+        """Copy a segment of which at most the end is missing. Returns the same as `_decide`."""
         place = segment.epoch, segment.number
         self._copy(segment, before, None)
         lost = None
@@ -235,7 +235,7 @@ class SegmentPlanner:
 
     def _drop(self, segment: Segment, drops: frozenset[Position], before: int | None) -> None:
         """Rewrite an undamaged segment without some entries. The bytes of each are written to a
-        separate file. `NotRepairable` if there is no such entry."""
+        separate file. Raises `NotRepairable` if there is no such entry."""
         scan = scan_segment(
             self._plan.store,
             segment.path,

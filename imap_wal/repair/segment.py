@@ -212,7 +212,7 @@ def pieces_of(payload: bytes, frame: WholeFrame, path: str) -> list[bytes]:
     except (ValueError, msgpack.UnpackException) as error:
         what = (
             f"the frame at byte {frame.offset} does not have the {frame.count} entries that its "
-            f"header promises ({error})"
+            f"header names ({error})"
         )
         raise NotRepairable(
             f"{path}: {what}, so none of them can be dropped; bring the file back from a copy"

@@ -10,7 +10,7 @@ from imap_wal.clock import Clock
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.parquet import salvage
-from imap_wal.parquet.file import checksum
+from imap_wal.parquet.writer import checksum
 from imap_wal.repair.report import COPIED, GIVEN_UP, REWRITTEN, Extent, Item
 from storage_backends import NotFound, SegmentStore, StoredFile
 from storage_backends.paths import number_in
@@ -31,7 +31,7 @@ class SnapshotRepair:
         self._tell, self._items = tell, items
         self.planned: dict[str, Snapshot] = {}
         """The snapshots of the copy, by map."""
-        self.anew: set[str] = set()
+        self.rewritten: set[str] = set()
         """Files that are rewritten."""
         self.generation = 0
         """The highest generation that has a folder."""
@@ -120,7 +120,7 @@ class SnapshotRepair:
                 continue
             files.append(path)
             checksums.append(wanted)
-            self.anew.add(path)
+            self.rewritten.add(path)
             self._items.append(
                 Item(
                     path, "snapshot", "corrupt", REWRITTEN, Extent(records=kept.records), lost, what
@@ -144,14 +144,14 @@ class SnapshotRepair:
         size = snapshot.bytes
         for path, known in _files(snapshot):
             self._tell(path)
-            if path in self.anew:
+            if path in self.rewritten:
                 written = salvage.rewrite_file(self._store, path, target, path, log=None)
                 size += written.bytes - self._store.size(path)
                 checksums.append(written.checksum)
             else:
                 salvage.copy_file(self._store, path, target)
                 checksums.append(known)
-        if self.anew & set(snapshot.files):
+        if self.rewritten & set(snapshot.files):
             self.planned[name] = replace(
                 snapshot, checksums=tuple(checksums), bytes=max(size, 0), sizes=(), rows=()
             )

@@ -21,7 +21,8 @@ from imap_wal.segment.salvage import scan_segment
 from storage_backends import NotFound, SegmentStore
 
 MISSING_MAX = 10_000
-"""So many missing segments may be damage; more are not, and the number of the file is wrong."""
+"""Up to this many missing segments may be damage. If there were more, the number in the file's name
+is wrong."""
 FAR = f"its number is more than {MISSING_MAX:,} above those of the other segments"
 NOT_OURS = "because of its name other segments would not count, and nothing in it is of this log"
 

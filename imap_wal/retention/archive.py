@@ -90,8 +90,8 @@ def archive_sealed(
         manifest = manifests.read()[1]
         if manifest.epoch != (manifest.epoch if epoch is None else epoch):
             raise Fenced(
-                f"node {node!r} is at epoch {manifest.epoch}, and this archive run belongs to "
-                f"{epoch}: another process took over"
+                f"node {node!r} is at epoch {manifest.epoch}, but this archive run belongs to "
+                f"epoch {epoch}: another process took over"
             )
         run = _Run(
             store,
@@ -118,7 +118,7 @@ def archive_sealed(
         raise lost from last
     raise LostRace(
         f"archiving node {node!r}: files were removed or manifests published {ATTEMPTS} "
-        "times in a row; this is tried again later"
+        "times in a row; the archive run is repeated later"
     )
 
 
@@ -198,8 +198,8 @@ class _Run:
             # An OSError comes from this machine: the store raises StorageErrors.
             raise StorageUnavailable(
                 f"archiving the log of node {self._node!r} needs space for Parquet files in "
-                f"{tempfile.gettempdir()}: {error}; "
-                "nothing is lost, its segments are kept"
+                f"{tempfile.gettempdir()}: {error}; free space there. "
+                "Nothing is lost: the segments are kept"
             ) from error
 
     def _scans(self) -> Iterator[FileScan]:
@@ -231,8 +231,8 @@ class _Run:
         def change(now: NodeManifest) -> NodeManifest:
             if now.epoch != before.epoch:
                 raise Fenced(
-                    f"node {self._node!r} is at epoch {now.epoch}, and this archive run began in "
-                    f"{before.epoch}: another process took over"
+                    f"node {self._node!r} is at epoch {now.epoch}, but this archive run began in "
+                    f"epoch {before.epoch}: another process took over"
                 )
             if (now.directory, now.archived) != (before.directory, before.archived):
                 raise LostRace(

@@ -19,7 +19,8 @@ from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.parquet.archive_rows import ArchiveRows, to_waiting, write_sorted
 from imap_wal.parquet.columns import ARCHIVE_SCHEMA
-from imap_wal.parquet.file import ParquetFile, batches
+from imap_wal.parquet.reader import Expected, batches
+from imap_wal.parquet.writer import ParquetFile
 from imap_wal.read.file_scan import FileScan
 from imap_wal.read.scan import ahead, read_scan
 from imap_wal.retention.overlap import Overlap
@@ -28,12 +29,13 @@ from imap_wal.security.encryption import keys_of, with_fixed_keys
 from storage_backends import SegmentStore
 
 FULL = 64 * 1024 * 1024
-"""A file of a map is written when so many bytes of its rows wait, as they are in memory. Whoever
-reads it in the order of the log sorts it in memory."""
+"""A file of a map is written when this many bytes of its rows wait, measured in memory. A reader
+that needs the order of the log sorts the file in memory."""
 COLUMN_BYTES_MAX = 1024 * 1024 * 1024
-"""Of a file with more than one batch of rows: a column must be smaller than 2 GiB."""
+"""The limit of a file with more than one batch of rows: a column must be smaller than 2 GiB."""
 BATCH_ROWS = 1024
-"""So many rows at once are decoded and made columns while they are in the processor's cache."""
+"""How many rows are decoded and turned into columns at a time, while they are in the processor's
+cache."""
 ABSORB_BYTES_MIN, ABSORB_BYTES_MAX = 64 * 1024, 64 * 1024 * 1024
 ABSORB_MAX = 8
 """This many archives of one map with similar sizes are merged into one, up to the larger size."""
@@ -134,7 +136,7 @@ class _Pass:
         with the entries of the archives that it absorbs. It empties `rows`."""
         pile, found = _Pile(), list[Archive]()
         for archive in former:
-            for batch in batches(self._store, archive.path, log=self._log):
+            for batch in batches(self._store, archive.path, expected=Expected(log=self._log)):
                 pile.add(to_waiting(batch))
                 if pile.bytes >= FULL and not archive.unpacked:
                     found.append(self._publish(name, pile))
@@ -189,8 +191,8 @@ def is_absorbable(size: int, unpacked: int) -> bool:
 
 
 def absorbable(archives: Iterable[Archive]) -> tuple[Archive, ...]:
-    """All archives that the next run absorbs if their maps have entries in it; those of a map in
-    the order of the log."""
+    """All archives that the next run absorbs if their maps have entries in it; archives of the same
+    map are in the order of the log."""
     by_map: dict[str, list[Archive]] = {}
     for archive in archives:
         by_map.setdefault(archive.map, []).append(archive)

@@ -5,11 +5,10 @@
     (tasks)   write archives under names that no other task chooses; no manifest names them
     publish   the node's manifest, then the node in the cluster's manifest by compare-and-swap
 
-Before the last step no reader sees an entry, and after it every reader sees all of them. Files
-of a backfill that does not get there stay, without a name in any manifest; a later backfill sweeps
-them. A store
-that opens claims an incarnation in the same manifest: so it opens before, and nothing is published,
-or after, and reads the entries.
+Before the last step no reader sees an entry, and after it every reader sees all of them. If a
+backfill does not reach it, its files remain, but no manifest names them; a later backfill deletes
+them. A store that opens claims an incarnation in the same manifest. So it opens either before that
+step, and then nothing is published, or after it, and then it reads the entries.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest, Seen, node_manifests
 from imap_wal.manifest.older import current_cluster
+from imap_wal.names import decode
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.snapshots import ORPHAN_MS
 from imap_wal.storage_clock import storage_now
@@ -80,16 +80,16 @@ def begin(log: ClusterLog) -> Backfill:
 
 def publish(log: ClusterLog, backfill: Backfill, archives: Sequence[Archive]) -> None:
     """Make the entries of these archives a part of the log, all at once. Raises `LostRace` if a
-    program has opened the log since `begin`, and `CorruptLog` for a file that is not there as it
-    was written; then nothing is a part of the log."""
+    program has opened the log since `begin`, and `CorruptLog` for a file that is missing or differs
+    from what was written; then nothing becomes a part of the log."""
     for archive in archives:
         try:
             size = log.store.size(archive.path)
         except NotFound:
             size = -1
         if size != archive.bytes:
-            what = f"a task wrote {archive.bytes} bytes, and there are {max(size, 0)}"
-            raise CorruptLog(archive.path, 0, what, "nothing was published: write it again")
+            what = f"a task wrote {archive.bytes} bytes, but the storage has {max(size, 0)}"
+            raise CorruptLog(archive.path, 0, what, "nothing was published; repeat the backfill")
     if not archives:
         return
 
@@ -98,7 +98,8 @@ def publish(log: ClusterLog, backfill: Backfill, archives: Sequence[Archive]) ->
         if now.incarnation != backfill.incarnation:
             raise LostRace(
                 f"a program has opened {log.namespace}/{log.cluster} since this backfill began, "
-                "and would not see its entries: nothing was published; close it, and write again"
+                "and would not see its entries: nothing was published; close it, and repeat the "
+                "backfill"
             )
         return replace(now, nodes={**now.nodes, backfill.node: backfill.directory})
 
@@ -130,7 +131,7 @@ def _sweep(log: ClusterLog) -> None:
     its manifest, so that it cannot name them later."""
     registered, now_ms = log.manifest().nodes, 0
     for component in log.store.folders(f"{log.folder}/nodes"):
-        node = layout.decode(component)
+        node = decode(component)
         if not node.startswith(PREFIX) or node in registered:
             continue
         folder = log.node_folder(node)

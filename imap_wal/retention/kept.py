@@ -13,7 +13,7 @@ from imap_wal.read.state import ClusterState
 
 DAY_MS = 86_400_000
 STALE_MS = 7 * DAY_MS
-"""A reader may be gone if it has published nothing for so long, and files are kept for it."""
+"""A reader may be gone if it has published nothing for this long, and files are kept for it."""
 
 
 @dataclass(frozen=True, slots=True)

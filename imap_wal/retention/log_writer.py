@@ -12,7 +12,8 @@ from imap_wal.format import Position
 from imap_wal.manifest.node import NOTHING_SEEN
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import storage_errors
-from imap_wal.write.committer import CommitRequest, Committer
+from imap_wal.write.commit_request import CommitRequest
+from imap_wal.write.committer import Committer
 from imap_wal.write.maintenance import Maintenance
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.ring import RingBuffer

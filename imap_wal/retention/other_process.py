@@ -4,10 +4,12 @@ interpreter lock, so in this process commits would wait for them.
     this process                 the other process
     task ─▶ stdin ────────────▶  opens the storage, runs the task
     result ◀──── stdout ◀──────  the result, or the error
-                                 waits for another task for some seconds, then ends
+    ends it when there was no
+    other task for some seconds
 
 The other process may be killed at any time: what it wrote counts only when it is named in a
-manifest. It ends when this process ends, because then its standard input ends.
+manifest. It ends when this process ends, because then its standard input ends. It never ends by
+itself, so none is left that nothing waits for (a zombie).
 """
 
 from __future__ import annotations
@@ -30,17 +32,20 @@ from imap_wal.security.encryption import open_store
 from storage_backends import SegmentStore
 
 NICENESS = 10
-"""The other process runs at a low priority: commits and Hazelcast come first."""
+"""Beside a log that is open, the other process runs at a low priority: commits and Hazelcast come
+first."""
 END_S = 5.0
 
 _MAIN = (
-    "import sys; sys.path[:] = sys.argv[1:]; from imap_wal.retention.other_process import main; "
-    "main()"
+    "import sys; sys.path[:] = sys.argv[2:]; from imap_wal.retention.other_process import main; "
+    "main(int(sys.argv[1]))"
 )
 
 
 class ProcessDied(ImapWalError):
-    """The other process ended too early. Nothing is lost, and the work is tried again."""
+    """A process that worked for this one ended too early: it was killed, perhaps because memory ran
+    out, or it could not be started. Nothing is lost. An open log tries its maintenance again later,
+    and a rewrite tries each task once more."""
 
 
 class Task(Protocol):
@@ -59,63 +64,81 @@ class _Request:
     url: str
     wal_dir: str
     task: Task
-    keep_s: float
 
 
 class OtherProcess:
     """Runs tasks on the storage at `url` in another process, one at a time. `keep_s`: how long the
-    process waits for another task before it ends; its start takes longer than many tasks. `stop`
-    may be called from another thread."""
+    process is kept for another task; its start takes longer than many tasks. `niceness`: added to
+    that of this process. `stop` may be called from another thread."""
 
-    def __init__(self, url: str, wal_dir: str = "", *, keep_s: float = 0) -> None:
+    def __init__(
+        self, url: str, wal_dir: str = "", *, keep_s: float = 0, niceness: int = NICENESS
+    ) -> None:
+        self._niceness = niceness
         self._url, self._wal_dir, self._keep_s = url, wal_dir, keep_s
         self._folder = _working_folder()
         """Relative paths start here, even if the program has changed to another folder since."""
         self._running = threading.RLock()
         self._mutex = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._idle: threading.Timer | None = None
+        """Ends the process if no task comes. Used under `_running`."""
         self._stopped = False
 
     def run(self, task: Task) -> Any:
         """Run the task and return its result. Raises the same errors as the task, `ProcessDied`,
         and `Closed` after `stop`."""
-        request = pickle.dumps(_Request(self._url, self._wal_dir, task, self._keep_s))
+        request = pickle.dumps(_Request(self._url, self._wal_dir, task))
         with self._running:
-            while True:
-                process, is_new = self._begin()
-                try:
-                    answer = _ask(process, request)
-                except BaseException:
-                    self._end(process)
-                    raise
-                if answer is not None:
-                    if not self._keep_s:
-                        self._end(process)
-                    if isinstance(answer, Exception):
-                        raise answer
-                    return answer
+            process = self._begin()
+            try:
+                answer = _ask(process, request)
+            except BaseException:
+                self._end(process)
+                raise
+            if answer is None:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(END_S)  # it has closed its pipe
                 code = self._end(process)
                 if self._stopped:
                     raise self._closed()
-                if is_new or code:
-                    raise ProcessDied(
-                        f"the process that maintained {self._url} ended with {code}; nothing is "
-                        "lost"
-                    )
-                # It had ended, because it had no task for `keep_s`: start another one.
+                raise ProcessDied(
+                    f"a process that worked on {self._url} ended with {code}; nothing is lost"
+                )
+            if self._keep_s:
+                self._keep(process)
+            else:
+                self._end(process)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
 
-    def _begin(self) -> tuple[subprocess.Popen[bytes], bool]:
-        """The process, and whether it was started now."""
+    def _keep(self, process: subprocess.Popen[bytes]) -> None:
+        """Keep the process for another task, for `keep_s`."""
+
+        def end() -> None:
+            with self._running:
+                if self._idle is timer:  # no task has come
+                    self._end(process)
+
+        timer = threading.Timer(self._keep_s, end)
+        timer.name, timer.daemon = "imap-wal-idle", True
+        self._idle = timer
+        timer.start()
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        """The process; a new one if there is none."""
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
         with self._mutex:
             if self._stopped:
                 raise self._closed()
             if self._process is not None:
-                return self._process, False
+                return self._process
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", _MAIN, *sys.path],
+                    [sys.executable, "-c", _MAIN, str(self._niceness), *sys.path],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     cwd=self._folder if os.path.isdir(self._folder) else None,
@@ -123,13 +146,13 @@ class OtherProcess:
                 )
             except OSError as error:
                 raise ProcessDied(
-                    f"a process to maintain {self._url} could not be started: {error}; nothing is "
+                    f"a process to work on {self._url} could not be started: {error}; nothing is "
                     "lost"
                 ) from error
-            return self._process, True
+            return self._process
 
     def _end(self, process: subprocess.Popen[bytes]) -> int:
-        """End the process. Returns its exit code."""
+        """End the process, and wait for it. Returns its exit code."""
         with suppress(OSError):
             if process.stdin is not None:
                 process.stdin.close()
@@ -145,8 +168,8 @@ class OtherProcess:
 
     def _closed(self) -> Closed:
         return Closed(
-            "the log was closed before its maintenance was done; nothing is lost, it is done after "
-            "the next open"
+            "the log was closed before its maintenance was done; nothing is lost, and the work is "
+            "done after the next open"
         )
 
     def stop(self) -> None:
@@ -156,6 +179,9 @@ class OtherProcess:
             if self._process is not None:
                 self._process.kill()
         with self._running:
+            if self._idle is not None:
+                self._idle.cancel()
+                self._idle = None
             if self._process is not None:
                 self._end(self._process)
 
@@ -195,25 +221,19 @@ def _ask(process: subprocess.Popen[bytes], request: bytes) -> Any:
 # ---- in the other process ------------------------------------------------------------------------
 
 
-def main() -> None:
+def main(niceness: int) -> None:
     """Read requests from standard input, and write the answers to standard output."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # the output of a storage driver must not mix with the answer
-    os.nice(NICENESS)
+    os.nice(niceness)
     collect_rarely()  # no program of a user runs here
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
         file.write("500")  # if memory runs out, this process ends first
     parent = _Parent(sys.stdin.buffer)
     threading.Thread(target=parent.follow, daemon=True).start()
-    keep_s: float | None = None
     while True:
         try:
-            request = parent.requests.get(timeout=keep_s)
-        except queue.Empty:
-            os._exit(0)  # without waiting for the other thread, which is in a read
-        keep_s = request.keep_s or None
-        try:
-            answers.write(_sendable(_answer(request)))
+            answers.write(_sendable(_answer(parent.requests.get())))
             answers.flush()
         except OSError:  # the parent has died
             threading.Event().wait()

@@ -66,10 +66,9 @@ def plan_removal(
 ) -> Removal:
     """The files whose entries are all at or below `upto` and, unless `covered` is None, at or below
     their map's position in `covered` and read by every reader (`imap_wal.manifest.readers`).
-    `complete`: segments that end at or below it have no other entries than of the maps in
-    `covered`, all covered. `writing`: number of the first segment that is not sealed. `linked`:
-    False omits files reached through a symbolic link: they would be removed from the manifest, but
-    not deleted."""
+    `complete`: all entries of segments that end at or below it are of maps in `covered`, and are
+    covered. `writing`: number of the first segment that is not sealed. `linked`: False omits files
+    reached through a symbolic link: they would be removed from the manifest, but not deleted."""
     known = min(complete, node.manifest.checkpoint, upto)
     if covered is not None:
         read = readers.read_by_all(store, layout.cluster_of(node.folder), node.name, END)
@@ -173,8 +172,8 @@ def remove(
     def change(manifest: NodeManifest) -> NodeManifest:
         if manifest.directory != node.manifest.directory:
             raise LostRace(
-                f"there is another log under node {node.name!r} now; check again what may be "
-                "removed"
+                f"node {node.name!r} has another log now, so nothing was removed from it; run "
+                "this again"
             )
         left = without(manifest, removal.archives, removal.segments, removal.summaries)
         return replace(left, cluster=left.cluster.up_to(justified))

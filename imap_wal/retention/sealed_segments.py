@@ -117,7 +117,7 @@ def delete_segments(
 
 
 def to_manifest(item: Metadata) -> Metadata:
-    """Metadata as JSON values. `imap_wal.read.cluster.from_manifest` is the inverse."""
+    """Metadata as JSON values. `imap_wal.read.file_scan.from_manifest` is the inverse."""
     return tuple(part.hex() if isinstance(part, bytes) else part for part in item)
 
 

@@ -23,12 +23,12 @@ from dataclasses import replace
 from itertools import zip_longest
 from weakref import WeakKeyDictionary
 
-from imap_wal import layout
 from imap_wal.disposal import dispose, reachable, sweep
 from imap_wal.errors import CorruptLog
 from imap_wal.manifest import readers
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.snapshots import Snapshot
+from imap_wal.names import map_of
 from imap_wal.parquet.contents import check_contents
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.storage_clock import storage_now
@@ -64,8 +64,8 @@ def demand_whole(log: ClusterLog, manifest: ClusterManifest, maps: Iterable[str]
                 raise CorruptLog(
                     missing,
                     0,
-                    f"the manifest names this file of the snapshot of map {name!r}, and it "
-                    "is not there",
+                    f"the manifest names this file of the snapshot of map {name!r}, but it "
+                    "is missing",
                     "nothing that the snapshot covers was removed; bring the file back from a copy",
                 )
             snapshot = newer
@@ -121,11 +121,7 @@ def remove_former(
         demand_whole(
             log,
             manifest,
-            (
-                name
-                for file in gone
-                if (name := layout.map_of(_place(file.path)[0], manifest.snapshots))
-            ),
+            (name for file in gone if (name := map_of(_place(file.path)[0], manifest.snapshots))),
         )
     if dry_run:
         return gone
@@ -135,7 +131,7 @@ def remove_former(
 
 def _is_removable(file: StoredFile, manifest: ClusterManifest) -> bool:
     component, generation = _place(file.path)
-    name = layout.map_of(component, manifest.snapshots)
+    name = map_of(component, manifest.snapshots)
     snapshot = manifest.snapshots.get(name)
     if not generation or (snapshot is not None and file.path in snapshot.files):
         return False

@@ -41,7 +41,7 @@ _log = logging.getLogger("imap_wal")
 
 FIRST_LOOK_S = 1.0
 """How long after the open the size of the log is first compared with the settings: a program that
-ends before pays nothing."""
+ends earlier spends no time on it."""
 OTHERS_S = 5.0
 """The pause while another process rewrites the log."""
 PAUSE_S, PAUSE_S_MAX = 1.0, 600.0
@@ -49,7 +49,7 @@ PAUSE_S, PAUSE_S_MAX = 1.0, 600.0
 KEEP_S = 10.0
 """How long the other process waits for the next compaction before it ends."""
 MEMORY_BYTES = 256 * 1024 * 1024
-"""An automatic compaction takes no more than this, besides what the program has in memory."""
+"""The most memory that an automatic compaction takes, in addition to the program's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ class CompactionStatistics:
 class CompactionTask:
     """Compacts one cluster's log. `unsealed`: number of the first segment of `node` that is not
     sealed. `settings`: of the log. `folder`: local, for temporary files. `bytes_per_s`: how much it
-    may read and write in a second; 0: no limit. `waits`: for another rewrite of the log, which
-    otherwise raises `RewriteRunning`."""
+    may read and write per second; 0: no limit. `waits`: whether it waits for another rewrite of the
+    log; if not, it then raises `RewriteRunning`."""
 
     namespace: str
     cluster: str
@@ -274,7 +274,7 @@ class Compactor:
             room = log.settings.scratch or tempfile.gettempdir()
             raise StorageUnavailable(
                 f"compacting {log} needs space for temporary files in {room}: {error}; nothing "
-                "is lost"
+                "is lost. Free space there, or choose another scratch folder"
             ) from error
 
     # ---- automatic ----
@@ -320,7 +320,7 @@ class Compactor:
             self._growth.at = self._written + self._allowed(snapshots) - uncovered
         if self._written >= self._growth.at:
             try:
-                # First: otherwise each look would seal a segment and start another process.
+                # First: otherwise each attempt would seal a segment and start another process.
                 with turn(self._logs, _holder(self._writer.log.identity.node)):
                     pass
                 self._compact(automatic=True)

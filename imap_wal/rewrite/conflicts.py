@@ -19,16 +19,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from imap_wal import layout
 from imap_wal.entry import DELETED, KEY, MAP, ORDER, PARTITION, TIMESTAMP_MS, Row
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import Pair
+from imap_wal.names import map_component
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_batch
-from imap_wal.parquet.file import ParquetFile
+from imap_wal.parquet.writer import ParquetFile
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.file_scan import EntryBatch
+from imap_wal.read.file_scan import EntryBatch, Scope
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Claim, Conflict
 from imap_wal.read.scan import read_scan
@@ -223,7 +223,7 @@ class Aside:
         for name, file in self._files.items():
             token = log.randomness.name()
             paths[name] = (
-                f"{folder(log.folder)}/{layout.map_component(name)}/{generation:08d}-{token}.parquet"
+                f"{folder(log.folder)}/{map_component(name)}/{generation:08d}-{token}.parquet"
             )
             file.publish(log.store, paths[name])
         return paths
@@ -248,7 +248,9 @@ def _changes(
     until: Mapping[str, Position],
     check: Callable[[], None],
 ) -> Iterator[EntryBatch]:
-    for changes in log.changes(maps=maps, until=until, policy=RecoveryPolicy.PARTIAL, state=state):
+    for changes in log.changes(
+        maps, Scope(until=until), policy=RecoveryPolicy.PARTIAL, state=state
+    ):
         check()
         yield changes
 

@@ -134,9 +134,9 @@ def _demand_finished(name: str, rows: Iterable[Row], unfinished: int) -> None:
     `unfinished` or of a later one."""
     if any(is_shared(row[ORDER]) and row[ORDER][0] >= unfinished for row in rows):
         raise InvalidSetting(
-            f"map {name!r} has changes with copies, which an agent that was stopped may still "
-            "append: they would come back after the drop. Nothing was dropped. In a running "
-            "cluster, use destroy(). If no cluster has the map in memory, drop it after a new "
-            "view has begun while the logs of all nodes can be read; if the cluster is stopped, "
-            "`imap-wal claim --force` begins one"
+            f"map {name!r} has changes with copies, and an agent that was stopped may still "
+            "append such copies: they would come back after the drop. Nothing was dropped. In "
+            "a running cluster, use destroy(). If no cluster has the map in memory, drop it "
+            "after a new view has begun while the logs of all nodes can be read; if the cluster "
+            "is stopped, `imap-wal claim --force` begins one"
         )

@@ -9,10 +9,10 @@ from imap_wal.write.node_log import NodeLog
 
 
 def sizes(logs: ClusterLog, own: NodeLog) -> tuple[int, int]:
-    """Two sizes in bytes: of what no snapshot covers (archives, sealed segments with entries, and
-    the segment that `own` writes), and of all snapshots. The segments that others write do not
-    count: they cannot be removed yet, and their sizes include space that is only reserved.
-    Raises StorageError, `LogError`."""
+    """Two sizes in bytes: of the entries that no snapshot covers (archives, sealed segments with
+    entries, and the segment that `own` writes), and of all snapshots. The segments that others
+    write do not count: they cannot be removed yet, and their sizes include space that is only
+    reserved. Raises StorageError, `LogError`."""
     state = logs.state()
     uncovered = own.unsealed_bytes
     for node in state.nodes.values():

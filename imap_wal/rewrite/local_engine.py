@@ -1,9 +1,11 @@
-"""The local rewrite engine: one process, by columns, with bounded memory.
+"""The local rewrite engine: one machine, by columns, with bounded memory.
 
     logs, then touched ranges of snapshots ─▶ `ColumnMerge` ─▶ part files   `PartWriter`
 
 The logs are read before the snapshots. So the snapshot of an unchanged map is not read, and of a
-changed map only the files whose key ranges have new entries (`imap_wal.rewrite.ranges`).
+changed map only the files whose key ranges have new entries (`imap_wal.rewrite.ranges`). This is
+done in one process. If several processes are allowed and useful, they do the tasks of ranges
+instead (`imap_wal.rewrite.processes`).
 """
 
 from __future__ import annotations
@@ -16,18 +18,19 @@ from pathlib import Path
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import snapshot_scans
-from imap_wal.read.view import MergeProgress
+from imap_wal.read.statistics import MergeProgress
 from imap_wal.rewrite.columns.merge import ColumnMerge, scratch_errors
-from imap_wal.rewrite.part_writer import PartWriter
+from imap_wal.rewrite.part_writer import KeyRange, PartWriter
 from imap_wal.rewrite.plan import Merged, Result, RewritePlan, worth_reading
+from imap_wal.rewrite.processes import ProcessEngine, useful_processes
 from imap_wal.rewrite.ranges import KeptPart, kept_parts, parts_of
 from imap_wal.settings import Settings
 
 
 class LocalEngine:
-    """See the module. Memory: about `settings.restore_memory_bytes`, and about 100 MB more; the
-    rest is written to `settings.scratch`. `run` raises `StorageUnavailable` if that folder is full
-    or fails, and the errors of reading the log."""
+    """See the module. Memory: about `settings.restore_memory_bytes`, and about 100 MB more for each
+    process; the rest is written to `settings.scratch`. `run` raises `StorageUnavailable` if that
+    folder is full or fails, and the errors of reading the log and of `ProcessEngine`."""
 
     name = "local"
 
@@ -35,11 +38,17 @@ class LocalEngine:
         self,
         settings: Settings | None = None,
         progress: Callable[[MergeProgress], None] | None = None,
+        processes: int = 1,
     ) -> None:
+        """`processes`: how many may work at the same time, at most."""
         self._settings = settings or Settings()
         self._progress = progress
+        self._processes = processes
 
     def run(self, job: RewritePlan, log: ClusterLog) -> Result:
+        count = useful_processes(job, self._settings, self._processes)
+        if count > 1:
+            return ProcessEngine(self._settings, count, self._progress).run(job, log)
         with (
             scratch_errors(self._settings),
             closing(ColumnMerge(job, log, self._settings)) as merge,
@@ -82,8 +91,8 @@ class LocalEngine:
                     job,
                     name,
                     Path(folder),
-                    randomness=log.randomness,
-                    kept=kept.get(name, ()),
+                    KeyRange(kept=kept.get(name, ())),
+                    log.randomness,
                 )
                 writer.add_clears(merge.cleared.claims(name), merge.tally.late)
                 merge.write(name, writer)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from imap_wal.clock import Randomness, SystemRandomness
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, VALUE, Row, subject
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_batch
-from imap_wal.parquet.file import GROUP_BYTES_MAX, ParquetFile
+from imap_wal.parquet.file import GROUP_BYTES_MAX
+from imap_wal.parquet.writer import ParquetFile
 from imap_wal.read.newest.rivals import Claim, Conflict
 from imap_wal.read.newest.table import in_pages
 from imap_wal.rewrite.plan import DROP, Part, RewritePlan, Subject
@@ -34,13 +36,25 @@ PARTS_OF_A_SIZE = 64
 does not have too many files."""
 
 
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """The keys of one writer. `partition`: the number of the range in its map. `lower`: no key is
+    lower. `kept`: former files that become parts as they are, in key order; no added row is in
+    their ranges. `growth`: how often the limits of a part have doubled in the ranges before."""
+
+    partition: int = 0
+    lower: bytes = b""
+    kept: tuple[KeptPart, ...] = ()
+    growth: int = 0
+
+
+WHOLE_MAP = KeyRange()
+
+
 class PartWriter:
     """Writes the rows of one map that are kept as part files, in key order. In a dry run it only
-    measures their size. `partition`: the number of the key range. `kept`: former files that become
-    parts as they are, in key order; no added row is in their ranges. `lower`: no key is lower.
-    `growth`: how often the limits of a part have doubled before. Every file has a unique name, so
-    that another attempt at the same work cannot replace it. No file is replaced or deleted
-    here."""
+    measures their size. Every file has a unique name, so that another attempt at the same work
+    cannot replace it. No file is replaced or deleted here."""
 
     def __init__(
         self,
@@ -48,20 +62,11 @@ class PartWriter:
         job: RewritePlan,
         name: str,
         folder: Path,
-        partition: int = 0,
+        keys: KeyRange = WHOLE_MAP,
         randomness: Randomness | None = None,
-        kept: Sequence[KeptPart] = (),
-        *,
-        lower: bytes = b"",
-        growth: int = 0,
     ) -> None:
-        self._store, self._job, self._name, self._folder, self._partition = (
-            store,
-            job,
-            name,
-            folder,
-            partition,
-        )
+        self._store, self._job, self._name, self._folder = store, job, name, folder
+        self._partition, self._growth = keys.partition, keys.growth
         self._randomness = randomness or SystemRandomness()
         self._file: ParquetFile | None = None
         self._rows = self._bytes = self._conflicts = 0
@@ -69,9 +74,8 @@ class PartWriter:
         self._expiry_ms: list[int] = []
         self._first_expiry_ms = 0
         self._parts: list[Part] = []
-        self._kept = deque(kept)
-        self._growth = growth
-        self._lower: bytes | None = lower
+        self._kept = deque(keys.kept)
+        self._lower: bytes | None = keys.lower
         """The lower border of the current file, or of the next one."""
         self._last = b""
         """The last key that was written."""

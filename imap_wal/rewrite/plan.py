@@ -55,7 +55,7 @@ from imap_wal.manifest.cluster import ClusterManifest, IncarnationRecord
 from imap_wal.manifest.snapshots import NO_VERSIONS, PartitionVersions, Snapshot
 from imap_wal.parquet.file import written_otherwise
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.file_scan import END, EntryBatch, FileScan
+from imap_wal.read.file_scan import END, EntryBatch, FileScan, Scope
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.rewrite.conflicts import UNDECIDED, Decisions
@@ -133,7 +133,8 @@ class RewritePlan:
         return f"{layout.snapshot_folder(self.folder, name, self.generation)}/run-{token}.parquet"
 
     def log_scans(self) -> list[FileScan]:
-        """The files of the logs that an engine reads: none of which snapshots cover all entries."""
+        """The files of the logs that an engine reads: those with an entry that no snapshot
+        covers."""
         return cluster_scans(
             self.state, until=self.until, maps=self.maps, snapshots=False, metadata=False
         )
@@ -188,8 +189,8 @@ class Merged:
 @dataclass(frozen=True, slots=True)
 class Result:
     """The result of an engine. `pairs`: partition → highest pair of entries at or below `settled`,
-    for a plan with `versions`. `confirmed`: who wrote a new file has read it again. `steps`: of an
-    engine that has tasks."""
+    for a plan with `versions`. `confirmed`: each new file was read again by the task that wrote it.
+    `steps`: of an engine that has tasks."""
 
     maps: tuple[Merged, ...]
     pairs: tuple[tuple[int, tuple[int, int]], ...] = ()
@@ -216,7 +217,7 @@ def worth_reading(job: RewritePlan, snapshot: Snapshot, store: SegmentStore) -> 
 
 @dataclass(slots=True)
 class Totals:
-    """What was read of one map."""
+    """Counts of what was read of one map."""
 
     records: int = 0
     bytes: int = 0
@@ -307,7 +308,7 @@ def prepare(
         until = {node: min(until[node], found[node][0]) for node in until}
         settled = until
         now_ms = as_of_ms
-        # These ends are not of one moment, and the known partition versions are newer than the
+        # These ends are not from one moment, and the known partition versions are newer than the
         # ends.
         complete = False
     members = is_of_members(state.manifest)
@@ -366,7 +367,7 @@ def is_of_members(manifest: ClusterManifest) -> bool:
 
 
 def first_unfinished(lifetimes: Iterable[IncarnationRecord], nodes: Iterable[str]) -> int:
-    """The lowest incarnation of which one of these nodes may still append an entry that counts.
+    """The lowest incarnation in which one of these nodes may still append an entry that counts.
     What a node appends from now on is void if it is older than the newest lifetime that cuts the
     node's log at its end; a lifetime that could not read the log cuts it at `END`, and voids
     nothing."""
@@ -392,7 +393,7 @@ def demand_history(state: ClusterState, as_of_ms: int, maps: Collection[str] | N
         if (maps is None or name in maps) and snapshot.until_ms > as_of_ms:
             raise InvalidSetting(
                 f"map {name!r} was rewritten as of {snapshot.until_ms} (Unix ms): its state at "
-                f"{as_of_ms} is no longer known"
+                f"{as_of_ms} is no longer known; choose a later time"
             )
 
 
@@ -402,7 +403,7 @@ def _demand_begun(oldest: Iterable[int | None], as_of_ms: int) -> None:
     times = [time for time in oldest if time is not None]
     if times and min(times) > as_of_ms:
         raise InvalidSetting(
-            f"there is no entry of {as_of_ms} (Unix ms) or before; the first one is of {min(times)}"
+            f"there is no entry at or before {as_of_ms} (Unix ms); the first one is of {min(times)}"
         )
 
 
@@ -414,7 +415,10 @@ def _last_until(
     newer: Position | None = None
     oldest: int | None = None
     for changes in log.changes(
-        nodes=(node,), snapshots=False, positions=True, policy=RecoveryPolicy.PARTIAL, state=state
+        scope=Scope((node,), snapshots=False),
+        positions=True,
+        policy=RecoveryPolicy.PARTIAL,
+        state=state,
     ):
         times = [row[TIMESTAMP_MS] for row in changes.rows]
         if times:

@@ -17,15 +17,16 @@ from types import MappingProxyType
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import node_manifests
-from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import END
-from imap_wal.read.state import NodeState
+from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.retention.kept import kept_for_readers
 from imap_wal.retention.policy import part_to_remove
-from imap_wal.retention.removal import plan_covered, remove
+from imap_wal.retention.removal import Removal, plan_covered, remove
 from imap_wal.retention.snapshots import demand_whole, remove_former
 from imap_wal.rewrite.report import PruneReport
 from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
+from storage_backends import NotFound
 
 NOT_KNOWN: Mapping[str, int] = MappingProxyType({})
 
@@ -41,11 +42,11 @@ def prune(
     unsealed: Mapping[str, int] = NOT_KNOWN,
 ) -> PruneReport:
     """Remove covered files; with `ttl_s` (seconds) or `size_limit_mb` (MiB), only those beyond
-    these limits (`imap_wal.retention.policy`). A node whose log is missing or on another disk is
-    skipped (`skipped` says why), and so are files reached through a symbolic link. `check`: a dry
-    run also reads the files of the snapshots. `unsealed`: node → number of its first segment that
-    is not sealed, if its writer says so; otherwise the newest segment is kept, as it may be in use.
-    `skew_ms_max`: in milliseconds.
+    these limits (`imap_wal.retention.policy`). A node whose log is missing, or cannot be read here,
+    is skipped (`skipped` says why), and so are files reached through a symbolic link. `check`: a
+    dry run also reads the files of the snapshots. `unsealed`: node → the number of its first
+    segment that is not sealed, if its writer passes it; otherwise the newest segment is kept,
+    because it may be in use. `skew_ms_max`: in milliseconds.
 
     Raises `CorruptLog` for a damaged or missing file of a snapshot; nothing that it covers is
     removed then. With `ttl_s`, raises `InvalidSetting` if this machine's clock differs from the
@@ -56,11 +57,11 @@ def prune(
     segments: list[str] = []
     archives: list[str] = []
     total = 0
-    for node in state.nodes.values():
-        newest = node.segments[-1].number if node.segments else 0
-        removal = plan_covered(log.store, state, node.name, writing=unsealed.get(node.name, newest))
-        if ttl_s or size_limit_mb:
-            removal = part_to_remove(log, node, removal, ttl_s, size_limit_mb)
+    for name in sorted(state.nodes):
+        if name not in state.nodes:
+            continue  # it was forgotten, or its disk is away, since `state` was first read
+        state, removal = _planned(log, state, name, unsealed.get(name), ttl_s, size_limit_mb)
+        node = state.nodes[name]
         if check or not dry_run:
             demand_whole(log, state.manifest, removal.maps)
         sizes = {archive.path: archive.bytes for archive in removal.archives}
@@ -86,6 +87,37 @@ def prune(
         dry_run=dry_run,
         kept=kept_for_readers(log),
     )
+
+
+def _planned(
+    log: ClusterLog,
+    state: ClusterState,
+    name: str,
+    unsealed: int | None,
+    ttl_s: int,
+    size_limit_mb: int,
+) -> tuple[ClusterState, Removal]:
+    """What to remove of a node, and the state by which it was planned: a newer one, if the node's
+    manifest has named other list files for longer than those of `state` are kept."""
+    for attempt in range(ATTEMPTS):
+        node = state.nodes[name]
+        newest = node.segments[-1].number if node.segments else 0
+        try:
+            removal = plan_covered(
+                log.store, state, name, writing=newest if unsealed is None else unsealed
+            )
+            if ttl_s or size_limit_mb:
+                removal = part_to_remove(log, node, removal, ttl_s, size_limit_mb)
+        except NotFound:
+            if attempt == ATTEMPTS - 1:
+                raise
+            again = log.state()
+            if name not in again.nodes:  # it was forgotten, or its disk is away
+                raise
+            state = again
+        else:
+            return state, removal
+    raise AssertionError
 
 
 def _drop_lifetimes(log: ClusterLog) -> None:

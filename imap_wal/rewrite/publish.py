@@ -12,7 +12,7 @@ from imap_wal.disposal import dispose
 from imap_wal.errors import CorruptLog, LostRace, ShortLog
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.snapshots import NO_VERSIONS, LowWaterMark, PartitionVersions, Snapshot
-from imap_wal.parquet.file import batches
+from imap_wal.parquet.reader import Expected, batches
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.plan import Merged, Part, Result, RewritePlan
@@ -23,7 +23,7 @@ from storage_backends import NotFound, SegmentStore, StorageError
 def confirm(log: ClusterLog, job: RewritePlan, result: Result) -> None:
     """Check that every new file exists with the bytes and rows that were written: by reading it
     again, or by its size if a task has read it. Raises `CorruptLog`, `ShortLog`, and `LostRace` if
-    a prune treated this rewrite as dead or another rewrite was faster."""
+    a prune treated this rewrite as dead, or another rewrite published first."""
     for item in result.maps:
         for part in item.parts:
             try:
@@ -35,15 +35,19 @@ def confirm(log: ClusterLog, job: RewritePlan, result: Result) -> None:
                 manifest = log.manifest()
                 demand_floor(manifest, job)
                 demand_former(manifest, job, [item.map])
-                what = "this new file of the snapshot disappeared before it was published"
-                raise ShortLog(
-                    part.path, 0, what, "nothing was published; run the rewrite again"
-                ) from error
+                kind = "kept file of the former" if part.is_kept else "new file of the"
+                what = f"this {kind} snapshot disappeared before it was published"
+                raise ShortLog(part.path, 0, what, _advice(part)) from error
+
+
+def _advice(part: Part) -> str:
+    mend = "bring the file back from a copy" if part.is_kept else "run the rewrite again"
+    return f"nothing was published; {mend}"
 
 
 def read_again(store: SegmentStore, part: Part) -> None:
-    """Read a new file. Raises `NotFound`, and `CorruptLog` if it is not as it was written."""
-    for _ in batches(store, part.path, ["deleted"], checksum=part.checksum, records=part.rows):
+    """Read a new file. Raises `NotFound`, and `CorruptLog` if it differs from what was written."""
+    for _ in batches(store, part.path, ["deleted"], expected=Expected(part.checksum, part.rows)):
         pass
 
 
@@ -55,8 +59,8 @@ def _confirm_size(log: ClusterLog, part: Part) -> None:
         raise CorruptLog(
             part.path,
             0,
-            f"this file of the snapshot has {size} bytes, and it was written with {part.bytes}",
-            "nothing was published; restore it from a copy",
+            f"this file of the snapshot has {size} bytes, but was written with {part.bytes}",
+            _advice(part),
         )
 
 
@@ -65,7 +69,7 @@ def demand_floor(manifest: ClusterManifest, job: RewritePlan) -> None:
     if job.generation < manifest.orphan_floor:
         raise LostRace(
             f"a prune treated this rewrite (generation {job.generation}) as dead, and may have "
-            "deleted its files; nothing was published, run it again"
+            "deleted its files; nothing was published; run it again"
         )
 
 

@@ -1,8 +1,8 @@
 """Decides which files of a map's former snapshot a rewrite keeps unchanged.
 
-The files of a snapshot have the keys of disjoint ranges, in order. The manifest has the lower
-border of each range, so the ranges that have no new entry are known without reading a file. Such a
-file is kept, unless it has something to drop.
+The files of a snapshot contain disjoint ranges of keys, in order. The manifest has the lower border
+of each range, so the ranges that have no new entry are known without reading a file. Such a file is
+kept, unless it has something to drop.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from imap_wal.retention.kept import KeptFor
 
 @dataclass(frozen=True, slots=True)
 class MapRewrite:
-    """One map of a rewrite. `records_read`: from logs and the former snapshot; `dropped` of them
+    """One map of a rewrite. `records_read`: from logs and the former snapshot; of these, `dropped`
     were replaced by newer ones, permanently deleted or expired. `bytes_before`: the size of the map
     in segments, archives and the former snapshot. `unchanged`: nothing was written since the former
     snapshot."""

@@ -146,7 +146,9 @@ def _decide(log: ClusterLog, job: RewritePlan, resolve: Resolution) -> tuple[Rew
     nodes = conflicts.writers(job.state.manifest)
     if resolve.node and resolve.node not in nodes:
         known = ", ".join(sorted(nodes))
-        raise InvalidSetting(f"--resolve names node {resolve.node!r}; there is {known}")
+        raise InvalidSetting(
+            f"--resolve names node {resolve.node!r}, which this log does not have; it has {known}"
+        )
     with conflicts.Aside(keys_of(log.store)) as aside:
         found = conflicts.find(log, maps=job.maps, state=job.state, until=job.until)
         decisions = conflicts.decide(found, resolve, aside)

@@ -1,41 +1,40 @@
 """A rewrite in tasks that may run on other machines, without moving values between them.
 
-    files of the logs ─▶ `sort_files`, a task for each group of files ─▶ sorted runs on the storage
+    files of the logs ─▶ `sort_files`, a task for each group of files ─▶ sorted runs
     runs, snapshots   ─▶ `plan_map`: ranges of keys, from the first keys of row groups
-                      ─▶ `merge_range`, a task for each range ─▶ part files
+                      ─▶ `merge_range`, a task for each range ─▶ part files   `range_tasks`
 
-A run is a Parquet file with the rows of one map that may still win, in key order. A task writes it
-under a name that no other attempt has, and nothing names it in a manifest: after the rewrite it is
-deleted, or a later `prune` deletes it. A range reads only the row groups, and the files of the
-former snapshot, that overlap it. So each value of a log is read once, and each value of a winner is
-written once to a run and once to a part. See docs/decisions/0049-spark-without-a-shuffle.md.
+A run is a Parquet file with rows of one map in key order. An archive that is sorted by key is
+already a run: the first step reads only its keys and orders. From other files, a task writes the
+rows that may still win to a run on the storage, under a name that no other attempt has. No manifest
+names it: after the rewrite it is deleted, or a later `prune` deletes it. A range reads only the row
+groups, and the files of the former snapshot, that overlap it. See
+docs/decisions/0049-spark-without-a-shuffle.md and 0065-an-archive-is-a-run.md.
 """
 
 from __future__ import annotations
 
 import tempfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from imap_wal.clock import Randomness
-from imap_wal.entry import KEY, is_clear
+from imap_wal.errors import CorruptLog
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA
-from imap_wal.parquet.file import ParquetFile
+from imap_wal.parquet.writer import ParquetFile
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.file_scan import SNAPSHOT, FileScan
-from imap_wal.read.newest.clears import Cleared
+from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT, FileScan
 from imap_wal.read.newest.rivals import Claim
-from imap_wal.read.scan import ahead, read_scan
-from imap_wal.read.scan_list import snapshot_scans
-from imap_wal.rewrite.columns.merge import ColumnMerge, Span, scratch_errors
-from imap_wal.rewrite.part_writer import PART_BYTES, PARTS_OF_A_SIZE, PartWriter
-from imap_wal.rewrite.plan import Part, RewritePlan, Subject, Totals
-from imap_wal.rewrite.publish import read_again
-from imap_wal.rewrite.ranges import KeptPart, borders_of, kept_parts, parts_of
+from imap_wal.read.scan import ahead
+from imap_wal.retention.archive_writer import is_absorbable
+from imap_wal.rewrite.columns.key_columns import KeyBatch
+from imap_wal.rewrite.columns.merge import ColumnMerge, Span, by_columns, scratch_errors
+from imap_wal.rewrite.plan import RewritePlan, Subject, Totals
+from imap_wal.rewrite.ranges import borders_of
 from imap_wal.security.encryption import keys_of
 from imap_wal.settings import Settings
 from storage_backends.extras import needs
@@ -52,17 +51,30 @@ class Sizes:
 
     sort_bytes: int = 512 * 1024 * 1024
     """About how many bytes of files of the logs a task sorts."""
-    range_bytes: int = 128 * 1024 * 1024
-    """About how many bytes a range has: of rows in memory, and of former files as stored."""
+    range_bytes_min: int = 128 * 1024 * 1024
+    range_bytes: int = 256 * 1024 * 1024
+    """The approximate limits of a range's size in bytes, lowest and highest: of rows in memory,
+    plus former files as stored. Between these, each processor gets `ranges_each` of them."""
+    ranges_each: int = 4
+    ranges_max: int = 32
+    """Archives of a map that would be cut into more ranges are sorted into larger runs first: a
+    range reads whole row groups, and an archive has about 12, so more ranges read more bytes
+    twice."""
     group_bytes: int = 4 * 1024 * 1024
     group_rows: int = 8192
-    """A row group of a run ends when it has so many rows, or `group_bytes` in memory."""
+    """A row group of a run ends when it has this many rows, or `group_bytes` in memory."""
+
+    def for_ranges(self, size: int, parallel: int) -> Sizes:
+        """With `range_bytes` for runs of `size` bytes, if `parallel` tasks run at once."""
+        each = size // (self.ranges_each * max(parallel, 1))
+        return replace(self, range_bytes=min(max(each, self.range_bytes_min), self.range_bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class SortedRun:
     """A run: `firsts` and `sizes` are the first key and the bytes of each row group, `last` is the
-    last key. `late`: all of its rows came late (`imap_wal.rewrite.plan.Tally`), or none."""
+    last key. `late`: all of its rows came late (`imap_wal.rewrite.plan.Tally`), or none; of an
+    archive, each batch says it."""
 
     scan: FileScan
     late: bool
@@ -92,39 +104,10 @@ class SortedFiles:
     late_clears: frozenset[Subject] = frozenset()
     touched: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
-
-@dataclass(frozen=True, slots=True)
-class RangeTask:
-    """What a task merges: row groups of runs, and files of the former snapshot. `growth`: see
-    `PartWriter`."""
-
-    map: str
-    span: Span
-    runs: tuple[tuple[SortedRun, tuple[int, ...]], ...]
-    former: tuple[FileScan, ...]
-    growth: int = 0
-
     @property
-    def bytes(self) -> int:
-        """About how much it reads."""
-        groups = sum(run.sizes[number] for run, numbers in self.runs for number in numbers)
-        return groups + sum(scan.bytes for scan in self.former)
-
-
-@dataclass(frozen=True, slots=True)
-class RangeParts:
-    """The result of a task. `pairs`: as in `imap_wal.rewrite.plan.Result`."""
-
-    map: str
-    parts: tuple[Part, ...]
-    pairs: Pairs = ()
-    records: int = 0
-    """Entries of the former snapshot that were read."""
-    run_records: int = 0
-    """Entries of sorted runs that were read."""
-
-
-# ---- first step: sort ----------------------------------------------------------------------------
+    def written(self) -> tuple[SortedRun, ...]:
+        """The runs that are not archives: they are deleted after the rewrite."""
+        return tuple(run for run in self.runs if run.scan.kind != ARCHIVE)
 
 
 def grouped(scans: Sequence[FileScan], count: int, sizes: Sizes) -> list[list[FileScan]]:
@@ -141,19 +124,37 @@ def grouped(scans: Sequence[FileScan], count: int, sizes: Sizes) -> list[list[Fi
     return [group for group in groups if group]
 
 
+def read_directly(scans: Iterable[FileScan], sizes: Sizes) -> frozenset[str]:
+    """The paths of archives that are runs as they are. Archives that an archive run may absorb, and
+    therefore delete, are not among them."""
+    found: dict[str, list[FileScan]] = {}
+    for scan in scans:
+        is_sorted = scan.kind == ARCHIVE and scan.unpacked > 0 and by_columns(scan)
+        if is_sorted and not is_absorbable(scan.bytes, scan.unpacked):
+            found.setdefault(scan.map, []).append(scan)
+    return frozenset(
+        scan.path
+        for each in found.values()
+        if sum(scan.unpacked for scan in each) <= sizes.ranges_max * sizes.range_bytes
+        for scan in each
+    )
+
+
 def sort_files(
     job: RewritePlan,
     log: ClusterLog,
     scans: Iterable[FileScan],
+    direct: Collection[str],
     settings: Settings,
     sizes: Sizes,
     randomness: Randomness,
 ) -> SortedFiles:
-    """Read files of logs, and write what may still win of each map as a run. Raises `NotFound`,
-    `LogError`, `StorageUnavailable`."""
+    """Read files of logs, and write what may still win of each map as a run. Of the files with the
+    paths `direct` (`read_directly`), only the keys are read. Raises `NotFound`, `LogError`,
+    `StorageUnavailable`."""
     everything = replace(job.rule, complete=False)  # a tombstone may hide an entry of another task
     runs: list[SortedRun] = []
-    touched: dict[str, frozenset[int]] = {}
+    touched: dict[str, set[int]] = {}
     with (
         scratch_errors(settings),
         closing(ColumnMerge(job, log, settings)) as merge,
@@ -161,27 +162,77 @@ def sort_files(
             prefix="imap-wal-rewrite-", dir=settings.scratch, ignore_cleanup_errors=True
         ) as folder,
     ):
-        for scan, store in ahead(log.store, scans):
-            merge.read_log(scan, store)
-        merge.sources.flush()
-        for name in merge.keys.maps():
+
+        def touch(name: str, keys: Any) -> None:
             snapshot = job.state.manifest.snapshots.get(name)
             lowers = (borders_of(snapshot) if snapshot is not None else None) or [b""]
-            found: set[int] = set()
+            touched.setdefault(name, set()).update(touched_by(lowers, keys))
+
+        for scan, store in ahead(log.store, scans):
+            if scan.path in direct:
+                runs += archive_run(scan, _touching(merge.counted(scan), scan.map, touch))
+            else:
+                merge.read_log(scan, store)
+        merge.sources.flush()
+        for name in merge.keys.maps():
             files = [_RunFile(job, log, name, late, Path(folder), sizes) for late in (False, True)]
             for batch in merge.sorted_rows(name, everything):
-                found |= touched_by(lowers, batch.column("key"))
+                touch(name, batch.column("key"))
                 for file in files:
                     file.add(batch)
             runs += [run for file in files for run in file.close(randomness)]
-            touched[name] = frozenset(found)
         clears = tuple(
             claim for name in merge.cleared.maps() for claim in merge.cleared.claims(name)
         )
         late = frozenset(each for each in merge.tally.late if isinstance(each[1], tuple))
         return SortedFiles(
-            tuple(runs), merge.tally.maps, tuple(merge.tally.pairs.items()), clears, late, touched
+            tuple(runs),
+            merge.tally.maps,
+            tuple(merge.tally.pairs.items()),
+            clears,
+            late,
+            {name: frozenset(numbers) for name, numbers in touched.items()},
         )
+
+
+def _touching(
+    found: Iterable[KeyBatch], name: str, touch: Callable[[str, Any], None]
+) -> Iterator[KeyBatch]:
+    for each in found:
+        touch(name, each.batch.column("key"))
+        yield each
+
+
+def archive_run(scan: FileScan, found: Iterable[KeyBatch]) -> list[SortedRun]:
+    """An archive that is sorted by key, as a run; nothing if none of its rows counts. `found`: its
+    keys. Raises `CorruptLog` if it is not sorted: a range would not find all of its rows."""
+    firsts: list[bytes] = []
+    rows: list[int] = []
+    last = b""
+    for each in found:
+        keys = each.batch.column("key")
+        while len(firsts) <= each.group:
+            firsts.append(last)  # lower than its first key, if none of its rows counts
+            rows.append(0)
+        if not len(keys):
+            continue
+        if keys[0].as_py() < last or _decrease(keys):
+            what = "this archive is not sorted by key, but its manifest says that it is"
+            raise CorruptLog(scan.path, 0, what, "rewrite with --engine local --processes 1")
+        if not rows[each.group]:
+            firsts[each.group] = keys[0].as_py()
+        rows[each.group] += len(keys)
+        last = keys[-1].as_py()
+    if not any(rows):
+        return []
+    sizes = tuple(scan.unpacked * count // scan.records for count in rows)
+    return [SortedRun(scan, False, tuple(firsts), sizes, last)]
+
+
+def _decrease(keys: Any) -> bool:
+    """Whether a key is lower than the one before it."""
+    count = len(keys)
+    return count > 1 and bool(pc.any(pc.less(keys.slice(1), keys.slice(0, count - 1))).as_py())
 
 
 class _RunFile:
@@ -199,7 +250,6 @@ class _RunFile:
         self._job, self._log, self._name, self._late = job, log, name, late
         self._folder, self._sizes = folder, sizes
         self._file: ParquetFile | None = None
-        self._rows = self._bytes = 0
         self._firsts: list[bytes] = []
         self._groups: list[int] = []
         self._last = b""
@@ -209,12 +259,18 @@ class _RunFile:
         late = batch.column("late")
         batch = batch.filter(late if self._late else pc.invert(late))
         batch = batch.select(SNAPSHOT_SCHEMA.names)
-        start = 0
-        while start < len(batch):
-            fitting = (self._sizes.group_bytes - self._bytes) * len(batch) // max(1, batch.nbytes)
-            count = max(1, min(self._sizes.group_rows - self._rows, fitting))
-            self._append(batch.slice(start, count))
-            start += count
+        while len(batch):
+            if self._file is None:
+                self._file = ParquetFile(
+                    self._folder,
+                    SNAPSHOT_SCHEMA,
+                    keys_of(self._log.store),
+                    group_rows=self._sizes.group_rows,
+                    group_bytes=self._sizes.group_bytes,
+                )
+            count = self._file.fitting(batch)
+            self._append(self._file, batch.slice(0, count))
+            batch = batch.slice(count)
 
     def close(self, randomness: Randomness) -> list[SortedRun]:
         """Store the file. Returns its run; nothing if it has no rows."""
@@ -234,20 +290,13 @@ class _RunFile:
         firsts, sizes = tuple(self._firsts), tuple(self._groups)
         return [SortedRun(scan, self._late, firsts, sizes, self._last)]
 
-    def _append(self, batch: Any) -> None:
-        if self._file is None:
-            self._file = ParquetFile(self._folder, SNAPSHOT_SCHEMA, keys_of(self._log.store))
-        if not self._rows:
+    def _append(self, file: ParquetFile, batch: Any) -> None:
+        if file.groups == len(self._firsts):
             self._firsts.append(batch.column("key")[0].as_py())
             self._groups.append(0)
-        self._file.write(batch, batch.column("deleted").true_count)
-        self._last = batch.column("key")[-1].as_py()
         self._groups[-1] += batch.nbytes
-        self._rows += len(batch)
-        self._bytes += batch.nbytes
-        if self._rows >= self._sizes.group_rows or self._bytes >= self._sizes.group_bytes:
-            self._file.flush()
-            self._rows = self._bytes = 0
+        self._last = batch.column("key")[-1].as_py()
+        file.write(batch, batch.column("deleted").true_count)
 
 
 def touched_by(lowers: Sequence[bytes], keys: Any) -> set[int]:
@@ -262,182 +311,6 @@ def touched_by(lowers: Sequence[bytes], keys: Any) -> set[int]:
             break
         start = bisect_left(keys, lowers[number + 1], start, key=_bytes)
     return found
-
-
-# ---- between the steps: ranges -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class MapPlan:
-    """The new snapshot of a map, in key order: files that are kept, and ranges to merge."""
-
-    map: str
-    order: tuple[KeptPart | RangeTask, ...]
-
-    @property
-    def tasks(self) -> list[RangeTask]:
-        return [each for each in self.order if isinstance(each, RangeTask)]
-
-    def joined(self, done: Sequence[RangeParts]) -> tuple[Part, ...]:
-        """All parts in key order. `done`: of each task, in order."""
-        left = iter(done)
-        return tuple(
-            part
-            for each in self.order
-            for part in ((each.part,) if isinstance(each, KeptPart) else next(left).parts)
-        )
-
-
-def plan_map(
-    job: RewritePlan,
-    log: ClusterLog,
-    name: str,
-    runs: Sequence[SortedRun],
-    touched: Collection[int],
-    sizes: Sizes,
-    *,
-    cleared: bool,
-) -> MapPlan:
-    """Decide which files of the former snapshot are kept, and cut the rest into ranges. `cleared`:
-    the map has clears, so each of its ranges may have something to drop."""
-    snapshot = job.state.manifest.snapshots.get(name)
-    former = snapshot_scans(name, snapshot) if snapshot is not None else []
-    lowers = borders_of(snapshot) if snapshot is not None else None
-    kept: dict[str, KeptPart] = {}
-    if snapshot is not None and not cleared:
-        parts = parts_of(snapshot)
-        pages = [[lowers[number] for number in sorted(touched)]] if lowers else []
-        kept = {each.part.path: each for each in kept_parts(job, parts, pages, log.store)}
-    growth = _growth(
-        sum(size for run in runs for size in run.sizes)
-        + sum(scan.bytes for scan in former if scan.path not in kept)
-    )
-    order: list[KeptPart | RangeTask] = []
-    for span, files in _intervals(former, lowers, kept):
-        if isinstance(files, KeptPart):
-            order.append(files)
-            continue
-        for each in _cut(span, runs, files, sizes):
-            inside = [scan for scan, own in files if _overlap(each, own)]
-            some = [(run, groups) for run in runs if (groups := run.groups(each))]
-            if some or inside:
-                order.append(RangeTask(name, each, tuple(some), tuple(inside), growth))
-    return MapPlan(name, tuple(order))
-
-
-_Files = Sequence[tuple[FileScan, Span]]
-
-
-def _intervals(
-    former: Sequence[FileScan], lowers: Sequence[bytes] | None, kept: Mapping[str, KeptPart]
-) -> Iterator[tuple[Span, _Files | KeptPart]]:
-    """All keys in order, as spans: each of a kept file, or of files between two kept ones."""
-    if lowers is None:
-        yield Span(), [(scan, Span()) for scan in former]
-        return
-    waiting: list[tuple[FileScan, Span]] = []
-    for scan, lower, upper in zip(former, lowers, [*lowers[1:], None], strict=True):
-        if scan.path not in kept:
-            waiting.append((scan, Span(lower, upper)))
-            continue
-        if waiting:
-            yield Span(waiting[0][1].lower, lower), waiting
-            waiting = []
-        yield Span(lower, upper), kept[scan.path]
-    if waiting:
-        yield Span(waiting[0][1].lower), waiting
-
-
-def _cut(span: Span, runs: Sequence[SortedRun], files: _Files, sizes: Sizes) -> Iterator[Span]:
-    """A span in ranges of about `range_bytes`."""
-    weights = [
-        (max(first, span.lower), size)
-        for run in runs
-        for number in run.groups(span)
-        for first, size in ((run.firsts[number], run.sizes[number]),)
-    ]
-    weights += [(own.lower, scan.bytes) for scan, own in files]
-    lower, size = span.lower, 0
-    for key, more in sorted(weights):
-        if size >= sizes.range_bytes and key > lower:
-            yield Span(lower, key)
-            lower, size = key, 0
-        size += more
-    yield Span(lower, span.upper)
-
-
-def _overlap(one: Span, other: Span) -> bool:
-    return (one.upper is None or other.lower < one.upper) and (
-        other.upper is None or one.lower < other.upper
-    )
-
-
-def _growth(size: int) -> int:
-    """How often the size of a part doubles until `PARTS_OF_A_SIZE` parts of each size have `size`
-    bytes."""
-    growth, room = 0, PARTS_OF_A_SIZE * PART_BYTES
-    while room < size:
-        growth += 1
-        room += PARTS_OF_A_SIZE * PART_BYTES * 2**growth
-    return growth
-
-
-def former_clears(log: ClusterLog, job: RewritePlan, name: str) -> list[Claim]:
-    """The clears of a map's former snapshot. They are at its start, since they have no key."""
-    snapshot = job.state.manifest.snapshots.get(name)
-    found: list[Claim] = []
-    if snapshot is None or not snapshot.tombstones or not job.state.manifest.clears:
-        return found
-    for scan in snapshot_scans(name, snapshot):
-        for changes in read_scan(log.store, scan):
-            found += [(row, changes.node) for row in changes.rows if is_clear(row)]
-            if any(row[KEY] for row in changes.rows):
-                return found
-    return found
-
-
-# ---- last step: merge ----------------------------------------------------------------------------
-
-
-def merge_range(
-    job: RewritePlan,
-    log: ClusterLog,
-    task: RangeTask,
-    cleared: Cleared,
-    settings: Settings,
-    partition: int,
-    randomness: Randomness,
-) -> RangeParts:
-    """Merge one range, and write its parts. `partition`: its number. Raises as `sort_files`
-    does."""
-    with (
-        scratch_errors(settings),
-        closing(ColumnMerge(job, log, settings, span=task.span, cleared=cleared)) as merge,
-        tempfile.TemporaryDirectory(
-            prefix="imap-wal-rewrite-", dir=settings.scratch, ignore_cleanup_errors=True
-        ) as folder,
-    ):
-        for run, groups in task.runs:
-            merge.read_run(run.scan, groups, late=run.late)
-        for scan in task.former:
-            merge.read_snapshot(scan)
-        merge.sources.flush()
-        writer = PartWriter(
-            log.store,
-            job,
-            task.map,
-            Path(folder),
-            partition,
-            randomness,
-            lower=task.span.lower,
-            growth=task.growth,
-        )
-        merge.write(task.map, writer)
-        parts = writer.close()
-        for part in parts:
-            read_again(log.store, part)
-        pairs = tuple(merge.tally.pairs.items())
-        return RangeParts(task.map, parts, pairs, merge.records, merge.run_records)
 
 
 def _bytes(scalar: Any) -> bytes:

@@ -45,7 +45,7 @@ class KeyRing:
 
     @classmethod
     def parse(cls, text: str, source: str) -> Self:
-        """Raises `InvalidSetting`; it gives the number of the invalid item and not its text, which
+        """Raises `InvalidSetting`, which names the number of the invalid item, not its text: that
         may be a secret."""
         words = [word for line in text.splitlines() for word in line.partition("#")[0].split()]
         keys: dict[str, bytes] = {}
@@ -80,7 +80,7 @@ def _key(encoded: str, where: str) -> bytes:
         # from None: the error may contain the key
         raise InvalidSetting(f"{where}: the key is not base64") from None
     if len(key) != KEY_BYTES:
-        raise InvalidSetting(f"{where}: the key has {len(key)} bytes; it takes {KEY_BYTES}")
+        raise InvalidSetting(f"{where}: the key has {len(key)} bytes; it must have {KEY_BYTES}")
     return key
 
 
@@ -135,14 +135,14 @@ class Keys:
         """Raises `EncryptionError` unless unencrypted files are allowed."""
         if not self.key_ring.allows_plain:
             what = (
-                "it is not encrypted, and the keys demand that it is: it was written before "
-                "encryption was turned on, or without the key"
+                "it is not encrypted, but the keys require it: it was written before encryption "
+                "was turned on, or without the key"
             )
             raise EncryptionError(
                 file,
                 "",
                 what,
-                f"if you know that it was, add the word {PLAIN!r} to the end of the keys",
+                f"if it was written before that, add the word {PLAIN!r} to the end of the keys",
             )
 
     @property
@@ -150,7 +150,7 @@ class Keys:
         """The known key ids, as text for errors."""
         key_ring = self._source.last
         return (
-            f"and the keys given are {key_ring.names}" if key_ring.keys else "and no keys are given"
+            f"but the keys given are {key_ring.names}" if key_ring.keys else "but no keys are given"
         )
 
     @property
@@ -193,7 +193,7 @@ def _variable(name: str) -> str:
     # Settings are not read from the environment, but this setting names a variable of it.
     found = os.environ.get(name)
     if found is None:
-        raise InvalidSetting(f"encryption_keys: there is no variable {name}")
+        raise InvalidSetting(f"encryption_keys: the environment variable {name} is not set")
     return found
 
 
@@ -210,7 +210,7 @@ def _command(line: str) -> str:
     except subprocess.CalledProcessError as error:
         # from None: the error contains the output
         raise InvalidSetting(
-            f"encryption_keys: the command ended with {error.returncode}"
+            f"encryption_keys: the command ended with exit code {error.returncode}"
         ) from None
     except subprocess.TimeoutExpired:
         raise InvalidSetting(

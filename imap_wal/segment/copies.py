@@ -1,7 +1,7 @@
 """Compares a segment on a node's own disk with its uploaded copy in the root.
 
 A segment is uploaded when it is sealed, and a sealed segment never changes. So if the two differ,
-one of them is damaged, or the disk was put back from an older copy. Their frames decide:
+one of them is damaged, or the disk was restored from an older copy. Their frames decide:
 
 | the disk's                | the root's                       | which to keep |
 |---------------------------|----------------------------------|---------------|
@@ -11,7 +11,7 @@ one of them is damaged, or the disk was put back from an older copy. Their frame
 | damaged                   | whole                            | the root's    |
 | any other case            |                                  | both          |
 
-Nothing of ours deletes the root's copy unless the disk's is the one to keep.
+imap-wal never deletes the root's copy unless the disk's is the one to keep.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from storage_backends.own_disk import OwnDiskStore, own_disk_of
 
 CHUNK_BYTES = 1024 * 1024
 ADVICE = (
-    "the uploaded copy was kept. If the disk was put back from an older copy, bring the right disk "
+    "the uploaded copy was kept. If the disk was restored from an older copy, bring the right disk "
     "back, or replace it by an empty one and open with recovery_policy='partial'. If the file on "
     "the disk is damaged, stop the agent and move that file away: the uploaded copy is read then"
 )
 BOTH_ADVICE = (
-    "the uploaded copy was kept. Run `imap-wal verify`, keep copies of both files, and move the "
-    "one away that is damaged, while the agent is stopped"
+    "the uploaded copy was kept. Run `imap-wal verify`, and keep copies of both files. Then stop "
+    "the agent, and move the damaged one away"
 )
 
 
@@ -61,7 +61,7 @@ def demand_disk_is_right(store: OwnDiskStore, path: str, directory: str) -> None
     if here.status == there.status == CLEAN:
         both = min(here.end, there.end)
         if checksum(store.disk, path, both) != checksum(store.root, path, both):
-            what, advice = "both are whole, and have other entries", BOTH_ADVICE
+            what, advice = "both are whole, but have different entries", BOTH_ADVICE
         elif here.end >= there.end:
             return
         else:

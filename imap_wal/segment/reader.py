@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from imap_wal import format, layout
+from imap_wal import format
 from imap_wal.errors import Forged, UnsupportedVersion
 from imap_wal.format import Frame, NoFrame, SegmentHeader
+from imap_wal.names import decode
 from imap_wal.security.encryption import SegmentCipher, cipher_of, keys_of
 from imap_wal.segment.frame_search import FrameSearch
 from storage_backends import SegmentStore
@@ -40,8 +41,8 @@ class Tail:
 
 
 class SegmentReader:
-    """Reads a segment from start to end. Construction reads the header: `ShortLog`, `CorruptLog`,
-    `UnsupportedVersion`. Only `frames` and `check_keys` need keys."""
+    """Reads a segment from start to end. The constructor reads the header, and raises `ShortLog`,
+    `CorruptLog` or `UnsupportedVersion`. Only `frames` and `check_keys` need keys."""
 
     def __init__(self, store: SegmentStore, path: str) -> None:
         self._store = store
@@ -162,7 +163,7 @@ class SegmentReader:
 def is_header_torn(store: SegmentStore, path: str) -> bool:
     """Whether a crash left only the start of a segment's header, and zeros: it never had a
     frame."""
-    namespace, cluster, _, node = (layout.decode(part) for part in path.split("/")[:4])
+    namespace, cluster, _, node = (decode(part) for part in path.split("/")[:4])
     # The damage may be in the header's length field. But a header with these names is never longer
     # than one with the largest numbers.
     number, token = 2**32 - 1, b"\0" * 16

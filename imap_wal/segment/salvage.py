@@ -3,7 +3,7 @@
 A frame is valid only with the segment's id and at its own offset, so frames after a gap are found
 by trying every place that may be one. If the header is damaged, the seed of the frames' CRCs is
 recovered: from the id if that is whole, otherwise from two frames. A CRC is linear, so for one
-frame exactly one seed fits; if the same seed fits another frame, that is no accident.
+frame exactly one seed fits; if the same seed fits another frame, that is not by chance.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class WholeFrame(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Bytes that are no whole frame. `frames`, `records`, `last` (offset and index of the last
+    """Bytes that are not a whole frame. `frames`, `records`, `last` (offset and index of the last
     entry) are from the damaged frames' own headers; None if those cannot be trusted, because they
     do not lead to the gap's end."""
 
@@ -98,8 +98,8 @@ class Scan(NamedTuple):
 
 def scan_segment(store: SegmentStore, path: str, home: Home) -> Scan:
     """Read all readable frames of a segment. `home`: the segment's place. Reads no frames if the
-    header names another place. A forged frame is a gap. Raises `UnsupportedVersion`, also for a
-    frame of an unknown type. Raises `EncryptionError`."""
+    header names another place. A forged frame is a gap. Raises `UnsupportedVersion`, including for
+    a frame of an unknown type, and `EncryptionError`."""
     data = store.read(path)
     header: SegmentHeader | None = None
     seed: int | None = None
@@ -178,10 +178,10 @@ def _find_cipher(
     found = cipher_that_opens(store, data[_ID_AT : _ID_AT + _ID_BYTES], home, frame, path)
     if found is None and format.says_encrypted(data):
         what = (
-            f"its header is damaged, it is encrypted, {keys_of(store).known_ids}: its key is "
+            f"its header is damaged and it is encrypted, {keys_of(store).known_ids}: its key is "
             "missing, its id is damaged too, or it is not of this place"
         )
-        log = home.directory or "not known, for no manifest of this node is here"
+        log = home.directory or "not known, because no manifest of this node is here"
         advice = (
             f"{keys_of(store).advice}. If all keys are given, move the file away. The log "
             f"directory of this place is {log}"

@@ -19,7 +19,7 @@ checksum of its last frame does the next segment's header have?
 | forged      | an encrypted frame whose checksum is right, and which was not sealed for this      |
 |             | place                                                                              |
 
-Missing or wrong keys are no verdict but an `EncryptionError`: they say nothing about the bytes.
+Missing or wrong keys are not a verdict but an `EncryptionError`: they say nothing about the bytes.
 
 What each caller does. "Log error" is `CorruptLog` or `ShortLog`; the number is an exit code.
 
@@ -181,7 +181,7 @@ def begin(store: SegmentStore, place: Place, attempts: int = 2) -> SegmentReader
         if layout.original_wal_path(header) != layout.original_path(place.path):
             what += ", under another name: it was copied here or renamed"
         else:
-            what += f", and this log has the directory {place.directory}: it was copied here"
+            what += f", but this log has the directory {place.directory}: it was copied here"
         advice = (
             "move it back to its place and name, and restore the file that belongs here from a copy"
         )
@@ -225,7 +225,7 @@ def cut_end(place: Place, end: int, size: int = 0) -> Verdict:
     """The verdict on a segment whose successor continues from a later frame than its last."""
     what = (
         "the next segment continues from a later frame: the end of this one is missing, or it "
-        "was exchanged"
+        "was replaced"
     )
     return Verdict(SHORT, place, end, size or end, what)
 
@@ -271,5 +271,5 @@ def forged(place: Place, error: Forged, size: int) -> Verdict:
 
 
 def _unsupported(place: Place, error: LogError) -> Verdict:
-    advice = "upgrade imap-wal: a newer version wrote it; the file was not touched"
+    advice = "upgrade imap-wal: a newer version wrote it; the file was not changed"
     return Verdict(UNSUPPORTED, place, error.offset, 0, error.what, advice=advice)

@@ -17,13 +17,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from imap_wal.errors import Fenced, ImapWalError, NotAppended, OutcomeUnknown, TooLarge
-from imap_wal.format import COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, Position
-from imap_wal.histogram import Distribution, Exemplar, Histogram
+from imap_wal.format import COUNT_MAX, PAYLOAD_BYTES_MAX, Position
+from imap_wal.histogram import Exemplar, Histogram
 from imap_wal.settings import Durability
+from imap_wal.write.commit_request import CommitRequest
+from imap_wal.write.commit_statistics import (
+    COMMIT_BYTES_BOUNDS,
+    SYNC_SECONDS_BOUNDS,
+    CommitStatistics,
+)
 from imap_wal.write.node_log import NodeLog, RewindPoint
 from imap_wal.write.ring import RingBuffer
 from storage_backends import StorageError
@@ -32,97 +37,8 @@ LOOK_AGAIN_S = 0.5
 """How often a waiting thread checks whether there is a leader: an interrupted leader may have woken
 no other."""
 
-SYNC_SECONDS_BOUNDS = (
-    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0),
-)
-COMMIT_BYTES_BOUNDS = (256, 1024, 4096, 16_384, 65_536, 262_144, 2**20, 2**22, 2**24)
-"""The ranges in which the times of syncs and the sizes of commits are counted."""
-
 CHECKPOINT_COMMITS, CHECKPOINT_S = 1000, 60.0
 """If each commit is an object, the checkpoint moves after this many commits, or this time."""
-
-
-class CommitRequest:
-    """One caller's changes. `payload`: a msgpack stream of `count` entries, in pieces. `apply` runs
-    when they are acknowledged, in log order and before any caller returns. `session` and `request`
-    (its last) are for the duplicate check; 0 for none. `content` is for the caller: the changes in
-    the payload."""
-
-    __slots__ = (
-        "apply",
-        "awaited",
-        "content",
-        "count",
-        "done",
-        "error",
-        "kind",
-        "payload",
-        "position",
-        "request",
-        "session",
-        "size",
-        "sleeper",
-    )
-
-    def __init__(
-        self,
-        payload: list[bytes],
-        count: int,
-        apply: Callable[[], None] | None = None,
-        kind: int = ENTRIES,
-        session: int = 0,
-        request: int = 0,
-        content: object = None,
-    ) -> None:
-        self.payload, self.count, self.apply, self.kind, self.session, self.request = (
-            payload,
-            count,
-            apply,
-            kind,
-            session,
-            request,
-        )
-        self.content = content
-        self.size = sum(map(len, payload))
-        self.done = False
-        self.awaited = False
-        """A thread sleeps on it, or is about to check whether it must."""
-        self.error: ImapWalError | None = None
-        self.position: Position | None = None
-        self.sleeper: threading.Lock | None = None
-
-    def wake(self) -> None:
-        """Wake the thread that waits for this batch, if there is one. Safe to call twice."""
-        sleeper = self.sleeper
-        if sleeper is not None and sleeper.locked():
-            try:
-                sleeper.release()
-            except RuntimeError:
-                pass  # another thread woke it between the two lines
-
-    def result(self) -> Position:
-        """The position of the first entry, or the error."""
-        if self.error is not None:
-            raise self.error
-        assert self.position is not None
-        return self.position
-
-
-@dataclass(frozen=True, slots=True)
-class CommitStatistics:
-    """Counters since the log was opened. `records`: entries. `sync_seconds`: the time spent in
-    syncs. `rotations`: sealed segments. `sync_times`, `commit_sizes`: how many syncs took how many
-    seconds, and how many commits wrote how many bytes."""
-
-    commits: int
-    records: int
-    bytes: int
-    syncs: int
-    sync_seconds: float
-    rotations: int
-    sync_times: Distribution
-    commit_sizes: Distribution
 
 
 class _Commit:
@@ -179,8 +95,8 @@ class Committer:
         can hold it."""
         if batch.size > PAYLOAD_BYTES_MAX or batch.count > COUNT_MAX:
             raise TooLarge(
-                f"{batch.count} changes of {batch.size} bytes at once; a commit takes at "
-                f"most {COUNT_MAX} and less than 2 GiB"
+                f"{batch.count} changes of {batch.size} bytes at once; one commit may have at "
+                f"most {COUNT_MAX} changes, and must be below 2 GiB"
             )
         batch.sleeper = threading.Lock()
         batch.sleeper.acquire()
@@ -223,8 +139,8 @@ class Committer:
 
     def sync(self) -> None:
         """Durability barrier: everything acknowledged before is safe when this returns, at any
-        durability. Raises the error of a write or sync that failed, also an earlier one:
-        `OutcomeUnknown`, `Fenced`, or `NotAppended` after `close`."""
+        durability. Raises `Fenced`, or `NotAppended` if a write or sync failed, even an earlier
+        one, and after `close`."""
 
         def work() -> None:
             self._commit_ready()
@@ -255,8 +171,9 @@ class Committer:
             self._checkpointed, self._checkpointed_at = commits, now
 
     def checkpoint(self) -> None:
-        """Seal the current segment now, and move the checkpoint to its end: what removes it later
-        need not read its entries. Raises the errors of `rotate`, `LostRace` and StorageError."""
+        """Seal the current segment now, and move the checkpoint to its end: a process that later
+        removes this segment need not read its entries. Raises the errors of `rotate`, `LostRace`
+        and StorageError."""
         safe: tuple[Position, dict[int, int]] | None = None
 
         def work() -> None:
@@ -312,11 +229,11 @@ class Committer:
         self._lead(work)
 
     def renew_lease(self) -> None:
-        """Renew the node's lock if it is a lease; its loss ends all acknowledgements. A
-        StorageError: not renewed this time."""
-        if self.log.leased and self._failure is None:
+        """Renew the node's lock if it is a lease; its loss ends all acknowledgements. Raises
+        StorageError if it was not renewed this time."""
+        if self.log.permit.leased and self._failure is None:
             try:
-                self.log.renew()
+                self.log.permit.renew()
                 self._renewed_at = self._clock.monotonic()
             except Fenced as error:
                 lost = error
@@ -361,7 +278,7 @@ class Committer:
     @property
     def lease_age_s(self) -> float | None:
         """Seconds since the node's lock was taken or renewed; None if it is no lease."""
-        return self._clock.monotonic() - self._renewed_at if self.log.leased else None
+        return self._clock.monotonic() - self._renewed_at if self.log.permit.leased else None
 
     # ---- with the lock held ----
 
@@ -440,7 +357,7 @@ class Committer:
                     else _caused(OutcomeUnknown, f"the change may be in the log: {error}", error)
                 )
             return
-        # Drivers raise anything; a part of a frame may be there, and callers wait.
+        # Drivers can raise anything; a part of a frame may be written, and callers wait.
         except Exception as error:  # noqa: BLE001
             known = isinstance(error, StorageError | TooLarge) and not commit.written
             certain = (
@@ -513,7 +430,7 @@ class Committer:
         if self._syncs_each or late:
             self._timed_sync()
         else:
-            self.log.check_fence()
+            self.log.permit.check()
 
     def _unsynced_ms(self) -> float:
         return (
@@ -531,7 +448,7 @@ class Committer:
         self.last_sync = start, seconds
 
     def exemplify_sync(self, trace_id: str) -> None:
-        """The last sync is a part of this trace. For the thread that commits."""
+        """Record that the last sync is a part of this trace. For the thread that commits."""
         at_s = self._clock.now_ms() / 1000
         self._sync_times.exemplify(Exemplar(trace_id, self.last_sync[1], at_s))
 

@@ -29,10 +29,10 @@ ARCHIVE_TICK_S = LEASE_TICK_S = 1.0
 RENEW_S = 10.0
 """A third of a lease's term."""
 RETAIN_S = 600.0
-"""How often to look for covered files to remove at least, as in RocksDB."""
+"""The longest pause between two searches for covered files to remove, as in RocksDB."""
 PAUSE_S, PAUSE_S_MAX = 1.0, 600.0
-"""The pause before a failed archive is repeated; it doubles each time, because an archive reads all
-that is not archived."""
+"""The pause before a failed archive is repeated; it doubles each time, because an archive reads
+everything that is not archived yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Maintenance:
             drains
             or settings.durability is Durability.INTERVAL
             or settings.rotate_interval_s
-            or committer.log.leased
+            or committer.log.permit.leased
         ):
             self.workers.append(Worker("imap-wal-maintenance", self._keep(committer)))
         archives = bool(settings.archive_interval_s or settings.max_total_wal_size)
@@ -236,8 +236,8 @@ class UntilStop(GatedStore):
         """The storage. Raises `Closed` after the stop."""
         if self._stop.is_set():
             raise Closed(
-                "the log was closed during this maintenance run; nothing is lost, it is done "
-                "after the next open"
+                "the log was closed during this maintenance run; nothing is lost, and the work "
+                "is done after the next open"
             )
         return self.inner
 
@@ -257,7 +257,7 @@ def _attempt(worker: Worker, work: Callable[[], object], clock: Clock, name: str
 
 
 def _retain_every(settings: Settings) -> float:
-    """Seconds between two looks for covered files to remove; 0 if only `imap-wal prune` removes
+    """Seconds between two searches for covered files to remove; 0 if only `imap-wal prune` removes
     them."""
     if not settings.wal_ttl_seconds:
         return RETAIN_S if settings.wal_size_limit_mb else 0

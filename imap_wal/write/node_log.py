@@ -1,4 +1,4 @@
-"""The log of one node, open for writing: segments, rotation, permit, close.
+"""The log of one node, open for writing: segments, rotation, sessions, close.
 `imap_wal.write.opening` opens it.
 
     write   frame ─▶ current segment (a new one if there is none or it is full)
@@ -16,7 +16,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
@@ -27,7 +26,6 @@ from imap_wal import format, layout
 from imap_wal.errors import (
     EncryptionError,
     Fenced,
-    ImapWalError,
     LogError,
     LostRace,
     NotAppended,
@@ -44,16 +42,15 @@ from imap_wal.security.encryption_keys import KeyRing
 from imap_wal.segment.writer import SegmentWriter
 from imap_wal.write.context import LogContext
 from imap_wal.write.object_segment import ObjectSegment
+from imap_wal.write.permit import Permit
 from imap_wal.write.recovery import RecoveredState
-from storage_backends import Lock, Locked, StorageError, lock_holder
+from storage_backends import Lock, StorageError
 
 _log = logging.getLogger("imap_wal")
 
 PLUGINS_KEPT = 64
 """For how many plug-in starts sessions are kept, to recognise requests that are sent again.
 Sessions that have logged nothing are forgotten first: there is nothing to recognise."""
-OTHER_NODE = "a store that was opened later"
-"""The name of an open in the lock of another node whose writer it fences."""
 
 
 class RewindPoint(NamedTuple):
@@ -82,6 +79,7 @@ class NodeLog:
         self.store, self.identity, self.settings = context.store, context.identity, context.settings
         self.clock, self.randomness = context.clock, context.randomness
         self.manifests, self.clusters = manifests, clusters
+        self.permit = Permit(context, manifests, clusters, manifest, lock)
         claims = clusters.read()[1].claims
         self.claims = claim_manifests(
             self.store, self.identity.cluster_folder, claims, self.clock, self.randomness
@@ -95,20 +93,17 @@ class NodeLog:
         """Session → last durable request, maintained by the committer."""
         self.metadata = manifest.metadata
         self.writers: Callable[[int], tuple[int, int]] = lambda losses: (1, losses)
-        """Of those who may append: the fewest logs that acknowledge a change, and the fewest losses
-        of other nodes after which this was agreed. `losses`: those until now. Called by `write`."""
+        """Returns, for the sessions that may append: the fewest logs that acknowledge a change, and
+        the fewest losses of other nodes after which this was agreed. Its argument: the number of
+        those losses until now. Called by `write`."""
         self.end = manifest.checkpoint
         """Position of the last written frame."""
         self._folder = self.identity.node_folder
-        self._permit_nonce = manifest.permit
-        self._permit = layout.writer_path(self._folder, self.epoch, self._permit_nonce)
-        """The epoch may acknowledge only while this file exists."""
         self._process = os.getpid()
         self._next_segment, self._checksum = recovered.next_segment, recovered.checksum
         self._segment: SegmentWriter | ObjectSegment | None = None
         self._making = False
         """Segment `_next_segment` was begun, and its creation perhaps interrupted."""
-        self._lock = lock
         self._began: float | None = None
         self._appends = self.store.capabilities.durable_append
         self._mutex = threading.Lock()
@@ -131,7 +126,7 @@ class NodeLog:
         if os.getpid() != self._process:
             raise Fenced(
                 f"this log was opened by process {self._process}, and this is a forked "
-                "child: open a log of its own here"
+                "child of it: open a separate log here"
             )
         segment = self._segment or self._begin()
         before = segment.size
@@ -144,57 +139,9 @@ class NodeLog:
         """Make all frames safe. Raises `Fenced` if another process has taken over."""
         if self._segment is not None:
             self._segment.sync()
-        self.check_fence()
+        self.permit.check()
         if self._segment is not None and not self._appends:
             self._finish()
-
-    def check_fence(self) -> None:
-        """Raises `Fenced` if another process has raised the epoch. One stat on a local file
-        system."""
-        if self._appends and not self.store.exists(self._permit):
-            raise self._fenced()
-
-    def _fenced(self) -> Fenced:
-        """The error for this writer, which was fenced. The text names the reason if its log was
-        forgotten. Otherwise it names the holder of this node's lock. If that lock is free, it names
-        the holders of other nodes' locks: an open under another node name takes this log over and
-        closes it."""
-        who, by_other_node = "", False
-        with suppress(StorageError, ImapWalError):
-            if (
-                self.directory in self.clusters.read()[1].forgotten
-                or self.manifests.read()[1].forgotten
-            ):
-                what = (
-                    f"node {self.identity.node!r} was forgotten (imap-wal forget-node): no "
-                    "restore reads its log any more"
-                )
-                return Fenced(
-                    what, advice="close this one; an open under this node name begins a new log"
-                )
-            who = lock_holder(self.store, layout.lock_path(self._folder))
-            by_other_node = who.startswith(OTHER_NODE)
-            if not who:
-                folders = {
-                    node: layout.node_folder(self.identity.cluster_folder, node)
-                    for node in sorted(self.clusters.read()[1].nodes)
-                }
-                holders = {
-                    node: lock_holder(self.store, layout.lock_path(folder))
-                    for node, folder in folders.items()
-                }
-                who = ", ".join(
-                    f"node {node!r}, {holder}" for node, holder in holders.items() if holder
-                )
-                by_other_node = bool(who)
-        advice = "close this one"
-        if by_other_node:
-            advice += "; if several processes write different keys, open each with shared=True"
-        return Fenced(
-            f"the log of node {self.identity.node!r} was taken over by {who or 'another process'}",
-            who,
-            advice,
-        )
 
     def mark(self) -> RewindPoint:
         """Where the log is now, for `rewind`."""
@@ -216,7 +163,7 @@ class NodeLog:
         if mark is None:
             mark = self.mark()
         elif mark.segment is None:
-            # It was begun since.
+            # The segment was begun after the mark.
             mark = mark._replace(segment=segment, size=len(segment.header.encode()))
         if mark.segment is not segment:
             return False
@@ -251,7 +198,7 @@ class NodeLog:
             if not self._appends:
                 self._segment.sync()
             self._segment.seal()
-            self.check_fence()
+            self.permit.check()
             self._finish()
 
     @property
@@ -266,7 +213,7 @@ class NodeLog:
         if self._making:
             self._fill_half_made()
         # A replaced writer must not begin a segment: its successor may need the name.
-        self.check_fence()
+        self.permit.check()
         number = self._next_segment
         path, header = self._next_path(), self._next_header()
         segment: SegmentWriter | ObjectSegment
@@ -287,7 +234,7 @@ class NodeLog:
                 raise
         else:
             segment = ObjectSegment(
-                self.store, path, header, self._fenced, self.randomness, self._keys_to_write()
+                self.store, path, header, self.permit.fenced, self.randomness, self._keys_to_write()
             )
         began = self.clock.monotonic()
         self._segment, self._began, self._next_segment, self._making = (
@@ -322,7 +269,7 @@ class NodeLog:
         now = ClusterManifest()
 
         def change(manifest: NodeManifest) -> NodeManifest:
-            self._own(manifest)
+            self.permit.demand(manifest)
             manifest = replace(manifest, newest=max(manifest.newest, number))
             acks, losses = self.writers(now.losses_but(self.identity.node))
             return manifest.with_copied(now.promised(acks), number, losses)
@@ -366,7 +313,7 @@ class NodeLog:
         """Handle an interrupted creation of a segment: its file may exist with a part of its
         header. It keeps its number, empty; the next segment gets the next one. Nothing is deleted:
         a successor may count on the file."""
-        self.check_fence()
+        self.permit.check()
         self.store.replace(
             self._next_path(), sealed(self._keys, self._next_header(), self.randomness)[0].encode()
         )
@@ -378,18 +325,6 @@ class NodeLog:
             self._segment = None
             self._began = None
 
-    @property
-    def leased(self) -> bool:
-        """Whether the lock is a lease, which must be renewed."""
-        return self._lock.expires_ms > 0
-
-    def renew(self) -> None:
-        """Renew the lease. Raises `Fenced` if another process has it."""
-        try:
-            self._lock.renew()
-        except Locked as error:
-            raise self._fenced() from error
-
     # ---- sessions ----
 
     def new_session(
@@ -399,24 +334,24 @@ class NodeLog:
         shared: int = 0,
         acks: int = 1,
     ) -> int:
-        """A plug-in's session in its incarnation (an existing one, if known, or a new one). From
-        then on this node refuses a manifest of its cluster that is older than the present one.
-        `former` is kept with it, see `NodeManifest.former`. `shared`: its number, if it has the
-        same one in other logs; 0: this node numbers it. `acks`: how many logs acknowledge each of
-        its changes. Raises `NotAppended` if another plug-in has that number."""
+        """A plug-in's session in its incarnation: the existing one if it is known, otherwise a new
+        one. From then on this node refuses a manifest of its cluster that is older than the present
+        one. `former` is kept with it, see `NodeManifest.former`. `shared`: its number, if it has
+        the same one in other logs; 0: this node numbers it. `acks`: how many logs acknowledge each
+        of its changes. Raises `NotAppended` if another plug-in has that number."""
         with self._mutex:
             number, cluster = self.clusters.read()
             seen = cluster.seen(number)
 
             def change(manifest: NodeManifest) -> NodeManifest | None:
-                self._own(manifest)
+                self.permit.demand(manifest)
                 before, manifest = manifest, manifest.with_writer(acks)
                 if plugin in manifest.plugins:
                     return None if manifest is before else manifest
                 if shared and shared in manifest.plugins.values():
                     raise NotAppended(
-                        f"session {shared} is that of another member; restart this one, so that "
-                        "its plug-in gets another number"
+                        f"session {shared} already belongs to another member; restart this member, "
+                        "so that its plug-in gets another number"
                     )
                 session = shared or manifest.session + 1
                 manifest = replace(
@@ -450,7 +385,7 @@ class NodeLog:
         there. Raises `Fenced`, `LostRace` and `StorageError`. Safe from any thread."""
 
         def change(manifest: NodeManifest) -> NodeManifest:
-            self._own(manifest)
+            self.permit.demand(manifest)
             # An archive run may have moved it further meanwhile.
             last = {
                 session: max(request, manifest.requests.get(session, 0))
@@ -465,14 +400,6 @@ class NodeLog:
             )
 
         self.manifests.update(change)
-
-    def _own(self, manifest: NodeManifest) -> None:
-        if manifest.epoch != self.epoch:
-            raise self._fenced()
-        if manifest.permit != self._permit_nonce:
-            who = f"another process opened node {self.identity.node!r} with epoch {self.epoch} too"
-            why = "the node's manifest was replaced by an older copy"
-            raise Fenced(f"{who}: {why}", advice="close this one")
 
     # ---- closing ----
 
@@ -496,12 +423,11 @@ class NodeLog:
                     self.sync()
                     self.rotate()
                 self.move_checkpoint(self.end, dict(self.requests), clean=True)
-                if self._appends:
-                    self.store.delete(self._permit)
+                self.permit.withdraw()
         finally:
             if self._segment is not None:
                 self._segment.close()
-            self._lock.release()
+            self.permit.release()
             self._closed = True
 
 

@@ -1,5 +1,5 @@
 """Segments on a storage that cannot append: every sync creates one immutable object. The last
-object of an epoch, which is empty, shuts its writer out."""
+object of an epoch, which is empty, fences its writer."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ class ObjectSegment:
                 raise self._fenced() from error
 
     def rewind(self, size: int) -> None:
-        raise StorageUnavailable(f"{self.path}: it is not known whether the object was created")
+        raise StorageUnavailable(
+            f"{self.path}: it is not known whether the object was created; open the log again"
+        )
 
     def seal(self) -> None:
         """Does nothing: its sync sealed it."""

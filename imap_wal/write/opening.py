@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from imap_wal import layout
-from imap_wal.disposal import tell_links
+from imap_wal.disposal import log_links
 from imap_wal.entry import SHARED_SESSIONS
 from imap_wal.errors import InvalidSetting, LogError, LostRace, MissingNode, WriterLocked
 from imap_wal.manifest import key_checks
@@ -73,10 +73,10 @@ def open_node_log(
 
     Args:
         context: the storage, the node and its settings.
-        what: this writer's name, for those that find the log locked.
+        what: this writer's name, for processes that find the log locked.
         takeover: fence a process that has this log open.
         embedded: for a program, not an agent.
-        directory: only this log; None: whatever log the node has.
+        directory: open only this log; None: any log that the node has.
         maps: for changes of maps.
 
     Returns:
@@ -114,7 +114,7 @@ def open_node_log(
                 holder_text(what),
                 manifest.epoch,
             )
-        tell_links(store, [f"{folder}/wal", f"{folder}/archive"])
+        log_links(store, [f"{folder}/wal", f"{folder}/archive"])
         return NodeLog(context, opening.manifests, opening.clusters, manifest, recovered, lock)
     except BaseException:
         lock.release()
@@ -222,8 +222,8 @@ class _Opening:
         self._registration = Registration(context, self.clusters)
 
     def check_before(self) -> None:
-        """Checks before the lock is taken: if they failed later, they would leave a folder for a
-        log that never began, for a node without a manifest."""
+        """Check before the lock is taken. If a check failed later, a node without a manifest would
+        be left with a folder of a log that never began."""
         number, before = self.manifests.read()
         self._demand_kind(before)
         if self._context.key_ring.keys:
@@ -277,7 +277,7 @@ class _Opening:
             except (LogError, NotFound, MissingNode):
                 if self._published or self.manifests.read()[0] == number:
                     raise
-                # It may be no damage: another process may have archived or removed files.
+                # It may not be damage: another process may have archived or removed files.
                 continue
         raise LostRace(
             f"the manifest of node {self._identity.node!r} changed {OPEN_ATTEMPTS} times "
@@ -363,7 +363,7 @@ class _Opening:
             raise older_manifest(f"{self._folder}/manifest", older)
         wal = wal_folder(self._store, self._folder, before.archived, before.begins)
         if before.lives_in(wal.logs):
-            # Before the object that shuts the writer out is created: that would be taken for the
+            # Before the object that fences the writer is created: that would be taken for the
             # missing segment.
             beyond = mark_beyond(
                 self._identity.node,

@@ -50,15 +50,15 @@ class Registration:
         ):
             raise MissingNode(
                 f"node {self._context.identity.node!r} is registered with log {known}, but "
-                f"{self._folder} holds {directory or 'no manifest'}: "
+                f"{self._folder} has {directory or 'no manifest'}: "
                 "its log was lost or replaced",
                 MISSING_ADVICE,
             )
 
     def check_whose(self, cluster: ClusterManifest, before: NodeManifest) -> None:
-        """Refuse another log than the registered one, at any recovery policy: a policy can allow to
-        continue without a missing log, not with another one. A log without archives, whose only
-        segments are empty ones that fence a writer, comes from an open that ended before it
+        """Refuse any log but the registered one, whatever the recovery policy is: a policy can
+        allow an open without a missing log, but not with another one. A log without archives, whose
+        only segments are empty ones that fence a writer, comes from an open that ended before it
         registered the log."""
         known, folder = cluster.nodes.get(self._context.identity.node), self._folder
         if not before.directory or known == before.directory:
@@ -66,7 +66,7 @@ class Registration:
         owner = next((node for node, each in cluster.nodes.items() if each == before.directory), "")
         if owner:
             what = (
-                f"{folder} holds the log of node {owner!r} (log directory {before.directory}): "
+                f"{folder} has the log of node {owner!r} (log directory {before.directory}): "
                 "this folder was copied or renamed"
             )
             raise MissingNode(
@@ -84,7 +84,7 @@ class Registration:
         ):
             what = (
                 f"node {self._context.identity.node!r} is registered with log {known}, but "
-                f"{folder} holds another one, {before.directory}"
+                f"{folder} has another one, {before.directory}"
             )
             raise MissingNode(
                 what,
@@ -130,7 +130,8 @@ class Registration:
         return replace(before, wal_id="", clean=True, archived=(before.epoch, number))
 
     def count_loss(self) -> None:
-        """Before a part of this log is given up: what had a copy there has one less."""
+        """Call this before a part of this log is given up: changes with a copy there then have one
+        copy less."""
         node = self._context.identity.node
         self._clusters.update(lambda manifest: manifest.with_loss(node))
 
@@ -170,8 +171,7 @@ class Registration:
             before,
             wal_id="",
             clean=False,
-            # They may name entries that are lost: then a request that is sent again is no
-            # repetition.
+            # They may name lost entries; a request that is sent again is then not a repetition.
             checkpoint=START,
             requests={},
             # Those answers too: the entries that they name may be lost.

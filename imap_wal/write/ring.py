@@ -42,7 +42,9 @@ class RingBuffer(Generic[T]):
 
     def __init__(self, slots: int, bytes_max: int = 2**62) -> None:
         if slots < 1 or slots & (slots - 1):
-            raise InvalidSetting(f"a ring needs a power of two of slots, not {slots}")
+            raise InvalidSetting(
+                f"the number of slots of a ring must be a power of two, not {slots}"
+            )
         self._slots: list[T | None] = [None] * slots
         self._sizes = [0] * slots
         self._mask = slots - 1

@@ -40,8 +40,8 @@ class Registration:
         self._log, self._name, self._maps, self._images = log, name, maps, images
         self._reader = Reader(log.store, log.folder, name, log.clock, log.randomness)
         self._looked: Base | None = None
-        """The proposed base, if this process has looked whether it is kept."""
-        self._told = False
+        """The proposed base, if this process has checked that its files are kept."""
+        self._warned = False
 
     def begin(self, places: Places) -> None:
         """Register a new query, which has read up to `places`."""
@@ -53,13 +53,13 @@ class Registration:
 
     def keep(self, state: ClusterState, known: ClusterState) -> bool:
         """Make the base of the next batch from `known`: `state`, or `state` with former snapshots.
-        False: the snapshots were replaced meanwhile. On a log below the level for it, nothing is
-        kept besides the log, and the result is True."""
+        False: the snapshots were replaced meanwhile. On a log with a lower feature level than this
+        needs, only the log is kept, and the result is True."""
         level = state.manifest.feature_level
         if level < FeatureLevel.KEPT_SNAPSHOTS:
-            if self._images and not self._told:
+            if self._images and not self._warned:
                 _log.warning(_TOO_LOW, self._name, level, FeatureLevel.KEPT_SNAPSHOTS)
-                self._told = True
+                self._warned = True
             return True
         base = base_of(state, known, self._maps, None)
         self._reader.propose(base)
@@ -76,8 +76,9 @@ class Registration:
             return
         registered, state = self.read(), look()
         base = registered.base
-        # None: of an earlier release, or the log had a lower level. Of no use: a removal had read
-        # the readers before this base was registered, or the query follows more maps now.
+        # There is no base if an earlier release registered the reader, or if the log had a lower
+        # level. A base is of no use if a removal had read the readers before it was registered, or
+        # if the query follows more maps now.
         if base is None or with_base(self._log, state, base, self._maps) is None:
             self._reader.advance(places, base)
             with suppress(InvalidSetting):  # the next batch raises it

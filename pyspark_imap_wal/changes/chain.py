@@ -1,7 +1,7 @@
-"""What a map had of one key before each change, and after it.
+"""The state of one key in a map before and after each change.
 
 Only order decides which change counts, as in every merge: a change of a lower order than the newest
-one has no image, because the map does not change by it.
+one has no image, because it does not change the map.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOWEST: Order = (-1, -1, -1, -1)
 
 
 class Image(NamedTuple):
-    """An entry, the node that wrote it, and the change by which it came or went."""
+    """An entry, the node that wrote it, and the change that began or ended it."""
 
     kind: str
     row: Row
@@ -28,7 +28,7 @@ class Image(NamedTuple):
 
 
 class KeyState:
-    """What a map has of one key."""
+    """The state of one key in a map."""
 
     __slots__ = ("_claims", "_floor")
 
@@ -56,7 +56,7 @@ class KeyState:
         return None if found is None or found[0][DELETED] else found
 
     def images(self, row: Row, node: str) -> Iterator[Image]:
-        """`add`, with what it changes."""
+        """Add a change, and return the images of what it changed."""
         before = self.live
         self.add(row, node)
         after = self.live

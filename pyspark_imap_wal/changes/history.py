@@ -1,7 +1,7 @@
 """The table `history`: every version of each key that the log still has.
 
-Snapshots, archives and segments are read, also what a snapshot covers. A version that is in a
-snapshot and in the log is there once, with its position.
+Snapshots, archives and segments are read, including what a snapshot covers. A version that is in a
+snapshot and in the log appears once, with its position.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _versions(sorter: EntrySorter, clears: Clears) -> Iterator[Version]:
 
 
 def _identity(placed: Placed) -> tuple[Order, str, bool]:
-    """What a version in a snapshot and in the log has in common."""
+    """What identifies a version: it is the same in a snapshot and in the log."""
     (*_, order, node), row, _ = placed
     return order, node, is_clear(row)
 

@@ -24,11 +24,12 @@ from pyspark_imap_wal.columns import Wanted, of_rows, shaped
 from pyspark_imap_wal.tables.schemas import CHANGE_COLUMNS
 
 MEMORY_BYTES = 256 * 1024 * 1024
-"""About what the entries of a task that are sorted take."""
+"""Approximate memory, in bytes, of the entries that a task sorts."""
 KEYS_BYTES = 64 * 1024 * 1024
-"""About what the keys of its changes take; with more, the state of all keys is read."""
+"""Approximate limit, in bytes, of the keys of its changes. Above it, the state of all keys is
+read."""
 KEY_BYTES = 100
-"""Memory of a key in a set, besides its bytes."""
+"""Memory of a key in a set, without the key's own bytes."""
 BATCH_ROWS, BATCH_BYTES = 4096, 4 * 1024 * 1024
 YEAR_10000_MS = 253_402_300_800_000
 """Spark's timestamps end there."""
@@ -72,7 +73,7 @@ class _Entries:
         self._clears, self._earlier = Clears(), Clears()
 
     def read_changes(self, log: ClusterLog) -> None:
-        """The entries after the start, and which keys they may change."""
+        """Read the entries after the start, and note which keys they may change."""
         for row, node in self._read(log, self._task.changes):
             if is_clear(row):
                 self._clears.add(row, node)
@@ -82,7 +83,7 @@ class _Entries:
                 self._sorter.add(row, node, is_change=True)
 
     def read_before(self, log: ClusterLog) -> None:
-        """What the maps had of these keys."""
+        """Read the state of these keys at the start."""
         for row, node in self._read(log, self._touched.narrowed(self._task.before)):
             if is_clear(row):
                 self._earlier.add(row, node)

@@ -5,7 +5,7 @@
                                                 above its marks, are still there
 
 A prune deletes both, unless a registered reader has them as its base (`imap_wal.manifest.readers`).
-Without them the state is not known any more: a snapshot has only the newest entry of each key.
+Without them the state is no longer known: a snapshot has only the newest entry of each key.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def planned(
 def known_at(
     log: ClusterLog, state: ClusterState, places: Places, maps: Collection[str] | None
 ) -> ClusterState:
-    """The logs with such snapshots as cover nothing above `places`. Raises `InvalidSetting` if
-    there is none of a map."""
+    """The logs with snapshots that cover nothing above `places`. Raises `InvalidSetting` if there
+    is no such snapshot of a map."""
     snapshots: dict[str, Snapshot] = dict(state.manifest.snapshots)
     late = {
         name
@@ -85,8 +85,8 @@ def known_at(
 def with_base(
     log: ClusterLog, state: ClusterState, base: Base, maps: Collection[str] | None
 ) -> ClusterState | None:
-    """The logs with the snapshots of a base; None if it has not all of these maps, as the query
-    followed fewer when it was made, or if a part of it is not there any more."""
+    """The logs with the snapshots of a base. None if the base lacks one of these maps, because the
+    query followed fewer when the base was made, or if a part of the base was removed."""
     if not base.has(maps):
         return None
     now = state.manifest.snapshots
@@ -126,8 +126,8 @@ def _is_within(state: ClusterState, snapshot: Snapshot, places: Places) -> bool:
 
 
 def _is_there(log: ClusterLog, state: ClusterState, name: str, snapshot: Snapshot | None) -> bool:
-    """Whether nothing was removed of a map's former snapshot and of the log above it: files, or all
-    entries by a drop."""
+    """Whether a map's former snapshot and the log above it are complete: no file was removed, and
+    no drop removed the entries."""
     marks = {} if snapshot is None else snapshot.marks
     dropped = 0 if snapshot is None else snapshot.dropped
     return (
@@ -149,8 +149,8 @@ def demand_undropped(before: Mapping[str, int] | None, after: Mapping[str, int] 
         if generation != before.get(name, 0):
             raise InvalidSetting(
                 f"map {name!r} was dropped (generation {generation}) since the images before its "
-                "changes were read, and a drop has no images. Begin anew, a stream without its "
-                "checkpoint"
+                "changes were read, and a drop has no images. Start the query again; a stream, "
+                "without its checkpoint"
             )
 
 
@@ -162,6 +162,7 @@ def _unknown(manifest: ClusterManifest, name: str, places: Places) -> InvalidSet
     return InvalidSetting(
         f"the images before the changes of map {name!r} are no longer known from position "
         f"{places.get(node, START)} of node {node!r} on: {what} covered the log up to "
-        f"{marks[node].position}, and what came before was removed. Begin anew, a stream without "
-        "its checkpoint; with the option `reader`, a stream that has begun keeps what it needs"
+        f"{marks[node].position}, and what came before was removed. Start the query again; a "
+        "stream, without its checkpoint. With the option `reader`, a stream that has begun keeps "
+        "what it needs"
     )

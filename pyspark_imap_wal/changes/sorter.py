@@ -1,5 +1,5 @@
 """Any number of entries by map, key and order, in bounded memory: sorted runs in files without a
-name, which are merged. Clears wait beside them."""
+name, which are merged. Clears are kept in memory, apart from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Place: TypeAlias = tuple[str, bytes, bool, Order, str]
 """(map, key, whether it is a change, order, node): entries are sorted by it."""
 Placed: TypeAlias = tuple[Place, Row, Position | None]
 RUNS_MAX = 64
-"""More runs are merged into one."""
+"""If there are more runs than this, they are merged into one."""
 place_of = itemgetter(0)
 
 
@@ -86,7 +86,7 @@ class Clears:
         partitions.setdefault(row[PARTITION], []).append((row, node, position))
 
     def of(self, name: str, key: bytes) -> list[Placed]:
-        """Those that concern a key, as changes of it, sorted."""
+        """The clears that concern a key, as changes of it, sorted."""
         counts = self._maps.get(name)
         if not counts:
             return []

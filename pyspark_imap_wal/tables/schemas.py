@@ -30,7 +30,7 @@ CHANGE_COLUMNS = {
     "_commit_version": "string",
     "_commit_timestamp": "timestamp",
 }
-"""Of a read with images: what the change was, its order as text, and its time."""
+"""Columns of a read with images: what the change was, its order as text, and its time."""
 DECODED_COLUMNS = {"key_text": "string", "value_text": "string"}
 
 _OF_LOG = {"namespace": "string", "cluster": "string"}
@@ -82,6 +82,6 @@ METADATA_TABLES = {
 }
 HISTORY = "history"
 VERSION_COLUMNS = {"cleared": "boolean", "position": "string", "known_from": "string"}
-"""Of the table `history`: whether a clear deleted the key; the position, NULL in a snapshot; and
-the position from which on the log of the node was not removed, NULL if nothing was."""
+"""Columns of the table `history`: whether a clear deleted the key; the position, NULL in a
+snapshot; and the position from which on the node's log is complete, NULL if nothing was removed."""
 TABLES = (ENTRIES, HISTORY, *METADATA_TABLES)

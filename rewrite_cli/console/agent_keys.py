@@ -19,22 +19,22 @@ def public_key(text: str) -> str:
     return read_public(text).public if is_path else key_bytes(text, text).hex()
 
 
-def key_options(command: F) -> F:
-    """Adds --key-file and --agent-key, for agents whose endpoint takes keys."""
+def key_file_option(text: str = "for an agent that requires keys.") -> Callable[[F], F]:
+    """Adds --key-file. `text`: the end of its help, which says what it is for."""
     file = click.Path(exists=True, dir_okay=False, path_type=Path)
-    command = click.option(
-        "--key-file",
-        type=file,
-        help="Your own key (imap-wal keys new), for an agent that takes keys.",
-    )(command)
+    return click.option("--key-file", type=file, help=f"Your own key (imap-wal keys new), {text}")
+
+
+def key_options(command: F) -> F:
+    """Adds --key-file and --agent-key, for agents whose endpoint requires keys."""
     return click.option(
         "--agent-key", metavar="KEY", help="The public key of that agent, or its .pub file."
-    )(command)
+    )(key_file_option()(command))
 
 
 def own_key(key_file: Path | None, agent_key: str | None) -> tuple[KeyPair | None, str]:
-    """These options as arguments for `Client`. Raises `UsageError` if one of the two is missing,
-    and `InvalidSetting` if one is no key."""
+    """These options as arguments for `Client`. Raises `UsageError` if only one of the two is given,
+    and `InvalidSetting` if one is not a key."""
     if bool(key_file) != bool(agent_key):
         raise click.UsageError(
             "--key-file and --agent-key belong together: your own key, and the agent's public one"

@@ -64,7 +64,7 @@ def message(error: BaseException) -> str:
             return str(error)
         case _:
             return (
-                f"unexpected {type(error).__name__}: {error}; this is a bug in imap-wal, --debug "
+                f"unexpected {type(error).__name__}: {error}; this is a bug in imap-wal; --debug "
                 "shows where"
             )
 

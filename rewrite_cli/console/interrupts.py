@@ -1,8 +1,8 @@
 """Signals that end a command.
 
-Ctrl-C during imports, which take most of the first half second of a command: an exception in the
-middle of an import can be printed with a traceback, or be treated as another error by a module.
-Nothing is open yet, so the process ends at once.
+Imports take most of the first half second of a command. Ctrl-C in the middle of an import could
+print a traceback, or a module could treat the exception as another error. Nothing is open then, so
+Ctrl-C ends the process at once.
 
 Later, SIGTERM and SIGHUP end a command as Ctrl-C does: it removes its scratch files and releases
 its locks.

@@ -164,7 +164,7 @@ def _headings(
     width: int,
 ) -> list[str] | None:
     """The headings with which no cell has to be cut: as they are, or with each word on a line of
-    its own. None: the table is too wide also with these."""
+    its own. None: the table is too wide even with these."""
     frame = 3 * (len(columns) - 1) + 2
     for headings in (list(columns), [column.replace(" ", "\n") for column in columns]):
         needed = [_widest(text) for text in headings]
@@ -282,9 +282,8 @@ def note(text: str) -> None:
 
 
 def agree(question: str, yes: bool, look: str = "--dry-run") -> None:
-    """Return after `--yes` or a confirmation on the terminal. Otherwise exit without a change.
-    `look`: how the user can see what would be done. Raises `UsageError` if there is no terminal,
-    and `Abort` for a no."""
+    """Return if the user agrees, by `--yes` or on the terminal. `look`: how the user can see what
+    would be done. Raises `UsageError` if there is no terminal, and `Abort` if the user says no."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -35,8 +35,8 @@ EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A text, and how far the work is in bytes. `step`: of several with bytes of their own.
-    `tasks`: how many of `tasks_total` are done; 0 of 0 without tasks."""
+    """A text, and how many bytes of the work are done. `step`: which of several steps this is; each
+    has its own bytes. `tasks`: how many of `tasks_total` are done; 0 of 0 without tasks."""
 
     what: str
     bytes: int
@@ -47,7 +47,7 @@ class Reached:
 
 
 Tell: TypeAlias = Callable[[str | Reached], None]
-"""Gets a text, or how far the work is."""
+"""A function that takes a text, or how much of the work is done."""
 
 
 def mode() -> str:
@@ -122,7 +122,7 @@ class _Description(ProgressColumn):
 
 
 class _IfKnown(ProgressColumn):
-    """A column that is empty until the whole is known."""
+    """A column that is empty until the total is known."""
 
     def __init__(self, inner: ProgressColumn) -> None:
         super().__init__()

@@ -25,6 +25,7 @@ from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
 from storage_backends import SegmentStore, StorageError
 from storage_backends.location import Location
+from storage_backends.own_disk import Tails, Unasked
 from storage_backends.ownership import doubts, mode_of
 from storage_backends.reserve import reserves
 
@@ -100,14 +101,18 @@ class Selection:
 
     @contextmanager
     def open(
-        self, damaged: list[tuple[str, LogError]] | None = None, *, upkeep: bool = False
+        self,
+        damaged: list[tuple[str, LogError]] | None = None,
+        *,
+        upkeep: bool = False,
+        tails: Callable[[SegmentStore], Tails] = Unasked,
     ) -> Iterator[tuple[SegmentStore, list[ClusterView]]]:
         """The store and its clusters within the selection; `Failed` if there is none. `damaged`
         gets the names of clusters whose manifests cannot be read, unless all are damaged; without
-        it, they are an error. `upkeep`: on a full disk, the work may use the reserve of its
-        agents."""
+        it, they are an error. `upkeep`: on a full disk, the command may use the reserve of the
+        agents. `tails`: how to read the own disks of nodes."""
         try:
-            store = open_store(self.url)
+            store = open_store(self.url, tails=tails)
         except (StorageError, ImportError) as error:
             raise Failed(f"{self.url}: {error}") from error
         for doubt in doubts(self.url):
@@ -128,7 +133,7 @@ class Selection:
                 if absent:
                     raise Failed(
                         f"{self.url}: no {kind} {', '.join(sorted(map(repr, absent)))}; "
-                        f"there is {', '.join(sorted(present)) or 'none'}"
+                        f"found: {', '.join(sorted(present)) or 'none'}"
                     )
             if self.maps and not damaged:
                 self._demand_maps(store, found)
@@ -161,8 +166,8 @@ class Selection:
         guess = f"; did you mean {near[0]!r}?" if near else ""
         more = f", and {len(there) - NAMES_MAX:,} more" if len(there) > NAMES_MAX else ""
         raise Failed(
-            f"{self.url}: no map {', '.join(map(repr, sorted(left)))}{guess}; there is "
-            f"{', '.join(there[:NAMES_MAX]) or 'none'}{more}"
+            f"{self.url}: no map {', '.join(map(repr, sorted(left)))}; found: "
+            f"{', '.join(there[:NAMES_MAX]) or 'none'}{more}{guess}"
         )
 
     def note_empty(self, present: Iterable[str]) -> None:
@@ -178,17 +183,17 @@ class Selection:
         present = take_inventory(store)
         if present:
             names = ", ".join(f"{view.namespace}/{view.cluster}" for view in present)
-            return f"{self.url}: nothing of that namespace or cluster; there is {names}"
+            return f"{self.url}: nothing in that namespace or cluster; found: {names}"
         top = store.folders("")
         if "nodes" in top or "manifest" in top:
             return (
-                f"{self.url} is the folder of one cluster; the URL is two levels up, the root "
-                f"that has {{namespace}}/{{cluster}}"
+                f"{self.url} is the folder of one cluster; pass the root, two levels up, which "
+                f"has {{namespace}}/{{cluster}}"
             )
         if any("nodes" in store.folders(name) for name in top):
             return (
-                f"{self.url} is the folder of one namespace; the URL is one level up, the root "
-                f"that has {{namespace}}/{{cluster}}"
+                f"{self.url} is the folder of one namespace; pass the root, one level up, which "
+                f"has {{namespace}}/{{cluster}}"
             )
         root = "the root that was passed to imap_wal.open, or `url` of the agents' configuration"
         return f"no log of imap-wal under {self.url}; pass {root}"
@@ -265,8 +270,8 @@ def _place(url: str) -> tuple[str, tuple[str, ...]]:
 
 
 def open_empty(url: str) -> None:
-    """Refuse a place that has logs already: the demo and trials must not mix with a user's
-    data. Raises `Failed` then, and if the storage fails."""
+    """Refuse a place that already has logs: the demo and trials must not mix their data with a
+    user's. Raises `Failed` then, and if the storage fails."""
     try:
         store = open_store(url)
         present = take_inventory(store)

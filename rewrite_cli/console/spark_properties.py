@@ -3,7 +3,7 @@
 [spark]                              spark.master, spark.executor.memory, …
 master = "spark://host:7077"
 executor.memory = "4g"
-"spark.speculation.interval" = "1s"  the whole name is understood too
+"spark.speculation.interval" = "1s"  the whole name works too
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def _to_ms(moment: datetime) -> int:
 
 
 def iso(milliseconds: int) -> str:
-    """2026-11-21T10:00:00.123Z; empty for 0; @ and the number outside of the years 1 to 9999: an
+    """2026-11-21T10:00:00.123Z; empty for 0; outside of the years 1 to 9999, @ and the number: an
     entry may have any number."""
     if not milliseconds:
         return ""

@@ -1,4 +1,4 @@
-"""`make demo-cluster`: the same flights into real Hazelcast members; every process is killed, all
+"""`make demo-cluster`: the same flights into real Hazelcast members. Every process is killed, all
 start again, and the maps are compared.
 
     node start ─▶ play ─▶ SIGKILL members, agents and writer ─▶ node start, compare
@@ -42,7 +42,7 @@ class Members:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Return when the cluster is ready. Raises `Failed` if it ends before."""
+        """Return when the cluster is ready. Raises `Failed` if the process ends before that."""
         command = [
             sys.executable,
             "-m",
@@ -123,7 +123,7 @@ def play_cluster(
     )
 
     def watch(records: int) -> None:
-        tell(f"{records:,} of {stream.records:,} changes acknowledged")
+        tell(f"{records:,} of {stream.records:,} changes acknowledged", step=False)
 
     def look(after: str) -> None:
         tell(f"starting {count} members after {after}")
@@ -149,9 +149,11 @@ def play_cluster(
         tell(f"starting {count} members")
         members.start()
         for number in range(kills):
+            tell("playing the flights")
             playback.run((number + 1) / (kills + 1), members.kill, watch)
             report.kills.append(sum(playback.records))
             look("kill -9")
+        tell("playing the flights")
         playback.run(1, None, watch)
         members.kill()
         report.storage.append(measure_bytes(url, "log"))
@@ -166,7 +168,7 @@ def play_cluster(
 
 
 def archive_and_rewrite(url: str, report: Report, playback: Playback) -> None:
-    """Offline, like the command line."""
+    """Archive and rewrite the log as the command line does, while no process writes it."""
     from imap_wal.retention.offline import archive_offline
 
     start = playback.now()

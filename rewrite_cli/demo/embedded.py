@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import imap_wal
 from imap_wal.clock import Clock
@@ -24,7 +24,12 @@ from rewrite_cli.demo.playback import Comparison, Playback, Timeline
 from rewrite_cli.demo.writer import CLUSTER, NAMESPACE, NODE
 from storage_backends import SegmentStore
 
-Tell = Callable[[str], None]
+
+class Tell(Protocol):
+    """Reports progress to the user."""
+
+    def __call__(self, text: str, *, step: bool = True) -> None:
+        """`step`: a new step begins; otherwise `text` is how far the current one is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,7 @@ def play_embedded(
     )
 
     def watch(records: int) -> None:
-        tell(f"{records:,} of {stream.records:,} changes acknowledged")
+        tell(f"{records:,} of {stream.records:,} changes acknowledged", step=False)
 
     def look(after: str, then: Callable[[imap_wal.Store], None] | None = None) -> None:
         tell(f"opening the log after {after}")
@@ -131,9 +136,11 @@ def play_embedded(
                 then(store)
 
     for number in range(kills):
+        tell("playing the flights")
         playback.run((number + 1) / (kills + 1), lambda: None, watch)
         report.kills.append(sum(playback.records))
         look("kill -9")
+    tell("playing the flights")
     playback.run(1, None, watch)
     report.seconds = playback.seconds
     report.storage.append(measure_bytes(url, "log"))

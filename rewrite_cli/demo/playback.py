@@ -1,5 +1,5 @@
-"""Plays the stream in a child process, kills it, and computes what the maps must have from the
-acknowledgements alone."""
+"""Plays the stream in a child process, kills the process, and computes from the acknowledgements
+alone what the maps must have."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Playback:
         self.records = [0] * flights.PRODUCERS
         self.timeline = Timeline()
         self.seconds = 0.0
-        """Spent writing."""
+        """The time that the writing took."""
         self._clock, self._start = clock, clock.monotonic()
         self._steps = folder / "steps.msgpack"
         self._steps.write_bytes(msgpack.packb(stream.steps))

@@ -34,7 +34,7 @@ def acknowledge(producer: int, number: int) -> None:
 
 
 def embedded(url: str, steps: list[list[Step]], starts: list[int]) -> None:
-    """Every step is a call that returns when its change is on disk."""
+    """Plays each step as a call that returns when its change is on disk."""
     import imap_wal
 
     with imap_wal.open(url, namespace=NAMESPACE, cluster=CLUSTER, node=NODE) as store:

@@ -25,7 +25,7 @@ from imap_wal.inspect.decode import Decoder, plain, text
 from storage_backends.extras import needs
 
 _YEAR_1_MS, _YEAR_9999_MS = -62_135_596_800_000, 253_402_300_799_999
-"""The times that DuckDB and Python both have."""
+"""The times that both DuckDB and Python can represent."""
 
 
 class Change(NamedTuple):

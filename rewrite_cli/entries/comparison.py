@@ -1,5 +1,5 @@
-"""The difference of two states of maps, in bounded memory: digests of the entries in a table of
-SQLite on scratch."""
+"""The difference of two states of maps, in bounded memory: digests of the entries are in a SQLite
+table in the scratch folder."""
 
 from __future__ import annotations
 
@@ -83,6 +83,6 @@ class Comparison:
 
 
 def digest(row: Row) -> bytes:
-    """Of all that a reader of the map sees."""
+    """A digest of everything that a reader of the map sees."""
     head = f"{row[EXPIRES_AT_MS]} {len(row[VALUE_CLASS])} {row[VALUE_CLASS]} ".encode()
     return blake2b(head + (row[VALUE] or b""), digest_size=16).digest()

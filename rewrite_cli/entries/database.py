@@ -1,8 +1,8 @@
 """A DuckDB database in memory. SQL reads the tables that were put into it, and nothing else: no
-files, no network, no variables of this process. A query may take any time, so do not run SQL of
-strangers.
+files, no network, no variables of this process. A query may run for any time, so do not run SQL
+from people you do not trust.
 
-DuckDB takes names of tables without regard to case.
+DuckDB ignores upper and lower case in names of tables.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _ROWS = 1000
 class Query:
     """One statement that reads.
 
-    `tables`: (schema, table) of what it reads, as it spells them; also names that it defines itself
-    are among them. None: it may read any table, as SHOW TABLES does."""
+    `tables`: (schema, table) of what it reads, as the query spells them. Names that it defines
+    itself are among them. None: it may read any table, as SHOW TABLES does."""
 
     text: str
     tables: frozenset[tuple[str, str]] | None
@@ -141,8 +141,8 @@ class Database:
             kinds, statement = self._statements(text)
         if kinds != ["SELECT"]:
             raise click.UsageError(
-                "it takes one statement that reads: SELECT, FROM, DESCRIBE, or PIVOT with IN; "
-                f"found: {' and '.join(kinds) or 'none'}"
+                "the query must be one statement that reads: SELECT, FROM, DESCRIBE, or PIVOT "
+                f"with IN; found: {' and '.join(kinds) or 'none'}"
             )
         with self._translated():
             while (shorter := _ENDING.sub("", statement)) != statement:
@@ -191,7 +191,7 @@ class Database:
         return None if others and not found else frozenset(found)
 
     def create(self, schema: str, table: str, columns: Sequence[Column]) -> None:
-        """An empty table; nothing if there is one."""
+        """Create an empty table, unless it exists."""
         fields = ", ".join(f"{quoted(column.name)} {column.type}" for column in columns)
         self._connection.execute(
             f"CREATE TABLE IF NOT EXISTS {quoted(schema)}.{quoted(table)} ({fields})"
@@ -259,7 +259,7 @@ class Database:
         self.drop(_STAGED, table)
 
     def check(self, query: Query) -> None:
-        """Whether the query fits the tables, as far as that is known without their rows.
+        """Check that the query fits the tables, as far as that is known without their rows.
 
         Raises:
             click.UsageError: It does not. A missing table is not an error here.

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from imap_wal.entry import MAP, TIMESTAMP_MS
 from imap_wal.format import START, Position
 from imap_wal.inspect.decode import Decoder
-from imap_wal.read.cluster import ClusterLog, from_manifest
-from imap_wal.read.file_scan import SEGMENT, EntryBatch, FileScan
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.file_scan import SEGMENT, EntryBatch, FileScan, Scope, from_manifest
 from imap_wal.read.scan import CutBack, read_scan
 from imap_wal.read.scan_list import node_scans
 from imap_wal.read.state import ClusterState
@@ -87,13 +87,10 @@ class Follower:
         since = self._since.get(node, START)
         end = since
         for batch in self._log.changes(
-            {node: since},
             self._maps,
-            nodes=(node,),
+            Scope((node,), {node: since}, snapshots=False, covered=True),
             policy=RecoveryPolicy.PARTIAL,
             positions=True,
-            snapshots=False,
-            covered=True,
             state=state,
         ):
             for line in self._lines(batch):

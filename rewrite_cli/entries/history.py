@@ -10,7 +10,8 @@ from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, ORDER, TIMESTAMP_MS
 from imap_wal.format import Position
 from imap_wal.inspect.decode import Decoder
 from imap_wal.inspect.inventory import ClusterView
-from imap_wal.read.cluster import ATTEMPTS, ClusterLog, from_manifest
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog
+from imap_wal.read.file_scan import Scope, from_manifest
 from imap_wal.read.newest.clears import Floors
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Noted
@@ -46,7 +47,7 @@ class KeyHistory:
     """The change or the clear that decides the key's state."""
     versions: list[Line] = field(default_factory=list)
     covered: bool = False
-    """A snapshot covers all versions, and does not have the key: no restart loads it."""
+    """A snapshot covers all versions, and does not have the key: a restart does not load it."""
 
     def state(self, now_ms: int) -> str:
         """`live`, `deleted`, `cleared`, `expired`, or `dropped`: a snapshot covers the value and
@@ -118,7 +119,7 @@ def _read(search: Search, *, covered: bool) -> tuple[list[Line], list[Line]]:
     lines: list[Line] = []
     clears: list[Line] = []
     count = 0
-    for batch in log.changes(maps=(search.map,), policy=policy, positions=True, covered=covered):
+    for batch in log.changes((search.map,), Scope(covered=covered), policy=policy, positions=True):
         decoder.add_metadata(batch.metadata)
         places: Iterable[Position | None] = batch.positions or [None] * len(batch.rows)
         for row, place in zip(batch.rows, places, strict=True):

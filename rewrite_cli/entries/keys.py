@@ -37,7 +37,7 @@ class KeyType(click.ParamType[str | bytes]):
 
 
 def matcher(keys: Collection[str | bytes]) -> Matches:
-    """Whether a row has one of these keys; a clear has none."""
+    """A function that says whether a row has one of these keys. A clear has no key."""
     values = [value for key in keys if isinstance(key, str) for value in _as_json(key)]
 
     def matches(row: Row, decoder: Decoder) -> bool:
@@ -53,7 +53,7 @@ def matcher(keys: Collection[str | bytes]) -> Matches:
 
 
 def _as_json(key: str) -> list[Any]:
-    """Texts and structures only: other JSON is the same as its text."""
+    """The key as JSON, if that is a text or a structure: other JSON is the same as the text."""
     try:
         value = json.loads(key)
     except ValueError:

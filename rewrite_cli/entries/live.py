@@ -18,7 +18,8 @@ from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Noted
-from imap_wal.read.view import MaterializedView, MergeProgress, live
+from imap_wal.read.statistics import MergeProgress
+from imap_wal.read.view import MaterializedView, live
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.output import F, note

@@ -1,6 +1,8 @@
-"""Checks what is only on the own disks of nodes."""
+"""Reads and checks what is only on the own disks of nodes."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from imap_wal import layout
 from imap_wal.agent.access.keys import KeyPair
@@ -11,6 +13,8 @@ from imap_wal.inspect.writer import writer_of
 from rewrite_cli.console import output
 from rewrite_cli.console.check import OK, PROBLEM, Check
 from storage_backends import SegmentStore
+from storage_backends.extras import MissingExtra, needs
+from storage_backends.own_disk import Tails, Unasked
 
 UPLOAD_LATE_S = 600
 """As in the rule of the alert ImapWalUploadLate."""
@@ -42,13 +46,24 @@ def tail_check(
     return Check(name, PROBLEM, what, advice)
 
 
+def tails_with(key: KeyPair | None) -> Callable[[SegmentStore], Tails]:
+    """From a root: how to read the own disks of its nodes, from their agents. `key`: the key with
+    which agents admit this process; None: they require no keys."""
+
+    def tails(root: SegmentStore) -> Tails:
+        try:
+            with needs("agent"):
+                from imap_wal.agent.own_disk.tails import AgentTails
+        except MissingExtra as error:
+            return Unasked(root, f"agents cannot be asked: {error}")
+        return AgentTails(root, key, SystemClock(), SystemRandomness())
+
+    return tails
+
+
 def _asked(store: SegmentStore, node: NodeView, key: KeyPair | None, now_ms: int) -> Tail | None:
     """What the node's agent reports about its disk; None: it does not answer this command."""
-    try:
-        from imap_wal.agent.own_disk.tails import AgentTails
-    except ImportError:
-        return None
-    tails = AgentTails(store, key, SystemClock(), SystemRandomness())
+    tails = tails_with(key)(store)
     try:
         return asked(node, tails, now_ms)
     finally:

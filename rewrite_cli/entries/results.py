@@ -19,7 +19,7 @@ from rewrite_cli.entries.database import Result
 from storage_backends.extras import needs
 
 TABLE_ROWS = 1000
-"""A table is laid out in memory, and a longer one is of no use to a reader."""
+"""A table is laid out in memory, and a longer one would help no reader."""
 _NARROW = 6
 """Up to this number of columns, any terminal shows a table. Cells may take several lines."""
 _JSON = "JSON"
@@ -39,7 +39,7 @@ def print_table(result: Result) -> None:
     if len(rows) > TABLE_ROWS:
         out.note(
             f"these are the first {TABLE_ROWS:,} rows; -o json and -o csv print all, and LIMIT in "
-            "the query makes it faster"
+            "the query makes this faster"
         )
 
 

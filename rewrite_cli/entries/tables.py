@@ -12,7 +12,8 @@ import click
 from imap_wal.entry import KEY, MAP, TIMESTAMP_MS, VALUE
 from imap_wal.format import Position
 from imap_wal.inspect.decode import Decoder
-from imap_wal.read.cluster import ATTEMPTS, ClusterLog, from_manifest
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog
+from imap_wal.read.file_scan import Scope, from_manifest
 from imap_wal.settings import RecoveryPolicy
 from rewrite_cli.console.output import note
 from rewrite_cli.console.progress import Tell
@@ -61,8 +62,8 @@ class _Buffer:
 
 
 def prepare(database: Database, query: Query) -> None:
-    """Check a query before anything is read. All tables have the same columns, so it is known what
-    fits them.
+    """Check a query before anything is read. All tables have the same columns, so this needs no
+    rows.
 
     Raises:
         click.UsageError: DuckDB refuses the query.
@@ -161,7 +162,7 @@ def _read_raw(
     of_logs = _Buffer(lambda name, rows: database.insert("raw", name, batch(RAW, rows)))
     of_snapshots = _Buffer(lambda name, rows: database.stage(name, RAW, batch(RAW, rows)))
     count = 0
-    for changes in log.changes(maps=names, policy=policy, positions=True, covered=True):
+    for changes in log.changes(names, Scope(covered=True), policy=policy, positions=True):
         decoder.add_metadata(changes.metadata)
         buffer = of_snapshots if changes.positions is None else of_logs
         places: Iterable[Position | None] = changes.positions or [None] * len(changes.rows)
@@ -191,8 +192,8 @@ def _wanted(query: Query, names: Sequence[str]) -> Mapping[str, list[str]]:
         known = found[schema].setdefault(fold(table), match[0])
         if len(match) > 1 or known != match[0]:
             raise click.UsageError(
-                f"SQL cannot distinguish the maps {', '.join(map(repr, near))}: write one of them "
-                "exactly, and ask for each with a query of its own"
+                f"SQL cannot distinguish the maps {', '.join(map(repr, near))}: write the name of "
+                "one exactly, and use one query for each"
             )
     return {schema: sorted(tables.values()) for schema, tables in found.items()}
 
@@ -205,5 +206,6 @@ def _apart(names: Sequence[str]) -> list[str]:
         if "\0" in name:
             del found[fold(name)]
         if "\0" in name or other != name:
-            note(f"map {name!r} is left out: SQL cannot name it, or not with map {other!r}")
+            why = "name it" if "\0" in name else f"distinguish it from map {other!r}"
+            note(f"map {name!r} is left out: SQL cannot {why}")
     return sorted(found.values())

@@ -10,8 +10,8 @@ from storage_backends.extras import needs
 
 
 def connect(addresses: Sequence[str], cluster_name: str = "dev", timeout_s: float = 30) -> Any:
-    """A client; its own error if no member answers in time. Raises `MissingExtra` if a library is
-    not installed."""
+    """A connected client. Raises the client's own error if no member answers in time. Raises
+    `MissingExtra` if a library is not installed."""
     with needs("hazelcast"):
         import hazelcast
 

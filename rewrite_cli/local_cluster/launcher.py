@@ -171,7 +171,7 @@ class Cluster:
             "cluster": plan.cluster,
             "node": f"{plan.node_prefix}-{number}",
             "endpoint": endpoint,
-            # There are only these members, also after a run with more.
+            # Do not wait for nodes of an earlier run with more members.
             "start_policy": "partial",
             "clock_offset_ms": offset,
             **({"credentials": plan.credentials.absolute()} if plan.credentials else {}),
@@ -282,7 +282,7 @@ def ask_stat(
         if header[0] != "stat":
             return None
         if len(header) < 3 or type(header[2]) is not dict:
-            raise NoAgent(f"what listens at {endpoint} is no agent: its statistics are no map")
+            raise NoAgent(f"what listens at {endpoint} is no agent: its statistics are not a map")
         return header[2]
     except TimeoutError:
         return None

@@ -1,4 +1,4 @@
-"""Sequences of crashes and of files put back from a copy, found by attacking the log."""
+"""Sequences of crashes and of files restored from a copy, found by attacking the log."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_repair_without_manifests_omits_a_forgotten_log(tmp_path: Path) -> Non
     assert repaired(store, tmp_path / "copy") == {"a": 1, "b": 2, "c": 3}
 
 
-def test_a_node_put_back_before_a_snapshot_is_refused(tmp_path: Path) -> None:
+def test_an_older_node_below_a_snapshot_is_refused(tmp_path: Path) -> None:
     """On objects, the open itself created the missing object, to fence the old writer, and only
     then looked whether the log reaches as far as the snapshot."""
     store = LocalObjects(str(tmp_path))

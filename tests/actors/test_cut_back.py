@@ -1,4 +1,4 @@
-"""A reader saw frames that were not synced, a power loss took them, and the next open cut them
+"""A reader saw frames that were not synced, a power loss removed them, and the next open cut them
 off."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.support import node_log, overwrite, row, segments
 
 def test_a_view_drops_what_an_open_cut_off(memory: MemoryStore) -> None:
     """The view had merged a frame that an open then cut off. It requested the frame again and
-    again, and called the log corrupt."""
+    again, and reported the log as corrupt."""
     log = node_log(memory)
     log.write(format.ENTRIES, 1, [row("safe", "1", 1)])
     log.sync()

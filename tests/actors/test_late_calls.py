@@ -18,7 +18,7 @@ from imap_wal.errors import CorruptLog, ImapWalError, InvalidSetting, OutcomeUnk
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.settings import RecoveryMode, Settings
-from imap_wal.write.committer import CommitRequest
+from imap_wal.write.commit_request import CommitRequest
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
 from storage_backends import SegmentStore, StoredFile
@@ -85,7 +85,7 @@ def test_a_point_in_time_takeover_keeps_the_old_writer_out(tmp_path: Path) -> No
 
 
 def test_a_session_number_is_used_only_once(memory: MemoryStore) -> None:
-    """The node's manifest was put back from a copy of the same epoch. A plug-in then got the
+    """The node's manifest was restored from a copy of the same epoch. A plug-in then got the
     session number of another one, and its first requests counted as logged."""
     log = node_log(memory)
     copy = {file.path: memory.read(file.path) for file in memory.list(f"{NODE}/manifest")}
@@ -160,8 +160,8 @@ def test_lifetimes_are_in_the_order_of_incarnations(memory: MemoryStore) -> None
 
 
 def test_of_two_opens_with_one_epoch_one_acknowledges(memory: MemoryStore) -> None:
-    """A manifest was put back. The first open had written nothing, so no file showed its epoch, and
-    the second one got the same."""
+    """A manifest was restored from a copy. The first open had written nothing, so no file showed
+    its epoch, and the second one got the same."""
     with embedded(memory) as store:
         store.map("m")["a"] = 1
     copy = {file.path: memory.read(file.path) for file in memory.list(f"{NODE}/manifest")}

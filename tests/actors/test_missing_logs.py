@@ -10,7 +10,7 @@ import pytest
 
 from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import Fenced, LostRace, MissingNode, OutcomeUnknown, WriterLocked
-from imap_wal.read.cluster import pin_cuts
+from imap_wal.read.pins import pin_cuts
 from imap_wal.read.view import MaterializedView
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune

@@ -42,8 +42,8 @@ def test_stores_that_ask_to_share_a_root_all_acknowledge(memory: MemoryStore) ->
         assert dict(again.map("m")) == {"a": 1, "b": 2, "c": 3}
 
 
-def test_a_writer_without_permits_is_shut_out(memory: MemoryStore) -> None:
-    """Its version did not have permits; the fence shuts it out."""
+def test_a_writer_without_permits_is_fenced(memory: MemoryStore) -> None:
+    """Its version did not have permits. A file that it looks for fences it."""
     old = embedded(memory)
     old.map("m")["a"] = 1
     log = old.committer.log

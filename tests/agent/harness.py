@@ -1,4 +1,4 @@
-"""Agents and a plug-in made of Python, for the tests of this folder."""
+"""Agents, and a plug-in written in Python, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ import msgpack
 
 from imap_wal.agent import server
 from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.process import run
 from imap_wal.agent.requests import UUID
-from imap_wal.agent.server import Agent, run
+from imap_wal.agent.server import Agent
 from imap_wal.agent.transport.client import Client
 from imap_wal.entry import MAP
 from storage_backends.faults import Fault, FaultyStore, Plan

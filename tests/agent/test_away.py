@@ -44,7 +44,7 @@ def away(inner: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> AwayStore:
 
 
 def back(agent: Agent, member: Plugin) -> None:
-    """Wait until the log is open again, and greet it."""
+    """Wait until the agent has opened its log again, and say hello."""
     eventually(lambda: member.stat()["healthy"], "the agent is healthy again")
     member.hello()
 

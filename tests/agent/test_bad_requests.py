@@ -315,7 +315,7 @@ def test_a_value_above_the_limit_is_too_large(tmp_path: Path) -> None:
             "append", member.session, 1, 1, payload=member.payload(1, {"a": "x" * 1000})
         )
         assert header[2] == "too-large"
-        assert "max_value_bytes is 1000" in header[3]
+        assert "more than max_value_bytes, 1000" in header[3]
         member.hello()
         assert member.send(1, {"a": "x" * 999})[0] == "ack"
 

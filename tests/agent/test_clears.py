@@ -17,7 +17,7 @@ from tests.agent.harness import Plugin, config, plugin, serving
 from tests.support import segments
 
 HEAD = "\0" * 8
-"""Of a Hazelcast key: no partition hash, no serializer."""
+"""The first bytes of a Hazelcast key: no partition hash, no serializer."""
 COUNT = 271
 KEYS = [f"{HEAD}k{number}" for number in range(2000)]
 

@@ -1,4 +1,4 @@
-"""Agents compact the logs of their cluster by themselves; one of them at a time."""
+"""Agents compact the logs of their cluster automatically, one of them at a time."""
 
 from __future__ import annotations
 

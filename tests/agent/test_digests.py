@@ -26,7 +26,7 @@ def settings(tmp_path: Path) -> AgentConfig:
 
 
 def digests(member: Plugin, wanted: list[int]) -> list[bytes | None]:
-    """Of all these partitions, in as many requests as it takes."""
+    """The digests of all these partitions, in as many requests as needed."""
     found: list[bytes | None] = []
     while len(found) < len(wanted):
         header, payload = member.client.ask("digests", "orders", SALT, wanted[len(found) :])
@@ -46,7 +46,7 @@ def of(partition: int, keys: list[bytes] = KEYS, value: bytes = b"v") -> bytes:
 
 
 def test_each_partition_has_the_digest_of_its_entries(settings: AgentConfig) -> None:
-    """Not of deleted or expired ones; also when the agent was restarted."""
+    """Deleted and expired entries do not count, and a restart of the agent changes nothing."""
     with serving(settings), plugin(settings) as member:
         put_keys(member, KEYS)
         wanted = [7, 0, 270]

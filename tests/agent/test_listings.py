@@ -92,7 +92,7 @@ def test_the_cursor_of_another_agent_run_is_refused(settings: AgentConfig) -> No
 def test_a_listing_ends_when_its_index_is_rebuilt(agent: Agent, member: Plugin) -> None:
     """The next page is refused with `listing-gone`, it does not count as the last one."""
     first, _ = page(member, None)
-    agent._reads._view._begin_anew()
+    agent._reads._view._merge._begin_again()
     refused(page(member, first[1]))
     assert member.keys() == KEYS
 

@@ -190,14 +190,17 @@ def test_maps_that_have_entries_are_named(memory_bytes: int, tmp_path: Path) -> 
 def test_a_read_error_stays_until_a_read_succeeds(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imap_wal.agent.reads.reads.FRESH_LOOK_S", 0.01)
+    monkeypatch.setattr("imap_wal.agent.reads.merges.FRESH_LOOK_S", 0.01)
     with serving(settings) as agent, plugin(settings) as member:
         member.put(a="1")
         with monkeypatch.context() as patch:
             patch.setattr(agent._reads._view, "catch_up", lambda: 1 // 0)
             assert member.client.ask("keys", "orders", None, 10)[0][0] == "error"
-        looks, refresh = [], agent._reads._refresh
-        monkeypatch.setattr(agent._reads, "_refresh", lambda: (looks.append(1), refresh())[1])
+        looks, merges = [], agent._reads.merges
+        refresh = merges.without_request
+        monkeypatch.setattr(
+            merges, "without_request", lambda *a, **k: (looks.append(1), refresh(*a, **k))[1]
+        )
         eventually(lambda: len(looks) > 5, "it looks whether there is something to merge")
         assert agent._reads.worker.state.error
         assert member.keys() == ["a"]
@@ -207,8 +210,8 @@ def test_a_read_error_stays_until_a_read_succeeds(
 def test_much_that_was_appended_is_merged_without_a_request(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imap_wal.agent.reads.reads.FRESH_BYTES", 10_000)
-    monkeypatch.setattr("imap_wal.agent.reads.reads.FRESH_LOOK_S", 0.01)
+    monkeypatch.setattr("imap_wal.agent.reads.merges.FRESH_BYTES", 10_000)
+    monkeypatch.setattr("imap_wal.agent.reads.merges.FRESH_LOOK_S", 0.01)
     with serving(settings) as agent, plugin(settings) as member:
         view = agent._reads._view
         hashed: list[int] = []
@@ -219,7 +222,7 @@ def test_much_that_was_appended_is_merged_without_a_request(
         )
         before, reads = view.ends(), agent._reads.served
         member.put(a="1")
-        assert view.ends() == before, "a little waits for a request"
+        assert view.ends() == before, "a small amount waits for a request"
         member.put(**{f"k{number}": "w" * 100 for number in range(200)})
         eventually(lambda: view.load("orders", [b"k199"])[0][3] == b"w" * 100, "it is merged")
         assert agent._reads.served == reads

@@ -79,7 +79,7 @@ def test_a_resend_after_a_kill_leaves_one_record(
         assert first.wait() == -signal.SIGKILL
     second = Process(settings)
     with plugin(settings) as member:
-        assert member.request == (3 if there else 1), "the welcome tells what is in the log"
+        assert member.request == (3 if there else 1), "the welcome says what is in the log"
         assert member.send(2, {"b": "2", "c": "3"}) == ["ack", 2, 2]
     assert second.end(signal.SIGTERM) == 0
     assert [(key, order[3]) for key, _, order in logged(settings)] == [("a", 1), ("b", 2), ("c", 3)]

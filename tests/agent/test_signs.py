@@ -12,7 +12,7 @@ from imap_wal.agent.membership.sessions import SessionRegistry
 from imap_wal.agent.reads import work as works
 from imap_wal.agent.reads.work import Work
 from imap_wal.agent.requests import Append, Beat
-from imap_wal.read.view import MergeProgress
+from imap_wal.read.statistics import MergeProgress
 from imap_wal.write.node_log import NodeLog
 from tests.agent.harness import config, plugin, serving
 from tests.support import eventually

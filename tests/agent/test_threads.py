@@ -14,7 +14,7 @@ import pytest
 from imap_wal import worker
 from imap_wal.agent import handler
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.reads import reads
+from imap_wal.agent.reads import merges
 from imap_wal.agent.transport.router import Outbox
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.worker import Worker
@@ -67,7 +67,7 @@ def test_reads_are_answered_while_the_scratch_disk_is_full(
     space again."""
     with monkeypatch.context() as patch:
         patch.setattr(NewestIndex, "add", full)
-        patch.setattr(reads, "AGAIN_S", 3600.0)
+        patch.setattr(merges, "AGAIN_S", 3600.0)
         with serving(settings), plugin(settings, timeout_ms=10_000) as member:
             assert unhealthy(member, "imap-wal-reads", "No space left")["alive"]
             for _ in range(2):
@@ -86,7 +86,7 @@ def test_a_failed_restore_at_start_is_retried(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It needs no request."""
-    monkeypatch.setattr(reads, "AGAIN_S", 0.01)
+    monkeypatch.setattr(merges, "AGAIN_S", 0.01)
     with monkeypatch.context() as patch:
         patch.setattr(NewestIndex, "add", full)
         with serving(settings), plugin(settings, greet=False) as member:

@@ -14,7 +14,8 @@ from imap_wal.agent.membership import claims as claims_module
 from imap_wal.clock import SeededRandomness
 from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import cluster_manifests
-from imap_wal.read.cluster import ClusterLog, pin_cuts
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.pins import pin_cuts
 from storage_backends import open_store
 from tests.agent.harness import config, named, serving
 from tests.kit.halves import Halves, greet, member, restored, stranger, view

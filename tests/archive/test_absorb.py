@@ -28,7 +28,7 @@ def test_thousands_of_archive_runs_leave_few_archives() -> None:
         largest = max(largest, len(archives))
     assert [archive.first for archive in archives] == sorted(archive.first for archive in archives)
     assert all(one.last < two.first for one, two in pairwise(archives)), (
-        "what is taken in is the end"
+        "only the newest archives are merged"
     )
     assert largest <= 40, "seven of each size"
     assert written <= 8 * 5000 * 50_000, "an entry is written again a few times only"

@@ -19,6 +19,7 @@ from imap_wal.manifest.store import ManifestLog
 from imap_wal.parquet import archive_rows
 from imap_wal.parquet.columns import ARCHIVE_SCHEMA, to_batch, to_positions, to_rows
 from imap_wal.parquet.scratch import Scratch
+from imap_wal.read.file_scan import Scope
 from imap_wal.read.scan import read_scan
 from imap_wal.read.view import MaterializedView
 from imap_wal.retention import archive_writer
@@ -250,7 +251,7 @@ def test_row_groups_are_bounded(memory: MemoryStore, monkeypatch: pytest.MonkeyP
         for changes in cluster(memory).changes(positions=True)
         for place in changes.positions or []
     ]
-    since = list(cluster(memory).changes({"n1": middle[249]}, positions=True))
+    since = list(cluster(memory).changes(scope=Scope(since={"n1": middle[249]}), positions=True))
     assert [place for changes in since for place in changes.positions or []] == middle[250:]
 
 

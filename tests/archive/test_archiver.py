@@ -196,7 +196,7 @@ process.wait()
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     assert parent.stderr.read() == b"", (
-        "its end of the pipe is closed: it has ended, without a word"
+        "its end of the pipe is closed: it has ended, and has printed nothing"
     )
 
 
@@ -206,7 +206,7 @@ def test_files_of_a_failed_archive_run_are_deleted(tmp_path: Path) -> None:
     def write(store: Any, job: ArchiveJob) -> Written:
         written = ArchiverProcess(f"file://{tmp_path}").write(store, job)
         assert written.archives and list(tmp_path.rglob("*.parquet"))
-        raise ProcessDied("before it could say so")
+        raise ProcessDied("before it could report it")
 
     with pytest.raises(ProcessDied):
         archive(log, write)

@@ -1,5 +1,5 @@
-"""Archives are sorted by key. Whoever needs the order of the log gets it, from older archives
-too."""
+"""Archives are sorted by key. A reader that needs the order of the log gets it, also from
+archives of earlier versions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.parquet import archive_rows, log_order, salvage
 from imap_wal.parquet.columns import to_positions, to_rows
-from imap_wal.parquet.file import ROWS, batches
+from imap_wal.parquet.file import ROWS
+from imap_wal.parquet.reader import batches
 from imap_wal.parquet.scratch import Scratch
 from imap_wal.read import parquet_scan
 from imap_wal.read.scan import read_scan
@@ -203,7 +204,7 @@ def test_a_file_whose_order_is_unknown_is_damaged(
     append(log, put("a", "1", (1, 1, 1, 1)))
     archive(memory, log)
     monkeypatch.undo()
-    with pytest.raises(CorruptLog, match="promises 1 by value rows and has 1 rows"):
+    with pytest.raises(CorruptLog, match="has 1 rows, but its metadata has 1 by value"):
         view(memory)
 
 

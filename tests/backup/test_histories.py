@@ -1,4 +1,4 @@
-"""Random histories beside a backup: what is put back is a state of the log between the beginning
+"""Random histories beside a backup: what is restored is a state of the log between the beginning
 and the end of the backup."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import imap_wal
 from imap_wal.backup import catalogue
 from imap_wal.backup.capture import capture
-from imap_wal.backup.restore import put_back
+from imap_wal.backup.restore import restore_backup
 from imap_wal.backup.run import back_up
 from imap_wal.clock import SystemClock
 from imap_wal.embedded.store import Store
@@ -150,7 +150,7 @@ class History:
 
 def restored(target: SegmentStore, number: int, url: str, node: str) -> State:
     place = open_store(url)
-    put_back(target, catalogue.read(target, number), place)
+    restore_backup(target, catalogue.read(target, number), place)
     place.close()
     with imap_wal.open(url, node=node) as store:
         return {name: dict(store.map(name).items()) for name in MAPS}
@@ -184,7 +184,7 @@ def test_a_backup_is_a_state_of_its_time(tmp_path: Path, seed: int, scheme: str)
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_stopped_backup_is_completed_by_the_next(tmp_path: Path, seed: int) -> None:
-    """Every backup that is visible can be put back, at each moment."""
+    """Every backup that is visible can be restored, at each moment."""
     chance = random.Random(seed)
     url = f"file://{tmp_path}/log"
     history = History(url, "n1", chance)

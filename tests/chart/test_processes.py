@@ -29,7 +29,10 @@ import yaml
 
 from rewrite_cli.local_cluster import jars
 from tests.chart.rendering import CHART, one, rendered
-from tests.cluster.harness import QUICK_JVM, QUICK_MEMBER, Child, connect, until
+from tests.cluster.cluster import connect
+from tests.cluster.configuration import QUICK_MEMBER
+from tests.cluster.processes import QUICK_JVM, Child
+from tests.cluster.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]  # the first one builds helm
 QUICK = [

@@ -15,7 +15,17 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.version import VERSION
 from rewrite_cli.local_cluster import hazelcast_yaml
 from rewrite_cli.local_cluster.launcher import JVM_FLAGS
-from tests.chart.rendering import CHART, ROOT, VALUES, checker, helm, helm_docs, one, rendered
+from tests.chart.rendering import (
+    CHART,
+    ROOT,
+    VALUES,
+    checker,
+    helm,
+    helm_docs,
+    notes,
+    one,
+    rendered,
+)
 
 pytestmark = pytest.mark.timeout(900)  # the first one builds helm
 
@@ -107,7 +117,8 @@ def test_versions_and_flags_are_those_of_the_code() -> None:
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
 def test_every_container_is_restricted(values: Path) -> None:
-    """As the policy "restricted" of Kubernetes asks, with a root file system that is read-only."""
+    """As the policy "restricted" of Kubernetes requires, with a root file system that is
+    read-only."""
     for pod in pods(rendered(values)):
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["runAsUser"] >= 1000
@@ -202,7 +213,7 @@ def test_every_member_names_the_agents_of_all_pods() -> None:
 @pytest.mark.parametrize(
     ("sets", "why"),
     [
-        (["log.volume.enabled=false"], "no place for the logs"),
+        (["log.volume.enabled=false"], "there is no root for the logs"),
         (["log.volume.accessMode=ReadWriteOnce"], "3 members need one volume"),
         (["log.url=file:///mnt/elsewhere"], "not on the volume of the logs"),
         (["curve.enabled=true"], "curve.enabled needs"),
@@ -266,3 +277,13 @@ def test_images_and_commands_name_this_release() -> None:
         assert set(re.findall(r"imap-wal-(?:member|agent):([0-9.]+)", file.read_text())) == {
             VERSION
         }
+
+
+def test_notes_say_when_agents_do_not_compact(tmp_path: Path) -> None:
+    never = ("--set", "agent.log.auto_rewrite_percentage=0")
+    sentence = "agents do not compact the log automatically"
+    assert sentence not in notes(tmp_path, DEFAULT)
+    assert sentence not in notes(tmp_path, DEFAULT, "--set", "agent.log.auto_rewrite_percentage=50")
+    assert sentence in notes(tmp_path, DEFAULT, *never)
+    assert sentence not in notes(tmp_path, DEFAULT, *never, "--set", "rewrite.enabled=true")
+    assert notes(tmp_path, DISKS, *never).count(sentence) == 1

@@ -93,3 +93,9 @@ def log(tmp_path: Path) -> Path:
             for key in range(10):
                 store.map("m")[f"k{key}"] = [value, key]
     return tmp_path / "log/default/embedded/nodes/n1/wal"
+
+
+def found(ended: Ended) -> dict[Any, Any]:
+    """key_text → value_json of an answer of `query` in JSON."""
+    assert ended.code == 0, ended.err
+    return {row["key_text"]: row["value_json"] for row in ended.lines}

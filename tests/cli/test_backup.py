@@ -22,7 +22,7 @@ def entries(run: Run, url: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("scheme", ["", "objects+file://", "memory://"])
-def test_a_backup_is_put_back_with_its_history(
+def test_a_backup_is_restored_with_its_history(
     run: Run, url: str, tmp_path: Path, scheme: str
 ) -> None:
     target = f"{scheme}{tmp_path}/backups"
@@ -69,7 +69,7 @@ def test_old_backups_are_removed_and_the_rest_stays_whole(
     for number in (3, 4):
         assert run("backup-restore", target, "--verify", "--backup", number).code == 0
     assert (
-        "no backup 1; there is 3, 4"
+        "no backup 1; found: 3, 4"
         in run("backup-restore", target, tmp_path / "x", "--backup", 1).err
     )
     assert len(run("backup-restore", target).out.splitlines()) == 3

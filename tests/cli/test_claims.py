@@ -13,7 +13,7 @@ from imap_wal.inspect.inventory import take_inventory
 from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.snapshots import Snapshot
-from imap_wal.repair.cluster import OF_NO_CLUSTER
+from imap_wal.repair.claims import OF_NO_CLUSTER
 from imap_wal.repair.snapshots import SnapshotRepair
 from storage_backends import StoredFile, open_store
 from storage_backends.memory import MemoryStore

@@ -11,7 +11,7 @@ import pytest
 import imap_wal
 from imap_wal.entry import KEY, VALUE
 from imap_wal.parquet.columns import nodes_of, to_rows
-from imap_wal.parquet.file import batches
+from imap_wal.parquet.reader import batches
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings

@@ -217,7 +217,7 @@ def test_no_copy_overlaps_its_source(
         assert ended.code == 1 and re.search(said, ended.err)
     assert sorted(root.parent.rglob("*")) == before
     assert run(command, url, "--to", f"{root}-copy").code == 0, (
-        "a name that begins as the source's is another place"
+        "a name that begins like the source's is another folder"
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from rewrite_cli.doctor import EXTRAS
+from rewrite_cli.doctor.environment import EXTRAS
 from storage_backends.extras import MissingExtra, extra_of, needs
 
 ROOT = Path(__file__).parents[2]

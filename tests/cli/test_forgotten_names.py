@@ -137,7 +137,7 @@ def test_forgetting_again_changes_nothing_and_says_so(
     first = forget_node(log, "n2", lose=True)
     left = folder(store)
     assert len(left) == (1 if kind == "append" else 2), (
-        "the manifest, and what shuts the writer out"
+        "the manifest, and the objects that fence the writer"
     )
     assert first.deleted and not first.before and not set(first.deleted) & set(left)
     manifest = node_manifests(

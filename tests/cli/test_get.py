@@ -77,7 +77,8 @@ def test_get_knows_clears_and_expiry(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_history_of_a_key_has_each_change_once(run: Run, url: str) -> None:
-    """Also those that a snapshot covers, until a prune removes their files; a clear is one."""
+    """Changes that a snapshot covers are there, too, until a prune removes their files. A clear is
+    a change."""
     wanted = [{"state": "paid"}, {"state": "new"}]
 
     def values() -> list[object]:

@@ -60,7 +60,7 @@ def test_secret_files_are_for_their_owner_only_and_never_overwritten(made: Path,
     assert mode(made / "agent-1.pub") == 0o644
     before = (made / "agent-1.key").read_text()
     again = run("keys", "new", "other", "agent-1", "--folder", str(made))
-    assert (again.code, "exists, and is kept" in again.err) == (2, True)
+    assert (again.code, "already exists, and was not changed" in again.err) == (2, True)
     assert (made / "agent-1.key").read_text() == before
     assert not (made / "other.key").exists()
     pair = keys.read_secret(made / "agent-1.key")
@@ -98,7 +98,7 @@ def test_rights_are_granted_changed_listed_and_revoked(made: Path, run: Run) -> 
         (made / "agent-1.pub").read_text().replace("agent-1", "member-1")
     )
     other = run("keys", "allow", str(clients), str(made / "member-1.pub"))
-    assert (other.code, "member-1 has another key" in other.err) == (2, True)
+    assert (other.code, "member-1 already has another key" in other.err) == (2, True)
     assert run("keys", "revoke", str(clients), "nobody").code == 2
     assert run("keys", "revoke", str(clients), "monitor").code == 0
     assert [peer.name for peer in keys.read_clients(clients).values()] == ["member-1"]
@@ -189,7 +189,7 @@ def test_a_token_is_random_and_for_its_owner_only(tmp_path: Path, run: Run) -> N
 def test_the_printed_configuration_has_the_keys_and_asks_for_them(made: Path, run: Run) -> None:
     words = ["plugin", "config", "--agent", "tcp://10.0.0.5:7701"]
     missing = run(*words)
-    assert (missing.code, "takes connections with keys only" in missing.err) == (2, True)
+    assert (missing.code, "accepts only connections with keys" in missing.err) == (2, True)
     assert run(*words, "--key-file", "/etc/m.key").code == 2
     printed = run(
         *words,
@@ -274,7 +274,10 @@ def test_an_agents_configuration_is_checked_with_its_keys(
     text = f'url = "file://{tmp_path}/log"\nendpoint = "tcp://10.0.0.5:7701"\n'
     file.write_text(text)
     refused = run("agent", "--config", str(file), "--check")
-    assert (refused.code, "without keys, whoever reaches this address" in refused.err) == (2, True)
+    assert (refused.code, "without keys, anyone who can reach this address" in refused.err) == (
+        2,
+        True,
+    )
     file.write_text(text + f'key = "{made}/agent-1.key"\nclients = "{made}/clients.toml"\n')
     assert run("agent", "--config", str(file), "--check").code == 0
     (made / "agent-1.key").chmod(0o644)

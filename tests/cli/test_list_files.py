@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import imap_wal
+import imap_wal.rewrite.prune as pruning
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import CorruptLog, LogError, ShortLog, UnsupportedVersion
@@ -19,10 +20,11 @@ from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.node import NodeManifest, node_manifests
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.retention.removal import plan_covered
 from storage_backends import open_store
 from storage_backends.faults import FaultyStore
 from tests.cli.conftest import Run
-from tests.kit.list_files import short_lists
+from tests.kit.list_files import archive, short_lists
 from tests.kit.repairs import repair
 
 FOLDER = "default/embedded/nodes/n1"
@@ -241,3 +243,35 @@ def test_a_reader_reads_each_list_once(log: tuple[str, dict[str, Any]]) -> None:
         assert len({each.map for each in reader.state().nodes["n1"].manifest.archives}) == MAPS
     read = [each.path for each in store.operations if layout.list_number(each.path)]
     assert sorted(read) == sorted(layout.list_path(FOLDER, each.name) for each in lists(url))
+
+
+def test_a_prune_slower_than_manifests_are_kept_ends(
+    run: Run, log: tuple[str, dict[str, dict[Any, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile its node publishes more manifests than are kept, without the lists that the prune
+    has seen: it reads the manifests again."""
+    url, expected = log
+    assert run("rewrite", url).code == 0
+    plan = plan_covered
+    turns = []
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        turns.append(1)
+        if len(turns) == 1:
+            manifests = node_manifests(open_store(url), FOLDER, SystemClock(), SystemRandomness())
+            seen = set(lists(url))
+            while seen & set(lists(url)):
+                manifests.update(lambda now: now.with_archives((), tuple(now.archives)[:1]))
+            known = {layout.list_path(FOLDER, each.name) for each in seen}
+            extra = archive(99)
+            while known & there(url):
+                manifests.update(lambda now: now.with_archives((extra,), ()))
+                manifests.update(lambda now: now.with_archives((), (extra,)))
+                manifests.update(lambda now: now.with_archives((), tuple(now.archives)[:1]))
+        return plan(*arguments, **options)
+
+    monkeypatch.setattr(pruning, "plan_covered", slow)
+    pruned = run("prune", url, "--yes")
+    assert pruned.code == 0, pruned.err
+    assert len(turns) > 1
+    assert contents(url) == expected

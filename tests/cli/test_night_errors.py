@@ -16,12 +16,12 @@ COMMANDS = ("dump", "export", "restore", "rewrite", "query", "stat", "drop")
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_unknown_map_is_an_error(run: Run, url: str, name: str) -> None:
-    """Also beside a map that there is; the error names the maps."""
+    """Also beside a map that exists; the error names the maps."""
     extra = ("--yes",) if name == "drop" else ()
     for words in (("--map", "oders"), ("--map", "oders", "--map", "orders")):
         ended = run(name, url, *words, *extra)
         assert (ended.code, ended.out) == (1, "")
-        assert "no map 'oders'; did you mean 'orders'?; there is orders, sessions" in ended.err
+        assert "no map 'oders'; found: orders, sessions; did you mean 'orders'?" in ended.err
 
 
 def test_an_unknown_map_leaves_no_file(run: Run, url: str, tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_map_is_known_by_any_entry_of_it(run: Run, tmp_path: Path) -> None:
         assert run("export", tmp_path, "--map", name).code == 0
     ended = run("export", tmp_path, "--map", "other")
     assert ended.code == 1
-    assert "there is archived, deleted, last" in ended.err
+    assert "found: archived, deleted, last" in ended.err
 
 
 @pytest.mark.parametrize("name", ["export", "restore", "query", "rewrite"])

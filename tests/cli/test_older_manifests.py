@@ -253,8 +253,8 @@ def test_archive_dry_run_refuses_a_missing_node_manifest(
 
 
 def test_files_without_any_manifest_are_not_an_empty_cluster(run: Run, tmp_path: Path) -> None:
-    """No snapshot is here, and no cluster manifest that names the node: restore said 0 entries, and
-    a new node began beside it."""
+    """No snapshot is here, and no cluster manifest that names the node: restore reported 0 entries,
+    and a new node began beside it."""
     url = str(tmp_path / "log")
     with imap_wal.open(url, node="n1") as store:
         store.map("m")["a"] = 1

@@ -9,8 +9,10 @@ import sys
 import click
 import pytest
 
+from rewrite_cli.commands.service import demo
 from rewrite_cli.console import output as out
 from rewrite_cli.console.progress import progress as progress_bar
+from rewrite_cli.demo.embedded import Report
 from tests.cli.conftest import Run
 
 
@@ -70,6 +72,17 @@ def test_a_terminal_shows_every_cell_whole(
             assert words.count(cell) >= 1, (cell, shown)
     if width == 200:
         assert "row 1" not in shown
+
+
+def test_a_piped_demo_report_keeps_names_beside_values(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The name of a row was printed below its value, as prose is."""
+    demo.show(Report("embedded maps", 500, 900, 20, 100), None)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "A year of flights"
+    assert lines[2] == "played      500 flights: 900 changes (20 deletions) in 100 commits"
+    assert lines[3] == "into        embedded maps"
 
 
 def test_piped_output_has_no_frames(run: Run, url: str) -> None:

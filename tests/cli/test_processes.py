@@ -148,6 +148,10 @@ def test_the_demo_loses_nothing_and_draws(tmp_path: Path) -> None:
     }
     assert sizes["rewritten"] < sizes["archived"] < sizes["log"]
     assert picture.read_bytes().startswith(b"\x89PNG")
+    steps = ended.stderr.splitlines()  # not a terminal, so each step is a line and not a bar
+    assert steps[0] == "reading the flights"
+    assert steps.count("opening the log after kill -9") == 2
+    assert steps[-1] == "drawing"
 
 
 def test_the_demo_counts_what_is_lost(tmp_path: Path) -> None:

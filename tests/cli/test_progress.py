@@ -1,4 +1,4 @@
-"""How far long work is, as events."""
+"""The progress of long work, as events."""
 
 from __future__ import annotations
 

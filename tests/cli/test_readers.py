@@ -30,14 +30,14 @@ def test_prune_names_readers_and_forgets_them(run: Run, tmp_path: Path) -> None:
     assert "kept for reader 'copy', which is at the start" in run("prune", url, "--yes").err
     assert "reader 'copy' keeps" in run("doctor", url).out
     wrong = run("prune", url, "--yes", "--forget-reader", "other")
-    assert wrong.code != 0 and "there is no reader 'other'; there is copy" in wrong.err
+    assert wrong.code != 0 and "there is no reader 'other'; found: copy" in wrong.err
     done = run("prune", url, "--yes", "-o", "json", "--forget-reader", "copy")
     assert len(done.json["clusters"][0]["segments"]) == 2
     assert "audit: reader forgotten" in done.err and done.json["clusters"][0]["kept"] == []
 
 
 def test_a_reader_that_may_be_gone_is_named(run: Run, tmp_path: Path) -> None:
-    """With what it keeps, and what to do about it."""
+    """The text says what it keeps, and what to do about it."""
     url = tmp_path / "log"
     folder = cluster_folder("default", "embedded")
     storage = open_store(str(url))

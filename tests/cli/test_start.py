@@ -37,9 +37,7 @@ def test_claim_force_ends_the_wait_once(run: Run, tmp_path: Path) -> None:
         assert member.hello()["incarnation"] == 3
         assert member.client.ask("bye")[0][0] == "bye"
         with plugin(one, greet=False, cluster_id="cluster-3", uuid="newer") as next_one:
-            eventually(
-                lambda: "node 'n2'" in next_one.asked()[2], "the cluster after it waits again"
-            )
+            eventually(lambda: "node 'n2'" in next_one.asked()[2], "the next cluster waits again")
 
 
 def test_doctor_shows_which_node_an_agent_waits_for(run: Run, tmp_path: Path) -> None:

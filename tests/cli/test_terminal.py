@@ -125,7 +125,7 @@ def test_every_help_is_ascii(run: Run) -> None:
 def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     script = (
         'eval "$(imap-wal completion bash)"; '
-        "for words in 'imap-wal ba' 'imap-wal backup --k' 'imap-wal dump -o j'; do "
+        "for words in 'imap-wal ba' 'imap-wal backup --kee' 'imap-wal dump -o j'; do "
         "COMPREPLY=(); COMP_WORDS=($words); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); "
         '_imap_wal_completion imap-wal; echo "${COMPREPLY[@]}"; done'
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from random import Random
 
@@ -55,6 +55,21 @@ def history(chance: Random) -> MemoryStore:
     return store
 
 
+KINDS = (
+    "flip",
+    "cut",
+    "zeros",
+    "zero tail",
+    "no frames",
+    "torn header",
+    "swap",
+    "copy",
+    "another one",
+    "gone",
+    "noise after",
+)
+
+
 def damage(chance: Random, store: MemoryStore) -> str:
     """One kind of damage to one or two segments; its name."""
     paths = sorted(segments(store), key=number)
@@ -63,21 +78,7 @@ def damage(chance: Random, store: MemoryStore) -> str:
     path = chance.choice(paths)
     data = bytearray(store.read(path))
     at = chance.randrange(max(len(data), 1))
-    kind = chance.choice(
-        (
-            "flip",
-            "cut",
-            "zeros",
-            "zero tail",
-            "no frames",
-            "torn header",
-            "swap",
-            "copy",
-            "another one",
-            "gone",
-            "noise after",
-        )
-    )
+    kind = chance.choice(KINDS)
     match kind:
         case "flip" if data:
             data[at] ^= 1 << chance.randrange(8)
@@ -145,13 +146,13 @@ def refused(work: Callable[[], object]) -> LogError | None:
 
 
 def number(path: str) -> int:
-    """Of the segment with this name; also of a missing one, as verify names it."""
+    """The number of the segment with this name. It may be missing, and named by verify."""
     return int(path.rpartition("-")[2][:8])
 
 
 def keys(store: MemoryStore, below: float = math.inf) -> list[int]:
-    """Of all entries before the first damage of each segment, as the format alone reads them; only
-    of segments with numbers below."""
+    """The keys of all entries before the first damage of each segment, as the format alone reads
+    them; only of segments with numbers below `below`."""
     found: list[int] = []
     for path in sorted(segments(store), key=number):
         if "/wal/" in path and number(path) < below:
@@ -176,6 +177,22 @@ def key_of(frame: format.Frame) -> int:
     return int(next(entry.rows(frame.payload))[1])
 
 
+def check_repairs(store: MemoryStore, findings: Sequence[Finding], why: str) -> None:
+    """Repair, in both modes, names the same files as verify, and its copy is whole."""
+    of_verify = {finding.file: finding.status for finding in findings if "*" not in finding.file}
+    missing = sum("*" in finding.file for finding in findings)
+    for mode in (SALVAGE, POINT_IN_TIME):
+        of_repair, copy = repaired(store, mode)
+        there = {path: status for path, status in of_repair.items() if status != "missing"}
+        assert there == of_verify, f"{why}, {mode}"
+        assert (len(there) < len(of_repair)) == (missing > 0), f"{why}, {mode}"
+        assert not [each for each in verified(copy) if each.status != "clean"], (
+            f"{why}: the copy, {mode}"
+        )
+        contents(copy)
+        forget(copy.url.removeprefix("memory://"))
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 def test_verify_repair_open_and_a_live_view_give_one_verdict(
@@ -197,19 +214,8 @@ def test_verify_repair_open_and_a_live_view_give_one_verdict(
         else CLEAN
     )
 
-    # repair, in both modes, names the same files
-    of_verify = {finding.file: finding.status for finding in findings if "*" not in finding.file}
     missing = sum("*" in finding.file for finding in findings)
-    for mode in (SALVAGE, POINT_IN_TIME):
-        of_repair, copy = repaired(store, mode)
-        there = {path: status for path, status in of_repair.items() if status != "missing"}
-        assert there == of_verify, f"{why}, {mode}"
-        assert (len(there) < len(of_repair)) == (missing > 0), f"{why}, {mode}"
-        assert not [each for each in verified(copy) if each.status != "clean"], (
-            f"{why}: the copy, {mode}"
-        )
-        contents(copy)
-        forget(copy.url.removeprefix("memory://"))
+    check_repairs(store, findings, why)
 
     # a live view
     error = refused(lambda: [*ClusterLog(store, "default", "embedded").changes()])

@@ -386,7 +386,7 @@ def test_a_folder_with_another_nodes_log_is_one_finding(
     (found,) = bad(run, str(many_segments))
     assert (found["file"], found["status"]) == ("default/embedded/nodes/n2", "corrupt")
     assert (
-        "holds the log of node 'n1'" in found["what"]
+        "has the log of node 'n1'" in found["what"]
         and "segments and 1 archives are not read" in found["what"]
     )
     assert (
@@ -395,9 +395,9 @@ def test_a_folder_with_another_nodes_log_is_one_finding(
     assert ("bring the log of node 'n2' back" in found["advice"]) == (
         how == "copied over another node"
     )
-    assert "holds the log of node 'n1'" in run("doctor", many_segments).out
+    assert "has the log of node 'n1'" in run("doctor", many_segments).out
     refused = run("repair", many_segments, "--dry-run")
-    assert refused.code == 1 and "holds the log of node 'n1'" in refused.err
+    assert refused.code == 1 and "has the log of node 'n1'" in refused.err
 
 
 def test_a_copied_cluster_is_one_finding_for_each_node(run: Run, many_segments: Path) -> None:
@@ -417,6 +417,6 @@ def test_a_folder_with_another_nodes_log_is_not_opened(many_segments: Path, poli
         store.archive()
     shutil.copytree(nodes / "n1", nodes / "n2")
     before = sorted(many_segments.rglob("*"))
-    with pytest.raises(MissingNode, match="holds the log of node 'n1'"):
+    with pytest.raises(MissingNode, match="has the log of node 'n1'"):
         imap_wal.open(str(many_segments), node="n2", recovery_policy=policy)
     assert sorted(many_segments.rglob("*")) == before

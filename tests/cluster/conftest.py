@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import history
-from tests.cluster.harness import Cluster
+from tests.cluster.cluster import Cluster
 from tests.cluster.history import History, Now
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from hazelcast.errors import HazelcastError
 
-from tests.cluster.harness import Cluster, until
+from tests.cluster.cluster import Cluster
+from tests.cluster.waiting import until
 
 
 def contents(cluster: Cluster, name: str) -> dict[Any, Any]:

@@ -11,8 +11,8 @@ import sys
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.handler import RequestHandler
 from imap_wal.agent.pending import Pending
+from imap_wal.agent.process import run
 from imap_wal.agent.requests import Append, Metadata
-from imap_wal.agent.server import run
 from imap_wal.agent.transport.router import Message
 
 _append, _answer = RequestHandler._append, RequestHandler._answer

@@ -23,7 +23,8 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings
 from storage_backends import open_store
-from tests.cluster.harness import Cluster, logged_map
+from tests.cluster.cluster import Cluster
+from tests.cluster.configuration import logged_map
 from tests.cluster.values import CLIENT_OPTIONS
 
 Writer = Callable[["Scene"], Any]
@@ -84,7 +85,7 @@ class Scene:
         return 0 if view.expiration_time >= 2**62 else int(view.expiration_time)
 
     def data(self, value: Any) -> bytes:
-        """Its bytes, as they are sent and logged."""
+        """The bytes of a value, as they are sent and logged."""
         return bytes(self.client._context.serialization_service.to_data(value).buffer)
 
     def log(self) -> ClusterLog:

@@ -176,5 +176,5 @@ class Network:
 
 
 def _number(address: str) -> int:
-    """Of the member that connects; 0: a client."""
+    """The number of the member that connects; 0: a client."""
     return int(address.removeprefix("127.0.1.")) if address.startswith("127.0.1.") else 0

@@ -10,7 +10,7 @@ import sys
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.handler import RequestHandler
 from imap_wal.agent.pending import Pending
-from imap_wal.agent.server import run
+from imap_wal.agent.process import run
 from imap_wal.format import CLEARS
 
 _WORD = re.compile(rb"unanswered-\d+")

@@ -15,8 +15,10 @@ from hazelcast.proxy.map import BlockingMap
 
 from imap_wal.entry import is_clear
 from imap_wal.settings import RecoveryPolicy
-from tests.cluster.harness import Cluster, logged_map, until
+from tests.cluster.cluster import Cluster
+from tests.cluster.configuration import logged_map
 from tests.cluster.history import log_view
+from tests.cluster.waiting import until
 from tests.kit.silent import SILENT, newest, wait_taken
 
 PARTITIONS = 271
@@ -24,7 +26,7 @@ PARTITIONS = 271
 
 @pytest.fixture(params=[False, True], ids=["offload off", "offload on"])
 def cluster(tmp_path: Path, classpath: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Not started."""
+    """A cluster that has not been started."""
 
     def maps(endpoint: str) -> Mapping[str, Any]:
         # A busy machine may need longer than a member waits by default.
@@ -109,7 +111,7 @@ def test_a_clear_at_an_owner_that_dies_before_it_answers(cluster: Cluster) -> No
             clearing.result()
     assert logged(cluster, "unheard")[0] > 0
     until(
-        "memory says what the log says",
+        "memory equals the log",
         lambda: dict(orders.entry_set()) == newest(cluster, "unheard"),
         60,
     )

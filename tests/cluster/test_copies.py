@@ -1,4 +1,5 @@
-"""Each change in the logs of two nodes: agents die, freeze and return, a node is gone for good."""
+"""Each change in the logs of two nodes: agents die, freeze and return, a node is lost
+permanently."""
 
 from __future__ import annotations
 
@@ -18,8 +19,11 @@ from hazelcast.proxy.map import BlockingMap
 from imap_wal.entry import KEY, MAP, ORDER, is_shared
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import open_store
+from tests.cluster.cluster import Cluster
+from tests.cluster.configuration import logged_map
 from tests.cluster.contents import contents, refusal_for_a_disk
-from tests.cluster.harness import Agent, Cluster, logged_map, until
+from tests.cluster.processes import Agent
+from tests.cluster.waiting import until
 
 NAME = "orders"
 GAP_S = 20.0
@@ -68,7 +72,7 @@ class Writer:
             self._error = error
 
     def wait(self, more: int) -> None:
-        """Until so many more puts were acknowledged."""
+        """Wait until this many more puts were acknowledged."""
         before = self.longest_s, sum(1 for _ in self.put), max(self.put.values(), default=-1)
 
         def done() -> bool:
@@ -144,7 +148,7 @@ def test_a_node_gone_for_good_loses_nothing(cluster: Cluster) -> None:
 
 
 def lose_disk(cluster: Cluster, number: int) -> None:
-    """The agent and its disk, for good."""
+    """Remove the agent and its disk permanently."""
     agent = cluster.agents[number - 1]
     agent.kill()
     shutil.rmtree(cluster.folder / f"disk-{agent.node}")

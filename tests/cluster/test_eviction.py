@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.cluster.harness import until
 from tests.cluster.history import Now, Scene, written
+from tests.cluster.waiting import until
 
 
 @written

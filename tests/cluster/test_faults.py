@@ -29,18 +29,13 @@ from imap_wal.errors import NotAppended, OutcomeUnknown
 from imap_wal.hazelcast import PACKAGE, LogUnavailable
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import open_store
-from tests.cluster.harness import (
-    Agent,
-    Member,
-    connect,
-    free_ports,
-    gateway,
-    logged_map,
-    member_config,
-    until,
-)
+from tests.cluster.cluster import connect
+from tests.cluster.configuration import logged_map, member_config
+from tests.cluster.gateway import gateway
 from tests.cluster.history import log_view
 from tests.cluster.load import Load
+from tests.cluster.processes import Agent, Member, free_ports
+from tests.cluster.waiting import until
 from tests.kit.disks import small_disk
 
 DYING = "tests.cluster.dying_agent"
@@ -267,7 +262,7 @@ def test_a_map_without_its_agent_still_answers_reads(bench: Bench) -> None:
         assert 'map "late-map"' in text
     assert bench.contents("late-map") == {"a": 1, "b": 2}
     late.start()
-    until("changes are taken again", lambda: entries.put("c", 3) is None)
+    until("changes are accepted again", lambda: entries.put("c", 3) is None)
     assert bench.contents("late-map") == {"a": 1, "b": 2, "c": 3}
 
 
@@ -295,8 +290,8 @@ def test_a_put_at_a_frozen_agent_fails_in_time(bench: Bench) -> None:
         }
     finally:
         plain.send(signal.SIGCONT)
-    until("memory says what the log says", lambda: bench.memory_equals_log("plain", "plain-frozen"))
-    until("changes are taken again", lambda: entries.put("untouched", "new"))
+    until("memory equals the log", lambda: bench.memory_equals_log("plain", "plain-frozen"))
+    until("changes are accepted again", lambda: entries.put("untouched", "new"))
     assert entries.get("changed") in ("old", "new")
 
 
@@ -320,7 +315,7 @@ def test_memory_equals_the_log_after_kills_of_the_agent(bench: Bench) -> None:
         until("changes are acknowledged again", lambda: load.acknowledged > acknowledged)
     assert load.refused > 0
     assert load.stale == []
-    until("memory says what the log says", lambda: bench.memory_equals_log("plain", "plain-load"))
+    until("memory equals the log", lambda: bench.memory_equals_log("plain", "plain-load"))
     assert load.differences(bench.contents("plain-load")) == [], f"seed {load.seed}"
     orders = [
         row[ORDER]
@@ -407,7 +402,7 @@ def test_a_full_disk_refuses_changes(bench: Bench) -> None:
     assert bench.contents("full-map") == stored
     filler.unlink()
     until("there is room again", lambda: entries.put("after", "2") is None, 30)
-    until("memory says what the log says", lambda: bench.memory_equals_log("full", "full-map"))
+    until("memory equals the log", lambda: bench.memory_equals_log("full", "full-map"))
     contents = bench.contents("full-map")
     assert {**contents, **stored, "after": "2"} == contents
 

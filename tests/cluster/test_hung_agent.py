@@ -12,11 +12,13 @@ from hazelcast.future import Future
 
 from imap_wal.errors import NotAppended, OutcomeUnknown
 from imap_wal.hazelcast import error_of
-from tests.cluster.harness import QUICK_MEMBER, Cluster, logged_map, until
+from tests.cluster.cluster import Cluster
+from tests.cluster.configuration import QUICK_MEMBER, logged_map
+from tests.cluster.waiting import until
 
 THREADS = int(QUICK_MEMBER["hazelcast.operation.thread.count"])
 AGENT_TIMEOUT_MS = 8000
-"""Long, so that everything that does not wait for the agent ends before."""
+"""Long, so that everything that does not wait for the agent ends before that."""
 
 
 def failure(future: Future[Any]) -> Exception | None:
@@ -77,4 +79,4 @@ def test_a_hung_agent_delays_only_operations_after_a_change(
                 assert orders.get(changed).result() == orders.get(elsewhere).result() == "old"
         finally:
             agent.send(signal.SIGCONT)
-        until("changes are taken again", lambda: failure(orders.set(elsewhere, "new")) is None)
+        until("changes are accepted again", lambda: failure(orders.set(elsewhere, "new")) is None)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.harness import Cluster, logged_map
+from tests.cluster.cluster import Cluster
+from tests.cluster.configuration import logged_map
 
 MB = 1024 * 1024
 

@@ -14,7 +14,10 @@ import hazelcast
 import pytest
 from hazelcast.errors import HazelcastError
 
-from tests.cluster.harness import Child, Cluster, logged_map, until
+from tests.cluster.cluster import Cluster
+from tests.cluster.configuration import logged_map
+from tests.cluster.processes import Child
+from tests.cluster.waiting import until
 
 COUNT = 300
 NAME = "through-late"

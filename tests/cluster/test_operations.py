@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from hazelcast.predicate import between, greater_or_equal, less
 
-from tests.cluster.harness import ROOT, connect, until
+from tests.cluster.cluster import connect
 from tests.cluster.history import Now, Scene, written
+from tests.cluster.processes import ROOT
 from tests.cluster.values import Add, Remove
+from tests.cluster.waiting import until
 
 # ---- single keys ----
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.cluster import Cluster
+from tests.cluster.configuration import logged_map
 from tests.cluster.contents import contents, refusal_for_a_disk
-from tests.cluster.harness import Cluster, logged_map
 
 pytestmark = pytest.mark.timeout(400)
 NAME = "orders"
@@ -62,7 +63,7 @@ def test_own_disks_lose_nothing_until_one_is_lost(tmp_path: Path, classpath: str
         cluster.agents[2].launch()
         assert contents(cluster, NAME) == {**ENTRIES, **more}
 
-        # The third disk is lost for good, with what its machine wrote since it started.
+        # The third disk is lost permanently, with what its machine wrote since it started.
         cluster.join(3)
         put_all(cluster, {f"end{number}": "x" for number in range(300)})
         cluster.kill_everything()

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from imap_wal.entry import ORDER
-from tests.cluster.harness import until
 from tests.cluster.history import Now, Scene, written
 from tests.cluster.load import Load
 from tests.cluster.values import CLIENT_OPTIONS
+from tests.cluster.waiting import until
 
 
 @dataclass

@@ -15,8 +15,10 @@ import pytest
 from hazelcast.errors import HazelcastError
 from hazelcast.proxy.map import BlockingMap
 
-from tests.cluster.harness import Cluster, logged_map, until
+from tests.cluster.cluster import Cluster
+from tests.cluster.configuration import logged_map
 from tests.cluster.network import Network
+from tests.cluster.waiting import until
 from tests.kit.silent import SILENT, newest, wait_taken
 
 Start = Callable[..., Cluster]
@@ -243,6 +245,6 @@ def test_each_member_restores_its_own_partitions_from_its_own_agent(start: Start
         found = [RESTORED.findall(member.log.read_text()) for member in cluster.members]
         return [sum(int(loaded.replace(",", "")) for loaded in each) for each in found]
 
-    # A member says so after its entries can be read. The first lifetime found nothing.
+    # A member logs this after its entries can be read. The first lifetime found nothing.
     until(f"each key is loaded once; {shares()}", lambda: sum(shares()) == len(keys))
     assert min(shares()) > len(keys) / 10, shares()

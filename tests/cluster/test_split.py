@@ -15,8 +15,11 @@ from typing import Any
 import hazelcast
 import pytest
 
-from tests.cluster.harness import Cluster, Member, connect, logged_map, until
+from tests.cluster.cluster import Cluster, connect
+from tests.cluster.configuration import logged_map
 from tests.cluster.network import QUICK_LOSS, Network
+from tests.cluster.processes import Member
+from tests.cluster.waiting import until
 
 KEYS = 40
 OUT = "is not in the newest view"

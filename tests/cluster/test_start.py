@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.cluster.cluster import Cluster
+from tests.cluster.configuration import logged_map
 from tests.cluster.contents import contents, refusal
-from tests.cluster.harness import Cluster, logged_map, until
+from tests.cluster.waiting import until
 
 NAME = "orders"
 ENTRIES = {f"k{number}": f"value {number}" for number in range(300)}
@@ -33,7 +35,9 @@ def test_two_of_three_machines_wait_for_the_third(tmp_path: Path, classpath: str
         starts = [(agent.stat(5000) or {})["start"] for agent in cluster.agents[:2]]
         assert ["node-3"] in [list(start["nodes"]) for start in starts]
         cluster.join(3)
-        assert contents(cluster, NAME) == ENTRIES, "it came, and the map with it"
+        assert contents(cluster, NAME) == ENTRIES, (
+            "the map is loaded when the third member has joined"
+        )
 
         cluster.kill_everything()
         cluster.start(2, "wait-most")

@@ -18,7 +18,9 @@ from hazelcast.transaction import ONE_PHASE, TWO_PHASE
 
 from imap_wal.errors import NotAppended, OutcomeUnknown
 from imap_wal.hazelcast import error_of
-from tests.cluster.harness import Cluster, connect, logged_map, until
+from tests.cluster.cluster import Cluster, connect
+from tests.cluster.configuration import logged_map
+from tests.cluster.waiting import until
 from tests.kit.disks import needed_disk
 
 SILENT = "tests.cluster.silent_agent"
@@ -49,13 +51,13 @@ class Scene:
         self.cluster.wait_safe(3)
 
     def map(self, name: str) -> BlockingMap:
-        """By a client of the last member, which no test kills."""
+        """The map, by a client of the last member, which no test kills."""
         if self._reader is None:
             self._reader = self._client(2)
         return self._reader.get_map(name).blocking()
 
     def _client(self, member: int) -> hazelcast.HazelcastClient:
-        """Of this member alone."""
+        """A client of this member alone."""
         address = self.cluster.members[member].address
         return self.cluster.keep(
             connect([address], self.cluster.name, smart_routing=False, invocation_timeout=60)

@@ -17,9 +17,12 @@ from imap_wal.manifest.node import node_manifests
 from imap_wal.manifest.upgrade import LevelReport, Upgrade
 from rewrite_cli.cli import group
 from storage_backends import open_store
+from tests.cluster.cluster import Cluster, connect
+from tests.cluster.configuration import logged_map
 from tests.cluster.contents import contents, filled
-from tests.cluster.harness import Agent, Cluster, connect, logged_map, until
 from tests.cluster.load import Load
+from tests.cluster.processes import Agent
+from tests.cluster.waiting import until
 
 OLDER = Path(__file__).parents[1] / "older"
 NAME = "upgrades"

@@ -65,7 +65,7 @@ VALUES: dict[str, Any] = {
     "great int": -(2**63),
     "float": 0.1,
     "bool": True,
-    # (the client pickles bytes as text, and fails by itself where they are none).
+    # (the client pickles bytes as text, and fails where they are none).
     "bytes": b"text as bytes",
     "bytearray": bytearray(b"\x00\xff bytearray"),
     "list": [1, "zwei", 3.0, [True]],

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.cluster import Cluster, connect
+from tests.cluster.configuration import logged_map
 from tests.cluster.contents import contents, filled
-from tests.cluster.harness import ROOT, Cluster, connect, logged_map
+from tests.cluster.processes import ROOT
 
 OLDER = ROOT / "hazelcast_plugin/target/older"
 NAME = "versions"

@@ -19,11 +19,8 @@ from click.testing import CliRunner
 from imap_wal.agent import server
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.membership.forget_node import forget_node
-from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import InvalidSetting, MissingNode
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.view import MaterializedView
-from imap_wal.settings import Settings
 from rewrite_cli.cli import group
 from rewrite_cli.console.check import OK, PROBLEM
 from rewrite_cli.entries import own_disks
@@ -34,44 +31,17 @@ from storage_backends.own_disk import OwnDiskStore
 from storage_backends.split import SegmentsPlace, record
 from tests.agent.harness import Plugin, plugin, serve_in_process, serving
 from tests.kit.agents import Process
-from tests.kit.own_disks import own_disk_config
+from tests.kit.own_disks import (
+    NODES,
+    configs,
+    kill,
+    own_disk_config,
+    restored,
+    restored_by_reading,
+    until_uploaded,
+    write,
+)
 from tests.support import eventually
-
-NODES = ("n1", "n2", "n3")
-
-
-def configs(folder: Path, **options: object) -> dict[str, AgentConfig]:
-    return {node: own_disk_config(folder, node, **options) for node in NODES}  # type: ignore[arg-type]
-
-
-def write(settings: dict[str, AgentConfig], count: int = 100) -> dict[str, str]:
-    """Changes of one cluster, appended by a member at each agent."""
-    written = {}
-    for index, (node, config) in enumerate(settings.items()):
-        with plugin(config, uuid=f"plugin-{node}", member=f"member-{node}") as member:
-            for number in range(count):
-                key, value = f"{node}-{number}", f"value {index} {number} {'x' * 1000}"
-                assert member.put(**{key: value})[0] == "ack"
-                written[key] = value
-    return written
-
-
-def restored(config: AgentConfig, cluster: str = "cluster-2") -> dict[str, str]:
-    with plugin(config, cluster_id=cluster, uuid=f"p-{cluster}") as member:
-        return member.values()
-
-
-def until_uploaded(folder: Path, *nodes: str) -> None:
-    """Wait until each node has a segment in the root."""
-    root = folder / "root"
-    eventually(
-        lambda: all(list(root.glob(f"*/*/nodes/{node}/wal/*.wal")) for node in nodes), "an upload"
-    )
-
-
-def kill(processes: list[Process]) -> None:
-    for each in processes:
-        each.end(signal.SIGKILL)
 
 
 def test_a_killed_cluster_has_all_entries_again(tmp_path: Path) -> None:
@@ -303,7 +273,8 @@ def test_doctor_distinguishes_dead_and_running_agents(tmp_path: Path) -> None:
 def test_commands_tell_what_is_on_a_disk_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command line reads the root only. A disk elsewhere is no damage; and it is not silent."""
+    """The command line reads the root only. A disk of another machine is not damage, but it is
+    reported."""
     settings = own_disk_config(tmp_path, "n1")
     run = CliRunner()
     with serving(settings), plugin(settings) as member:
@@ -329,7 +300,7 @@ def test_commands_tell_what_is_on_a_disk_alone(
         assert done.exit_code != 0
         assert "only on the own disk of this node" in str(done.exception)
         done = run.invoke(group, ["doctor", "--agent", settings.endpoint])
-        assert "bytes are on the own disk alone" in " ".join(done.output.split())
+        assert "bytes are on its own disk alone" in " ".join(done.output.split())
         monkeypatch.setattr(own_disks, "UPLOAD_LATE_S", 0)
         (late,) = tails(settings.url)
         assert (late["status"], "why they are not uploaded" in late["advice"]) == (PROBLEM, True)
@@ -354,20 +325,6 @@ def test_archived_segments_leave_the_disk_and_the_root(tmp_path: Path) -> None:
         assert member.values() == written
     assert not list((tmp_path / "disk-n1").rglob("*.parquet"))
     assert restored_by_reading(settings.url) == written
-
-
-def restored_by_reading(url: str) -> dict[str, str]:
-    """What a process that sees the root alone restores."""
-    view = MaterializedView(ClusterLog(open_store(url), "default", "c"), Settings())
-    try:
-        view.catch_up()
-        return {
-            row[KEY].decode(): (row[VALUE] or b"").decode()
-            for rows in view.rows("orders")
-            for row in rows
-        }
-    finally:
-        view.close()
 
 
 def test_a_node_whose_disk_is_lost_is_forgotten(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def stores() -> tuple[MemoryStore, MemoryStore]:
 
 
 def test_a_lost_disk_makes_former_answers_unknown() -> None:
-    """Request 2 was acknowledged, and was on the lost disk alone: no member may be told that it
+    """Request 2 was acknowledged, and was on the lost disk alone: no member may learn that it
     counts."""
     root, disk = stores()
     writer = Writer(root, disk, 1)
@@ -33,7 +33,7 @@ def test_a_lost_disk_makes_former_answers_unknown() -> None:
     writer.uploads.run()
     writer.put("a", "2", 2)
     writer.log.manifests.update(lambda manifest: replace(manifest, former={7: 2, 8: 0}))
-    writer.log._lock.release()  # as the end of its process would
+    writer.log.permit.release()  # as the end of its process would
     later = Writer(root, stores()[1], 2, "partial")
     assert later.log.manifests.read()[1].former == {7: -1, 8: -1}
 
@@ -51,7 +51,7 @@ def files(store: MemoryStore) -> dict[str, bytes]:
     }
 
 
-def put_back(now: MemoryStore, before: dict[str, bytes]) -> None:
+def roll_back(now: MemoryStore, before: dict[str, bytes]) -> None:
     """Roll a disk back to an older image."""
     for path in files(now):
         now.delete(path)
@@ -70,8 +70,8 @@ def rolled_back() -> tuple[MemoryStore, MemoryStore, dict[str, str]]:
         writer.put(f"k{request}", f"v{request}", request)
     writer.log.rotate()
     writer.uploads.run()
-    writer.log._lock.release()  # as the end of its process would
-    put_back(disk, image)
+    writer.log.permit.release()  # as the end of its process would
+    roll_back(disk, image)
     return root, disk, {f"k{each}": f"v{each}" for each in range(1, 6)}
 
 
@@ -79,7 +79,7 @@ def rolled_back() -> tuple[MemoryStore, MemoryStore, dict[str, str]]:
 def test_a_disk_that_was_rolled_back_is_refused(policy: str) -> None:
     root, disk, known = rolled_back()
     before = files(root), files(disk)
-    with pytest.raises(CorruptLog, match="put back from an older copy") as refused:
+    with pytest.raises(CorruptLog, match="restored from an older copy") as refused:
         Writer(root, disk, 2, policy)
     assert disk.url in str(refused.value)
     assert root.url in str(refused.value)
@@ -93,7 +93,7 @@ def test_a_recovery_never_deletes_a_better_upload(monkeypatch: pytest.MonkeyPatc
     """Also if the disk was rolled back after the open had compared them."""
     root, disk, known = rolled_back()
     monkeypatch.setattr("imap_wal.write.opening.demand_same", lambda *_: None)
-    with pytest.raises(CorruptLog, match="put back from an older copy"):
+    with pytest.raises(CorruptLog, match="restored from an older copy"):
         Writer(root, disk, 2)
     monkeypatch.undo()
     for file in files(disk):
@@ -138,7 +138,7 @@ def test_reserved_space_on_the_disk_is_no_difference() -> None:
     writer.put("a", "1", 1)
     writer.log.rotate()
     writer.uploads.run()
-    writer.log._lock.release()
+    writer.log.permit.release()
     (path,) = (path for path in files(root) if path.endswith(".wal"))
     disk.replace(path, disk.read(path) + bytes(4096))
     assert restored(Writer(root, disk, 2).store)[0] == {"a": "1"}
@@ -189,7 +189,7 @@ def test_a_damaged_upload_is_replaced_later_too() -> None:
     root, disk, path = uploaded()
     flip(root, path, b"v2" * 50)
     uploads = Writer(root, disk, 2).uploads
-    with pytest.raises(Unavailable, match="made again"):
+    with pytest.raises(Unavailable, match="uploads the segment again"):
         uploads.run()
     uploads.run()
     assert root.read(path) == disk.read(path)
@@ -199,7 +199,7 @@ def test_a_cut_upload_is_replaced_by_the_disk() -> None:
     root, disk, path = uploaded()
     root.replace(path, root.read(path)[:-100])
     uploads = Writer(root, disk, 2).uploads
-    with pytest.raises(Unavailable, match="made again"):
+    with pytest.raises(Unavailable, match="uploads the segment again"):
         uploads.run()
     uploads.run()
     assert root.read(path) == disk.read(path)

@@ -241,7 +241,7 @@ def test_a_change_that_was_found_absent_stays_absent(pair: Pair) -> None:
 def test_a_claim_pins_again_if_a_disk_is_lost_meanwhile(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it would make the copies of n1 void that are needed since n2 lost its own."""
+    """Otherwise it would void the copies of n1, which are needed since n2 lost its own."""
     claims = importlib.import_module("imap_wal.agent.membership.claims")
 
     pair.put("precious")

@@ -138,7 +138,8 @@ def test_only_keys_with_the_right_to_read_get_segments(tmp_path: Path) -> None:
 
 
 def test_another_process_at_the_address_is_not_the_agent(tmp_path: Path) -> None:
-    """Its address is in the root, its key too: who only took the address is not believed."""
+    """The agent's address and its key are in the root, so a process that only took the address is
+    not trusted."""
     files = write_files(tmp_path, {"agent": {Right.READ}})
     settings = own_disk_config(tmp_path, "n1", changes=files)
     node, root = "default/c/nodes/n1", LocalStore(str(tmp_path / "root"))

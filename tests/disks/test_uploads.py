@@ -33,7 +33,7 @@ _names = itertools.count()
 
 
 def plan(store: FaultyStore, *faults: Fault) -> None:
-    """From now on, this store fails so."""
+    """Set the faults of this store from now on."""
     store.plan, store._seen = Plan(faults), [0] * len(faults)
 
 
@@ -132,7 +132,7 @@ def test_lives_with_uploads_lose_nothing(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_lost_disk_costs_what_was_not_uploaded(seed: int) -> None:
-    """And no open or restore is silent about it."""
+    """Every open and every restore reports it."""
     history = History(seed)
     writer = Writer(history.root, history.disk, seed)
     for _ in range(history.random.randrange(3, 25)):
@@ -140,7 +140,7 @@ def test_a_lost_disk_costs_what_was_not_uploaded(seed: int) -> None:
     if history.random.random() < 0.5:
         writer.log.close()  # cleanly, and the disk is lost before the rest is uploaded
     else:
-        writer.log._lock.release()  # as the end of its process would
+        writer.log.permit.release()  # as the end of its process would
     uploaded = history.in_root()
     whole = writer.log.manifests.read()[1]
     lost = {key for key, value in history.known.items() if uploaded.get(key) != value}
@@ -154,7 +154,7 @@ def test_a_lost_disk_costs_what_was_not_uploaded(seed: int) -> None:
     crash = Fault("kill", at=history.random.randrange(1, 30))
     faulty = FaultyStore(disk, Plan((crash,), seed))
     try:
-        Writer(history.root, faulty, seed + 2, "partial").log._lock.release()
+        Writer(history.root, faulty, seed + 2, "partial").log.permit.release()
     except Killed:
         for key in list(history.root.list("")):
             if key.path.endswith("writer.lock"):

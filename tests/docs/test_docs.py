@@ -80,7 +80,7 @@ def test_each_python_block_runs(name: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Its entries are a month old, so that it has a state of yesterday."""
+    """A log whose entries are a month old, so that it has a state of yesterday."""
     clock = SystemClock(-30 * 86_400_000)
     with imap_wal.open(f"file://{tmp_path}/maps", node="n1", clock=clock) as store:
         store.map("orders").update({"42": {"state": "new"}, "43": {"state": "new"}})
@@ -109,6 +109,8 @@ def test_each_command_runs(name: str, log: Path, monkeypatch: pytest.MonkeyPatch
         pytest.skip("tests/cli runs it with Spark")
     if words[0] == "doctor" and "--agent" in words:
         del words[words.index("--agent") : words.index("--agent") + 2]  # no agent listens there
+    if words[0] == "backup" and "--key-file" in words:
+        del words[words.index("--key-file") : words.index("--key-file") + 2]  # no agent is asked
     if words[0] in ("prune", "drop", "forget-node", "upgrade"):
         assert {"--dry-run", "--yes"} & set(words), (
             "it asks for confirmation: in a script it ends with exit code 2"

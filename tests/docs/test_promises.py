@@ -71,6 +71,6 @@ def test_a_promise_is_described_and_its_tests_exist(
             f"{page} has no heading {anchor}"
         )
     named = TEST.findall(held)
-    assert named and TEST.sub("", held).strip() == "", "the tests that hold it, and nothing else"
+    assert named and TEST.sub("", held).strip() == "", "the tests that check it, and nothing else"
     for file, test in named:
         assert test in names_of(file), f"{file} has no {test}"

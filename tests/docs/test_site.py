@@ -1,4 +1,4 @@
-"""The built site: it builds without a warning, and fits a screen and a telephone."""
+"""The built site: it builds without a warning, and fits a screen and a phone."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_an_archive_that_was_exchanged_for_another_is_refused(tmp_path: Path) ->
     disk = open_store(place)
     orders, stock = sorted(file.path for file in disk.list("") if file.path.endswith(".parquet"))
     overwrite(disk, orders, disk.read(stock))
-    from imap_wal.parquet.file import batches
+    from imap_wal.parquet.reader import batches
 
     with pytest.raises(Forged, match=r"was written as .*stock"):
         list(batches(keyed(disk, "a"), orders))
@@ -299,7 +299,7 @@ def test_encrypted_record_log_is_read_by_another_process(tmp_path: Path) -> None
 def test_archive_of_another_log_does_not_open(tmp_path: Path) -> None:
     """An archive of another log does not open under the same path.
     Same names, same key: only the log directory differs. The file's checksum is in the manifest,
-    which somebody without the key can change."""
+    which an attacker without the key can change."""
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     with imap_wal.open(place, encryption_keys=source) as store:
         store.map("orders")["k"] = "v"
@@ -309,11 +309,11 @@ def test_archive_of_another_log_does_not_open(tmp_path: Path) -> None:
     (path,) = (file.path for file in disk.list("") if file.path.endswith(".parquet"))
     (directory,) = {SegmentReader(disk, file).header.directory for file in segments(disk)}
     from imap_wal.parquet import salvage
-    from imap_wal.parquet.file import batches
+    from imap_wal.parquet.reader import Expected, batches
 
-    assert sum(len(batch) for batch in batches(disk, path, log=directory)) == 1
+    assert sum(len(batch) for batch in batches(disk, path, expected=Expected(log=directory))) == 1
     assert salvage.count_readable(disk, path, log=directory).records == 1
     with pytest.raises(Forged, match="it was moved here"):
-        list(batches(disk, path, log="00000000-0000-4000-8000-000000000009"))
+        list(batches(disk, path, expected=Expected(log="00000000-0000-4000-8000-000000000009")))
     moved = salvage.count_readable(disk, path, log="00000000-0000-4000-8000-000000000009")
     assert moved.records == 0 and "it was moved here" in moved.what

@@ -103,9 +103,9 @@ def test_an_asyncio_store_and_a_log_raise_the_same_errors(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("url", URLS)
-@pytest.mark.parametrize("opened_anew", [False, True])
+@pytest.mark.parametrize("opened_again", [False, True])
 def test_forgotten_nodes_writer_gets_a_clear_error(
-    tmp_path: Path, url: str, opened_anew: bool
+    tmp_path: Path, url: str, opened_again: bool
 ) -> None:
     """The error says that the node was forgotten, and names no other node. It used to name an
     unrelated node, and advised `shared=True`."""
@@ -116,7 +116,7 @@ def test_forgotten_nodes_writer_gets_a_clear_error(
         old.map("m")["a"] = 1
         store = open_store(url)
         forget_node(ClusterLog(store, "default", "embedded"), "n1", lose=True)
-        if opened_anew:
+        if opened_again:
             imap_wal.open(url, node="n1", shared=True).close()
         for _ in range(2):
             with pytest.raises(

@@ -162,7 +162,7 @@ def test_unsynced_tail_is_rewritten_before_it_counts(
     with imap_wal.open(tmp_path.as_uri(), node="n") as again:
         assert dict(again.map("m")) == {"a": 1}
         (copy,) = tmp_path.rglob("*.wal")
-        assert copy != segment, "the same file: a power loss could still take what was just read"
+        assert copy != segment, "the same file: a power loss could still remove what was just read"
         assert copy.stat().st_size == before.st_size
 
 

@@ -127,7 +127,7 @@ def test_get_returns_what_a_reopen_would_return(memory: MemoryStore) -> None:
 
 
 def test_maps_of_one_store_are_separate(memory: MemoryStore) -> None:
-    """With any names."""
+    """Their names may be any text."""
     names = ["orders", "../a b", "a/b", ".", "ä", "ORDERS", "*"]
     with embedded(memory) as store:
         for name in names:

@@ -99,7 +99,7 @@ def test_value_above_the_limit_appends_nothing(memory: MemoryStore) -> None:
             lambda: m.update({b"a": b"1", b"b": b"x" * 1000}),
             lambda: m.put(b"y" * 1001, b""),
         ):
-            with pytest.raises(TooLarge, match="max_value_bytes is 1000") as raised:
+            with pytest.raises(TooLarge, match="more than max_value_bytes, 1000") as raised:
                 change()
             assert isinstance(raised.value, NotAppended | ValueError)
         assert store.statistics.commits.records == 1

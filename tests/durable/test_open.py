@@ -178,7 +178,7 @@ def test_a_file_in_the_place_of_the_root_is_named(tmp_path: Path, below: str, sc
         ({"durabilty": "os"}, "did you mean durability?"),
         ({"namspace": "x"}, "did you mean namespace?"),
         ({"segment_size": 1}, "did you mean segment_bytes?"),
-        ({"zzz": 1}, "known are archive_interval_s, "),
+        ({"zzz": 1}, "the known names are archive_interval_s, "),
     ],
 )
 def test_the_error_for_a_mistyped_setting_has_the_nearest_name(
@@ -251,7 +251,7 @@ def test_a_map_name_that_is_no_text_is_refused(memory: MemoryStore, name: Any) -
 
 @pytest.mark.parametrize("name", ["takeover", "shared"])
 def test_text_flag_is_refused_without_a_takeover(tmp_path: Path, name: str) -> None:
-    """A flag that is a text is refused, and shuts no store out."""
+    """A flag that is a text is refused, and fences no store."""
     with imap_wal.open(tmp_path) as store:
         store.map("m")["a"] = 1
         with pytest.raises(InvalidSetting, match=f"{name} is 'no'; it takes True or False"):

@@ -1,4 +1,4 @@
-"""A killed process leaves its writes in the page cache, and a later power loss takes those that
+"""A killed process leaves its writes in the page cache, and a later power loss removes those that
 were not synced. Values that an open returned in between count as acknowledged: every later open
 must return them too.
 
@@ -40,7 +40,7 @@ class Disk(FaultyStore):
         if before is not None:
             self._appenders += before._appenders
         for appender in self._appenders:
-            appender._store = self  # a power loss in this life takes its bytes
+            appender._store = self  # a power loss in this life removes its bytes
         self.inherited = self.unsynced
 
     @property
@@ -208,4 +208,4 @@ def test_returned_values_survive_a_kill_then_power_loss(first: str, seed: int) -
         finally:
             forget(name)
         lost_power += history.inherited_and_lost_power
-    assert lost_power > ROUNDS / 50, "the page cache of a killed process was never put to the test"
+    assert lost_power > ROUNDS / 50, "no power loss removed the page cache of a killed process"

@@ -22,8 +22,8 @@ from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
 from imap_wal.write import maintenance
-from rewrite_cli import doctor
 from rewrite_cli.cli import group
+from rewrite_cli.doctor.agent import agent_checks
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.interface import StoredFile
 from storage_backends.local import LocalStore
@@ -54,7 +54,7 @@ def test_size_limit_removes_the_oldest_first() -> None:
 
 
 def archived(root: Path, rounds: int, **settings: Any) -> dict[bytes, bytes]:
-    """A log of so many archives, with a second map that is never rewritten."""
+    """A log of this many archives, with a second map that is never rewritten."""
     expected = {}
     with imap_wal.open(root.as_uri(), node="n", **settings) as store:
         for number in range(rounds):
@@ -164,7 +164,7 @@ def test_an_agent_removes_what_is_covered_by_itself(tmp_path: Path) -> None:
         assert member.values() == {"a": "1"}
         assert member.stat()["retention_error"] == ""
         agent._maintenance.retention_error = "Unavailable: the storage is away"
-        checks = {check.name: check for check in doctor.agent(agent.config.endpoint)}
+        checks = {check.name: check for check in agent_checks(agent.config.endpoint)}
         assert "the storage is away" in checks["agent's retention"].what
 
 

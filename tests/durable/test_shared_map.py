@@ -212,7 +212,7 @@ def test_threads_setting_a_default_get_the_first_value(memory: MemoryStore) -> N
         ).join(120)
         assert all(values == got[0] for values in got)
         assert dict(m) == dict(enumerate(got[0]))
-        assert store.statistics.commits.records == 40, "who found a value logged nothing"
+        assert store.statistics.commits.records == 40, "a caller that found a value logged nothing"
     assert contents(memory) == dict(enumerate(got[0]))
 
 

@@ -54,7 +54,7 @@ def archives(store: SegmentStore) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def one_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several threads that store archives, each ends at its own next call."""
+    """One thread stores archives: of several, each would end at its own next call."""
     monkeypatch.setattr(overlap, "THREADS", 1)
 
 
@@ -146,7 +146,7 @@ def test_stopped_agent_does_not_wait_for_its_restore(
     with serving(settings) as agent:
         assert storage.reached.wait(20)
         agent.stop()
-        eventually(lambda: agent._reads._view._closed, "the stop begins")
+        eventually(lambda: agent._reads._view._merge.stopped, "the stop begins")
         storage.go.set()
     assert storage.calls < 10 < len(segments(memory))
 

@@ -57,7 +57,7 @@ class Deadly(FaultyStore):
 
     def _strike(self, fault: Fault, operation: Operation) -> NoReturn:
         os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("killed processes do not go on")
+        raise AssertionError("killed processes do not continue")
 
 
 def work_until_killed(root: str, at: int, journal: Any) -> None:

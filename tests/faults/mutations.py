@@ -6,37 +6,13 @@ python -m tests.faults.mutations        tries all of them
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-SOURCES = (
-    "storage_backends",
-    "imap_wal",
-    "pyspark_imap_wal",
-    "rewrite_cli",
-    "tests",
-    "pyproject.toml",
-)
+from tests.faults.mutation import Mutation, survives
+
 _FAULTS = "tests/faults"
 _REWRITES = "tests/rewrite"
-
-
-@dataclass(frozen=True, slots=True)
-class Mutation:
-    """`old` occurs once in `file`. When it is replaced by `new`, `test` fails."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    test: str
-    quick: bool = False
 
 
 KILL = f"{_FAULTS}/test_fault_01_kill.py::test_a_kill_at_every_storage_operation_loses_nothing"
@@ -76,15 +52,15 @@ MUTATIONS = (
     ),
     Mutation(
         "folders above a new name not synced",
-        "storage_backends/local.py",
-        "            self._sync_name(folder)\n",
+        "storage_backends/local_folders.py",
+        "            self.sync_name(folder)\n",
         "            pass\n",
         f"{OPERATION}[create in a folder of another process]",
     ),
     Mutation(
         "name of a new segment not synced",
         "storage_backends/local.py",
-        "                self._sync_name(target)\n            except",
+        "                self._folders.sync_name(target)\n            except",
         "                pass\n            except",
         f"{OPERATION}[open_append]",
     ),
@@ -97,11 +73,11 @@ MUTATIONS = (
     ),
     Mutation(
         "deletion not synced",
-        "storage_backends/local.py",
-        "                    sync_folder(folder)\n                except FileNotFoundError:\n    "
+        "storage_backends/local_folders.py",
+        "                sync_folder(folder)\n            except FileNotFoundError:\n"
         "                pass  # removed",
-        "                    pass\n                except FileNotFoundError:\n          "
-        "          pass  # removed",
+        "                pass\n            except FileNotFoundError:\n"
+        "                pass  # removed",
         f"{OPERATION}[delete beside another]",
     ),
     Mutation(
@@ -149,7 +125,7 @@ MUTATIONS = (
         f"{_REWRITES}/test_tombstones.py::test_replaced_owner_does_not_undo_a_deletion",
     ),
     Mutation(
-        "what a rewrite learned of partitions is not carried on",
+        "what a rewrite learned of partitions is not kept for the next one",
         "imap_wal/rewrite/plan.py",
         "versions=known_versions(before) if complete",
         "versions=NO_VERSIONS if complete",
@@ -198,7 +174,7 @@ MUTATIONS = (
         f"{_REWRITES}/test_damaged_files.py::test_covered_files_stay_while_their_snapshot_is_damaged",
     ),
     Mutation(
-        "part names without anything of their own",
+        "part names that are not unique",
         "imap_wal/rewrite/plan.py",
         "-{number:05d}-{token}.parquet",
         "-{number:05d}.parquet",
@@ -212,7 +188,7 @@ MUTATIONS = (
         f"{_REWRITES}/test_tombstones.py::test_rewrite_with_a_wrong_clock_is_refused",
     ),
     Mutation(
-        "a segment that was archived is not read on",
+        "a segment that was archived is not read further",
         "imap_wal/read/cluster.py",
         "        for following in self.replaced(scan, place, maps):",
         "        for following in ():",
@@ -248,9 +224,9 @@ MUTATIONS = (
     ),
     Mutation(
         "rows of a file not compared with the manifest",
-        "imap_wal/parquet/file.py",
-        "if records and found != records:",
-        "if records and found < 0:",
+        "imap_wal/parquet/reader.py",
+        "if expected.records and found != expected.records:",
+        "if expected.records and found < 0:",
         f"{_REWRITES}/test_damaged_files.py::test_snapshot_of_another_map_or_with_missing_rows_is_refused",
     ),
     Mutation(
@@ -262,7 +238,7 @@ MUTATIONS = (
     ),
     Mutation(
         "doctor does not look for conflicts of order",
-        "rewrite_cli/doctor.py",
+        "rewrite_cli/doctor/logs.py",
         "        texts = conflicts.found(ClusterLog(store, view.namespace, view.cluster))\n",
         "        texts: list[str] = []\n",
         "tests/cli/test_conflicts.py::test_commands_name_map_key_and_positions_of_a_conflict[doctor]",
@@ -325,8 +301,8 @@ MUTATIONS = (
     ),
     Mutation(
         "fence not checked",
-        "imap_wal/write/node_log.py",
-        "if self._appends and not self.store.exists(self._permit):",
+        "imap_wal/write/permit.py",
+        "if self._appends and not self._store.exists(self._path):",
         "if False:",
         f"{_FAULTS}/test_fault_12_writers.py::test_a_writer_replaced_before_any_operation_acknowledges_nothing",
     ),
@@ -340,7 +316,7 @@ MUTATIONS = (
         KILL,
     ),
     Mutation(
-        "object that keeps a replaced writer out deleted with the others",
+        "object that fences a replaced writer deleted with the others",
         "imap_wal/retention/sealed_segments.py",
         "if path not in kept]",
         "if path or kept]",
@@ -355,8 +331,8 @@ MUTATIONS = (
     ),
     Mutation(
         "archive that is sorted by key is read as if it were in the order of the log",
-        "imap_wal/parquet/file.py",
-        "if is_by_key and by_position:",
+        "imap_wal/parquet/reader.py",
+        "if by_key and by_position:",
         "if False:",
         "tests/unit/test_golden_log.py::test_a_sorted_golden_log_is_read_in_order",
     ),
@@ -537,48 +513,6 @@ MUTATIONS = (
         "tests/disks/test_promises.py::test_a_session_without_copies_ends_the_promise",
     ),
 )
-
-
-def survives(mutation: Mutation, folder: Path) -> str:
-    """ "" when the test caught it, else what happened. `folder` is empty."""
-    for name in SOURCES:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(
-                source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "java")
-            )
-        else:
-            shutil.copy(source, folder / name)
-    path = folder / mutation.file
-    text = path.read_text()
-    if text.count(mutation.old) != 1:
-        return f"its text is {text.count(mutation.old)} times in {mutation.file}"
-    path.write_text(text.replace(mutation.old, mutation.new))
-    run = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            "--timeout",
-            "500",
-            mutation.test,
-        ],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-    )
-    return (
-        ""
-        if run.returncode == 1 and "1 failed" in run.stdout
-        else f"pytest ended with {run.returncode}:\n{run.stdout[-1500:]}{run.stderr[-500:]}"
-    )
 
 
 if __name__ == "__main__":

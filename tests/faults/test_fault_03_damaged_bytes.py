@@ -152,7 +152,7 @@ def test_a_torn_middle_is_found_and_located(
         length = frame.end - frame.offset
         replacement = (replacement + bytes(length))[
             :length
-        ]  # a disk changes bytes; it takes none out
+        ]  # a disk changes bytes; it removes none
         data = whole[: frame.offset] + replacement + whole[frame.end :]
         error = refused(
             damaged(memory, path, data), path, data, f"{damage} at {frame.offset}, seed {seed}"

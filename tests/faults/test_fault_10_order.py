@@ -181,7 +181,7 @@ def test_segments_beside_their_archive_count_once(
     cases: Cases,
 ) -> None:
     """No deleted key returns.
-    Fault 11: a copy of every segment that was archived or pruned is put back, as after a crash
+    Fault 11: a copy of every segment that was archived or pruned is restored, as after a crash
     before it was deleted."""
     name = f"order-{next(_names)}"
     store = MemoryStore(name)

@@ -40,7 +40,7 @@ def no_leaks() -> Iterator[None]:
 
 
 def open_and_close(url: str, times: int, cases: Cases) -> None:
-    """With the threads of maintenance in every tenth."""
+    """Open and close a store this many times, every tenth time with the threads of maintenance."""
     with imap_wal.open(url, node="n") as store:  # loads modules once
         store.map("m")["a"] = 0
         store.archive()
@@ -60,7 +60,7 @@ def open_and_close(url: str, times: int, cases: Cases) -> None:
 def test_a_thousand_opens_leave_no_file_descriptor_and_no_thread(
     url: str, cases: Cases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault 14: real files; only that syncs are quick."""
+    """Fault 14: real files, but syncs are quick."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     monkeypatch.setattr(descriptors, "_sync_data", lambda fd: None)
     open_and_close(url, 1000, cases)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.mutations import MUTATIONS, Mutation, survives
+from tests.faults.mutation import Mutation, survives
+from tests.faults.mutations import MUTATIONS
 from tests.kit.faults import Cases
 
 

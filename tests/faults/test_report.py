@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.faults.mutations import MUTATIONS, ROOT
+from tests.faults.mutation import ROOT
+from tests.faults.mutations import MUTATIONS
 from tests.faults.report import PAGE, filled, named
 
 

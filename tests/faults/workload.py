@@ -256,5 +256,5 @@ def look_and_go_on(
         )
     )
     life.close()
-    life.open(f"{why}, and going on after it")
+    life.open(f"{why}, and when work continued")
     life.close()

@@ -45,11 +45,11 @@ def test_a_stranger_without_the_token_claims_nothing(tmp_path: Path) -> None:
     ):
         member.hello(token=TOKEN)
         assert member.put(a="1")[0] == "ack"
-        assert "did not give it" in refusal(stranger, cluster_id="mine", member_uuid="m")
-        assert "is not the one of this log" in refusal(
+        assert "did not send it" in refusal(stranger, cluster_id="mine", member_uuid="m")
+        assert "is not a token of this log" in refusal(
             stranger, cluster_id="mine", member_uuid="m", token=OTHER
         )
-        assert "is not the one of this log" in refusal(
+        assert "is not a token of this log" in refusal(
             stranger, token=OTHER
         )  # also of this cluster
         # A view that leaves the member out, by a peer that knows the cluster id from `stat`.
@@ -79,7 +79,7 @@ def test_the_next_cluster_claims_with_the_token(tmp_path: Path) -> None:
         serving(settings),
         plugin(settings, greet=False, cluster_id="next", uuid="p2", member="m2") as member,
     ):
-        assert "did not give it" in refusal(member)
+        assert "did not send it" in refusal(member)
         assert member.hello(token=TOKEN)["incarnation"] == 2
         assert member.values() == {"a": "1"}
         header, _ = member.client.ask(
@@ -106,7 +106,7 @@ def test_a_log_without_a_token_gets_the_next_clusters_token(tmp_path: Path) -> N
         with plugin(settings, greet=False, cluster_id="three", uuid="p4", member="m4") as fourth:
             assert fourth.hello(token=TOKEN)["incarnation"] == 3
         with plugin(settings, greet=False, cluster_id="four", uuid="p5", member="m5") as fifth:
-            assert "did not give it" in refusal(fifth)
+            assert "did not send it" in refusal(fifth)
     assert any("this log has no token" in line["event"] for line in lines)
 
 

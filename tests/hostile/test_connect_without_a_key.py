@@ -151,7 +151,7 @@ def test_an_agent_with_another_key_is_not_trusted(settings: AgentConfig) -> None
 def test_an_address_that_others_reach_needs_keys(tmp_path: Path, endpoint: str) -> None:
     with pytest.raises(
         InvalidSetting,
-        match="without keys, whoever reaches this address could read and change the log",
+        match="without keys, anyone who can reach this address could read and change the log",
     ) as error:
         AgentConfig.from_mapping({"url": f"file://{tmp_path}", "endpoint": endpoint})
     assert "imap-wal keys new" in str(error.value)
@@ -210,7 +210,7 @@ def test_an_address_that_others_reach_needs_keys(tmp_path: Path, endpoint: str) 
             "clients.toml",
             0o644,
             "".join(f'[{n}]\npublic-key = "{AGENT.public}"\nrights = ["read"]\n' for n in "ab"),
-            "each client has its own",
+            "each client needs its own key",
         ),
     ],
 )

@@ -51,17 +51,15 @@ def put(member: Plugin, *names: str) -> list[object]:
 
 
 def test_maps_without_end_are_refused(tmp_path: Path) -> None:
-    """The maps that are there go on, also after a restart in which another map comes first."""
+    """The existing maps continue to work, also after a restart in which another map comes first."""
     settings = limited(tmp_path, 3)
     with serving(settings), plugin(settings) as member:
         member.keys()  # the agent has read the logs
         assert put(member, "a", "b")[0] == put(member, "c")[0] == "ack"
         with capture_logs() as lines:
             code, text = put(member, "a", "d", "e")[1:]
-        assert (
-            code == "full"
-            and "map 'd' is new, and there are 3 others; the most is 3. Raise max_maps" in str(text)
-        )
+        assert code == "full"
+        assert "map 'd' is new, and there are 3 others; the limit is 3. Raise max_maps" in str(text)
         assert [line["event"] for line in lines] == ["change refused"]
         member.hello()
         assert put(member, "a", "b", "c")[0] == "ack"
@@ -81,8 +79,8 @@ def test_a_log_that_was_not_read_takes_no_more_maps(tmp_path: Path) -> None:
         member.keys()
         assert put(member, "a", "b")[0] == "ack"
     with serving(settings) as agent, plugin(settings) as member:
-        eventually(lambda: agent._reads.maps, "the merge at start is done")
-        agent._reads.maps = None
+        eventually(lambda: agent._reads.merges.maps, "the merge at start is done")
+        agent._reads.merges.maps = None
         assert put(member, "new")[0] == "ack"
         assert "map 'a' may be new" in str(put(member, "a", "b"))
         member.keys()
@@ -136,7 +134,8 @@ def put_schemas(member: Plugin, *schemas: tuple[int, bytes]) -> list[object]:
 def test_schemas_without_end_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    """The node's manifest has all schemas of its log. Known ones go on, and so do changes."""
+    """The node's manifest has all schemas of its log. Known schemas are still accepted, and so are
+    changes."""
     monkeypatch.setattr(node_schemas, limit, 3 if limit == "SCHEMAS_MAX" else 3 * 100)
     settings, size = config(tmp_path), len(schema(1)[1])
     few = [schema(number, 8 + 100 - size) for number in range(4)]

@@ -194,7 +194,7 @@ def test_a_stop_answers_all_that_waits(
             )
         answers = [other.client.answer(number)[0] for other in others for number in (1, 2)]
         assert all(
-            answer[2] == "not-ready" and "the agent stops" in answer[3] for answer in answers
+            answer[2] == "not-ready" and "the agent is stopping" in answer[3] for answer in answers
         )
 
 

@@ -18,9 +18,9 @@ from imap_wal.disposal import dispose
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.policy import remove_covered
 from imap_wal.settings import Settings
-from rewrite_cli import doctor
 from rewrite_cli.cli import group
 from rewrite_cli.console.check import WARNING
+from rewrite_cli.doctor.storage import storage_checks
 from storage_backends import Linked, open_store
 from storage_backends.local import LocalStore
 from tests.kit.folders import files
@@ -149,7 +149,7 @@ def test_a_root_of_another_user_is_warned_about(
     def said() -> list[str]:
         return [
             check.what
-            for check in doctor.storage(str(tmp_path / "log"))
+            for check in storage_checks(str(tmp_path / "log"))
             if check.name == "owner" and check.status == WARNING
         ]
 
@@ -276,7 +276,7 @@ def test_links_are_reported_at_an_open_and_by_doctor(
             store.archive()
     assert len(caplog.records) == len(expected)
     assert "wal_dir" in caplog.text
-    said = [check for check in doctor.storage(str(root)) if "symbolic link" in check.what]
+    said = [check for check in storage_checks(str(root)) if "symbolic link" in check.what]
     assert [check.what.partition(":")[0] for check in said] == expected
     assert all(check.status == WARNING and "wal_dir" in check.advice for check in said)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -155,7 +156,7 @@ def was_refused(client: Client) -> bool:
 
 def test_a_revoked_key_ends_silent_connections(settings: AgentConfig, tmp_path: Path) -> None:
     """The agent does not know the keys of connections without a message, and closes all of them.
-    A client whose key is valid connects again by itself."""
+    A client whose key is valid connects again automatically."""
     with (
         serving(settings),
         plugin(settings, READER) as reader,
@@ -170,6 +171,16 @@ def test_a_revoked_key_ends_silent_connections(settings: AgentConfig, tmp_path: 
         assert member.hello()["session"]
 
 
+def left_alone(member: str, lost: str) -> dict[str, Any]:
+    """The view of a member that has lost the other one."""
+    return {
+        "cluster_id": "cluster-1",
+        "member_uuid": member,
+        "members": [member],
+        "lost": [lost],
+    }
+
+
 @pytest.mark.parametrize("rights", [{Right.READ}, {Right.READ, Right.CLAIM}])
 def test_a_hello_for_reading_changes_nothing(
     settings: AgentConfig, tmp_path: Path, rights: set[Right]
@@ -182,15 +193,7 @@ def test_a_hello_for_reading_changes_nothing(
         plugin(settings, READER) as reader,
     ):
         member.hello()
-        assert member.client.ask(
-            "view",
-            {
-                "cluster_id": "cluster-1",
-                "member_uuid": "member-1",
-                "members": ["member-1"],
-                "lost": ["member-2"],
-            },
-        )
+        assert member.client.ask("view", left_alone("member-1", "member-2"))
         assert member.hello()["incarnation"] == 2
         assert member.put(a="1")[0] == "ack"
         sign = agent._sessions.sign
@@ -218,12 +221,7 @@ def test_a_hello_for_reading_changes_nothing(
             assert reader.values() == {"a": "1"}
             assert reader.client.ask("beat")[0][0] == "beat"
             assert "no" in refused(reader, "append", 0, 1, 1, payload=b"x")
-        wish = {
-            "cluster_id": "cluster-1",
-            "member_uuid": "member-2",
-            "members": ["member-2"],
-            "lost": ["member-1"],
-        }
+        wish = left_alone("member-2", "member-1")
         assert f"right '{'write' if Right.CLAIM in rights else 'claim'}'" in refused(
             reader, "view", wish
         )

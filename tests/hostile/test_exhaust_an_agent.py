@@ -66,7 +66,7 @@ def test_idle_connections_do_not_keep_members_out(tmp_path: Path, kind: str, fil
         assert counts["open"] <= counts["most"] <= 200
         assert member.put(b="2")[0] == "ack"
         eventually(
-            lambda: comes_in(settings), "a late member is let in, as idle connections make room"
+            lambda: comes_in(settings), "a late member is admitted, as idle connections make room"
         )
         assert agent.open_files < files
         for each in idle:
@@ -197,7 +197,7 @@ def test_a_message_larger_than_any_value_is_not_read(tmp_path: Path) -> None:
             assert peer.ended(), size
             peer.close()
         header, _ = member.client.ask("maps", ["m" * 1000] * 5000)
-        assert header[2] == "bad-request" and "a header of" in header[3]
+        assert header[2] == "bad-request" and "the header has" in header[3]
         assert agent.memory - before < 40 * MB
         assert member.put(a="1")[0] == "ack"
 
@@ -380,7 +380,7 @@ def test_an_id_must_be_a_uuid(tmp_path: Path, field: str, value: Any) -> None:
         )
         header = parts(member.client._socket.recv())[0]
         assert header[2] == "bad-request" and len(header[3]) < 500
-        assert field in header[3] or "a header of" in header[3]
+        assert field in header[3] or "the header has" in header[3]
     assert (
         not claim_manifests(
             open_store(settings.url), "default/c", {}, FakeClock(), SeededRandomness(1)

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
-from imap_wal import layout
 from imap_wal.errors import InvalidSetting
+from imap_wal.names import MAP_COMPONENT_BYTES_MAX, check_map_name, map_component, map_of
 from rewrite_cli.cli import group
 
 NAMES = ["ä" * 60, "漢" * 300, "x" * 201, "x" * 1024, "ä" * 60 + "b"]
@@ -29,19 +29,19 @@ def maps(url: str) -> dict[str, dict[str, int]]:
 
 def test_a_component_is_short_and_unique_for_each_name() -> None:
     """A name that is short enough is its own component."""
-    components = {layout.map_component(name) for name in [*NAMES, "plain"]}
+    components = {map_component(name) for name in [*NAMES, "plain"]}
     assert len(components) == len(NAMES) + 1
-    assert all(len(each.encode()) <= layout.MAP_COMPONENT_BYTES_MAX for each in components)
+    assert all(len(each.encode()) <= MAP_COMPONENT_BYTES_MAX for each in components)
     for name in NAMES:
-        assert layout.map_of(layout.map_component(name), ["other", *NAMES]) == name
-        assert layout.map_of(layout.map_component(name), ["other"]) == ""
-    assert layout.map_component("x" * 200) == "x" * 200
+        assert map_of(map_component(name), ["other", *NAMES]) == name
+        assert map_of(map_component(name), ["other"]) == ""
+    assert map_component("x" * 200) == "x" * 200
 
 
 @pytest.mark.parametrize("name", ["x" * 1025, "漢" * 342, "", "\ud800"])
 def test_an_impossible_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidSetting):
-        layout.check_map_name(name)
+        check_map_name(name)
 
 
 def test_archive_rewrite_prune_restore_and_drop_take_long_names(tmp_path: Path) -> None:

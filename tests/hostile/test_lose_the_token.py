@@ -138,7 +138,7 @@ def test_a_lost_token_without_a_claim_is_missed(
     assert run("claim", settings.url, "--only-token", str(token), "--yes").code == 0
     lose(tmp_path, LOSSES["claims"])
     with (
-        pytest.raises(CorruptLog, match="this cluster has a token, and its claims have none"),
+        pytest.raises(CorruptLog, match="this cluster has a token, but its claims have none"),
         serving(settings),
     ):
         pass

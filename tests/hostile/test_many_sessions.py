@@ -107,7 +107,7 @@ def test_a_view_is_never_larger_than_its_limit(memory: MemoryStore) -> None:
     before = log.claims.read()
     with pytest.raises(
         TooLarge,
-        match="view 2 has 1000 members, which is the most; member another is not one of them",
+        match="view 2 already has 1000 members, the most that are possible, and member another",
     ):
         sessions.hello(b"c", replace(who, plugin_uuid="r", member_uuid="another", view=2))
     assert log.claims.read() == before
@@ -145,7 +145,7 @@ def test_a_view_keeps_few_records_of_sessions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each session of a member adds a record to the log; a running agent merges all of them."""
-    monkeypatch.setattr("imap_wal.read.view.MEMBERS_MAX", 3)
+    monkeypatch.setattr("imap_wal.read.merge.MEMBERS_MAX", 3)
     settings = config(tmp_path)
     with serving(settings) as agent:
         for number in range(6):

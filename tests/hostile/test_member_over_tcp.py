@@ -17,14 +17,10 @@ from imap_wal.agent.access import keys
 from imap_wal.agent.access.peers import Peer, Right
 from imap_wal.agent.transport.gate import new_pair
 from rewrite_cli.local_cluster.launcher import ask_stat
-from tests.cluster.harness import (
-    Agent,
-    Cluster,
-    MemberError,
-    free_ports,
-    logged_map,
-    until,
-)
+from tests.cluster.cluster import Cluster
+from tests.cluster.configuration import logged_map
+from tests.cluster.processes import Agent, MemberError, free_ports
+from tests.cluster.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -167,7 +163,7 @@ def test_a_member_with_keys_and_token_keeps_its_map(world: World) -> None:
     with pytest.raises(Exception, match=r"NotAppended|OutcomeUnknown|LogUnavailable"):
         orders.put("k7", "changed")
     world.tap.spoil.clear()
-    until("the map takes changes again", lambda: orders.put("k8", "mine") or True, 60)
+    until("the map accepts changes again", lambda: orders.put("k8", "mine") or True, 60)
     before = dict(orders.entry_set())
     assert before.keys() == {*entries, "large"}
 
@@ -197,13 +193,13 @@ def test_a_member_with_an_unknown_key_gets_no_log(world: World) -> None:
     assert f'"peer": "key {world.pair.public} at 127.0.0.1"' in world.log()
     # Admitted while both run: no restart.
     world.agent.admit(world.pair)
-    until("the map takes changes", lambda: put("1"), 60)
+    until("the map accepts changes", lambda: put("1"), 60)
     # A new key in the same file: the next connection has it.
     replaced = new_pair("member-1")
     world.agent.admit(replaced)
     os.remove(world.member_key)
     keys.write_new(world.member_key, replaced.text(), 0o600)
-    until("the map takes changes with the new key", lambda: put("2"), 60)
+    until("the map accepts changes with the new key", lambda: put("2"), 60)
     assert world.cluster.client().get_map("orders").blocking().get("a") == "2"
 
 
@@ -225,7 +221,7 @@ def test_the_next_cluster_needs_the_token(world: World) -> None:
     cluster.kill_everything()
     token = world.properties.pop("cluster-token-file")
     cluster.start(1)
-    with pytest.raises(Exception, match=r"this log has a token, and member .* did not give it"):
+    with pytest.raises(Exception, match=r"this log has a token, and member .* did not send it"):
         cluster.client().get_map("orders").blocking().put("a", "2")
     cluster.kill_everything()
     world.properties["cluster-token-file"] = token
@@ -239,7 +235,7 @@ def test_the_next_cluster_needs_the_token(world: World) -> None:
     ("properties", "text"),
     [
         ({"agent-public-key": None}, "belong together"),
-        ({"agent-public-key": "00"}, "takes the 64 hexadecimal digits"),
+        ({"agent-public-key": "00"}, "must be the 64 hexadecimal digits"),
         ({"agent-key-file": "{folder}/none.key"}, "none.key does not exist"),
         ({"agent-key-file": "{folder}/open.key"}, "other users may open it"),
         ({"agent-key-file": "{folder}/c.token"}, "has no public-key and secret-key"),

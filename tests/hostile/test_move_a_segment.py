@@ -49,7 +49,7 @@ def _flipped(at: int) -> Callable[[bytes, Home], bytes]:
 
 
 def _renamed(data: bytes, home: Home) -> bytes:
-    """With a header that names the place, and has the right checksum."""
+    """The segment with a header that names the place, and has the right checksum."""
     found, end = format.decode_header(data, "donor")
     return found._replace(**home._asdict()).encode() + data[end:]
 

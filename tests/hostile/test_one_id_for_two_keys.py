@@ -75,7 +75,7 @@ def test_an_open_with_another_key_writes_nothing(
     """The cluster knows the id with another key, so the open is refused."""
     before = everything(place)
     with pytest.raises(
-        EncryptionError, match="'a' another key is given than the one that this cluster has"
+        EncryptionError, match="key given for id 'a' is not the one that this cluster has"
     ) as raised:
         OPENS[opens](place, key_file(tmp_path, *keys))
     assert (raised.value.key_id, raised.value.file) == ("a", "default/embedded/manifest")
@@ -89,7 +89,7 @@ def test_an_agent_with_another_key_does_not_start(tmp_path: Path) -> None:
         assert member.put(a="1")[0] == "ack"
     before = everything(first.url)
     with (
-        pytest.raises(EncryptionError, match="another key"),
+        pytest.raises(EncryptionError, match="is not the one that this cluster has"),
         serving(config(tmp_path, node="n2", encryption_keys=key_file(tmp_path, other("a")))),
     ):
         pass
@@ -116,7 +116,7 @@ def test_an_open_log_keeps_its_key(tmp_path: Path, caplog: pytest.LogCaptureFixt
             store.map("orders")[str(number)] = "v" * 50
     assert (
         "continues to write with the earlier keys" in caplog.text
-        and "under the id 'a'" in caplog.text
+        and "the key given for id 'a'" in caplog.text
     )
     assert len(segments(open_store(place))) > 1
     file.write_text(key("a"))
@@ -154,7 +154,7 @@ def test_no_command_writes_with_another_key(
     before = content(place)
     words = [word.format(copy=tmp_path / "copy") for word in command[1:]]
     done = run("--encryption-keys", key_file(tmp_path, "b", other("a")), command[0], place, *words)
-    assert done.code == 1 and "another key is given" in done.err, done.err
+    assert done.code == 1 and "is not the one that this cluster has" in done.err, done.err
     assert content(place) == before
 
 
@@ -168,10 +168,10 @@ def test_verify_and_doctor_name_an_id_with_another_key(
     found = [
         each
         for each in done.json["files"]
-        if "under the id 'a' another key is given" in each["what"]
+        if "the key given for id 'a' is not the one" in each["what"]
     ]
     assert [each["file"].rpartition("/")[0] for each in found] == ["default/embedded/manifest"]
-    assert "under the id 'a' another key is given" in run(*given, "doctor", place).out.replace(
+    assert "the key given for id 'a' is not the one" in run(*given, "doctor", place).out.replace(
         "\n", " "
     ).replace("  ", " ")
     assert run("--encryption-keys", key_file(tmp_path, "a"), "verify", place).code == 0
@@ -184,7 +184,7 @@ def test_a_repaired_copy_knows_the_keys_of_the_log(place: str, tmp_path: Path, r
         == 0
     )
     for name in "ab":
-        with pytest.raises(EncryptionError, match=f"'{name}' another key"):
+        with pytest.raises(EncryptionError, match=f"'{name}' is not the one"):
             imap_wal.open(copy, node="n2", encryption_keys=key_file(tmp_path, other(name)))
 
 

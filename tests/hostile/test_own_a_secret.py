@@ -27,7 +27,7 @@ needs_root = pytest.mark.skipif(
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Not in the folder of pytest, which other users cannot enter."""
+    """A folder outside of pytest's folder, which other users cannot enter."""
     with tempfile.TemporaryDirectory(prefix="imap-wal-") as name:
         yield Path(name)
 

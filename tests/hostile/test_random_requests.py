@@ -142,30 +142,29 @@ def fields(draw: st.DrawFn, good: dict[str, Any], *kept: str) -> bytes:
     return bytes([0x80 | len(parts)]) + b"".join(name + value for name, value in parts.items())
 
 
+KINDS = (
+    "hello",
+    "view",
+    "append",
+    "append",
+    "append",
+    "metadata",
+    "keys",
+    "list",
+    "load",
+    "maps",
+    "schemas",
+    "stat",
+    "beat",
+    "bye",
+    "junk",
+)
+
+
 @st.composite
 def messages(draw: st.DrawFn, member: Plugin, number: int) -> tuple[bytes, bytes]:
     """Header and payload."""
-    kind = draw(
-        st.sampled_from(
-            [
-                "hello",
-                "view",
-                "append",
-                "append",
-                "append",
-                "metadata",
-                "keys",
-                "list",
-                "load",
-                "maps",
-                "schemas",
-                "stat",
-                "beat",
-                "bye",
-                "junk",
-            ]
-        )
-    )
+    kind = draw(st.sampled_from(KINDS))
     head = pack(kind) + (pack(number) if draw(st.integers(0, 9)) else draw(junk))
     session, first, count = member.session, draw(st.integers(1, 5)), draw(st.integers(1, 3))
     payload = draw(st.one_of(st.just(b""), st.just(b""), junk))

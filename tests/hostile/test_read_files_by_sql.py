@@ -1,4 +1,4 @@
-"""Attack: SQL that somebody else wrote reads or writes files, opens connections or loads libraries
+"""Attack: SQL of another author reads or writes files, opens connections or loads libraries
 with the rights of the operator who runs it with `imap-wal query`."""
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def test_a_local_root_cannot_redirect_to_another_storage(tmp_path: Path, wal_dir
         root = gift(
             tmp_path / "gift", wal_dir.format(server=f"127.0.0.1:{server.getsockname()[1]}")
         )
-        with pytest.raises(StorageError, match="not followed by itself") as found:
+        with pytest.raises(StorageError, match="not used unless you name it") as found:
             open_store(str(root))
         assert "--wal-dir" in str(found.value)
         assert "\x1b" not in str(found.value)
@@ -61,8 +61,8 @@ def test_a_local_root_cannot_redirect_to_another_storage(tmp_path: Path, wal_dir
             ["doctor", str(root)],
         ):
             done = CliRunner().invoke(group, command)
-            assert "not followed" in done.output
-        with pytest.raises(StorageUnavailable, match="not followed by itself"):
+            assert "not used" in done.output
+        with pytest.raises(StorageUnavailable, match="not used unless you name it"):
             imap_wal.open(str(root), node="n")
         with pytest.raises(BlockingIOError):
             server.accept()  # no connection was made
@@ -74,7 +74,7 @@ def test_a_wal_dir_that_the_user_names_is_followed(tmp_path: Path) -> None:
     try:
         with imap_wal.open(root, node="n", wal_dir=wal) as store:
             store.map("m")["a"] = 1
-        with pytest.raises(StorageUnavailable, match="not followed by itself"):
+        with pytest.raises(StorageUnavailable, match="not used unless you name it"):
             imap_wal.open(root, node="n")
         with imap_wal.open(root, node="n", wal_dir=wal) as store:
             assert store.map("m")["a"] == 1

@@ -18,7 +18,8 @@ from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
 from storage_backends import open_store
-from tests.cluster.harness import Cluster, logged_map
+from tests.cluster.cluster import Cluster
+from tests.cluster.configuration import logged_map
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

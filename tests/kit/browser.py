@@ -58,7 +58,7 @@ class Browser:
         return dict(json.loads(message))
 
     def open(self, url: str) -> None:
-        """Load a page, and wait for that."""
+        """Load a page, and wait until it is loaded."""
         self.events.clear()
         self.call("Page.navigate", url=url)
         while not any(each.get("method") == "Page.loadEventFired" for each in self.events):
@@ -101,7 +101,7 @@ class Browser:
         file.write_bytes(base64.b64decode(shot["data"]))
 
     def complaints(self) -> list[str]:
-        """What the console of the page has: errors of scripts and of the policy."""
+        """The messages in the console of the page: errors of scripts and of the policy."""
         return [
             json.dumps(each["params"])
             for each in self.events

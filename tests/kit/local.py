@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @contextlib.contextmanager
 def python(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Another process running `code`; it has written to its output when this continues."""
+    """Start a process that runs `code`, and wait until it has written to its output."""
     process = subprocess.Popen(
         [
             sys.executable,

@@ -10,7 +10,8 @@ from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.parquet.columns import ARCHIVE_SCHEMA, nodes_of, to_batch, to_positions, to_rows
-from imap_wal.parquet.file import ParquetFile, batches
+from imap_wal.parquet.reader import batches
+from imap_wal.parquet.writer import ParquetFile
 from imap_wal.security.encryption import keys_of
 from storage_backends import SegmentStore
 
@@ -28,6 +29,16 @@ def as_before(store: SegmentStore, manifests: ManifestLog[NodeManifest], every: 
     for path in chosen:
         store.delete(path)
     return len(chosen)
+
+
+def promise_order(store: SegmentStore, manifests: ManifestLog[NodeManifest]) -> str:
+    """Turn a node's only archive into one in the order of the log, of which the manifest says that
+    it is sorted by key. Returns its path."""
+    assert as_before(store, manifests) == 1
+    (older,) = manifests.read()[1].archives
+    manifests.update(lambda now: replace(now, archives=()))
+    manifests.update(lambda now: replace(now, archives=(replace(older, unpacked=10_000),)))
+    return older.path
 
 
 def _older(store: SegmentStore, archive: Archive) -> Archive:

@@ -62,7 +62,7 @@ def values(made: MaterializedView, name: str = "orders") -> dict[str, str]:
 def parquet_rows(store: SegmentStore, path: str) -> list[tuple[Row, str]]:
     """The rows of a Parquet file, with their nodes."""
     from imap_wal.parquet.columns import nodes_of, to_rows
-    from imap_wal.parquet.file import batches
+    from imap_wal.parquet.reader import batches
 
     return [
         item

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from imap_wal.manifest.cluster import IncarnationRecord
-from imap_wal.read.cluster import pin_cuts
+from imap_wal.read.pins import pin_cuts
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.report import RewriteReport

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from imap_wal.format import START
 from imap_wal.parquet.columns import nodes_of, to_rows
-from imap_wal.parquet.file import batches
+from imap_wal.parquet.reader import Expected, batches
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT, EntryBatch
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.scan import read_scan
 from imap_wal.read.scan_list import cluster_scans, snapshot_scans
 from imap_wal.rewrite.local_engine import LocalEngine
-from imap_wal.rewrite.part_writer import PartWriter
+from imap_wal.rewrite.part_writer import KeyRange, PartWriter
 from imap_wal.rewrite.plan import Merged, Result, RewritePlan, Tally, worth_reading
 from imap_wal.rewrite.ranges import KeptPart, kept_parts, parts_of
 from imap_wal.settings import Settings
@@ -67,7 +67,9 @@ class RowEngine:
             touched.add(name)
         for name in sorted(touched):
             with tempfile.TemporaryDirectory() as folder:
-                writer = PartWriter(log.store, job, name, Path(folder), kept=kept.get(name, ()))
+                writer = PartWriter(
+                    log.store, job, name, Path(folder), KeyRange(kept=kept.get(name, ()))
+                )
                 writer.add_clears(index.clears(name), tally.late)
                 for rows, nodes, conflicts in index.batches_with_rivals(name):
                     writer.add(rows, nodes, tally.late, conflicts)
@@ -114,7 +116,7 @@ def summary(result: Result, log: ClusterLog) -> dict[str, object]:
         rows = [
             (row, node)
             for part in parts
-            for batch in batches(log.store, part.path, checksum=part.checksum, records=part.rows)
+            for batch in batches(log.store, part.path, expected=Expected(part.checksum, part.rows))
             for row, node in zip(to_rows(batch), nodes_of(batch), strict=True)
         ]
         first = [part.first_expiry_ms for part in parts if part.first_expiry_ms]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from imap_wal.entry import KEY, VALUE
-from tests.cluster.harness import Agent, Cluster, until
+from tests.cluster.cluster import Cluster
 from tests.cluster.history import log_view
+from tests.cluster.processes import Agent
+from tests.cluster.waiting import until
 
 SILENT = "tests.cluster.silent_agent"
 
@@ -24,12 +26,12 @@ def newest(cluster: Cluster, name: str) -> dict[str, str]:
 
 
 def _text(data: bytes) -> str:
-    """Of Hazelcast's Data: partition hash, type, length (4 bytes each), UTF-8."""
+    """The text in Hazelcast's Data: partition hash, type, length (4 bytes each), UTF-8."""
     return data[12:].decode()
 
 
 def wait_taken(agent: Agent, before: int) -> None:
     """Wait until one more change is durable: an agent commits what it received before it answers
     the next request."""
-    until("the agent takes a change", lambda: (agent.stat() or {}).get("appends", 0) > before)
+    until("the agent accepts a change", lambda: (agent.stat() or {}).get("appends", 0) > before)
     assert agent.stat(5000)

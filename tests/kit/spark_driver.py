@@ -21,6 +21,7 @@ from pyspark import TaskContext
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.run import rewrite
 from imap_wal.rewrite.sorted_runs import Sizes
+from imap_wal.rewrite.task_engine import Merging
 from pyspark_imap_wal import rewrite_engine
 from pyspark_imap_wal.rewrite_engine import SparkEngine
 from storage_backends import open_store
@@ -29,6 +30,8 @@ from storage_backends import open_store
 def waiting(once: Any, gate: str, mode: str) -> Any:
     def write(*given: Any) -> Any:
         inner = once(*given)
+        if not isinstance(given[1], Merging):
+            return inner
 
         # Spark sends this function itself to the workers: they do not have this module.
         def in_worker(inputs: Any) -> Iterator[Any]:
@@ -57,7 +60,7 @@ def waiting(once: Any, gate: str, mode: str) -> Any:
 
 
 def main(root: str, gate: str, mode: str, rows: str, *properties: str) -> None:
-    rewrite_engine._write = waiting(rewrite_engine._write, gate, mode)
+    rewrite_engine._answering = waiting(rewrite_engine._answering, gate, mode)
     sizes = Sizes(range_bytes=1, group_rows=int(rows))
     engine = SparkEngine(properties=dict(each.split("=", 1) for each in properties), sizes=sizes)
     log = ClusterLog(open_store(root), "ns", "c")

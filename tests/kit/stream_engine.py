@@ -22,7 +22,7 @@ def reader(url: str, **options: str) -> ImapWalStreamReader:
 
 
 class Engine:
-    """What Spark does with a reader: it writes the end of a batch down before the batch is read,
+    """What Spark does with a reader: it records the end of a batch before the batch is read,
     and commits an end when the next batch is planned."""
 
     def __init__(self, url: str, **options: str) -> None:

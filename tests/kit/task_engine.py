@@ -9,11 +9,12 @@ from typing import Any
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.plan import Result, RewritePlan
 from imap_wal.rewrite.sorted_runs import Sizes
+from imap_wal.rewrite.task_engine import Answer
 from imap_wal.settings import Settings
-from pyspark_imap_wal.rewrite_engine import Answer, SparkEngine, Work
+from pyspark_imap_wal.rewrite_engine import Partition, SparkEngine
 from tests.kit.row_engine import RowEngine, compare
 
-TINY = Sizes(sort_bytes=200, range_bytes=120, group_bytes=200, group_rows=2)
+TINY = Sizes(sort_bytes=200, range_bytes=120, ranges_max=200, group_bytes=200, group_rows=2)
 """Several tasks in each step, even for a few entries."""
 
 
@@ -22,9 +23,9 @@ class TaskEngine(SparkEngine):
         super().__init__(tasks=2, sizes=sizes)
 
     def _start(self, job: RewritePlan) -> None:
-        """There is no Spark."""
+        """Does nothing: there is no Spark."""
 
-    def _each(self, step: str, work: Work, inputs: Sequence[Any], size: int) -> list[Answer]:
+    def _each(self, step: str, work: Partition, inputs: Sequence[Any], size: int) -> list[Answer]:
         assert size or not inputs or step == "measuring"
         return [
             answer

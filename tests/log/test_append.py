@@ -217,7 +217,7 @@ def test_failed_write_is_reported_and_the_next_open_continues(memory: MemoryStor
 def test_second_writer_is_refused_unless_it_takes_over(
     memory: MemoryStore,
 ) -> None:
-    """A takeover shuts the first writer out."""
+    """A takeover fences the first writer."""
     old = create(memory)
     place = fill(old, "old")[0]
     with pytest.raises(WriterLocked):

@@ -26,7 +26,7 @@ from tests.support import FakeClock, Threads, embedded
 
 
 def test_a_log_is_created_once_and_opened_from_then_on(url: str) -> None:
-    with pytest.raises(NoSuchLog, match=r"make it with imap_wal\.log\.create"):
+    with pytest.raises(NoSuchLog, match=r"create it with imap_wal\.log\.create"):
         log.open(url)
     with log.create(url) as opened:
         fill(opened, 1)

@@ -17,7 +17,6 @@ from imap_wal.errors import (
     OutcomeUnknown,
 )
 from imap_wal.log import START, LogReader
-from imap_wal.parquet import file as parquet_file
 from imap_wal.read import log_reader
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import SegmentStore
@@ -81,12 +80,9 @@ def test_archives_of_several_maps_are_read_in_position_order(
             assert list(opened.read(before[33].position)) == before[33:]
 
 
-def test_memory_of_a_reader_does_not_grow_with_the_log(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_a_reader_does_not_grow_with_the_log(url: str) -> None:
     import tracemalloc
 
-    monkeypatch.setattr(parquet_file, "GROUP_BYTES_MAX", 2 * 1024 * 1024)
     with log.create(url, durability="os", segment_bytes=1024 * 1024) as opened:
         for _ in range(128):
             opened.append("m", *((b"k%d" % number, os.urandom(1024)) for number in range(512)))

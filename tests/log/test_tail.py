@@ -38,7 +38,7 @@ def collect(tail: Any) -> tuple[list[Record], Callable[[], None]]:
 
 
 def test_tail_sees_an_entry_once_its_append_returned(memory: MemoryStore) -> None:
-    """At once, and only once."""
+    """It sees the entry at once, and only once."""
     opened = create(memory)
     found, join = collect(opened.tail(poll_s=60))  # only a commit can wake it
     slow, stop = reading(memory), threading.Event()

@@ -14,8 +14,8 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.monitoring import health
 from imap_wal.agent.monitoring.listener import CONNECTIONS_MAX
 from imap_wal.agent.server import Agent
-from rewrite_cli import doctor
 from rewrite_cli.console.check import WARNING
+from rewrite_cli.doctor.agent import agent_checks
 from storage_backends import NoSpace
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore
@@ -73,7 +73,7 @@ def test_metrics_follow_the_appends_of_a_member(settings: AgentConfig, tmp_path:
         assert found["imap_wal_incarnation"] == 1
         assert found["process_open_fds"] > 0
         assert (get(port, "/livez").body, get(port, "/readyz").body) == (b"ok\n", b"ok\n")
-        checks = {each.name: each for each in doctor.agent(settings.endpoint)}
+        checks = {each.name: each for each in agent_checks(settings.endpoint)}
         assert f"http://127.0.0.1:{port}/metrics" in checks["agent's metrics"].what
 
 
@@ -116,7 +116,7 @@ def test_health_is_answered_while_the_loop_waits_for_the_storage(
         )
         try:
             assert gate.waiting.wait(30)
-            eventually(lambda: get(port, "/readyz").status == 503, "the loop does not go on")
+            eventually(lambda: get(port, "/readyz").status == 503, "the loop does not continue")
             assert get(port, "/livez").status == 200
             assert metrics(port)["imap_wal_turn_seconds"] > 0
         finally:
@@ -164,7 +164,7 @@ def test_an_agent_works_while_its_http_address_is_taken(settings: AgentConfig) -
             assert member.put(a="1")[0] == "ack"
             eventually(lambda: member.stat()["threads"]["imap-wal-http"]["error"], "it is shown")
             assert member.stat()["healthy"]
-            checks = {each.name: each for each in doctor.agent(settings.endpoint)}
+            checks = {each.name: each for each in agent_checks(settings.endpoint)}
             assert checks["agent's metrics"].status == WARNING
             taken.close()
             assert get(port_of(member), "/readyz").status == 200

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.harness import Cluster, free_ports, logged_map, until
+from tests.cluster.cluster import Cluster
+from tests.cluster.configuration import logged_map
+from tests.cluster.processes import free_ports
+from tests.cluster.waiting import until
 from tests.monitoring.snapshots import OF_MEMBERS
 from tests.storage.services import BUILD, need
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from imap_wal.agent.monitoring.metrics import METRICS, Exporter
+from imap_wal.agent.monitoring.exporter import Exporter
+from imap_wal.agent.monitoring.metrics import METRICS
 from tests.monitoring.snapshots import OF_MEMBERS, snapshot
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -58,7 +59,7 @@ def test_alerts_name_only_metrics_that_are_exported() -> None:
 
 
 def test_each_alert_has_its_entry_in_the_runbook() -> None:
-    """And each entry belongs to an alert."""
+    """Each entry belongs to an alert, too."""
     entries = re.findall(r"^### (\w+)\n\n\*\*Meaning\*\*: ", RUNBOOK.read_text(), re.MULTILINE)
     assert sorted(entries) == sorted(alert["alert"] for alert in alerts())
     assert RUNBOOK.read_text().count("\n**Do**: ") == len(entries)

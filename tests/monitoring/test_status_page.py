@@ -22,7 +22,7 @@ from imap_wal.agent.monitoring.status.facts import MergeRate, sections
 from imap_wal.agent.monitoring.status.page import StatusPage
 from imap_wal.clock import SystemClock
 from imap_wal.format import Position
-from imap_wal.read.view import MergeProgress, MergeStatistics
+from imap_wal.read.statistics import MergeProgress, MergeStatistics
 from imap_wal.worker import WorkerState
 from storage_backends.reserve import DiskState
 from tests.agent.harness import config, plugin, serving
@@ -181,7 +181,7 @@ def test_the_policy_permits_nothing_from_elsewhere(shown: Shown) -> None:
 
 
 def test_events_for_many_browsers_are_made_once_a_second() -> None:
-    """And no connection stays open."""
+    """No connection stays open."""
     made: list[float] = []
     clock = FakeClock()
 

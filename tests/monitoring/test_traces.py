@@ -113,7 +113,7 @@ class RunningAgent:
             )
 
     def stop(self) -> float:
-        """Its seconds."""
+        """Stop the agent; returns the seconds that this took."""
         began = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(30) == 0, self.log.read_text()

@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.cluster.harness import compile_java
+from tests.cluster.classes import compile_java
 from tests.nemesis.defects import DEFECTS
 from tests.nemesis.episodes import EPISODES
 from tests.nemesis.report import commit, episodes_of, keep, kept, plain, rows, totals

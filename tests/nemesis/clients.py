@@ -300,18 +300,25 @@ def answer_of(future: Future[Any]) -> Any:
 
 
 def outages(attempts: Iterable[Attempt]) -> dict[Key, float]:
-    """For each key the longest time without a success, in seconds, from the beginning of an attempt
-    or from the last success, whichever is later, to the end of an attempt or the next success; at
-    least the longest time that an operation took. Time without attempts does not count."""
+    """For each key the longest time without a success, in seconds: from the beginning of an attempt
+    or from the last success, whichever is later, to the end of the last attempt that failed, or of
+    a success that began before that; at least the longest time that an operation took. The time
+    between the last failure and the attempt that succeeded does not count: it depends on how often
+    callers choose the key."""
     found: dict[Key, float] = {}
     for key, those in by_key(attempts).items():
         since: float | None = None
-        longest = success = 0.0
+        longest = success = failure = 0.0
         for each in sorted(those, key=lambda each: each.ended):
             start = max(each.operation.start, success)
-            since = start if since is None else min(since, start)
+            succeeds = each.outcome == "acknowledged"
+            if since is None or (succeeds and start > failure):
+                since = start
+            since = min(since, start)
             longest = max(longest, each.ended - since, each.ended - each.operation.start)
-            if each.outcome == "acknowledged":
+            if succeeds:
                 since, success = None, each.ended
+            else:
+                failure = each.ended
         found[key] = longest
     return found

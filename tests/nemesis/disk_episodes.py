@@ -143,8 +143,8 @@ def older_disk(world: World, rng: Random) -> None:
 
 @episode(bare=False, disks=True, copies=2)
 def lost_disk_returns(world: World, rng: Random) -> None:
-    """After the node has continued with an empty one. If the disk is refused, the newer one is put
-    back."""
+    """After the node has continued with an empty one. If the disk is refused, the newer one is
+    attached again."""
     machine = some(rng)
     agent = world.agent(machine)
     world.disks.renew_promises()

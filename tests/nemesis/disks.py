@@ -3,7 +3,7 @@ docs/how-to/local-disks.md says.
 
 refusal    an agent that does not start because of its disk names the node and the segments, or the
            files. Any other text is a finding, and so is a loss without a refusal
-found      the disk that was lost is put back: then nothing may be lost
+found      the disk that was lost is attached again: then nothing may be lost
 given up   the agent starts with recovery_policy partial: entries that only lost disks had are lost,
            and the operator accepts it
 """
@@ -13,11 +13,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 
 from imap_wal.read.cluster import ClusterLog
-from tests.cluster.harness import Agent, Ended, until
+from tests.cluster.processes import Agent
+from tests.cluster.waiting import Ended, until
 from tests.nemesis.storage import OwnDisk
 
 UPLOADED_S = 120.0
@@ -100,8 +102,8 @@ class Disks:
         return True
 
     def start_after_loss(self, agent: Agent, kept: Path, rng: Random) -> None:
-        """Start an agent with an empty disk. If it refuses, either the lost disk is put back, or
-        its entries are given up."""
+        """Start an agent with an empty disk. If it refuses, either the lost disk is attached again,
+        or its entries are given up."""
         if self.start(agent):
             return
         if rng.random() < 0.5:
@@ -120,7 +122,7 @@ class Disks:
     # ---- when a disk may be lost ----
 
     def wait_uploaded(self) -> None:
-        """Until all that was written before is in the root."""
+        """Wait until everything that was written before is in the root."""
         if not self._disks:
             return
         began = time.monotonic()
@@ -157,9 +159,17 @@ class Disks:
         if not self.is_loss_noticed:
             now = self.losses
             self._say("the agents are restarted, one after the other")
+            writers = {
+                each: until(f"{each.name} has a member", each.writers) for each in self._agents
+            }
             for agent in self._agents:
                 agent.stop(60)
                 agent.start()
-            time.sleep(1)
+            for agent, before in writers.items():
+                until(f"{agent.name} has its members again", partial(_has, agent, before))
             self._losses_known = now
         self.wait_uploaded()
+
+
+def _has(agent: Agent, members: frozenset[str]) -> bool:
+    return members <= agent.writers()

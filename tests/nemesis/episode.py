@@ -32,7 +32,7 @@ class Episode:
 
 
 class Episodes(dict[str, Episode]):
-    """By name. `episode` is a decorator of the functions that play them."""
+    """Episodes by name. `episode` is a decorator of the functions that play them."""
 
     def episode(
         self, *, stale: bool = False, bare: bool = True, disks: bool = False, copies: int = 1

@@ -225,7 +225,7 @@ def full_disk(world: World, rng: Random) -> None:
 
 @episode(bare=False)
 def maintenance_beside(world: World, rng: Random) -> None:
-    """Agents archive by themselves, as their logs are small."""
+    """Agents archive, as their logs are small."""
     for maintain in rng.choice(
         [
             (world.rewrite, world.prune),

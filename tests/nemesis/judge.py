@@ -19,7 +19,7 @@ from typing import Any
 
 import hazelcast
 
-from tests.cluster.harness import until
+from tests.cluster.waiting import until
 from tests.nemesis.clients import Attempt, Key, by_key
 from tests.nemesis.linearizability import (
     READS,
@@ -112,7 +112,7 @@ class Judge:
         """Compares the live maps before everything was killed with those after the restart. What
         is judged next begins with the latter: an operation that was unknown has happened or not."""
         different = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
-        self.begin_anew(after)
+        self.begin_again(after)
         return [
             Finding(
                 "restart",
@@ -123,7 +123,7 @@ class Judge:
             for key in different
         ]
 
-    def begin_anew(self, contents: Mapping[Key, Any]) -> None:
+    def begin_again(self, contents: Mapping[Key, Any]) -> None:
         """The present contents count from now on."""
         for key in self._checkers:
             self._checkers[key] = Checker(contents.get(key), again=True)

@@ -231,7 +231,7 @@ class Checker:
         return found
 
     def _reachable(self, start: _Possible, ending: int, bound: int) -> _Set:
-        """From here by operations that are under way, in any order."""
+        """What can be reached from `start` by operations that are under way, in any order."""
         seen = _Set([start])
         known = [
             (number, operation)

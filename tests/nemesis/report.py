@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.harness import ROOT
+from tests.cluster.processes import ROOT
 from tests.nemesis.episodes import EPISODES
 
 RECORD = ROOT / "out" / "nemesis.jsonl"
@@ -39,7 +39,7 @@ def kept(record: Path = RECORD) -> list[dict[str, Any]]:
 
 
 def totals(episodes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By kind of episode: sums, and the longest times of the worst key."""
+    """Sums, and the longest times of the worst key, by kind of episode."""
     found: dict[str, dict[str, Any]] = {}
     for each in episodes:
         total = found.setdefault(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import statistics
 import time
 from collections import Counter
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from tests.cluster.harness import until
+from tests.cluster.waiting import until
 from tests.nemesis.clients import Attempt, Callers, counts, outages
 from tests.nemesis.episode import Episode
 from tests.nemesis.episodes import EPISODES
@@ -25,13 +26,14 @@ COLD_PAUSE_S = 0.25
 EMPTIED = 0.2
 """The probability that a map is emptied at the end of an episode."""
 SHOWN = 3
-"""How many findings of a kind are printed for an episode."""
+"""How many findings of a kind are printed for an episode, and how many changes are the slowest."""
 
 
 @dataclass
 class Record:
     """One episode. `write_s` and `read_s`: the longest time without a success, of the worst key and
     of the one in the middle. `write_p99_ms`: 99 of 100 acknowledged changes took at most this.
+    `slowest`: the changes that took longest, with seconds since the episode began.
     `refusals`: starts of agents that were refused, as documented. `given_up`: after a refusal, the
     loss of changes was accepted."""
 
@@ -42,6 +44,7 @@ class Record:
     write_s: tuple[float, float] = (0.0, 0.0)
     read_s: tuple[float, float] = (0.0, 0.0)
     write_p99_ms: float = 0.0
+    slowest: list[str] = field(default_factory=list)
     stale_reads: int = 0
     undecided: int = 0
     refusals: int = 0
@@ -142,7 +145,7 @@ class Run:
             self._empty(rng)
             attempts = self._measured(record, begin)
             if record.given_up:
-                self._judge.begin_anew(self.world.contents())
+                self._judge.begin_again(self.world.contents())
                 attempts = []
             contents = self._judged(
                 record, attempts, (begin, time.monotonic()) if episode.stale else None
@@ -152,7 +155,7 @@ class Run:
                 self._restarted(record, contents, rng)
         except NotWhole as error:
             record.findings.append(Finding("not whole", str(error)[:2000]))
-            self._begin_anew(record)
+            self._begin_again(record)
         self.world.say(
             f"{record.outcomes}, no successful write for {record.write_s[0]:.1f} s, "
             f"findings: {record.found or 'none'}"
@@ -181,7 +184,7 @@ class Run:
             client.shutdown()
 
     def _wait_working(self) -> None:
-        """Until each key was written successfully once more."""
+        """Wait until each key was written successfully once more."""
         start = time.monotonic()
         try:
             until("every key can be written", lambda: not self._not_written(start), WORKING_S, 0.2)
@@ -214,6 +217,12 @@ class Run:
         )
         writes = [each for each in during if each.operation.kind not in READS]
         record.write_s, record.write_p99_ms = _worst(writes), _p99_ms(writes)
+        slowest = heapq.nlargest(SHOWN, writes, key=_seconds)
+        record.slowest = [
+            f"{each.operation.kind} {each.key} by {each.operation.client}, "
+            f"{each.operation.start - begin:.1f} to {each.ended - begin:.1f} s: {each.outcome}"
+            for each in slowest
+        ]
         record.read_s = _worst([each for each in during if each.operation.kind in READS])
         return attempts
 
@@ -256,14 +265,14 @@ class Run:
         except Exception as error:
             raise NotWhole(f"at the restart: {type(error).__name__}: {error}") from error
 
-    def _begin_anew(self, record: Record) -> None:
+    def _begin_again(self, record: Record) -> None:
         """A cluster that cannot be healed is killed and restarted; the judgement begins again with
         its state."""
         self._pause()
         self._history.take()
         self.world.kill_everything()
         self.world.start()
-        self._judge.begin_anew(self.world.contents())
+        self._judge.begin_again(self.world.contents())
 
 
 def _worst(attempts: Sequence[Attempt]) -> tuple[float, float]:
@@ -271,10 +280,12 @@ def _worst(attempts: Sequence[Attempt]) -> tuple[float, float]:
     return (round(max(found), 2), round(statistics.median(found), 2)) if found else (0.0, 0.0)
 
 
+def _seconds(attempt: Attempt) -> float:
+    return attempt.ended - attempt.operation.start
+
+
 def _p99_ms(attempts: Sequence[Attempt]) -> float:
-    took = sorted(
-        each.ended - each.operation.start for each in attempts if each.outcome == "acknowledged"
-    )
+    took = sorted(_seconds(each) for each in attempts if each.outcome == "acknowledged")
     return round(1000 * took[len(took) * 99 // 100], 2) if took else 0.0
 
 

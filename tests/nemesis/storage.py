@@ -35,7 +35,7 @@ class Storage:
         return f"{disks} disks, {self.copies} {'copies' if self.copies > 1 else 'copy'}"
 
     def properties(self, endpoints: list[str]) -> dict[str, str]:
-        """Of the plug-in. `endpoints`: of all agents."""
+        """The properties of the plug-in. `endpoints`: those of all agents."""
         if self.copies == 1:
             return {}
         return {"copies": str(self.copies), "copy-agents": ",".join(endpoints)}
@@ -87,7 +87,7 @@ class OwnDisk:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those of the agent."""
+        """The settings of the agent."""
         return {"upload_interval_s": UPLOAD_S, "tail_timeout_s": TAIL_TIMEOUT_S}
 
     def copied(self) -> Path:

@@ -155,7 +155,18 @@ def test_an_outage_begins_after_the_last_success() -> None:
         attempt("set", 100, "a", outcome="unknown", seconds=4),
         attempt("set", 103, "b", seconds=0.5),
         attempt("set", 105, "c", outcome="refused"),
-        attempt("set", 107, "d", seconds=2.5),
+        attempt("set", 105.5, "d", outcome="refused"),
+        attempt("set", 105.5, "e", seconds=2.5),
+    ]
+    assert outages(attempts) == {KEY: 4.5}
+
+
+def test_an_outage_ends_with_the_last_failure_before_a_success() -> None:
+    """It is not known when the key could be written again, because no caller tried."""
+    attempts = [
+        attempt("set", 100, "a", outcome="refused", seconds=2),
+        attempt("set", 105, "b", outcome="refused", seconds=1),
+        attempt("set", 115, "c", seconds=0.5),
     ]
     assert outages(attempts) == {KEY: 6.0}
 

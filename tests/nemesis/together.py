@@ -18,9 +18,9 @@ from random import Random
 from typing import Any
 
 import hazelcast
-from hazelcast.transaction import ONE_PHASE, TWO_PHASE
+from hazelcast.transaction import _STATE_ACTIVE, ONE_PHASE, TWO_PHASE
 
-from tests.cluster.harness import until
+from tests.cluster.waiting import until
 from tests.nemesis.clients import (
     LATE_S,
     Attempt,
@@ -157,6 +157,10 @@ class Transactions(Callers):
                 commits = True
                 transaction.commit()
             except BaseException:
+                # After a commit that failed, the client would not send the rollback, not even if it
+                # did not send the commit either. The keys would be locked until the time-out of the
+                # transaction; then the next caller that waited would get them too late, and so on.
+                transaction.state = _STATE_ACTIVE
                 with suppress(Exception):
                     transaction.rollback()
                 raise
@@ -170,7 +174,7 @@ class Transactions(Callers):
 
 
 class RolledBack(Exception):
-    """By its caller."""
+    """The caller has rolled its transaction back."""
 
 
 def _change(entries: Any, names: Sequence[str], value: str | None) -> None:

@@ -1,5 +1,5 @@
 """Three machines, each a member and its agent, a network between the members, disks that can be
-filled, cut off and lost; what can be done to them, and how they are made whole again."""
+filled, cut off and lost; what can be done to them, and how they are repaired."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,19 +19,13 @@ from typing import Any
 import hazelcast
 
 from imap_wal.read.cluster import ClusterLog
+from rewrite_cli.local_cluster import jars
 from storage_backends import open_store
-from tests.cluster.harness import (
-    LIFETIME_TIMEOUT_S,
-    ROOT,
-    Agent,
-    Child,
-    Cluster,
-    Member,
-    connect,
-    logged_map,
-    until,
-)
+from tests.cluster.cluster import LIFETIME_TIMEOUT_S, Cluster, connect
+from tests.cluster.configuration import logged_map
 from tests.cluster.network import QUICK_LOSS, Network
+from tests.cluster.processes import ROOT, Agent, Child, Member
+from tests.cluster.waiting import until
 from tests.nemesis.clients import Callers, History, Key, told_apart
 from tests.nemesis.disks import Disks
 from tests.nemesis.storage import SHARED, OwnDisk, Root, Storage, fill
@@ -46,7 +41,8 @@ COLD = "nemesis-cold"
 COLD_KEYS = tuple(Key(COLD, f"k{number}") for number in range(150))
 """Seldom written: their newest changes are old, so they are lost with an old part of a log."""
 ALL_KEYS = (*KEYS, *COLD_KEYS, *EMPTIED_KEYS, *GROUPS)
-"""With those of operations on many keys, which a Hazelcast without a map store does not get."""
+"""All keys, with those of operations on many keys, which a Hazelcast without a map store does not
+get."""
 # Small, so that a restore reads archives, sealed segments and an unfinished one.
 SETTINGS: dict[str, Any] = {"segment_bytes": 1 << 18, "max_total_wal_size": 1 << 20}
 PROPERTIES = {
@@ -56,6 +52,8 @@ PROPERTIES = {
     "hazelcast.partition.migration.stale.read.disabled": "true",
 }
 WHOLE_S = 90.0
+SLOW_S = 15.0
+"""After this time, the run records what the members wait for."""
 
 
 class NoAgent(Agent):
@@ -110,7 +108,7 @@ class World:
         self._beginning = time.monotonic()
 
     def _new_agents(self, defect: str) -> list[Agent]:
-        """With their disks."""
+        """An agent for each machine, with its disk."""
         names = [f"node-{number}" for number in MACHINES]
         own = self.storage.own_disks
         each_own = [(name, OwnDisk(self.folder, name, self.logs)) for name in names if own]
@@ -258,7 +256,7 @@ class World:
         self.network.split(left, right)
 
     def set_clock(self, machine: int, offset_ms: int) -> None:
-        """Of the agent, which is started again with it."""
+        """Set the clock of the agent, which is started again with it."""
         self.say(f"the clock of agent {machine} is {offset_ms / 1000:+.0f} s off")
         agent = self.agent(machine)
         agent.kill()
@@ -321,6 +319,8 @@ class World:
         self.say("all faults end")
         self.network.heal()
         self.thaw()
+        whole = threading.Event()
+        threading.Thread(target=self._dump_threads, args=(whole,), daemon=True).start()
         try:
             for machine in MACHINES:
                 if not self.agent(machine).running:
@@ -336,7 +336,28 @@ class World:
             self.disks.wait_uploaded()
         except Exception as error:
             raise NotWhole(f"{type(error).__name__}: {error} {error.__cause__ or ''}") from error
+        finally:
+            whole.set()
         self.say("the cluster is whole")
+
+    def _dump_threads(self, whole: threading.Event) -> None:
+        """Write what the threads of the members do to `threads-*.txt`, at most three times, if the
+        cluster takes long to become whole."""
+        jcmd = Path(jars.java()).resolve().with_name("jcmd")
+        for number, pause in enumerate((SLOW_S, 5.0, 5.0), 1):
+            if whole.wait(pause):
+                return
+            for member in self.cluster.running:
+                with contextlib.suppress(OSError, subprocess.SubprocessError):
+                    run = subprocess.run(
+                        [jcmd, str(member.pid), "Thread.print"],
+                        capture_output=True,
+                        timeout=20,
+                        check=False,
+                    )
+                    name = f"threads-{member.name}-{time.time():.0f}.txt"
+                    (self.folder / name).write_bytes(run.stdout)
+            self.say(f"threads of the members are in {self.folder}, {number}")
 
     def _wait_safe(self, count: int) -> None:
         """As `Cluster.wait_safe`, for halves that first have to find each other."""

@@ -25,7 +25,7 @@ from imap_wal.format import Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.parquet.columns import to_rows
-from imap_wal.parquet.file import batches
+from imap_wal.parquet.reader import batches
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest import clears
 from imap_wal.read.newest.clears import Floors
@@ -48,7 +48,7 @@ from tests.support import contents, embedded, segments
 
 ENGINE = LocalEngine(SMALL)
 HEAD = "\0" * 8
-"""Of a Hazelcast key: no partition hash, no serializer."""
+"""The first bytes of a Hazelcast key: no partition hash, no serializer."""
 
 
 def clear(
@@ -168,6 +168,44 @@ def test_too_many_partition_counts_of_clears_are_refused() -> None:
         index.add("n2", [clear((1, 1, 3, 1), 0, 1000)], clears=True)
 
 
+def some_history(random_: random.Random) -> list[tuple[str, Row]]:
+    """Entries of three nodes, some of them clears, in any order."""
+    everything: list[tuple[str, Row]] = []
+    for request in range(random_.randrange(1, 400)):
+        place = f"n{random_.randrange(3)}"
+        order = (1, random_.randrange(1, 12), 1, request)
+        if random_.random() < 0.03:
+            everything.append((place, clear(order, random_.randrange(3), 3)))
+        else:
+            key = f"{HEAD}k{random_.randrange(25)}"
+            value = None if random_.random() < 0.2 else request
+            everything.append((place, put(key, value, order)))
+    random_.shuffle(everything)
+    return everything
+
+
+def newest_by_definition(everything: list[tuple[str, Row]]) -> dict[bytes, Row]:
+    """The newest entry of each key that no clear has deleted."""
+    clears = [row for _, row in everything if is_clear(row)]
+    left: dict[bytes, list[tuple[str, Row]]] = {}
+    for place, row in everything:
+        if not is_clear(row) and not any(
+            each[PARTITION] == partition_id(row[KEY], 3) and row[ORDER] < each[ORDER]
+            for each in clears
+        ):
+            left.setdefault(row[KEY], []).append((place, row))
+    expected: dict[bytes, Row] = {}
+    for key, rows in left.items():
+        top = max(row[ORDER][:2] for _, row in rows)
+        newest = {
+            place: row
+            for place, row in sorted(rows, key=lambda claim: claim[1][9])
+            if row[ORDER][:2] == top
+        }
+        expected[key] = min(newest.items(), key=lambda claim: (claim[1][5], claim[0]))[1]
+    return expected
+
+
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 30_000, 1])
 def test_index_with_clears_equals_its_definition(
     memory_bytes: int, seed: int, tmp_path: Path
@@ -176,24 +214,7 @@ def test_index_with_clears_equals_its_definition(
     claim a key: a claim that was cleared is none."""
     random_ = random.Random(seed)
     for _ in range(10):
-        everything: list[tuple[str, Row]] = []
-        for request in range(random_.randrange(1, 400)):
-            place = f"n{random_.randrange(3)}"
-            order = (1, random_.randrange(1, 12), 1, request)
-            if random_.random() < 0.03:
-                everything.append((place, clear(order, random_.randrange(3), 3)))
-            else:
-                everything.append(
-                    (
-                        place,
-                        put(
-                            f"{HEAD}k{random_.randrange(25)}",
-                            None if random_.random() < 0.2 else request,
-                            order,
-                        ),
-                    )
-                )
-        random_.shuffle(everything)
+        everything = some_history(random_)
         index = NewestIndex(memory_bytes, tmp_path)
         for start in range(0, len(everything), 40):
             for place in ("n0", "n1", "n2"):
@@ -203,22 +224,7 @@ def test_index_with_clears_equals_its_definition(
                     clears=True,
                 )
         clears = [row for _, row in everything if is_clear(row)]
-        left: dict[bytes, list[tuple[str, Row]]] = {}
-        for place, row in everything:
-            if not is_clear(row) and not any(
-                each[PARTITION] == partition_id(row[KEY], 3) and row[ORDER] < each[ORDER]
-                for each in clears
-            ):
-                left.setdefault(row[KEY], []).append((place, row))
-        expected: dict[bytes, Row] = {}
-        for key, rows in left.items():
-            top = max(row[ORDER][:2] for _, row in rows)
-            newest = {
-                place: row
-                for place, row in sorted(rows, key=lambda claim: claim[1][9])
-                if row[ORDER][:2] == top
-            }
-            expected[key] = min(newest.items(), key=lambda claim: (claim[1][5], claim[0]))[1]
+        expected = newest_by_definition(everything)
         assert {row[KEY]: row for rows in index.batches("orders", 7) for row in rows} == expected
         assert {key: deleted for page in index.keys("orders", 7) for key, deleted, _ in page} == {
             key: row[DELETED] for key, row in expected.items()

@@ -17,9 +17,9 @@ from imap_wal.inspect.finding import Deadline, Finding
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.inspect.verify import check, plan
 from imap_wal.manifest.cluster import IncarnationRecord
-from imap_wal.read.cluster import pin_cuts
 from imap_wal.read.file_scan import END
 from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.pins import pin_cuts
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.columns import merge
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -118,7 +118,7 @@ def test_a_copy_of_a_change_has_no_image(nodes: tuple[str, ...]) -> None:
 
 
 def test_sessions_of_two_plugins_are_not_copies(memory: MemoryStore) -> None:
-    """As before: neither is newer."""
+    """As without copies, neither is newer."""
     append(node(memory, "n1"), put("a", "1", (1, 1, SESSION, 1)))
     append(node(memory, "n2"), put("a", "2", (1, 1, shared_session("another", 1), 9)))
     assert [each.key for each in conflicts.find(cluster(memory))] == [b"a"]
@@ -207,7 +207,8 @@ def test_numbers_of_shared_sessions() -> None:
 def test_a_node_never_continues_the_numbers_of_shared_sessions(
     memory: MemoryStore, clean: bool
 ) -> None:
-    """After an open, its own sessions begin after its own ones: otherwise they count as copies."""
+    """After an open, its next session follows its own sessions, and not the shared ones: otherwise
+    its changes would count as copies."""
     first = node(memory)
     first.new_session("copying/1", shared=SESSION)
     own = first.new_session("own/1")

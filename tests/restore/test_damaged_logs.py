@@ -1,4 +1,5 @@
-"""A restore reports damage and missing files with their place, and reads a torn tail as an end."""
+"""A restore reports damage and missing files with their positions, and reads a torn tail as an
+end."""
 
 from __future__ import annotations
 
@@ -178,5 +179,5 @@ def test_another_disk_under_an_old_name_is_missing_node(memory: MemoryStore) -> 
     append(node(memory), put("a", "1", (1, 1, 1, 1)))
     made = cluster(memory)
     made.manifests.update(lambda manifest: replace(manifest, nodes={"n1": "another"}))
-    with pytest.raises(MissingNode, match="registered was another"):
+    with pytest.raises(MissingNode, match="but another is registered"):
         view(memory)

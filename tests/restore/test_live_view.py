@@ -8,6 +8,7 @@ import pytest
 
 from imap_wal.entry import KEY, MAP, ORDER, Row
 from imap_wal.format import Position
+from imap_wal.read.file_scan import Scope
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -240,7 +241,7 @@ def test_changes_continue_in_the_archive_of_a_segment(
                 memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
             )
     assert found == rows and places == sorted(places) and len(set(places)) == 6
-    since = list(cluster(memory).changes({"n1": places[3]}))
+    since = list(cluster(memory).changes(scope=Scope(since={"n1": places[3]})))
     assert [row for changes in since for row in changes.rows] == rows[4:]
 
 

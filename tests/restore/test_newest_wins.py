@@ -10,7 +10,7 @@ import pytest
 from imap_wal import format
 from imap_wal.entry import KEY, VALUE
 from imap_wal.manifest.cluster import IncarnationRecord
-from imap_wal.read.cluster import pin_cuts
+from imap_wal.read.pins import pin_cuts
 from imap_wal.retention.archive import archive_sealed
 from storage_backends.memory import MemoryStore
 from tests.histories import put
@@ -92,7 +92,7 @@ def test_entries_of_an_older_incarnation_after_the_cut_are_void(memory: MemorySt
     )
     assert values(view(memory)) == {"a": "before"}
     early.catch_up()
-    assert values(early) == {"a": "before"}, "a view that had already merged them begins anew"
+    assert values(early) == {"a": "before"}, "a view that had already merged them begins again"
     append(first, put("b", "new", (2, 1, 1, 1)))
     early.catch_up()
     assert values(early) == {"a": "before", "b": "new"}

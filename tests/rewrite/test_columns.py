@@ -160,7 +160,7 @@ def shown(table: Any) -> list[tuple[bytes, Any, bool]]:
 
 
 def which(row: dict[str, Any]) -> Any:
-    """Of copies, any may be taken."""
+    """What identifies a row. Any of its copies may be taken."""
     return order(row) if row["session"] >= SHARED_SESSIONS else row["row"]
 
 

@@ -88,7 +88,7 @@ def test_snapshot_replaced_during_a_read_is_no_damage(
     prune(cluster(memory))
     demand_whole(cluster(memory), before, ["orders"])
     memory.delete(snapshot(memory).files[0])
-    with pytest.raises(CorruptLog, match="is not there"):
+    with pytest.raises(CorruptLog, match="is missing"):
         demand_whole(cluster(memory), before, ["orders"])
 
 
@@ -99,7 +99,7 @@ def test_snapshot_of_another_map_or_with_missing_rows_is_refused(memory: MemoryS
     kept = snapshot(memory)
     wrong = replace(kept, rows=(3,))
     cluster(memory).manifests.update(lambda now: now.with_snapshot("orders", wrong))
-    with pytest.raises(CorruptLog, match="has 2 rows, the manifest says 3"):
+    with pytest.raises(CorruptLog, match="has 2 rows, but the manifest says 3"):
         view(memory)
 
 

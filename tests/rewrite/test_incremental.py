@@ -146,7 +146,7 @@ def test_a_cut_file_of_the_former_snapshot_stops_the_rewrite(keys: Keys) -> None
     keys.store.delete(before.files[3])
     keys.store.create(before.files[3], data[:-1])
     keys.put("k055", "second")
-    with pytest.raises(CorruptLog, match="and it was written with"):
+    with pytest.raises(CorruptLog, match="but was written with"):
         run(keys.store)
     assert snapshot(keys.store) == before
 

@@ -76,13 +76,13 @@ def test_a_compaction_warns_once_of_a_stale_reader(
     assert caplog.text.count("imap-wal prune --forget-reader gone") == 1
 
 
-def test_a_forgotten_reader_has_to_begin_anew(memory: MemoryStore) -> None:
+def test_a_forgotten_reader_has_to_begin_again(memory: MemoryStore) -> None:
     log, ends = written(memory)
     reader(memory, "r").begin({})
     assert readers.forget(memory, log.folder, "r", *CLOCK_AND_RANDOMNESS)
     assert not readers.forget(memory, log.folder, "r", *CLOCK_AND_RANDOMNESS)
     assert len(prune(log, dry_run=True).segments) == 3
-    with pytest.raises(InvalidSetting, match="begin the query anew"):
+    with pytest.raises(InvalidSetting, match="start the query again"):
         reader(memory, "r").advance({"n1": ends[0]})
     reader(memory, "r").begin({"n1": ends[0]})
     assert len(prune(log, dry_run=True).segments) == 1

@@ -22,7 +22,9 @@ from imap_wal.manifest import list_files
 from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.manifest.store import KEEP
 from imap_wal.read import scan
-from imap_wal.read.cluster import ClusterLog, pin_cuts
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.file_scan import Scope
+from imap_wal.read.pins import pin_cuts
 from imap_wal.rewrite import part_writer
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -43,7 +45,7 @@ from tests.support import FakeClock, contents, embedded
 
 def rows_of(store: MemoryStore, name: str = "orders") -> list[Any]:
     return [
-        row for changes in cluster(store).changes(maps=[name], until={}) for row in changes.rows
+        row for changes in cluster(store).changes([name], Scope(until={})) for row in changes.rows
     ]
 
 
@@ -219,7 +221,9 @@ def test_as_of_covers_only_what_was_written_until_then(memory: MemoryStore) -> N
     assert [row[VALUE] for row in rows_of(memory)] == [b"6"]
     assert values(view(memory, clock)) == {"a": "9"}
     above = [
-        row[VALUE] for changes in cluster(memory).changes(snapshots=False) for row in changes.rows
+        row[VALUE]
+        for changes in cluster(memory).changes(scope=Scope(snapshots=False))
+        for row in changes.rows
     ]
     assert above == [b"7", b"8", b"9"]
     with pytest.raises(InvalidSetting, match="is no longer known"):

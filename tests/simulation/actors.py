@@ -93,18 +93,19 @@ class Stage:
     def __init__(self, world: World, kind: str, media: dict[str, Medium], past: History) -> None:
         self.world, self.kind, self.media, self.past = world, kind, media, past
         self.damaged = False
-        """A manifest or a folder was put back to an older state: an open may refuse."""
+        """A manifest or a folder was restored to an older state: an open may refuse."""
         self.copies: list[tuple[str, float, float]] = []
         """(name of the medium, begun, done) of copies made while the log was written."""
         self.wires: Any = None
-        """Of agents and members."""
+        """The connections of agents and members."""
         self.owners: dict[tuple[str, int], tuple[str, int]] = {}
-        """Of each key in a cluster: the member that owns its partition, and the partition's
+        """For each key in a cluster: the member that owns its partition, and the partition's
         version."""
         self.left_out: dict[str, float] = {}
         """Members that were left out of a view: when it was answered first."""
         self.busy: dict[tuple[str, int], int] = {}
-        """Of each key in a cluster: changes under way. Hazelcast migrates no partition with any."""
+        """For each key in a cluster: changes under way. Hazelcast migrates no partition with
+        any."""
         self.stale_steps = STALE_STEPS if kind == NFS else 0
         """How old a reader's view may be. An open never has an old view."""
         self.forgotten: set[str] = set()
@@ -135,7 +136,7 @@ def verify(store: Any, clock: Clock) -> None:
         for finding in (*findings, *read):
             if finding.status not in (CLEAN, TORN):
                 what = f"{finding.file}: {finding.what}"
-                raise Violation("verify tells damage that is none", what)
+                raise Violation("verify reports damage where there is none", what)
 
 
 class Actor:
@@ -242,7 +243,7 @@ class Actor:
         self._change((key_of(number),), value, lambda key: self._map.put(key, value))
 
     def put_for_hours(self, number: int, hours: int) -> None:
-        """With a time to live longer than any run."""
+        """Put with a time to live that is longer than any run."""
         self._count += 1
         value = b"%s.%d" % (self.spec.name.encode(), self._count)
         self._change(
@@ -254,7 +255,8 @@ class Actor:
             self._change((key_of(number),), None, self._map.__delitem__)
 
     def clear(self) -> None:
-        """As if each key were deleted, by one entry. For an empty map nothing is written."""
+        """Clear the map: as if each key were deleted, by one entry. For an empty map nothing is
+        written."""
         if self._map:
             keys = [key_of(number) for number in range(KEYS)]
             self._change(keys, None, lambda _: self._map.clear())
@@ -391,8 +393,8 @@ class Actor:
         return (LostRace, NotFound, *wrong_clock)
 
     def rewrite_twice(self, kills: bool = True) -> None:
-        """With an engine that runs its last step twice, as Spark may; the second is killed when the
-        first is done, or continues."""
+        """Rewrite with an engine that runs its last step twice, as Spark may; the second is killed
+        when the first is done, or continues."""
         from tests.simulation.attempts import TwoAttempts
 
         try:

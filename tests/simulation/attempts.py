@@ -11,8 +11,10 @@ from functools import partial
 from typing import Any
 
 from imap_wal.rewrite.plan import RewritePlan
-from imap_wal.rewrite.sorted_runs import RangeTask, Sizes
-from pyspark_imap_wal.rewrite_engine import Answer, SparkEngine, Work
+from imap_wal.rewrite.range_tasks import RangeTask
+from imap_wal.rewrite.sorted_runs import Sizes
+from imap_wal.rewrite.task_engine import Answer
+from pyspark_imap_wal.rewrite_engine import Partition, SparkEngine
 from tests.simulation.executors import executor
 from tests.simulation.threads import Event
 
@@ -28,8 +30,8 @@ class TwoAttempts(SparkEngine):
     def _start(self, job: RewritePlan) -> None:
         self._seeds = job.generation * 64
 
-    def _each(self, step: str, work: Work, inputs: Sequence[Any], size: int) -> list[Answer]:
-        """All tasks at once."""
+    def _each(self, step: str, work: Partition, inputs: Sequence[Any], size: int) -> list[Answer]:
+        """Run all tasks at once."""
         ranges = [isinstance(each, RangeTask) for each in inputs]
         waiting = [
             self._begin(work, number, given, self.attempts if is_range else 1)
@@ -37,7 +39,7 @@ class TwoAttempts(SparkEngine):
         ]
         return [each.answer(self._kills) for each in waiting]
 
-    def _begin(self, work: Work, number: int, given: Any, attempts: int) -> _Attempts:
+    def _begin(self, work: Partition, number: int, given: Any, attempts: int) -> _Attempts:
         found = _Attempts(attempts)
         actor = self._actor
         for attempt in range(attempts):
@@ -62,7 +64,7 @@ class _Attempts:
         self._done = Event()
         self._answers: list[Answer] = []
 
-    def run(self, work: Work, numbered: tuple[int, Any]) -> None:
+    def run(self, work: Partition, numbered: tuple[int, Any]) -> None:
         (answer,) = work(iter([numbered]))
         self._answers.append(answer)
         failed = sum(bool(each.error) for each in self._answers)

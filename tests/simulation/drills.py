@@ -189,25 +189,25 @@ DRILLS: dict[str, Plan] = {
         acknowledged=2,
         refused=2,
     ),
-    "manifests of a node put back": Plan(
+    "manifests of a node restored": Plan(
         APPEND,
         "archived",
         (_spec("A", _OPEN, ("put", 0), _ARCHIVE, ("put", 1)),),
-        after=(("put back", f"{NODE}manifest/", False),),
+        after=(("restored", f"{NODE}manifest/", False),),
         acknowledged=2,
     ),
-    "manifests of the cluster put back": Plan(
+    "manifests of the cluster restored": Plan(
         APPEND,
         "archived",
         (_WRITER, _KEEPER),
-        after=(("put back", "default/embedded/manifest/", False),),
+        after=(("restored", "default/embedded/manifest/", False),),
         acknowledged=2,
     ),
-    "a node's folder put back": Plan(
+    "a node's folder restored": Plan(
         APPEND,
         "archived",
         (_spec("A", _OPEN, ("put", 0)), _spec("keeper", _REWRITE)),
-        after=(("put back", NODE, True),),
+        after=(("restored", NODE, True),),
         acknowledged=1,
     ),
     "a copy of a live root": Plan(
@@ -267,4 +267,4 @@ ORDERS: dict[str, tuple[Order, ...]] = {
         ((0,), 1, (3,)),
     ),
 }
-"""Of drills with many tasks: the orders to be tried."""
+"""The orders to be tried, for drills with many tasks."""

@@ -86,7 +86,8 @@ during its pause. The others run after it."""
 
 
 def orders(tasks: int) -> Iterator[Order]:
-    """All of them that have no successor."""
+    """All orders in which every other task runs before the paused one or during its pause, and at
+    least one of them during it."""
     for paused in range(tasks):
         others = [number for number in range(tasks) if number != paused]
         for size in range(1, len(others) + 1):

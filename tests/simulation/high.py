@@ -30,18 +30,15 @@ from imap_wal.worker import Worker
 from storage_backends import NotFound, StorageError
 from tests.simulation import runs, threads
 from tests.simulation.actors import MAP, MEMORY, Actor, Op, Spec, Stage, key_of
+from tests.simulation.agents import AgentActor
 from tests.simulation.attempts import TwoAttempts
 from tests.simulation.drills import DRILLS, ORDERS, _spec
 from tests.simulation.explore import Order
 from tests.simulation.history import ACKED
 from tests.simulation.medium import APPEND
-from tests.simulation.members import AgentActor, MemberActor
-from tests.simulation.mutations import (
-    Mutation,
-    Put,
-    _parts_are_created_again,
-    caught_by_drills,
-)
+from tests.simulation.members import MemberActor
+from tests.simulation.mutation import Mutation, Put, caught_by_drills
+from tests.simulation.mutations import _parts_are_created_again
 from tests.simulation.runs import Plan, Survivor
 from tests.simulation.world import Violation
 
@@ -120,8 +117,8 @@ class FullAgent(AgentActor):
 
 class Member(MemberActor):
     def put_and_leave(self, number: int) -> None:
-        """As in the base class, but the process runs until its agent has answered or ended. So the
-        run does not end before the change is in the log."""
+        """Like the method of the base class, but the process runs until its agent has answered or
+        ended. So the run does not end before the change is in the log."""
         try:
             super().put_and_leave(number)
         finally:

@@ -17,7 +17,7 @@ ACKED, FAILED, UNKNOWN, PENDING = "acknowledged", "refused", "unknown", "under w
 
 @dataclass(slots=True, eq=False)
 class Write:
-    """Of one key; value None deletes it."""
+    """A change of one key; the value None deletes it."""
 
     key: bytes
     value: bytes | None

@@ -47,7 +47,7 @@ class _Secrets:
 
 
 class _Randomness:
-    """For callers that were passed none: that of the process that runs."""
+    """The randomness of the process that runs, for callers that were passed none."""
 
     _alone = SeededRandomness(0)
 
@@ -63,7 +63,7 @@ class _Randomness:
 
 
 class _Clock:
-    """The same."""
+    """The clock of the process that runs, for callers that were passed none."""
 
     def __init__(self, offset_ms: int = 0) -> None:
         pass
@@ -192,30 +192,13 @@ def modules() -> list[ModuleType]:
     return found
 
 
-@contextmanager
-def installed() -> Iterator[None]:
-    """Simulations run inside of this."""
-    replaced: list[tuple[Any, str, Any]] = []
-
-    def put(where: Any, name: str, value: Any) -> None:
-        replaced.append((where, name, getattr(where, name)))
-        setattr(where, name, value)
-
-    real: dict[str, Any] = {"threading": Threading, "time": Time, "secrets": _Secrets()}
-    given: dict[str, Any] = {"SystemRandomness": _Randomness, "SystemClock": _Clock}
-    for module in modules():
-        for name, fake in given.items():
-            if hasattr(module, name):
-                put(module, name, fake)
-        for name, fake in real.items():
-            if isinstance(getattr(module, name, None), ModuleType):
-                put(module, name, fake)
-    put(sys.modules["imap_wal.embedded.opening"], "choose", _chosen(choose))
+def _quicken(put: Callable[[Any, str, Any], None]) -> None:
+    """Replace what would take most of the time of a simulation: the same bytes and names are
+    decoded once, and manifests are written as msgpack."""
     sort = _once(listing.sorted_out)
     for module in modules():
         if hasattr(module, "sorted_out"):
             put(module, "sorted_out", sort)
-    put(sys.modules["imap_wal.rewrite.run"], "memory_max_bytes", lambda: 0)
     for name, fake in {
         "with_checksum": _with_checksum,
         "checksum_of_rest": lambda text: "",
@@ -245,12 +228,35 @@ def installed() -> Iterator[None]:
     put(format, "decode_header", lru_cache(REMEMBERED)(format.decode_header))
     put(entry, "rows", _rows(entry.rows))
     put(evidence, "epoch_of", lru_cache(100_000)(evidence.epoch_of))
-    from tests.simulation import executors, members, parquet
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Simulations run inside of this."""
+    replaced: list[tuple[Any, str, Any]] = []
+
+    def put(where: Any, name: str, value: Any) -> None:
+        replaced.append((where, name, getattr(where, name)))
+        setattr(where, name, value)
+
+    real: dict[str, Any] = {"threading": Threading, "time": Time, "secrets": _Secrets()}
+    given: dict[str, Any] = {"SystemRandomness": _Randomness, "SystemClock": _Clock}
+    for module in modules():
+        for name, fake in given.items():
+            if hasattr(module, name):
+                put(module, name, fake)
+        for name, fake in real.items():
+            if isinstance(getattr(module, name, None), ModuleType):
+                put(module, name, fake)
+    put(sys.modules["imap_wal.embedded.opening"], "choose", _chosen(choose))
+    _quicken(put)
+    put(sys.modules["imap_wal.rewrite.run"], "memory_max_bytes", lambda: 0)
+    from tests.simulation import agents, executors, parquet
 
     for where, name, value in (
         *values.patches(modules()),
         *executors.patches(),
-        *members.patches(),
+        *agents.patches(),
         *parquet.patches(),
     ):
         put(where, name, value)

@@ -150,7 +150,8 @@ class Medium:
         return other
 
     def lose_power(self, rng: Random) -> None:
-        """Of unsynced bytes a beginning is left, perhaps with zeros in place of a sector."""
+        """Lose unsynced bytes: only a beginning of them is left, perhaps with zeros in place of a
+        sector."""
         for file in self.files.values():
             if file.synced < len(file.data):
                 kept = rng.randint(file.synced, len(file.data))
@@ -385,7 +386,7 @@ class SimStore:
 
     def _add(self, path: str, data: bytes) -> None:
         if _check(path) in self.medium.files:
-            raise AlreadyExists("there is one already", path)
+            raise AlreadyExists("a file of this name already exists", path)
         self.medium.files[path] = File(data, self.storage_ms())
         self._changed(path)
 

@@ -1,299 +1,26 @@
-"""A cluster: agents that run their real loop, and members made of Python that resend what was not
-answered. Messages are handed over in memory; a connection breaks when its agent dies, or when an
-answer is lost on purpose.
-"""
+"""Members made of Python that resend what was not answered."""
 
 from __future__ import annotations
 
 import builtins
-import collections
-import itertools
-import queue
-from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgpack
 from greenlet import getcurrent
 
 from imap_wal import entry
-from imap_wal.agent import server
-from imap_wal.agent.access.peers import LOCAL, Peer
-from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.membership.start import StartPolicy
-from imap_wal.agent.requests import read
-from imap_wal.agent.transport.endpoint import EndpointLock
-from imap_wal.agent.transport.router import Message
 from imap_wal.entry import DataEntry
-from imap_wal.errors import Fenced, ImapWalError, LostRace, WriterLocked
-from imap_wal.settings import Settings
-from storage_backends import StorageError
-from tests.agent.harness import identified, named
 from tests.simulation import history as outcomes
-from tests.simulation import threads
-from tests.simulation.actors import CLUSTER, MAP, NAMESPACE, SETTINGS, Actor, Stop, key_of
+from tests.simulation.actors import MAP, Actor, Stop, key_of
+from tests.simulation.agents import endpoint_of
 from tests.simulation.history import Write
-from tests.simulation.world import BASE_MS, Killed, Process, Task, Violation
+from tests.simulation.wires import Connection
+from tests.simulation.world import BASE_MS, Killed, Violation
 
 AGAIN = "sent again"
 TRIES = 6
 """How often a member looks for its agent before it abandons a change."""
 PATIENCE = 60
 """Steps between two tries: the agent opens a failed log again after a second."""
-
-_here: list[Actor] = []
-"""The actor when no task runs: before and after a run."""
-
-
-def actor() -> Any:
-    task = getcurrent()
-    return task.process.memory["actor"] if isinstance(task, Task) else _here[-1]
-
-
-def packed(kind: str, number: int, *fields: Any) -> bytes:
-    """A header. The names of clusters, members and plug-ins are sent as UUIDs."""
-    whole = map(identified, fields) if kind in ("hello", "view") else fields
-    header: bytes = msgpack.packb([kind, number, *whole])
-    return header
-
-
-class Wires:
-    """Endpoint → the router that listens there."""
-
-    def __init__(self) -> None:
-        self.routers: dict[str, SimRouter] = {}
-        self._numbers = itertools.count(1)
-
-    def broken(self, process: Process) -> None:
-        """A process died: wake the tasks that wait for its answers."""
-        for router in self.routers.values():
-            if router.process is process:
-                for connection in router.connections.values():
-                    threads._wake(connection)
-
-    def connect(self, endpoint: str) -> Connection | None:
-        router = self.routers.get(endpoint)
-        if router is None or router.closed or router.process.dead:
-            return None
-        return Connection(router, b"c%d" % next(self._numbers))
-
-
-class Connection:
-    """A member's side."""
-
-    def __init__(self, router: SimRouter, name: bytes) -> None:
-        self.router, self.name = router, name
-        self.answers: collections.deque[tuple[list[Any], bytes]] = collections.deque()
-        self.broken = False
-        self._number = 0
-        router.connections[name] = self
-
-    @property
-    def gone(self) -> bool:
-        return self.broken or self.router.closed or self.router.process.dead
-
-    def post(self, kind: str, *fields: Any, payload: bytes = b"") -> bool:
-        """Send a request; False where the connection is broken."""
-        self._number += 1
-        if self.gone:
-            return False
-        self.router.inbox.append(
-            Message(self.name, read(packed(kind, self._number, *fields)), payload)
-        )
-        threads._wake(self.router)
-        return True
-
-    def ask(self, kind: str, *fields: Any, payload: bytes = b"") -> tuple[list[Any], bytes] | None:
-        """The answer; None when the connection broke first."""
-        if not self.post(kind, *fields, payload=payload):
-            return None
-        while True:
-            while self.answers:
-                answer = self.answers.popleft()
-                if answer[0][1] == self._number:
-                    return answer
-            if self.gone:
-                return None
-            threads._block(self)
-
-
-class SimRouter:
-    """In place of `imap_wal.agent.transport.router.Router`."""
-
-    def __init__(self, lock: EndpointLock, *_: object) -> None:
-        me, endpoint = actor(), lock.endpoint
-        self.workers: list[Any] = []
-        self.door: Any = Open()
-        self.endpoint, self.process, self.closed = endpoint, me.process, False
-        self.inbox: collections.deque[Message] = collections.deque()
-        self.connections: dict[bytes, Connection] = {}
-        self.sent = self.revoked = 0
-        self._drops = me.spec.drops
-        me.stage.wires.routers[endpoint] = self
-        threads._wake(me.stage.wires)
-
-    def outbox(self) -> SimRouter:
-        return self
-
-    def peer(self, user: str) -> Peer:
-        return LOCAL
-
-    def receive(self, timeout_ms: int, most: int = 1024) -> list[Message]:
-        if not self.inbox and timeout_ms and isinstance(getcurrent(), Task):
-            threads._block(self)
-        return [self.inbox.popleft() for _ in range(min(most, len(self.inbox)))]
-
-    def send(self, to: bytes, header: Sequence[Any], payload: bytes = b"") -> None:
-        connection = self.connections.get(to)
-        self.sent += 1
-        if connection is None or connection.gone:
-            return
-        if self.sent in self._drops:
-            connection.broken = True
-        else:
-            plain = msgpack.unpackb(msgpack.packb(list(header)), strict_map_key=False)
-            connection.answers.append((named(plain), bytes(payload)))
-        threads._wake(connection)
-
-    def gone(self) -> list[bytes]:
-        return []
-
-    def close(self, wait: bool = True) -> None:
-        self.closed = True
-
-
-class Open:
-    """In place of a `Door`: nothing is closed here."""
-
-    worker, statistics = None, None
-
-    def greeted(self, sender: bytes) -> None: ...
-
-    def shut(self, sender: bytes, why: str) -> None: ...
-
-
-class SimQueue:
-    """In place of `queue.SimpleQueue`."""
-
-    def __init__(self) -> None:
-        self._items: collections.deque[Any] = collections.deque()
-
-    def put(self, item: Any) -> None:
-        self._items.append(item)
-        threads._wake(self)
-
-    def get(self, timeout: float | None = None) -> Any:
-        if not self._items and timeout is not None:
-            threads._pause()
-            if not self._items:
-                raise queue.Empty
-        while not self._items:
-            threads._block(self)
-        return self._items.popleft()
-
-    def empty(self) -> bool:
-        return not self._items
-
-
-class Queues:
-    """The module `queue`."""
-
-    SimpleQueue, Empty = SimQueue, queue.Empty
-
-
-def patches() -> list[tuple[Any, str, Any]]:
-    """What the agent's modules get in place of the network and of real clocks."""
-    from imap_wal.agent import lane, lines, mender, open_log
-    from imap_wal.agent.membership import claims
-    from imap_wal.agent.reads import reads
-
-    return [
-        (server, "Router", SimRouter),
-        (server, "open_store", lambda *_, **__: actor().storage()),
-        (server, "SystemClock", lambda *_: actor().process.clock),
-        (server, "SystemRandomness", lambda: actor().process.randomness),
-        (server, "_log", _Silent()),
-        (open_log, "_log", _Silent()),
-        (mender, "_log", _Silent()),
-        (reads, "_log", _Silent()),
-        (claims, "_log", _Silent()),
-        (lines, "_log", _Silent()),
-        (reads, "queue", Queues),
-        (lane, "PAUSE", 0),
-        # Its periodic looks would be most of all steps.
-        (reads, "FRESH_BYTES", 0),
-    ]
-
-
-class _Silent:
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_, **__: None
-
-
-def endpoint_of(node: str) -> str:
-    # A loopback address: others need keys. The port is the number of the node.
-    return f"tcp://127.0.0.1:{int(node.removeprefix('n'))}"
-
-
-def agent_config(node: str, takeover: bool, settings: dict[str, Any]) -> AgentConfig:
-    return AgentConfig(
-        url="sim://",
-        namespace=NAMESPACE,
-        cluster=CLUSTER,
-        node=node,
-        endpoint=endpoint_of(node),
-        restore_at_start=False,
-        takeover=takeover,
-        lifetime_timeout_s=0,
-        start_policy=StartPolicy.PARTIAL,
-        log=Settings(**{**SETTINGS, **settings}),
-    )
-
-
-class AgentActor(Actor):
-    """Serves until it is killed. Its second thread may be the timer of maintenance."""
-
-    def serve(self, takeover: bool = False) -> None:
-        self.process.memory["actor"] = self
-        settings = dict(self.spec.settings)
-        try:
-            self.agent = server.Agent(agent_config(self.spec.node, takeover, settings))
-        except (ImapWalError, StorageError) as error:
-            from storage_backends import NotFound
-
-            if not isinstance(error, NotFound):
-                self._refused(error, WriterLocked, Fenced, LostRace)
-            raise Stop from error
-        self._opened.set()
-        task = getcurrent()
-        assert isinstance(task, Task)
-        task.daemon = True
-        try:
-            self.agent.serve()
-        except Fenced:
-            pass
-        except (ImapWalError, StorageError) as error:
-            self._refused(error, Fenced, LostRace)
-        finally:
-            router: Any = self.agent._router  # a `SimRouter`
-            router.closed = True
-            for connection in list(router.connections.values()):
-                threads._wake(connection)
-
-    def archive(self) -> None:
-        from tests.simulation.actors import KEEPER_ERRORS
-
-        try:
-            self.agent._log.archive()
-        except (ImapWalError, StorageError) as error:
-            self._refused(error, *KEEPER_ERRORS)
-
-    def outlive(self) -> None:
-        from tests.simulation.actors import KEEPER_ERRORS
-
-        try:
-            self.agent._log.remove_covered()
-        except (ImapWalError, StorageError) as error:
-            self._refused(error, *KEEPER_ERRORS)
 
 
 class MemberActor(Actor):
@@ -503,7 +230,8 @@ class MemberActor(Actor):
         return outcomes.UNKNOWN
 
     def _settled(self, session: int, request: int) -> str:
-        """Of a request of an earlier view: it counts, or it is sent again in this one."""
+        """The outcome of a request of an earlier view: it counts, or it is sent again in this
+        view."""
         if session not in self._former:
             return outcomes.UNKNOWN
         return outcomes.ACKED if request <= self._former[session] else AGAIN
@@ -516,7 +244,7 @@ class MemberActor(Actor):
         return DataEntry(MAP, key, "raw", value, "raw", deleted, now_ms, 0, number, place)
 
     def list(self, page: int = 2) -> None:
-        """All keys by cursor, page by page, and the values of each page."""
+        """Read all keys by cursor, page by page, and the values of each page."""
         start = self.world.tick() - self.stage.stale_steps
         values: dict[bytes, bytes] = {}
         cursor = None
@@ -551,67 +279,3 @@ class MemberActor(Actor):
                 return None if answer[0][0] == "error" else answer
             self._reading[getcurrent()] = None
         return None
-
-
-class Alone:
-    """An agent before or after a run, when no other task runs: one request, one turn, one answer.
-    `me` has `process`, `stage`, `spec` and `storage()`, as an actor has."""
-
-    def __init__(self, me: Any, node: str, cluster_id: str = "c1") -> None:
-        self._me, self._cluster_id = me, cluster_id
-        _here.append(me)
-        try:
-            self.agent = server.Agent(agent_config(node, True, {}))
-        except BaseException:
-            _here.pop()
-            raise
-        self._router: Any = self.agent._router
-        router: Any = self.agent._router
-        self._connection = Connection(router, b"alone")
-        self._number = 0
-        self._request = 0
-
-    def ask(self, kind: str, *fields: Any, payload: bytes = b"") -> list[Any]:
-        self._number += 1
-        self._router.inbox.append(
-            Message(b"alone", read(packed(kind, self._number, *fields)), payload)
-        )
-        self.agent._turn(0)
-        header, _ = self._connection.answers.pop()
-        if header[0] == "error":
-            raise Violation("a lone agent refuses", f"{kind}: {header[2:]}")
-        return header
-
-    def hello(self) -> None:
-        about = {
-            "protocol": 1,
-            "cluster_id": self._cluster_id,
-            "member_uuid": "alone",
-            "plugin_uuid": f"alone at {self.agent.config.node}",
-            "plugin_version": "0",
-            "partition_count": 271,
-            "purpose": "write",
-        }
-        welcome = self.ask("hello", about)[2]
-        self._session, self._incarnation = welcome["session"], welcome["incarnation"]
-        self._request = welcome["last_request"]
-
-    def change(self, key: bytes, value: bytes | None) -> None:
-        self._request += 1
-        order = (self._incarnation, 0, self._session, self._request)
-        partition = int(key[1:])
-        row = DataEntry(MAP, key, "raw", value, "raw", value is None, BASE_MS, 0, partition, order)
-        self.ask("append", self._session, self._request, 1, payload=entry.pack(row))
-
-    def archive(self) -> None:
-        self.agent._log.archive()
-
-    def close(self) -> None:
-        agent = self.agent
-        agent._reads.close()
-        agent._log.close(True)
-        agent._router.close()
-        _here.pop()
-
-
-__all__ = ["AgentActor", "Alone", "MemberActor", "Process", "Wires", "patches"]

@@ -1,18 +1,15 @@
 """The fixes of C1–C9 and of some H items, each reverted; the simulation must catch every one.
 
 python -m tests.simulation.mutations            with one long pause at every call of a drill
-python -m tests.simulation.mutations --random   by itself: how many schedules of a scenario it takes
+python -m tests.simulation.mutations --random   without a drill: how many schedules it takes
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import itertools
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from imap_wal import layout
@@ -21,8 +18,9 @@ from imap_wal.agent.reads import listings
 from imap_wal.embedded import opening as embedded
 from imap_wal.errors import LostRace, WriterLocked
 from imap_wal.manifest.node import NodeManifest, Seen
-from imap_wal.parquet import file as parquet_file
+from imap_wal.parquet.writer import ParquetFile
 from imap_wal.read import cluster, parquet_scan
+from imap_wal.read import state as node_state
 from imap_wal.read.state import ClusterState
 from imap_wal.repair.snapshots import SnapshotRepair
 from imap_wal.retention import archive, snapshots
@@ -30,29 +28,10 @@ from imap_wal.retention.sealed_segments import carried
 from imap_wal.rewrite import plan, publish, run
 from imap_wal.write import committer, opening, recovery
 from storage_backends import AlreadyExists
-from tests.simulation.drills import DRILLS, ORDERS
-from tests.simulation.explore import run_seed, sweep
-from tests.simulation.install import installed
 from tests.simulation.medium import STALE_STEPS, SimAppender, SimStore
+from tests.simulation.mutation import Mutation, Put, caught_by_drills, caught_by_itself
 
 prune = importlib.import_module("imap_wal.rewrite.prune")
-Put = Callable[[Any, str, Any], None]
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """`take_back` replaces functions by what they did before; `drills` names plans that catch
-    it."""
-
-    item: str
-    what: str
-    take_back: Callable[[Put], None]
-    drills: tuple[str, ...]
-    scenario: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.item} {self.what}"
 
 
 # ---- the code before the fixes -------------------------------------------------------------------
@@ -64,7 +43,7 @@ def _state_of_the_cluster_first(put: Put) -> None:
         nodes, missing = {}, {}
         for name, directory in sorted(manifest.nodes.items()):
             found = self.node(name)
-            why = self._missing(found, directory)
+            why = found.why_missing(directory)
             if why:
                 missing[name] = why
             else:
@@ -157,11 +136,11 @@ class _Publishing:
 def _older_manifests_are_taken(put: Put) -> None:
     put(opening, "demand_current", lambda *_, **__: None)
     put(Seen, "newer_than", lambda *_: False)
-    put(cluster, "mark_beyond", lambda *_, **__: "")
+    put(node_state, "mark_beyond", lambda *_, **__: "")
     put(opening, "mark_beyond", lambda *_, **__: "")
 
 
-def _segments_of_anybody(put: Put) -> None:
+def _segments_of_any_log(put: Put) -> None:
     to_json = NodeManifest.to_json
 
     def without(self: NodeManifest) -> dict[str, Any]:
@@ -276,7 +255,7 @@ def _parts_are_created_again(put: Put) -> None:
             store.create_from(path, str(self.local))
         return self.discard()
 
-    put(parquet_file.ParquetFile, "publish", publish)
+    put(ParquetFile, "publish", publish)
     _parts_are_believed(put)
 
 
@@ -340,19 +319,19 @@ MUTATIONS = (
     ),
     Mutation(
         "C5",
-        "manifests older than the files beside them are taken",
+        "manifests older than the files beside them are accepted",
         _older_manifests_are_taken,
         (
-            "manifests of a node put back",
-            "manifests of the cluster put back",
-            "a node's folder put back",
+            "manifests of a node restored",
+            "manifests of the cluster restored",
+            "a node's folder restored",
         ),
         "backups",
     ),
     Mutation(
         "C6",
-        "segments of anybody, or none, are taken for the log's",
-        _segments_of_anybody,
+        "segments of another log, or of none, are accepted",
+        _segments_of_any_log,
         ("a machine without the segments",),
         "machines",
     ),
@@ -386,7 +365,7 @@ MUTATIONS = (
     ),
     Mutation(
         "forget",
-        "a forgotten node's objects are deleted with that which shuts its writer out",
+        "a forgotten node's objects are deleted with the one that fences its writer",
         _forgotten_with_what_shuts_their_writers_out,
         ("a node on objects is forgotten beside its writer",),
         "forgetting",
@@ -428,7 +407,7 @@ MUTATIONS = (
     ),
     Mutation(
         "C9",
-        "parts are named by their number, and deleted by who finds them",
+        "parts are named by their number, and deleted by the process that finds them",
         _parts_named_by_their_number,
         ("a task that runs twice",),
         "attempts",
@@ -442,7 +421,7 @@ MUTATIONS = (
     ),
     Mutation(
         "H9",
-        "a rewrite believes its own clock",
+        "a rewrite trusts its own clock",
         _any_clock_will_do,
         ("a rewrite by a machine whose clock is ahead",),
         "maintenance",
@@ -455,48 +434,6 @@ MUTATIONS = (
         "clears",
     ),
 )
-
-
-@contextmanager
-def taken_back(mutation: Mutation) -> Iterator[None]:
-    from tests.simulation import prologues
-
-    replaced: list[tuple[Any, str, Any]] = []
-
-    def put(where: Any, name: str, value: Any) -> None:
-        replaced.append((where, name, getattr(where, name)))
-        setattr(where, name, value)
-
-    mutation.take_back(put)
-    prologues._made.cache_clear()
-    try:
-        yield
-    finally:
-        for where, name, value in reversed(replaced):
-            setattr(where, name, value)
-        prologues._made.cache_clear()
-
-
-def caught_by_drills(mutation: Mutation) -> tuple[int, str]:
-    """After how many schedules, and what was broken; (0, "") when it was not caught."""
-    count = itertools.count(1)
-    with installed(), taken_back(mutation):
-        for name in mutation.drills:
-            for result in sweep(DRILLS[name], ORDERS.get(name, ())):
-                number = next(count)
-                if result.violation is not None:
-                    return number, str(result.violation)
-    return 0, ""
-
-
-def caught_by_itself(mutation: Mutation, runs: int) -> tuple[int, str]:
-    """The same by seeds of its scenario."""
-    with installed(), taken_back(mutation):
-        for seed in range(1, runs + 1):
-            result = run_seed(mutation.scenario, seed)
-            if result.violation is not None:
-                return seed, str(result.violation)
-    return 0, ""
 
 
 def main() -> None:

@@ -24,6 +24,8 @@ from imap_wal.format import Position
 from imap_wal.parquet import archive_rows
 from imap_wal.parquet import columns as parquet_columns
 from imap_wal.parquet import file as parquet_file
+from imap_wal.parquet import reader as parquet_reader
+from imap_wal.parquet import writer as parquet_writer
 from imap_wal.parquet.contents import demand_checksum
 
 _MAGIC = b"simulated rows\0"
@@ -111,28 +113,38 @@ _rows_of = _of_batch("rows", parquet_columns.to_rows)
 _nodes_of = _of_batch("nodes", parquet_columns.nodes_of)
 
 
-class File(parquet_file.ParquetFile):
+class File(parquet_writer.ParquetFile):
     """Replaces `ParquetFile`."""
 
     def __init__(
-        self, folder: Path, schema: Any, keys: Any, log: str = "", *, by_key: bool = False
+        self,
+        folder: Path,
+        schema: Any,
+        keys: Any,
+        log: str = "",
+        *,
+        by_key: bool = False,
+        group_rows: int = parquet_file.GROUP_ROWS_MAX,
+        group_bytes: int = parquet_file.GROUP_BYTES_MAX,
     ) -> None:
+        self._group_rows, self._group_bytes = group_rows, group_bytes
         self._encrypted = False  # segments are: see `imap_wal.security.encryption`
         self._by_key = by_key
         self._placed = schema is parquet_columns.ARCHIVE_SCHEMA
         self.local = folder / f"{next(_numbers)}.parquet"
         self._batches: list[Any] = []
         self._done: list[Any] = []
-        self._rows = self.buffered = self.records = self.tombstones = 0
+        self._rows = self.buffered = self.groups = self.records = self.tombstones = 0
 
     def flush(self) -> None:
+        self.groups += bool(self._batches)
         self._done += self._batches
         self._batches, self._rows, self.buffered = [], 0, 0
 
-    def discard(self) -> parquet_file.Published:
+    def discard(self) -> parquet_writer.Published:
         self._close()
         data = _local.pop(str(self.local))
-        return parquet_file.Published(len(data), google_crc32c.value(data))
+        return parquet_writer.Published(len(data), google_crc32c.value(data))
 
     def _close(self) -> None:
         self.flush()
@@ -199,26 +211,24 @@ def batches(
     columns: list[str] | None = None,
     rows_max: int = 8192,
     *,
-    checksum: int = 0,
-    records: int = 0,
-    log: str | None = None,
+    expected: parquet_reader.Expected = parquet_reader.UNKNOWN,
     by_position: bool = False,
     keys: Any = None,
     span: Any = None,
 ) -> Iterator[Any]:
-    """Replaces `imap_wal.parquet.file.batches`: one call to the store, as there."""
+    """Replaces `imap_wal.parquet.reader.batches`: one call to the store, as there."""
     with store.open_input(path) as source:
         data = source.read()
-    if checksum:
-        demand_checksum(path, google_crc32c.value(data), checksum)
+    if expected.checksum:
+        demand_checksum(path, google_crc32c.value(data), expected.checksum)
     batch = _decoded.get(data)
     if batch is None:
         batch = _decode(data, path)
         if len(_decoded) >= REMEMBERED:
             _decoded.clear()
         _decoded[data] = batch
-    if records and len(batch) != records:
-        what = f"this file holds {len(batch)} rows, the manifest says {records}"
+    if expected.records and len(batch) != expected.records:
+        what = f"this file has {len(batch)} rows, but the manifest says {expected.records}"
         raise CorruptLog(path, 0, what)
     if by_position and batch.by_key:
         placed = sorted(zip(batch.places, batch.rows, batch.nodes, strict=True), key=itemgetter(0))
@@ -244,8 +254,16 @@ def patches() -> list[tuple[Any, str, Any]]:
     """Replacements in all modules that write or read such files."""
     from imap_wal.read import parquet_scan
     from imap_wal.retention import archive, archive_writer
-    from imap_wal.rewrite import conflicts, local_engine, part_writer, plan, publish, sorted_runs
-    from pyspark_imap_wal import rewrite_engine
+    from imap_wal.rewrite import (
+        conflicts,
+        local_engine,
+        part_writer,
+        plan,
+        publish,
+        range_tasks,
+        sorted_runs,
+        task_engine,
+    )
 
     fakes = {
         "ParquetFile": File,
@@ -269,10 +287,12 @@ def patches() -> list[tuple[Any, str, Any]]:
         part_writer,
         plan,
         publish,
+        range_tasks,
         sorted_runs,
-        rewrite_engine,
+        task_engine,
     )
-    real = vars(parquet_columns) | vars(parquet_file) | vars(archive_rows)
+    modules = parquet_columns, parquet_file, parquet_reader, parquet_writer, archive_rows
+    real = {name: value for module in modules for name, value in vars(module).items()}
     found = [
         (module, name, fake)
         for module in users

@@ -24,9 +24,10 @@ from tests.simulation.actors import (
     Stage,
     key_of,
 )  # fmt: skip
+from tests.simulation.agents import Alone
 from tests.simulation.history import ACKED, History
 from tests.simulation.medium import Medium, open_sim
-from tests.simulation.members import Alone, Wires
+from tests.simulation.wires import Wires
 from tests.simulation.world import World
 
 

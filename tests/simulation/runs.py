@@ -29,10 +29,12 @@ from tests.simulation.actors import (
     Stage,
     verify,
 )
+from tests.simulation.agents import AgentActor, Alone
 from tests.simulation.choosers import Replay, as_runs
 from tests.simulation.history import ACKED, History
 from tests.simulation.medium import Medium, open_sim
-from tests.simulation.members import AgentActor, Alone, MemberActor, Wires
+from tests.simulation.members import MemberActor
+from tests.simulation.wires import Wires
 from tests.simulation.world import Chooser, Fault, Process, Step, Violation, World
 
 
@@ -216,12 +218,12 @@ def _operate(plan: Plan, stage: Stage, older: dict[str, Medium], op: tuple[Any, 
     except (ImapWalError, StorageError) as error:
         if not stage.damaged:
             raise Violation("maintenance fails", f"{survivor.name}: {error!r}") from error
-    if what == "put back":
+    if what == "restored":
         folder, gone = more
         stage.damaged = True
         for name, medium in stage.media.items():
             if name in older:
-                _put_back(medium, older[name], folder)
+                _restore_folder(medium, older[name], folder)
         return bool(gone)
     if what == "repair":
         _judge_repair(plan, stage, survivor, *more)
@@ -260,8 +262,9 @@ def _judge_repair(plan: Plan, stage: Stage, operator: Survivor, mode: str) -> No
     _judge(plan, stage, media, f"the copy that repair made ({mode})", past, lost=stage.damaged)
 
 
-def _put_back(medium: Medium, older: Medium, folder: str) -> None:
-    """As a restored backup does: the folder has its files of that time; others are removed."""
+def _restore_folder(medium: Medium, older: Medium, folder: str) -> None:
+    """Restore a folder, as from a backup: it has its files of that time, and others are
+    removed."""
     for path in [path for path in medium.files if path.startswith(folder)]:
         del medium.files[path]
     for path, file in older.copy().files.items():
@@ -321,7 +324,8 @@ def _judge(
 
 
 def _judge_cluster(plan: Plan, stage: Stage) -> None:
-    """The same, where agents write: list, let an agent of each node write, list again, twice."""
+    """Judge a cluster in which agents write: list, let an agent of each node write, list again,
+    twice."""
     world, past = stage.world, stage.past
     nodes = sorted({spec.node for spec in plan.specs if spec.role == "agent"})
     for attempt in range(2 if plan.seed % 4 == 0 else 1):
@@ -356,7 +360,7 @@ def replay(plan: Plan, runs: list[tuple[int, int]]) -> Result:
 def shrink(
     plan: Plan, runs: list[tuple[int, int]], rule: str
 ) -> tuple[Plan, list[tuple[int, int]]]:
-    """The same violation with fewer operations, faults and switches."""
+    """Find the same violation with fewer operations, faults and switches."""
 
     def fails(plan: Plan, runs: list[tuple[int, int]]) -> bool:
         found = replay(plan, runs).violation

@@ -51,7 +51,7 @@ def _kind(rng: Random) -> str:
 
 
 def _faults(rng: Random, plan: Plan) -> Plan:
-    """In some plans, one or two calls fail."""
+    """The plan; in some plans, one or two calls fail."""
     if rng.random() < 0.25:
         plan = replace(plan, manifests_kept=2)
     if rng.random() < 0.6:
@@ -165,7 +165,7 @@ def machines(rng: Random) -> Plan:
 
 
 def backups(rng: Random) -> Plan:
-    """Copies of a log that is being written, and folders put back to an older state."""
+    """Copies of a log that is being written, and folders restored to an older state."""
     specs = [_writer(rng, "writer", False)]
     after: list[Op] = []
     cluster = "default/embedded/manifest/"
@@ -178,9 +178,9 @@ def backups(rng: Random) -> Plan:
         if choice == "newest":
             after.append(("remove newest", rng.choice((cluster, node))))
         elif choice == "node folder":
-            after.append(("put back", "default/embedded/nodes/n1/", True))
+            after.append(("restored", "default/embedded/nodes/n1/", True))
         else:
-            after.append(("put back", cluster if choice == "cluster" else node, False))
+            after.append(("restored", cluster if choice == "cluster" else node, False))
     if rng.random() < 0.7:
         specs.append(Spec("keeper", ((("rewrite",), ("prune",)),)))
     if rng.random() < 0.3:

@@ -11,7 +11,8 @@ from tests.simulation import high, views  # which add their drills
 from tests.simulation.drills import DRILLS, ORDERS
 from tests.simulation.explore import sweep
 from tests.simulation.install import installed
-from tests.simulation.mutations import MUTATIONS, Mutation, caught_by_drills, caught_by_itself
+from tests.simulation.mutation import Mutation, caught_by_drills, caught_by_itself
+from tests.simulation.mutations import MUTATIONS
 
 Cases = Callable[[int], None]
 

@@ -17,7 +17,7 @@ _REPLACES: dict[type, Any] = {}
 
 
 def frozen_classes(modules: Iterable[ModuleType]) -> list[type]:
-    """Those that are made in these modules."""
+    """The frozen dataclasses that are defined in these modules."""
     found = {
         value: None
         for module in modules
@@ -31,7 +31,7 @@ def frozen_classes(modules: Iterable[ModuleType]) -> list[type]:
 
 
 def quick_init(kind: type) -> Any:
-    """As the class's own, by assignment."""
+    """An `__init__` like the class's own, which assigns the fields."""
     signature = inspect.signature(kind.__init__)
     names: dict[str, Any] = {"_MISSING": dataclasses._HAS_DEFAULT_FACTORY}  # type: ignore[attr-defined]
     parameters, body = [], []
@@ -72,7 +72,7 @@ def _function(head: str, body: list[str], names: dict[str, Any]) -> Any:
 
 
 def replace(value: Any, /, **changes: Any) -> Any:
-    """As `dataclasses.replace`."""
+    """Does what `dataclasses.replace` does."""
     kind = type(value)
     found = _REPLACES.get(kind)
     if found is None:

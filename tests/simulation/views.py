@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from imap_wal.agent.membership import claims, former, sessions
+from imap_wal.agent.membership import claims, counted_requests, sessions
 from imap_wal.errors import OutcomeUnknown
 from imap_wal.manifest.claims import ClaimManifest
-from imap_wal.read.cluster import pin_cuts
+from imap_wal.read.pins import pin_cuts
 from tests.simulation.actors import Op, Spec
 from tests.simulation.drills import DRILLS, ORDERS
 from tests.simulation.medium import APPEND
-from tests.simulation.mutations import Mutation, Put
+from tests.simulation.mutation import Mutation, Put
 from tests.simulation.runs import Plan
 
 _SPLIT = "two halves of a split network"
@@ -70,7 +70,7 @@ def _all_that_is_in_the_log_counts(put: Put) -> None:
     def last(log: Any, cluster: Any, ended: Any) -> dict[int, int]:
         return {session: log.requests.get(session, 0) for session in ended}
 
-    put(former, "last_that_count", last)
+    put(counted_requests, "last_that_count", last)
 
 
 def _any_member_may_write(put: Put) -> None:
@@ -101,7 +101,7 @@ MUTATIONS = (
     ),
     Mutation(
         "V4",
-        "a member that was left out of a view is let in",
+        "a member that was left out of a view is admitted",
         _any_member_may_write,
         (_SPLIT,),
         "splits",

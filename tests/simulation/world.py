@@ -160,7 +160,7 @@ class World:
         self.on_death: list[Callable[[Process], None]] = []
         self.on_power: list[Callable[[], None]] = []
         self.keys = NO_KEYS
-        """Of the log's encryption, for every process that opens the storage."""
+        """The keys of the log's encryption, for every process that opens the storage."""
         self._steps_max = steps_max
         self._running = False
         self.blocked = False
@@ -204,7 +204,7 @@ class World:
         return task
 
     def run(self) -> None:
-        """Until all tasks have ended, or the first violation."""
+        """Run until all tasks have ended, or until the first violation."""
         self._running = True
         try:
             while self.violation is None and any(
@@ -290,7 +290,7 @@ class World:
         self._switch_away(task)
 
     def block(self, what: object) -> None:
-        """Until `wake(what)`."""
+        """Wait until `wake(what)`."""
         task = getcurrent()
         if not isinstance(task, Task):
             raise Violation("deadlock", f"the only actor waits for {what!r}")

@@ -20,7 +20,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from tests.cluster.harness import ROOT, compile_java
+from tests.cluster.classes import compile_java
+from tests.cluster.processes import ROOT
 from tests.nemesis.report import commit
 from tests.nemesis.storage import add_options, chosen_storage
 from tests.soak.lines import judged

@@ -10,7 +10,7 @@ import os
 import time
 from random import Random
 
-from tests.cluster.harness import ROOT
+from tests.cluster.processes import ROOT
 from tests.nemesis.episode import Episode
 from tests.nemesis.world import MACHINES, World
 

@@ -10,7 +10,8 @@ from tests.soak.lines import QUANTITIES, Line, Quantity
 WIDTH, LEFT, RIGHT, HEAD, PANEL, GAP = 640, 80, 16, 26, 110, 34
 """In pixels: width; room for numbers left and right; height of a title and of a chart; distance."""
 POINTS_MAX = 300
-"""Of a line on a picture; of more points, each of these is the highest of some."""
+"""The most points of a line on a picture. Of more points, each that is drawn is the highest of
+some."""
 STYLE = """text { font: 13px system-ui, sans-serif; fill: #1b2a30; }
     .title { font-size: 14px; }
     .number { text-anchor: end; }

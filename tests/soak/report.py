@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tests.cluster.harness import ROOT
+from tests.cluster.processes import ROOT
 from tests.soak.lines import QUANTITIES, Line, quarters
 from tests.soak.pictures import picture
 

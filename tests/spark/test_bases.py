@@ -60,7 +60,7 @@ def test_a_first_batch_of_a_registered_reader_survives_compaction(store: Segment
 
 
 def test_the_log_above_a_base_is_kept(store: SegmentStore) -> None:
-    """Also what the reader has read: the state before its next batch is in it."""
+    """What the reader has read is kept, too: the state before its next batch is in it."""
     log = node(store)
     engine = ImageEngine(store.url, reader="images")
     for number in (1, 2):
@@ -243,7 +243,7 @@ def test_a_first_base_that_a_prune_missed_is_replaced(
 def test_a_prune_that_missed_former_snapshots_ends_the_query(
     store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also a batch that is planned already. There is never a wrong image."""
+    """A batch that is already planned ends, too. There is never a wrong image."""
     log = node(store)
     append(log, put("a", 1, (1, 1, 1, 1)), put("b", 1, (1, 1, 1, 2)))
     rewrite(cluster(store), LocalEngine(SMALL), skew_ms_max=2**60)
@@ -269,7 +269,9 @@ def test_a_prune_that_missed_former_snapshots_ends_the_query(
     with pytest.raises(NotFound):
         list(engine.reader.read(tasks[0]))
     for again in (lambda: engine.lines(end), engine.reader.initialOffset):
-        with pytest.raises(InvalidSetting, match=r"map 'orders'.*a rewrite covered.*Begin anew"):
+        with pytest.raises(
+            InvalidSetting, match=r"map 'orders'.*a rewrite covered.*Start the query"
+        ):
             again()
 
 

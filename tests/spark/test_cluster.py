@@ -72,7 +72,7 @@ def snapshot(root: Path) -> dict[str, list[Any]]:
 
 
 def expected(root: Path, folder: Path) -> dict[str, list[Any]]:
-    """The same of a copy that the local engine rewrites."""
+    """The rows of the snapshots of a copy that the local engine rewrites."""
     copy = folder / "copy"
     shutil.copytree(root, copy)
     rewrite(cluster(open_store(str(copy))), LocalEngine(SMALL), skew_ms_max=2**60)

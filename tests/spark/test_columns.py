@@ -17,7 +17,7 @@ from pyspark.sql import datasource as spark_filters
 from imap_wal.entry import KEY, MAP, ORDER, is_clear
 from imap_wal.errors import InvalidSetting, ShortLog
 from imap_wal.format import Position
-from imap_wal.parquet.file import batches
+from imap_wal.parquet.reader import batches
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, FileScan
 from imap_wal.read.scan import read_scan
@@ -62,7 +62,7 @@ def found(log: ClusterLog, scans: list[FileScan], wanted: Wanted = ALL) -> list[
 
 
 def expected(log: ClusterLog, scans: list[FileScan]) -> list[dict[str, Any]]:
-    """The same, from the reader of rows."""
+    """The rows that the reader of rows returns."""
     lines = []
     for scan in scans:
         for changes in read_scan(log.store, scan, positions=True):

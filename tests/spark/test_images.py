@@ -103,9 +103,9 @@ def test_images_equal_a_dict_over_random_histories(
     memory: int,
     keys: int,
 ) -> None:
-    """In batches of any size, beside archive runs, rewrites and restarts of the reader. With
-    prunes, the reader has read the log before each rewrite; without, it may have missed any number
-    of rewrites."""
+    """Batches have any size, and archive runs, rewrites and restarts of the reader happen between
+    them. With prunes, the reader has read the log before each rewrite; without, it may have missed
+    any number of rewrites."""
     monkeypatch.setattr(images, "MEMORY_BYTES", memory)
     monkeypatch.setattr(images, "KEYS_BYTES", keys)
     monkeypatch.setattr(sorter, "RUNS_MAX", 3)
@@ -337,7 +337,7 @@ def test_images_that_a_prune_removed_are_an_error(store: SegmentStore) -> None:
     ]
     assert engines[1].images() == []
     prune(cluster(store))
-    with pytest.raises(InvalidSetting, match=r"map 'orders'.*a rewrite covered.*Begin anew"):
+    with pytest.raises(InvalidSetting, match=r"map 'orders'.*a rewrite covered.*Start the query"):
         engines[0].images()
 
 

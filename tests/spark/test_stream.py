@@ -16,7 +16,9 @@ from imap_wal.errors import CorruptLog, InvalidSetting, MissingNode, PositionGon
 from imap_wal.format import Position
 from imap_wal.manifest import readers
 from imap_wal.manifest.cluster import IncarnationRecord
-from imap_wal.read.cluster import ClusterLog, pin_cuts
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.file_scan import Scope
+from imap_wal.read.pins import pin_cuts
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
@@ -34,7 +36,7 @@ def everything(log: ClusterLog) -> set[Line]:
     """All entries that are there, by place."""
     return {
         (changes.node, *place, row[ORDER][3])
-        for changes in log.changes(snapshots=False, covered=True, positions=True)
+        for changes in log.changes(scope=Scope(snapshots=False, covered=True), positions=True)
         for row, place in zip(changes.rows, changes.positions or (), strict=True)
     }
 
@@ -136,7 +138,7 @@ def test_a_first_batch_is_not_read_from_other_snapshots(store: SegmentStore) -> 
     end = engine.reader.latestOffset(engine.start)
     append(log, put("a", "2", (1, 1, 1, 2)))
     rewrite(cluster(store), LocalEngine(SMALL), skew_ms_max=2**60)
-    with pytest.raises(InvalidSetting, match="begin the query anew"):
+    with pytest.raises(InvalidSetting, match="start the query again"):
         engine.lines(end)
 
 

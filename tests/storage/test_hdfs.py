@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import imap_wal
+from imap_wal.disposal import sweep
 from imap_wal.errors import ImapWalError
 from storage_backends import AlreadyExists, StorageError, Unavailable, open_store
 from storage_backends.hdfs import HdfsStore
@@ -154,3 +158,51 @@ def test_a_late_append_misses_the_recovered_segment(url: str, tail: str) -> None
 def test_a_name_node_that_does_not_answer_is_unavailable() -> None:
     with pytest.raises(Unavailable):
         open_store(f"webhdfs://localhost:{free_port()}/x").exists("1")
+
+
+KILLED = """
+import os, signal, sys
+from storage_backends import open_store
+
+store = open_store(sys.argv[1])
+ask = store._ask
+
+def killed(method, operation, *rest, **more):
+    if operation == "RENAME":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return ask(method, operation, *rest, **more)
+
+store._ask = killed
+store.create(sys.argv[2], b"never seen")
+"""
+
+
+def test_files_of_killed_processes_go_after_a_day(url: str) -> None:
+    """Before the first write of another process into that folder, and by a sweep of the folders
+    above. A younger one may belong to a process that still writes."""
+    store = open_store(url)
+    assert isinstance(store, HdfsStore)
+
+    def left(folder: str) -> list[str]:
+        return [each["pathSuffix"] for each in store._statuses(f"{folder}/")]
+
+    def leave(folder: str, hours: float) -> str:
+        known = left(folder)
+        ended = subprocess.run([sys.executable, "-c", KILLED, url, f"{folder}/new"], check=False)
+        assert ended.returncode == -signal.SIGKILL
+        (name,) = set(left(folder)) - set(known)
+        written_ms = int((time.time() - hours * 3600) * 1000)
+        times = {"modificationtime": written_ms, "accesstime": -1}
+        store._ask("PUT", "SETTIMES", f"{folder}/{name}", **times)
+        return name
+
+    for folder in ("left/a", "left/deep/b"):
+        leave(folder, hours=25)
+    young = leave("left/a", hours=23)
+    assert store.list("left") == []
+    store.create("left/a/new", b"x")
+    assert set(left("left/a")) == {young, "new"}
+    sweep(store, "left")
+    assert set(left("left/a")) == {young, "new"}
+    assert left("left/deep/b") == []
+    assert store.folders("left") == ["a"]

@@ -64,7 +64,7 @@ local.LocalStore(sys.argv[1]).create("snapshot/m/2/part", b"half")
 
 
 def test_a_sweep_removes_what_is_left_below_a_folder(tmp_path: Path) -> None:
-    """Not what a running process writes, nor what is reached through a link."""
+    """It removes neither what a running process writes, nor what is reached through a link."""
     for folder in ("snapshot/m/1", "snapshot/m/3", "other"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / f"{TEMPORARY_PREFIX}00").write_bytes(b"left")

@@ -1,4 +1,4 @@
-"""On a network file system a file's presence is asked of the server, not of a cache."""
+"""On a network file system, the server decides whether a file exists, and not a cache."""
 
 from __future__ import annotations
 

@@ -315,9 +315,9 @@ def test_a_writer_replaced_on_s3_acknowledges_nothing(s3: S3) -> None:
 
 
 def test_a_log_on_s3_is_backed_up_beside_writers(s3: S3, tmp_path: Path) -> None:
-    """From there it is put back into a local folder; the second backup copies only what is new."""
+    """From there it is restored into a local folder; the second backup copies only what is new."""
     from imap_wal.backup import catalogue
-    from imap_wal.backup.restore import put_back
+    from imap_wal.backup.restore import restore_backup
     from imap_wal.backup.run import back_up
     from imap_wal.clock import SystemClock
     from imap_wal.read.cluster import ClusterLog
@@ -336,7 +336,7 @@ def test_a_log_on_s3_is_backed_up_beside_writers(s3: S3, tmp_path: Path) -> None
     assert copied[1] < copied[0] / 2
     assert catalogue.numbers(target) == [2, 3]
     place = open_store(f"file://{tmp_path}/again")
-    put_back(target, catalogue.read(target, 3), place)
+    restore_backup(target, catalogue.read(target, 3), place)
     with imap_wal.open(f"file://{tmp_path}/again") as store:
         found = dict(store.map("orders").items())
     assert found == {**{f"k{number}": number for number in range(1000)}, "last": 2}

@@ -3,6 +3,7 @@ both."""
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -64,8 +65,23 @@ def test_the_wal_dir_of_a_log_cannot_change(tmp_path: Path) -> None:
         imap_wal.open(root, node="n", wal_dir=(tmp_path / "b").as_uri())
     with imap_wal.open((tmp_path / "other").as_uri(), node="n") as store:
         store.map("m")["a"] = 1
-    with pytest.raises(StorageUnavailable, match="under its root already"):
+    with pytest.raises(StorageUnavailable, match="already has segments under its root"):
         imap_wal.open((tmp_path / "other").as_uri(), node="n", wal_dir=(tmp_path / "b").as_uri())
+
+
+@pytest.mark.parametrize("wal_dir", ["{}/wal", "wal", "./wal", "{}/wal/", "file://{}/wal/"])
+def test_another_process_opens_the_url_of_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wal_dir: str
+) -> None:
+    """The tasks of a rewrite do that, however the place of the segments was written."""
+    monkeypatch.chdir(tmp_path)
+    place = wal_dir.format(tmp_path)
+    with imap_wal.open(str(tmp_path / "root"), node="n", wal_dir=place) as log:
+        log.map("m")["a"] = 1
+    for store in (open_store(tmp_path / "root"), open_store(tmp_path / "root", wal_dir=place)):
+        sent = pickle.loads(pickle.dumps(store.url))
+        again = open_store(sent)
+        assert again.url == sent and list(again.list("")) == list(store.list(""))
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 2, "wal_dir": "x"}', b"\xff"])

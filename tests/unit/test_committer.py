@@ -240,7 +240,7 @@ def test_large_commit_is_written_in_several_frames(
     target = committer(memory)
     for request in range(1, 6):
         target.submit(batch(request))
-    with pytest.raises(TooLarge, match="less than 2 GiB"):
+    with pytest.raises(TooLarge, match="must be below 2 GiB"):
         target.submit(batch(6, count=3))
     target.commit_ready()
     assert [frame.count for frame in frames(memory)] == [2, 2, 1]

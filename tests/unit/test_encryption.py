@@ -79,7 +79,7 @@ def test_the_same_value_is_never_the_same_bytes(store: KeyedStore) -> None:
 def test_missing_key_wrong_key_and_no_keys_are_distinct(store: KeyedStore) -> None:
     written(store, "value")
     for keys, said in (
-        (("b",), "'a', and the keys given are b"),
+        (("b",), "'a', but the keys given are b"),
         ((other("a"),), "is not the one it was written with"),
     ):
         with pytest.raises(EncryptionError, match=said) as raised:
@@ -93,9 +93,7 @@ def test_unencrypted_segment_is_read_only_if_allowed(
     store: KeyedStore,
 ) -> None:
     written(store.inner, "value")  # type: ignore[arg-type]
-    with pytest.raises(
-        EncryptionError, match="it is not encrypted, and the keys demand that it is"
-    ):
+    with pytest.raises(EncryptionError, match="it is not encrypted, but the keys require it"):
         payloads(store)
     assert len(payloads(keyed(store.inner, "a", "plain"))) == 1
 

@@ -41,7 +41,8 @@ def nodes(store: Any, name: str = "embedded") -> ManifestLog[NodeManifest]:
 
 
 def forget_levels(store: Any, *names: str) -> None:
-    """As a release without levels leaves a log: it drops the fields that it does not know."""
+    """Leave the log as a release without levels does, which drops the fields that it does not
+    know."""
     clusters(store).update(lambda now: replace(now, level=0))
     for name in names:
         nodes(store, name).update(lambda now: replace(now, level=0, release=""))

@@ -36,7 +36,7 @@ def test_the_first_of_a_list_writes_and_all_read() -> None:
         (f"{'x' * 65}:{SECRET}", "item 1 is not a key"),
         (f"a:{SECRET} a:{SECRET}", "item 2: a is in the list twice"),
         ("plain plain", "item 2: plain is in the list twice"),
-        ("a:" + base64.b64encode(b"short").decode(), "has 5 bytes; it takes 32"),
+        ("a:" + base64.b64encode(b"short").decode(), "has 5 bytes; it must have 32"),
         (f"a:{SECRET}!", "is not base64"),
     ],
 )
@@ -105,7 +105,7 @@ def test_keys_are_read_again_for_an_unknown_id(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("K", key("a"))
     keys = Keys("env:K")
     with pytest.raises(
-        EncryptionError, match="'b', and the keys given are a; add the key"
+        EncryptionError, match="'b', but the keys given are a; add the key"
     ) as raised:
         keys.find("some/file", "b")
     assert (raised.value.file, raised.value.key_id) == ("some/file", "b")

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
-from imap_wal.backup.restore import put_back
+from imap_wal.backup.restore import restore_backup
 from imap_wal.backup.run import back_up
 from imap_wal.clock import SystemClock
 from imap_wal.entry import shared_session
@@ -68,7 +68,7 @@ def test_without_manifests_it_is_the_newest_level(memory: MemoryStore, session: 
 
 @pytest.mark.parametrize("reads", [0, FeatureLevel.SORTED_ARCHIVES, NEWEST, NEWEST + 1])
 def test_a_lost_manifest_may_have_raised_it(memory: MemoryStore, reads: int) -> None:
-    """As far as the nodes can read."""
+    """The copy then has the highest level that the nodes can read."""
     written(memory, level=min(reads, NEWEST), reads=reads)
     lose(memory)
     assert copied_level(memory) == min(reads, NEWEST)
@@ -118,7 +118,7 @@ def test_a_node_with_a_lost_manifest_does_not_lower_it(memory: MemoryStore) -> N
 def test_nodes_that_nobody_reads_do_not_lower_it(
     memory: MemoryStore, nodes: dict[str, int]
 ) -> None:
-    """A backfill, and a program that another one has shut out."""
+    """A backfill, and a program that another one has fenced."""
     written(memory)
     for name, reads in nodes.items():
         log = node(memory, name)
@@ -159,13 +159,13 @@ def test_a_backup_keeps_level_and_marks(memory: MemoryStore, tmp_path: Path) -> 
     run(memory)
     backups, place = open_store(f"{tmp_path}/backups"), MemoryStore(f"levels-{next(_numbers)}")
     made = back_up([cluster(memory)], backups, clock=SystemClock(), holder="test")
-    put_back(backups, made.backup, place)
+    restore_backup(backups, made.backup, place)
     manifest = cluster(place).manifest()
     assert manifest == cluster(memory).manifest()
     assert (manifest.level, manifest.all_maps.keys()) == (FeatureLevel.COPIES, {"n1", "n2"})
 
 
-def test_a_clean_copy_begins_anew(tmp_path: Path) -> None:
+def test_a_clean_copy_begins_again(tmp_path: Path) -> None:
     """`imap-wal restore --to` writes another log, with other positions."""
     with imap_wal.open(f"file://{tmp_path}/log") as store:
         store.map("orders")["k"] = 1

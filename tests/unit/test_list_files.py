@@ -37,8 +37,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def change(
     log: NodeManifestLog, added: Iterable[Archive] = (), gone: Iterable[Archive] = ()
 ) -> NodeManifest:
-    """One update, as archive runs and removals make them: one that was made is not repeated.
-    Without a change of archives it publishes, too: as for a new segment."""
+    """One update, as archive runs and removals make them: one that was made is not repeated. It
+    publishes also without a change of archives, as for a new segment."""
     added, gone = tuple(added), tuple(gone)
 
     def wanted(now: NodeManifest) -> NodeManifest | None:
@@ -78,7 +78,7 @@ def test_the_manifest_has_few_archives_and_names_lists(
 def test_an_update_writes_what_it_changes(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With 100 or with 5,000 archives, adding and removing one writes and reads as much."""
+    """Adding and removing an archive writes and reads as much with 5,000 archives as with 100."""
     monkeypatch.undo()
     costs = []
     for count in (3_000, 30_000):
@@ -256,7 +256,7 @@ def test_a_create_without_an_answer_publishes_once(memory: MemoryStore, part: st
 
 
 def test_a_slow_reader_finds_its_lists(memory: MemoryStore) -> None:
-    """A manifest that is kept keeps its lists. After 64 others, a reader is told to read again."""
+    """A manifest that is kept keeps its lists. After 64 others, a reader must read again."""
     fill(memory, 20)
     _, old = log_of(memory, 3).read()
     log = log_of(memory, 2)

@@ -6,19 +6,20 @@ import pytest
 
 from imap_wal import layout
 from imap_wal.errors import InvalidSetting
+from imap_wal.names import decode, encode
 
 
 @pytest.mark.parametrize("name", ["../a b", "a/b", ".", "..", "ä", "a%2Fb", "~", "CON", "a" * 60])
 def test_every_name_becomes_one_path_component_and_is_decoded(name: str) -> None:
-    encoded = layout.encode(name)
+    encoded = encode(name)
     assert "/" not in encoded
     assert encoded.strip(".")
-    assert layout.decode(encoded) == name
+    assert decode(encoded) == name
 
 
 def test_an_empty_name_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="empty"):
-        layout.encode("")
+        encode("")
 
 
 def test_segment_name_has_only_epoch_and_number() -> None:

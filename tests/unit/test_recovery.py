@@ -169,7 +169,7 @@ def test_refusal_names_file_offset_and_positions_at_stake(
     ("seed", "said"),
     [
         (1, r"continues from a later frame|names as the last good one"),
-        (2, "and this log has the directory"),
+        (2, "but this log has the directory"),
     ],
     ids=["copy", "other log"],
 )

@@ -22,7 +22,7 @@ def kinds(store: SegmentStore) -> list[list[str]]:
 
 
 def test_clean_shutdown_is_recorded_in_log_and_manifest(memory: MemoryStore) -> None:
-    """The last frame shows it, and the manifest too."""
+    """Both the last frame and the manifest show it."""
     log = node_log(memory)
     log.requests[1] = 2
     write(log, 1, 2)
@@ -123,7 +123,7 @@ def test_flipped_header_bit_never_hides_the_newest_segment(
         with pytest.raises((CorruptLog, ShortLog)) as raised:
             node_log(left)
         assert raised.value.file == path, f"bit {bit}"
-        assert left.read(path) == bytes(data), "the file was not touched"
+        assert left.read(path) == bytes(data), "the file was not changed"
         assert not left._medium.locks, "the lock was released"
 
 

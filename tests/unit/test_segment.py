@@ -171,7 +171,7 @@ def test_records_of_every_type_round_trip_in_order(
         "metadata",
         "clean shutdown",
         "low-water mark",
-        "entries, clears among them",
+        "entries, including clears",
     }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 WORDS_MAX = 10
-"""In the name of a test, after `test_`."""
+"""The most words in the name of a test, after `test_`."""
 
 
 def long_names(source: str) -> list[str]:

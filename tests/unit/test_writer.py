@@ -60,7 +60,7 @@ def test_node_that_shares_the_cluster_is_admitted(url: str) -> None:
 def test_replaced_writer_acknowledges_and_loses_nothing(
     tmp_path: Path, memory: MemoryStore, durability: str, kind: str
 ) -> None:
-    """After a takeover. The changes that it had acknowledged are kept."""
+    """A takeover replaced it. The changes that it had acknowledged are kept."""
     store = memory if kind == "memory" else LocalStore(str(tmp_path))
     first = embedded(store, durability=durability)
     old = first.map("m")

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Before a member stops: wait until Hazelcast says that the cluster is safe, which means that no
 # partition is moving and every backup is in sync. So two members that stop one after the other
-# never hold the only copies of a partition. Needs nothing but bash.
+# never have the only copies of a partition. This script uses no program but bash.
 #   wait-until-safe.sh HOST SECONDS
 set -u
 host=$1 deadline=$((SECONDS + $2))
@@ -15,6 +15,6 @@ while ((SECONDS < deadline)); do
   fi 2>/dev/null
   sleep 1
 done
-# The log has everything that was acknowledged: an unsafe stop costs time, and no entry.
+# The log has everything that was acknowledged: an unsafe stop costs time, but loses no entry.
 echo "the cluster was not safe within $2 s" >&2
 exit 0

@@ -44,7 +44,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ include "imap-wal.image" (dict "root" . "image" $image) }}
 {{- end -}}
 
-{{- /* The place where the volume of the logs is mounted. Hazelcast's chart has one for it. */ -}}
+{{- /* Where the volume of the logs is mounted. Hazelcast's chart fixes the path. */ -}}
 {{- define "imap-wal.root" -}}
 {{- ternary "/data/external" "/var/lib/imap-wal" (eq .Values.mode "sidecar-only") -}}
 {{- end -}}
@@ -83,11 +83,11 @@ ipc:///run/imap-wal/agent.sock
 {{- end -}}
 {{- end -}}
 
-{{- /* What the schema cannot say. */ -}}
+{{- /* Checks that the schema cannot express. */ -}}
 {{- define "imap-wal.check" -}}
 {{- $file := or (not .Values.log.url) (hasPrefix "file:" .Values.log.url) (hasPrefix "file:" .Values.log.walDir) -}}
 {{- if and $file (not .Values.log.volume.enabled) -}}
-{{- fail "no place for the logs: set log.url to an object store (s3://bucket/maps), or log.volume.enabled to true. All agents read the logs of all nodes, so a pod's own disk alone is not enough (log.localDisk needs such a root too)." -}}
+{{- fail "there is no root for the logs: set log.url to an object store (s3://bucket/maps), or log.volume.enabled to true. All agents read the logs of all nodes, so a pod's own disk alone is not enough (log.localDisk needs such a root too)." -}}
 {{- end -}}
 {{- range list .Values.log.url .Values.log.walDir -}}
 {{- if and (hasPrefix "file:" .) (not (or (hasPrefix "file:///var/lib/imap-wal" .) (hasPrefix "file:///data/external" .))) -}}
@@ -141,7 +141,7 @@ ipc:///run/imap-wal/agent.sock
 {{- end -}}
 {{- end -}}
 
-{{- /* Of pods that this chart makes. In `sidecar-only`, the logs belong to the user of the other
+{{- /* For pods that this chart creates. In `sidecar-only`, the logs belong to the user of the other
 chart's pods. */ -}}
 {{- define "imap-wal.podSecurityContext" -}}
 {{- $context := deepCopy .Values.podSecurityContext -}}
@@ -237,7 +237,7 @@ clients = "/etc/imap-wal/keys/clients.toml"
 {{- define "imap-wal.hazelcastCommon" -}}
 cluster-name: {{ .Values.cluster.name | quote }}
 properties:
-  # A store waits for the disk; with few operation threads, everything else would wait too.
+  # A store waits for the disk; with few operation threads, all other operations would wait too.
   hazelcast.operation.thread.count: "64"
   hazelcast.phone.home.enabled: "false"
   hazelcast.shutdownhook.policy: GRACEFUL

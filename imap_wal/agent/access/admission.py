@@ -42,8 +42,8 @@ class Access:
     clients: str = ""
 
     def check(self) -> None:
-        """Raises `InvalidSetting` if the endpoint has another form, if unknown peers could connect,
-        or if the settings contradict each other."""
+        """Raises `InvalidSetting` if the endpoint is malformed, if unknown peers could connect, or
+        if the settings contradict each other."""
         if not _ENDPOINT.fullmatch(self.endpoint):
             raise InvalidSetting(
                 f"endpoint is {self.endpoint!r}; it takes ipc:///path or tcp://host:port"
@@ -68,7 +68,7 @@ class Access:
             )
         if not self.key and not is_loopback(self.endpoint):
             raise InvalidSetting(
-                f"endpoint {self.endpoint}: without keys, whoever reaches this address could "
+                f"endpoint {self.endpoint}: without keys, anyone who can reach this address could "
                 "read and change the log. Use a Unix socket "
                 f"({DEFAULT_ENDPOINT}), a loopback address (tcp://127.0.0.1:7701), or keys: "
                 "`imap-wal keys new`, then set key and clients"

@@ -11,7 +11,7 @@ from imap_wal.errors import InvalidSetting
 
 @dataclass(frozen=True, slots=True)
 class HttpAddress:
-    """`host`: an IP address. `port` 0: any that is free."""
+    """`host`: an IP address. `port` 0: any free port."""
 
     host: str
     port: int
@@ -38,8 +38,8 @@ class HttpAddress:
         if ipaddress.ip_address(self.host).is_loopback:
             return ""
         return (
-            f"whoever can reach {self} may read the metrics and the health of this agent; they "
-            "have no keys, values or names of maps. Let only the scraper reach it, or use "
+            f"anyone who can reach {self} can read the metrics and the health of this agent, which "
+            "contain no keys, values or names of maps. Let only the scraper reach it, or use "
             "127.0.0.1"
         )
 

@@ -74,8 +74,8 @@ def key_bytes(text: Any, what: str) -> bytes:
 
 
 def read_secret(path: str | Path) -> KeyPair:
-    """Read a file with a secret key. Raises `InvalidSetting`, also if another user may read or
-    replace the file."""
+    """Read a file with a secret key. Raises `InvalidSetting` if it is not one, or if another user
+    may read or replace the file."""
     data = _toml(_text(path, read_secret_file), path)
     pair = _pair(data, path)
     if "secret-key" not in data:
@@ -105,8 +105,8 @@ def checked_name(name: Any, where: str) -> str:
 
 
 def read_token(path: str | Path) -> str:
-    """Read the token in a file. Raises `InvalidSetting`, also if another user may read or replace
-    the file."""
+    """Read the token in a file. Raises `InvalidSetting` if there is none, or if another user may
+    read or replace the file."""
     token = _text(path, read_secret_file).strip()
     if not TOKEN.fullmatch(token):
         raise InvalidSetting(f"{path}: {_TAKES}")
@@ -124,12 +124,12 @@ def write_new(path: Path, text: str, mode: int) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     except FileExistsError:
         raise InvalidSetting(
-            f"{path} exists, and is kept. Choose another name, or remove it first"
+            f"{path} already exists, and was not changed. Choose another name, or remove it first"
         ) from None
     except OSError as error:
         raise InvalidSetting(f"{path}: {error.strerror}") from error
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        os.fchmod(file.fileno(), mode)  # whatever the umask
+        os.fchmod(file.fileno(), mode)  # regardless of the umask
         file.write(text)
 
 
@@ -137,8 +137,8 @@ def write_new(path: Path, text: str, mode: int) -> None:
 
 
 def read_clients(path: str | Path) -> dict[str, Peer]:
-    """The clients in a file, by their public keys. Raises `InvalidSetting`, also if another user
-    may change the file."""
+    """The clients in a file, by their public keys. Raises `InvalidSetting` if the file is not
+    valid, or if another user may change it."""
     found: dict[str, Peer] = {}
     for name, entry in _toml(_text(path, read_trusted_file), path).items():
         where = f"{path}: [{checked_name(name, str(path))}]"
@@ -149,7 +149,7 @@ def read_clients(path: str | Path) -> dict[str, Peer]:
         public = key_bytes(entry["public-key"], f"{where} public-key").hex()
         if public in found:
             raise InvalidSetting(
-                f"{where} has the key of {found[public].name}; each client has its own"
+                f"{where} has the same key as {found[public].name}; each client needs its own key"
             )
         found[public] = Peer(name, rights_of(entry["rights"], where))
     return found
@@ -168,7 +168,7 @@ def rights_of(words: Any, where: str) -> frozenset[Right]:
 @contextmanager
 def changing_clients(path: Path) -> Iterator[dict[str, Peer]]:
     """Yields the clients of a file by their public keys, {} if there is no file. The caller changes
-    them in place; without an error, they are then written. A lock file beside it makes another
+    them in place; if it raises no error, they are then written. A lock file beside it makes another
     process that changes the file wait. Raises `InvalidSetting` for files that cannot be used."""
     try:
         lock = os.open(
@@ -262,5 +262,5 @@ def _text(path: str | Path, read: Callable[[str | Path], bytes]) -> str:
 def _toml(text: str, path: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: also for very long numbers
+    except (ValueError, RecursionError) as error:  # ValueError: for very long numbers too
         raise InvalidSetting(f"{path}: not TOML: {error}") from None

@@ -25,7 +25,8 @@ from imap_wal.errors import ImapWalError, NotAllowed
 from imap_wal.manifest.claims import CLOSED_ADVICE, ClaimManifest
 from imap_wal.manifest.cluster import ClusterManifest, IncarnationRecord
 from imap_wal.manifest.older import current_cluster, older_manifest
-from imap_wal.read.cluster import ClusterLog, Pins, pin_cuts
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.pins import Pins, pin_cuts
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import shut_out_others
 from storage_backends import AlreadyExists
@@ -43,7 +44,7 @@ _log = structlog.get_logger("imap_wal.agent")
 
 
 class VoidIncarnation(ImapWalError):
-    """The cluster was followed by another one, or the member is not in the newest view."""
+    """Another cluster has claimed the log since, or the member is not in the newest view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +81,18 @@ class Claims:
         if begun > self._known.newest:
             raise older_manifest(
                 log.claims.folder,
-                f"incarnation {begun} has begun, the last one claimed is {self._known.newest}",
+                f"incarnation {begun} has begun, but the last claim is {self._known.newest}",
             )
-        # A token is added to the claims before the cluster's manifest says so, and removed after
-        # it. So the token is lost only if the claims have none before and after that manifest is
-        # read.
+        # A token is entered into the claims before the cluster's manifest says that there is one,
+        # and is removed from them after the manifest no longer says so. So the token is lost only
+        # if the claims have none before and after that manifest is read.
         if (
             not self._known.names_token
             and log.clusters.read()[1].token
             and not log.claims.read()[1].names_token
         ):
             raise older_manifest(
-                log.claims.folder, "this cluster has a token, and its claims have none"
+                log.claims.folder, "this cluster has a token, but its claims have none"
             )
         self._read_at = log.clock.monotonic()
 
@@ -144,7 +145,7 @@ class Claims:
                 self._start.demand(who.cluster_id, claims, look, nodes=False)
             return None
 
-        def anew(claims: ClaimManifest, incarnation: int) -> ClaimManifest:
+        def new_claim(claims: ClaimManifest, incarnation: int) -> ClaimManifest:
             nonlocal tried
             tried = True  # if another cluster claims after this, do not claim again
             if who.token and not claims.tokens:
@@ -157,7 +158,7 @@ class Claims:
                 who.cluster_id, incarnation, () if claimed is None else (who.member,)
             )
 
-        incarnation = self._claim(who, admitted, anew).newest
+        incarnation = self._claim(who, admitted, new_claim).newest
         if tried:
             self._start.ended()
         return incarnation
@@ -186,7 +187,7 @@ class Claims:
             if claims.claims.get(who.cluster_id) != claims.newest:
                 raise _followed(claims, claims.claims.get(who.cluster_id, 0))
             _demand_admitted(claims, who)
-            demand_authority(claims, who)  # also without a new claim, because this bars members
+            demand_authority(claims, who)  # even without a new claim, because this bars members
             if who.member in claims.members and lost.isdisjoint(claims.members):
                 # A lost member that says hello for the first time must not be admitted.
                 return claims.barring(lost)
@@ -238,13 +239,13 @@ class Claims:
                     continue  # there is a newer claim
             self._number, self._known = self._log.claims.read()
             if incarnation == reserved:
-                self._tell(claims, who, former)
+                self._audit(claims, who, former)
                 if (tracer := tracing.current()) is not None:
                     seconds = self._log.clock.monotonic() - began
                     tracer.ended("claim", seconds, {"incarnation": incarnation})
             return claims
 
-    def _tell(self, claims: ClaimManifest, who: Greeting, former: str) -> None:
+    def _audit(self, claims: ClaimManifest, who: Greeting, former: str) -> None:
         """Write a log line for audits."""
         identity = self._log.identity
         about = {
@@ -273,8 +274,8 @@ class Claims:
             )
         if not claims.tokens:
             _log.info(
-                "this log has no token: every peer that may connect and claim can take it from "
-                "its cluster; docs/operations.md, The cluster's token"
+                "this log has no token: every peer that may connect and claim can take the log "
+                "from its cluster; docs/operations.md, The cluster's token"
             )
 
     def _returns(self, claims: ClaimManifest, claimed: int, who: Greeting, is_new: bool) -> bool:
@@ -321,17 +322,18 @@ def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
             # An older lifetime must not begin after a later one: its cutoffs could void entries of
             # the later one.
             return None
-        # The cutoffs must not be below those of an earlier lifetime, and other logs that cover a
-        # missing one must be as they were.
+        # The cutoffs must not be below those of an earlier lifetime, and the other logs that cover
+        # a missing one must not have changed.
         basis = manifest.lifetimes, manifest.losses
         if pinned is None or pinned[0] != basis:
             pinned = basis, pin(cluster, claims)
         cuts, covered = pinned[1]
-        # One with the same cuts voids nothing that the new one does not void: without appends
-        # between them, any number of claims leaves one record.
+        # An earlier lifetime with the same cuts voids nothing that the new one does not void. So
+        # any number of claims without appends between them leaves one record.
         earlier = [each for each in manifest.lifetimes if each.cuts != cuts]
         lifetimes = (*earlier, IncarnationRecord(claims.cluster_id, incarnation, cuts))
-        # What only the disks of covered nodes have is void now: it is no copy any more.
+        # Entries that only the disks of covered nodes have are void now, so they no longer count as
+        # copies.
         manifest = manifest.with_loss(*covered)
         return replace(manifest, lifetimes=lifetimes, token=manifest.token or bool(claims.tokens))
 
@@ -363,8 +365,8 @@ def check_token(claims: ClaimManifest, who: Greeting) -> None:
     claim."""
     if who.token and claims.tokens and not _has_token(claims, who):
         raise NotAllowed(
-            f"the token of member {who.member} is not the one of this log; its property "
-            "cluster-token-file names another cluster's"
+            f"the token of member {who.member} is not a token of this log; correct its property "
+            "cluster-token-file"
         )
 
 
@@ -389,7 +391,7 @@ def _lacks(claims: ClaimManifest, who: Greeting) -> str:
         )
     if claims.tokens and not _has_token(claims, who):
         return (
-            f"this log has a token, and member {who.member} did not give it: it may not "
+            f"this log has a token, and member {who.member} did not send it, so it may not "
             "claim the log. Set the map-store property "
             "cluster-token-file on every member; if the token is lost: imap-wal claim "
             "--forget-tokens"

@@ -61,7 +61,8 @@ class Loss:
 class ForgetReport:
     """The result of forgetting a node, or in a dry run the expected one. `missing`: why the node's
     log cannot be read. `lost`: the entries that are lost. `deleted`: the deleted files. `before`:
-    an earlier run has forgotten the node. `refused`: why it is not forgotten without `lose`."""
+    an earlier run had already forgotten the node. `refused`: why it is not forgotten without
+    `lose`."""
 
     node: str
     directory: str
@@ -87,7 +88,7 @@ def forget_node(
     except NotFound as error:
         raise LostRace(
             f"the log of node {node!r} changed while it was read ({error}); check "
-            "that no process writes it any more"
+            "that no process writes it any more, and run the command again"
         ) from error
 
 
@@ -122,8 +123,8 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
         raise InvalidSetting(refused)
     if left.address and not missing and not left.clean:
         raise InvalidSetting(
-            f"the agent of node {node!r} runs, and only it opens the log on its disk; stop it "
-            "first: a clean stop uploads what only that disk has"
+            f"the agent of node {node!r} is running, and only it can open the log on its disk; "
+            "stop it first: a clean stop uploads what only that disk has"
         )
     with ExitStack() as stack:
         # Otherwise an earlier run is incomplete, or the segments are not here; then a writer, if
@@ -152,8 +153,8 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
 def _taken_over(
     stack: ExitStack, log: ClusterLog, node: str, directory: str
 ) -> tuple[NodeLog, Loss]:
-    """The log, whose writer is fenced, and what would be lost, with all that this writer had
-    acknowledged. Closing `stack` closes the log."""
+    """The log, with its writer fenced, and the entries that would be lost. They include everything
+    that this writer acknowledged. Closing `stack` closes the log."""
     held = open_node_log(
         LogContext(
             log.store,
@@ -296,8 +297,8 @@ def _clear(
     so are files reached through a link, except manifests."""
     folder = log.node_folder(node)
     lock = layout.lock_path(folder)
-    # Listed before the manifest is read: as long as that is the forgotten log's, no other log has
-    # files here.
+    # Listed before the manifest is read: while that manifest is the forgotten log's, no other log
+    # has files here.
     listed = [file for file in log.store.list(folder) if not file.path.startswith(lock)]
     number, manifest = manifests.read()
     if manifest.directory != directory and number:
@@ -333,7 +334,7 @@ def _clear(
 def _ended(log: ClusterLog, manifest: NodeManifest) -> NodeManifest | None:
     """The last manifest of a forgotten log. Lower epochs do not count any more."""
     if manifest.empty or not manifest.forgotten:
-        return None  # another run was faster; there may be a new log
+        return None  # another run has done this; there may be a new log
     number, cluster = log.manifests.read()
     last = max(manifest.newest, manifest.archived[1], manifest.checkpoint.segment)
     return NodeManifest(

@@ -88,7 +88,7 @@ def take_log(log: ClusterLog, *, dry_run: bool) -> ClaimReport:
         newest = claims.update(change)
         claimed = (
             number if newest.newest == number and begin(log, newest) else 0
-        )  # otherwise another claim was faster
+        )  # otherwise another claim was published first
     if claimed:
         for path in files:
             with suppress(NotFound):

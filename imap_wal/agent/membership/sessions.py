@@ -2,7 +2,7 @@
 changes, and the connected clients that only read.
 
     hello of a peer that may write   a `Connection` of a member, with a `Session`; it may claim
-    hello of any other peer          a `ReadSession`: nothing is stored, and it is no sign of life
+    hello of any other peer          a `ReadSession`: nothing is stored; not a sign of life
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from imap_wal.agent.access.peers import LOCAL, Peer
-from imap_wal.agent.membership import former
+from imap_wal.agent.membership import counted_requests
 from imap_wal.agent.membership.claims import ClaimedView, Claims, Greeting
 from imap_wal.agent.membership.liveness import SignOfLife, Watch
 from imap_wal.agent.membership.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
@@ -23,7 +23,7 @@ from imap_wal.errors import NotAllowed, NotAppended, OutcomeUnknown
 from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.node import UNKNOWN
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.write.committer import CommitRequest
+from imap_wal.write.commit_request import CommitRequest
 from imap_wal.write.node_log import PLUGINS_KEPT, NodeLog
 from storage_backends import StorageError
 
@@ -32,8 +32,9 @@ from storage_backends import StorageError
 class Session:
     """One start of a plug-in. `writer`: the connection that may append, which is the last one that
     said hello with purpose `write`. `acks`: how many logs acknowledge each of its changes.
-    `losses`: of other nodes, when it last said hello. An acknowledgement of another log that is
-    older than a later loss may be of what was lost. None: it appends nothing more."""
+    `losses`: how many losses of other nodes were known when it last said hello. If another log
+    acknowledged a change before a later loss, the loss may include that change. None: it appends
+    nothing more."""
 
     number: int
     incarnation: int
@@ -55,7 +56,7 @@ class Connection:
 @dataclass(frozen=True, slots=True)
 class ReadSession:
     """A connection of a client without the right to write. It is not a member, even if its hello
-    names one: it has no session number, so it cannot append; it gets no view, and is no sign of
+    names one: it has no session number, so it cannot append; it gets no view, and is not a sign of
     life. `incarnation`: the newest one when it said hello."""
 
     incarnation: int
@@ -67,7 +68,7 @@ IDLE_SESSIONS_KEPT = PLUGINS_KEPT
 
 
 class SessionRegistry:
-    """All sessions of one agent run over one NodeLog. Used by the serving thread."""
+    """All sessions of one run of an agent on one `NodeLog`. Used by the serving thread."""
 
     def __init__(self, log: NodeLog, cluster: ClusterLog, rules: StartRules = AT_ONCE) -> None:
         self._log, self._cluster = log, cluster
@@ -135,7 +136,7 @@ class SessionRegistry:
             session.writer = sender
         if self._log.context.address and (new or about.purpose == "write"):
             # After the claim, which may have counted losses, and before the welcome. Only logs on
-            # own disks promise anything.
+            # own disks make promises.
             manifest = self._log.clusters.read()[1]
             session.losses = manifest.losses_but(self._log.identity.node)
         self._connections[sender] = Connection(who, about.partition_count or 0)
@@ -144,9 +145,10 @@ class SessionRegistry:
         return session, new
 
     def _writers(self, losses: int) -> tuple[int, int]:
-        """Of the sessions that may append, see `NodeLog.writers`. Also those without a connection:
-        what they sent may still be written, and acknowledged after their next hello. The losses
-        only of the newest incarnation: nothing of older ones is acknowledged any more."""
+        """The fewest acknowledging logs and the fewest losses among the sessions that may append,
+        see `NodeLog.writers`. Sessions without a connection count too: what they sent may still be
+        written, and acknowledged after their next hello. Losses count only in the newest
+        incarnation: nothing of older ones is acknowledged any more."""
         newest, sessions = self.claims.known.newest, list(self._by_number.values())
         known = [
             each.losses
@@ -158,12 +160,12 @@ class SessionRegistry:
 
     def _demand_copies(self) -> None:
         """Raises `NotAppended` while a node of the cluster may not know shared sessions: it would
-        take copies of a change for claims of several nodes."""
+        mistake copies of a change for claims of several nodes."""
         level = self._log.clusters.read()[1].feature_level
         if level < FeatureLevel.COPIES:
             raise NotAppended(
                 f"copies need feature level {FeatureLevel.COPIES:d}, and this log has {level:d}: "
-                "run imap-wal upgrade when all nodes run this release, or set copies to 1"
+                "run `imap-wal upgrade` when all nodes run this release, or set copies to 1"
             )
 
     def hello_to_read(self, sender: bytes, about: About, peer: Peer) -> ReadSession:
@@ -212,7 +214,7 @@ class SessionRegistry:
             for number, own in incarnations.items()
             if own < incarnation and number not in manifest.former
         }
-        found = former.last_that_count(self._log, self._cluster, ended) if ended else {}
+        found = counted_requests.last_that_count(self._log, self._cluster, ended) if ended else {}
         if found and self.claims.newest() != incarnation:
             raise NotAppended(
                 f"incarnation {incarnation} was followed by another one during this hello; "
@@ -261,6 +263,19 @@ class SessionRegistry:
         if alive:  # a member that was left out asks again until it is not
             self.start.look_again()
         return {"cluster_id": known.cluster_id, "incarnation": known.newest, "alive": alive}
+
+    def members(self) -> list[dict[str, Any]]:
+        """The members that are connected and have said hello, for `stat`: UUID, name of the peer,
+        number of connections, and the session in which it may append here (0: in none)."""
+        found: dict[str, dict[str, Any]] = {}
+        for connection in list(self._connections.values()):
+            who = connection.who
+            about = {"member": who.member, "peer": who.peer.name, "session": 0, "connections": 0}
+            found.setdefault(who.plugin, about)["connections"] += 1
+        for session in list(self._by_number.values()):
+            if session.writer and session.plugin in found:
+                found[session.plugin]["session"] = session.number
+        return list(found.values())
 
     def shut(self, sender: bytes) -> None:
         """Refuse all appends of this connection until its next hello. A plug-in may have sent a

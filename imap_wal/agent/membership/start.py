@@ -87,7 +87,7 @@ class Belonging:
                     .plugins
                 )
             except LogError:
-                return True  # a restart fails too: its agent, or `imap-wal verify`, says why
+                return True  # its agent cannot start either, and says why
             if not plugins:
                 return False
             self._had_members.add(directory)
@@ -128,9 +128,9 @@ class Start:
         return self._watch.sight.number >= number
 
     def alive(self) -> bool:
-        """Whether the cluster that has the log may be alive, as far as this agent knows. Also True
-        if the last look is old: the agent hears a member itself, the storage does not answer, or
-        agents give no signs."""
+        """Whether the cluster that has the log may be alive, as far as this agent knows. True also
+        if the last look is old because the agent hears a member itself, the storage does not
+        answer, or agents give no signs."""
         sight, timeout_s = self._watch.sight, self._watch.timeout_s
         old = not sight.number or self._clock.monotonic() - sight.at >= 2 * timeout_s
         return bool(sight.alive) or old
@@ -278,5 +278,5 @@ def _named(away: Mapping[str, str]) -> str:
 def _still_alive(former: str, alive: str) -> str:
     return (
         f"the former cluster {former} is alive: its members are heard by the agent of {alive}; "
-        "waiting until they are not heard any more"
+        "waiting until they are no longer heard"
     )

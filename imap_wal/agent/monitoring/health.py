@@ -1,7 +1,7 @@
-"""Whether an agent lives, and whether it is ready, as orchestrators ask.
+"""Whether an agent is live, and whether it is ready: the two questions of orchestrators.
 
     live    all its threads run. If not, only a restart helps.
-    ready   changes can be appended too, and the loop answers; so a member may use the agent, also
+    ready   changes can be appended too, and the loop answers; so a member may use the agent, even
             while a new cluster waits for the log
 
 A storage that is unavailable makes an agent unready, never dead: it recovers without a restart. The
@@ -17,7 +17,7 @@ STUCK_S = 10.0
 
 
 def why_dead(now: AgentSnapshot) -> str:
-    """Why the agent must be restarted; "" if it lives."""
+    """Why the agent must be restarted; "" if it is live."""
     return f"threads have ended: {', '.join(now.dead_threads)}" if now.dead_threads else ""
 
 
@@ -25,11 +25,11 @@ def why_not_ready(now: AgentSnapshot) -> str:
     """Why no change can be appended now; "" if it can."""
     reasons = [why_dead(now)]
     if now.stopping:
-        reasons.append("the agent stops")
+        reasons.append("the agent is stopping")
     if now.fenced:
         reasons.append("another process has taken over the log")
     elif now.failure:
         reasons.append("the log failed; it is opened again when the storage can be reached")
     if now.turn_seconds >= STUCK_S:
-        reasons.append("the loop waits for the storage")
+        reasons.append("the loop is waiting for the storage")
     return "; ".join(reason for reason in reasons if reason)

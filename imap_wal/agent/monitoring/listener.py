@@ -4,7 +4,7 @@
                                                         all within DEADLINE_S
 
 It shares nothing with the agent's loop but the interpreter. So its use of the processor is bounded:
-few connections in a second, and a text is made at most once in KEPT_S. If its address cannot be
+few connections per second, and a page is made at most once in KEPT_S. If its address cannot be
 used, it tries again, and the agent runs without it. See docs/decisions/0048.
 """
 
@@ -30,7 +30,7 @@ ACCEPTS_PER_S = 50
 REQUEST_BYTES = 8192
 """A longer request line with its headers is refused."""
 DEADLINE_S = 5.0
-"""A connection is closed this long after it was accepted, whatever it does."""
+"""A connection is closed this long after it was accepted, even if it is in use."""
 TICK_S = 0.1
 """How often deadlines, and whether to stop, are checked."""
 KEPT_S = 1.0
@@ -154,7 +154,7 @@ class HttpListener:
                     return
 
     def _accept_if(self, room: bool) -> None:
-        """Without room, the listening socket is not looked at."""
+        """Without room, the listening socket is not polled."""
         assert self._socket is not None
         if room and not self._accepting:
             self._selector.register(self._socket, selectors.EVENT_READ)
@@ -163,7 +163,7 @@ class HttpListener:
         self._accepting = room
 
     def _accept(self, listening: socket.socket) -> None:
-        """OSError, for example without a free descriptor: the next turn is later."""
+        """Raises OSError, for example if no descriptor is free: the next turn is later."""
         try:
             peer, _ = listening.accept()
         except (BlockingIOError, ConnectionAbortedError):
@@ -192,7 +192,7 @@ class HttpListener:
                 self._end(connection)
         except BlockingIOError:
             return
-        except OSError:  # the peer has gone
+        except OSError:  # the peer has disconnected
             self._end(connection)
 
     def _end(self, connection: _Connection) -> None:
@@ -234,7 +234,7 @@ class HttpListener:
 
 
 def _accepted(path: str, page: Page, request: bytes) -> tuple[str, Page]:
-    """The page in the first form that the client accepts, and its name among what is kept."""
+    """The page in the first form that the client accepts, and its key among the kept answers."""
     accepted = [
         line.partition(b":")[2].decode("ascii", "replace").lower()
         for line in request.splitlines()[1:]

@@ -1,9 +1,9 @@
-"""The metrics of an agent, and their text for Prometheus. docs/monitoring.md lists the same."""
+"""The metrics of an agent. docs/monitoring.md lists the same."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -12,25 +12,6 @@ from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.histogram import Distribution
 from imap_wal.manifest.feature_level import NEWEST
 from imap_wal.version import VERSION
-from storage_backends.extras import needs
-
-with needs("agent"):
-    from prometheus_client import CollectorRegistry, ProcessCollector
-    from prometheus_client.core import (
-        CounterMetricFamily,
-        GaugeMetricFamily,
-        HistogramMetricFamily,
-        InfoMetricFamily,
-        Metric,
-    )
-    from prometheus_client.exposition import generate_latest
-    from prometheus_client.openmetrics import exposition as openmetrics
-    from prometheus_client.registry import Collector
-    from prometheus_client.samples import Exemplar
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OPENMETRICS = "application/openmetrics-text"
-OPENMETRICS_TYPE = f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
 
 Value: TypeAlias = float | Mapping[str, float] | Distribution | Mapping[str, str] | None
 """A number, numbers by the value of `label`, a distribution, or the labels of an info. None: not
@@ -90,13 +71,13 @@ METRICS: tuple[AgentMetric, ...] = (
     AgentMetric(
         "imap_wal_log_failed",
         "gauge",
-        "1 while the log has failed and is not open again.",
+        "1 while the log has failed and has not been opened again.",
         lambda now: float(bool(now.failure)),
     ),
     AgentMetric(
         "imap_wal_fenced",
         "gauge",
-        "1 if another process has taken over the log; the agent ends then.",
+        "1 if another process has taken over the log; the agent then ends.",
         lambda now: float(now.fenced),
     ),
     AgentMetric(
@@ -281,7 +262,7 @@ METRICS: tuple[AgentMetric, ...] = (
     AgentMetric(
         "imap_wal_reserve_held_bytes",
         "gauge",
-        "How much of the reserve for maintenance is taken.",
+        "Bytes that the reserve for maintenance occupies.",
         lambda now: {name: disk.held for name, disk in now.disks.items()},
         "folder",
     ),
@@ -455,7 +436,7 @@ METRICS: tuple[AgentMetric, ...] = (
     AgentMetric(
         "imap_wal_keys",
         "gauge",
-        "Keys with an entry in the merged logs, also deleted ones; absent if they are on disk.",
+        "Keys with an entry in the merged logs, even if deleted; absent if they are on disk.",
         lambda now: now.merged.keys,
     ),
     AgentMetric(
@@ -465,60 +446,3 @@ METRICS: tuple[AgentMetric, ...] = (
         lambda now: now.conflicts,
     ),
 )
-
-
-class Exporter(Collector):
-    """Makes the text from a snapshot that `observe` returns. For one thread."""
-
-    def __init__(self, observe: Callable[[], AgentSnapshot]) -> None:
-        self._observe = observe
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
-
-    def text(self) -> bytes:
-        """All metrics, in the text format of Prometheus."""
-        return generate_latest(self._registry)
-
-    def openmetrics(self) -> bytes:
-        """The same in the OpenMetrics format, with exemplars."""
-        text: bytes = openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]
-        return text
-
-    def collect(self) -> Iterator[Metric]:
-        now = self._observe()
-        for metric in METRICS:
-            value = metric.value(now)
-            if value is not None:
-                yield _family(metric, value)
-
-
-def _family(metric: AgentMetric, value: Value) -> Metric:
-    if metric.kind == "info":
-        assert isinstance(value, Mapping)
-        texts = {name: str(text) for name, text in value.items()}
-        return InfoMetricFamily(metric.name.removesuffix("_info"), metric.help, value=texts)
-    if isinstance(value, Distribution):
-        return _histogram(metric, value)
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    if not isinstance(value, Mapping):
-        return kind(metric.name, metric.help, value=value)
-    family = kind(metric.name, metric.help, labels=[metric.label])
-    for label, number in value.items():
-        family.add_metric([label], float(number))
-    return family
-
-
-def _histogram(metric: AgentMetric, value: Distribution) -> Metric:
-    total = 0
-    buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
-    for index, count in enumerate(value.counts):
-        total += count
-        bound = f"{float(value.bounds[index])}" if index < len(value.bounds) else "+Inf"
-        kept = value.exemplars.get(index)
-        if kept is None:
-            buckets.append((bound, float(total)))
-        else:
-            known = Exemplar({"trace_id": kept.trace_id}, kept.value, kept.at_s)
-            buckets.append((bound, float(total), known))
-    return HistogramMetricFamily(metric.name, metric.help, buckets=buckets, sum_value=value.sum)

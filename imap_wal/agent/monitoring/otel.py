@@ -26,8 +26,8 @@ SERVICE = "imap-wal-agent"
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PROTOCOL = "http/protobuf"
 EVERY_S = 0.1
-"""Of spans of one name, at most one is kept in this time, and besides it all that took at least
-this long, or failed."""
+"""Of the spans with one name, at most one is sent in this time, plus all that took at least this
+long or failed."""
 STOP_S = 2.0
 """How long a stop waits until the last spans are sent."""
 

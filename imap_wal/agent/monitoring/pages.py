@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from imap_wal.agent.access.http_address import HttpAddress
-from imap_wal.agent.monitoring.health import why_dead, why_not_ready
-from imap_wal.agent.monitoring.listener import Answer, HttpListener, Page
-from imap_wal.agent.monitoring.metrics import (
+from imap_wal.agent.monitoring.exporter import (
     CONTENT_TYPE,
     OPENMETRICS,
     OPENMETRICS_TYPE,
     Exporter,
 )
+from imap_wal.agent.monitoring.health import why_dead, why_not_ready
+from imap_wal.agent.monitoring.listener import Answer, HttpListener, Page
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.agent.monitoring.status.page import EVENTS, HEADERS, HTML, StatusPage
 from imap_wal.clock import Clock

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from imap_wal.agent.own_disk.uploads import UploadStatistics
 from imap_wal.agent.transport.door import DoorStatistics
-from imap_wal.read.view import MergeProgress, MergeStatistics
+from imap_wal.read.statistics import MergeProgress, MergeStatistics
 from imap_wal.rewrite.compaction import CompactionStatistics
 from imap_wal.worker import WorkerState
-from imap_wal.write.committer import CommitStatistics
+from imap_wal.write.commit_statistics import CommitStatistics
 from imap_wal.write.maintenance import MaintenanceStatistics
 from imap_wal.write.ring import RingStatistics
 from storage_backends.reserve import DiskState
@@ -28,11 +28,10 @@ class AgentSnapshot:
     `waiting_seconds`: how long a new cluster has waited for the log; 0: none waits. `lease_age_s`:
     None without a lease. `merge`: the last part of the last merge. `disks`: of local folders, by
     `root` and `wal`. `positions`: up to where each node's log is merged. `upload`: what only the
-    node's own disk has; None: its segments are where all see them. `tail_reads`: parts of segments
-    that were served to other agents. `left_out`: nodes whose entries, or a part of them, the last
-    merge left out, with the reason. `read_from_copies`: nodes that it could not read, whose
-    acknowledged changes other logs have. `feature_level`: of the log at the last merge; 0: none
-    yet."""
+    node's own disk has; None: all nodes can see its segments. `tail_reads`: parts of segments that
+    were served to other agents. `left_out`: nodes whose entries, or a part of them, the last merge
+    left out, with the reason. `read_from_copies`: nodes that it could not read, whose acknowledged
+    changes other logs have. `feature_level`: of the log at the last merge; 0: none yet."""
 
     namespace: str
     cluster: str

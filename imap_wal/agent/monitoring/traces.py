@@ -29,9 +29,9 @@ def is_asked(environment: Mapping[str, str]) -> bool:
 
 @contextmanager
 def traced(config: AgentConfig, environment: Mapping[str, str]) -> Iterator[None]:
-    """Inside, spans are sent if `otlp_endpoint` or the environment asks for them. Raises
-    `MissingExtra` if the library is missing and `otlp_endpoint` is set. If only variables ask for
-    spans, a missing library is a warning: the variables may be meant for other programs."""
+    """Within this context, spans are sent if `otlp_endpoint` or the environment asks for them.
+    Raises `MissingExtra` if the library is missing and `otlp_endpoint` is set. If only variables
+    ask for spans, a missing library is a warning: the variables may be meant for other programs."""
     if not config.otlp_endpoint and not is_asked(environment):
         yield
         return

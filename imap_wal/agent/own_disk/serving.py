@@ -1,6 +1,6 @@
 """Answers other agents that read the segments on this agent's disk: `tail` and `tail-read` of
-docs/protocol.md. It has its own socket and thread: a read of a disk never delays a commit, and an
-agent that itself waits for a tail can still be asked."""
+docs/protocol.md. It has its own socket and thread: a read of the disk never delays a commit, and an
+agent that waits for another node's tail still answers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class TailServer:
             self._error(sender, number, "storage", str(error))
 
     def _listed(self, node: str) -> list[tuple[str, int]]:
-        """Name and size of each file. Raises `NotFound` if this agent is not of this node."""
+        """Name and size of each file. Raises `NotFound` if this is another node's agent."""
         if node != self._node:
             raise NotFound(f"the agent of {self._node} listens here", node)
         return [

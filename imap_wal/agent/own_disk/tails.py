@@ -19,7 +19,7 @@ from storage_backends.paths import node_of_wal
 ANSWER_MS = 3000
 """How long to wait for an answer."""
 AWAY_S, AWAY_S_MAX = 0.5, 8.0
-"""An agent that did not answer is not asked again in this time: one look at a log would otherwise
+"""An agent that did not answer is not asked again in this time: otherwise a reader of one log would
 wait several times. It doubles with each attempt, up to the maximum."""
 
 
@@ -42,9 +42,9 @@ class _Peer:
 
 
 class AgentTails:
-    """The `Tails` of `storage_backends.own_disk`. Thread-safe. `key`: what the agents admit this
-    process with; None: they have no keys. Methods raise `Unavailable` if the agent does not answer
-    or refuses, and `NotFound` if it does not have the file or is of another node."""
+    """The `Tails` of `storage_backends.own_disk`. Thread-safe. `key`: the key with which the agents
+    admit this process; None: they use no keys. Methods raise `Unavailable` if the agent does not
+    answer or refuses, and `NotFound` if it does not have the file or is another node's agent."""
 
     def __init__(
         self, root: SegmentStore, key: KeyPair | None, clock: Clock, randomness: Randomness
@@ -58,7 +58,9 @@ class AgentTails:
         try:
             return [StoredFile(f"{node}/wal/{name}", int(size)) for name, size in header[2]]
         except (LookupError, TypeError, ValueError) as error:
-            raise Unavailable(f"its agent's answer has another form ({error!r})", node) from error
+            raise Unavailable(
+                f"its agent's answer does not have the form of docs/protocol.md ({error!r})", node
+            ) from error
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         parts: list[bytes] = []
@@ -67,7 +69,9 @@ class AgentTails:
             header, payload = self._ask(node_of_wal(path), "tail-read", path, offset, wanted)
             count = header[2] if len(header) > 2 else -1
             if type(count) is not int or not len(payload) <= count <= wanted:
-                raise Unavailable("its agent's answer has another form", path)
+                raise Unavailable(
+                    "its agent's answer does not have the form of docs/protocol.md", path
+                )
             parts += [payload, bytes(count - len(payload))]
             if count < wanted:
                 break

@@ -5,9 +5,9 @@
 If they differ, their frames decide (`imap_wal.segment.copies`): the copy in the root is deleted and
 made again if the one on the disk is whole. If not, uploads stop with an error.
 
-The oldest first, so what is in the root has no gaps. A run that was killed is repeated: a segment
-that is in the root already has the same name, and only the last one may be unchecked. A segment is
-kept on the disk until it is archived: reading it there is faster.
+The oldest is copied first, so the segments in the root have no gaps. A run that was killed is
+repeated: a segment that is in the root already has the same name, and only the last one may be
+unchecked. A segment is kept on the disk until it is archived: reading it there is faster.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from storage_backends.location import located
 from storage_backends.own_disk import OwnDiskStore
 
 LOOK_S = 0.5
-"""How often to look for a sealed segment. Only if there is one, the storage is asked."""
+"""How often to look for a sealed segment. The storage is read only if there is one."""
 PAUSE_S, PAUSE_S_MAX = 1.0, 120.0
 """The pause after a failed run; it doubles each time, up to the maximum. A random part of up to a
 half is added or left out: agents that lost the same storage do not all return at once."""
@@ -50,7 +50,7 @@ _log = structlog.get_logger("imap_wal.agent")
 
 @dataclass(frozen=True, slots=True)
 class UploadStatistics:
-    """What only the node's own disk has, with the segment that is being written: `bytes`, and
+    """What only the node's own disk has, including the segment that is being written: `bytes`, and
     `seconds` since the oldest of its segments was begun. `uploaded`, `uploaded_bytes`: segments
     since the log was opened. `failures`: failed runs; `error`: why the last run failed, or ""."""
 
@@ -113,8 +113,8 @@ class Uploads:
         )
 
     def finish(self, timeout_s: float) -> None:
-        """End the thread, and upload what is sealed, as long as `timeout_s` has not passed; 0: only
-        end the thread, without waiting for it."""
+        """End the thread, and upload what is sealed, for at most `timeout_s`; 0: only end the
+        thread, without waiting for it."""
         self.worker.stopping.set()
         self._wake.set()
         until = self._clock.monotonic() + timeout_s
@@ -212,7 +212,7 @@ class Uploads:
             self._root.delete(path)
             raise Unavailable(
                 f"the uploaded copy has checksum {there:08x}, the segment on the disk {here:08x}; "
-                "the copy was deleted, and is made again",
+                "the copy was deleted, and the next run uploads the segment again",
                 path,
             )
         return new

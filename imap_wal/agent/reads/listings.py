@@ -91,7 +91,7 @@ class Listing:
         return self._last is not None and self._last.cursor is None
 
     def page(self, number: int, limit: int) -> Page:
-        """A page for which `has` is True. Raises `ListingGone`."""
+        """Return a page for which `has` is True. Raises `ListingGone`."""
         self._check()
         if self._last is not None and number == self._number:
             return self._last
@@ -150,7 +150,7 @@ class Listings:
             if found is None or found.what != (name, partitions) or not found.has(number):
                 raise ListingGone(
                     f"page {number} of a listing of the keys of map {name!r} was requested; "
-                    "this agent has no such listing, or cannot answer that page any more: "
+                    "this agent has no such listing, or can no longer return that page: "
                     "begin again"
                 )
             listing = self._listings.pop(token)

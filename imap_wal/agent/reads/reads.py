@@ -11,11 +11,10 @@ from functools import partial
 from typing import Any
 
 import msgpack
-import structlog
 
-from imap_wal import layout, tracing
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.reads.listings import ListingGone, Listings, Page
+from imap_wal.agent.reads.merges import Merges
 from imap_wal.agent.reads.unsent import Unsent
 from imap_wal.agent.reads.work import Work
 from imap_wal.agent.requests import Digests, Keys, List, Load, Maps, Schemas, keys_of
@@ -24,38 +23,23 @@ from imap_wal.agent.transport.payload import Payload
 from imap_wal.agent.transport.router import Message, Outbox
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, Row
-from imap_wal.errors import ImapWalError, InvalidSetting, MissingNode, NotAllowed
+from imap_wal.errors import ImapWalError, InvalidSetting, NotAllowed
+from imap_wal.names import check_map_name
 from imap_wal.read.newest.partitions import Partitions, is_count
-from imap_wal.read.view import MaterializedView
-from imap_wal.schemas import Schema, sound_schemas
 from imap_wal.tracing import span
 from imap_wal.worker import Worker
 from storage_backends import StorageError
 
 ANSWER_BYTES = 16 * 1024 * 1024
+"""An answer has at most this size, or one entry: large values need several answers."""
 LOAD_KEYS = 64
-"""An answer has at most this size, or one entry: large values need several answers. This many keys
-are looked up at once."""
+"""How many keys are looked up at once."""
 PART_S = 0.5
 """An answer to `load` or `digests` ends after this time, with what was looked up so far, because
 other connections read on the same thread."""
 STUCK_LOOK_S = 0.2
 """How often unsent answers are checked while there is no room for others."""
 CLOSE_S = 5
-AGAIN_S, AGAIN_S_MAX = 1.0, 600.0
-"""The pause before a failed restore at start is tried again; it doubles each time, up to the
-maximum, because a restore may read all logs."""
-
-TAIL_LOOK_S = 0.25
-"""The pause before a merge looks again for disks of other nodes that could not be read."""
-
-FRESH_BYTES = 2 * 1024 * 1024
-"""When this node has appended this much since the last merge, the next merge runs without a
-request; 0: never. So less is left to merge when a member is lost and its partitions wait."""
-FRESH_LOOK_S, FRESH_SHARE = 1.0, 20
-"""The interval of that check. Such merges take at most 1/FRESH_SHARE of the time."""
-
-_log = structlog.get_logger("imap_wal.agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,41 +67,37 @@ class _Gone:
     sender: bytes
 
 
-class Reads:
-    """Answers read requests from one MaterializedView, which merges all nodes' logs once and then
-    reads only what was appended.
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """What reads need from the connections of their clients. `make_outbox` opens a socket for
+    answers. `disconnect` closes a connection and logs the reason. `demand` raises `NotAllowed`
+    unless the sender still has the right to read."""
 
-    `appended` returns how many bytes this node has appended. `disconnect` closes a connection and
-    logs the reason. `demand` raises `NotAllowed` unless the sender still has the right to read.
-    `tail_timeout_s`: how long a merge waits for disks of other nodes that cannot be read now, while
-    `waits` returns True. `at_once`: merge all logs now, without waiting for a request. `work`: what
-    `view` reports its progress to."""
+    make_outbox: Callable[[], Outbox]
+    disconnect: Callable[[bytes, str], None]
+    demand: Callable[[Message], None]
+
+
+class Reads:
+    """Answers read requests from the MaterializedView of `merges`. `work`: gets the progress of
+    that view."""
 
     def __init__(
         self,
-        view: MaterializedView,
-        make_outbox: Callable[[], Outbox],
-        appended: Callable[[], int],
-        disconnect: Callable[[bytes, str], None] = lambda sender, why: None,
-        demand: Callable[[Message], None] = lambda message: None,
+        merges: Merges,
+        connections: Connections,
         *,
-        tail_timeout_s: float = 0,
-        waits: Callable[[], bool] = lambda: False,
-        at_once: bool,
         clock: Clock,
         randomness: Randomness,
-        room: Room | None = None,
-        lines: Lines | None = None,
-        work: Work | None = None,
+        room: Room,
+        lines: Lines,
+        work: Work,
     ) -> None:
-        self.work = work or Work()
-        self._view, self._clock, self._appended = view, clock, appended
-        self._make_outbox = make_outbox
-        self._tail_timeout_s, self._waits = tail_timeout_s, waits
+        self.merges, self.work = merges, work
+        self._view, self._clock, self._connections = merges.view, clock, connections
         self._outbox: Outbox | None = None
-        self._room, self._lines = room or Room(), lines or Lines(clock)
+        self._room, self._lines = room, lines
         self._queue: queue.SimpleQueue[_Asked | _Left | _Gone | None] = queue.SimpleQueue()
-        self._disconnect, self._demand = disconnect, demand
         self._waiting: deque[_Asked] = deque()
         """Requests that wait because there is no room for their answers."""
         self._queued: set[bytes] = set()
@@ -125,35 +105,9 @@ class Reads:
         self._unsent = Unsent(clock)
         self._arrived = 0
         """How many requests have arrived; the number of the last one."""
-        self._covered = (0, 0)
-        """The view's version, and the last request that arrived before the last catch-up began: the
-        view has what was acknowledged before this request."""
         self._taken: Message | None = None
         """The request that is being answered."""
-        self._listings = Listings(view, randomness)
-        self._restore_at: float | None = clock.monotonic() if at_once else None
-        """When to merge all logs without a request; None: not needed any more."""
-        self._pause = AGAIN_S
-        self._fresh_at = clock.monotonic()
-        """When to check next how much was appended."""
-        self._merged_bytes = self._partition_count = 0
-        """Bytes that this node had appended before the last merge; the number of partitions, from
-        the first request of a member on: after a loss, partitions wait while keys are hashed."""
-        self.schemas: dict[int, Schema] = {}
-        """The valid schemas of all logs by their ids, from the last merge for a request. The dict
-        is replaced, never changed, so that other threads may read it."""
-        self.maps: frozenset[str] | None = None
-        self.clear_counts: frozenset[int] | None = None
-        """The names of all maps in the logs, and the partition counts of their clears, from the
-        last merge; None: there was none yet."""
-        self.missing: dict[str, str] = {}
-        """Nodes whose entries, or a part of them, the last merge left out, with the reason: only
-        with `recovery_policy` partial."""
-        self.copied: dict[str, str] = {}
-        """Nodes that the last merge could not read, with the reason: other logs have their
-        acknowledged changes."""
-        self._metadata = 0
-        self._named: set[str] = set()
+        self._listings = Listings(self._view, randomness)
         self.served = 0
         self._ended = False
         self.worker = Worker("imap-wal-reads", self._turn)
@@ -174,12 +128,6 @@ class Reads:
     def forget(self, sender: bytes) -> None:
         """A connection has ended: drop its request and its listings."""
         self._queue.put(_Gone(sender))
-
-    @property
-    def unmerged_bytes(self) -> int:
-        """Bytes that this node has appended since the last merge. The next merge reads these, and
-        about as many of each other node."""
-        return abs(self._appended() - self._merged_bytes)
 
     def unanswered(self) -> list[Message]:
         """The unanswered requests, if the thread is dead or closed; [] while it runs."""
@@ -237,7 +185,7 @@ class Reads:
 
     def _listen(self) -> bool:
         """Wait for a request, for room, or until a merge is due."""
-        wait = self._wait()
+        wait = self._due_in_s()
         if self._unsent.full:
             wait = min(STUCK_LOOK_S, wait if wait is not None else STUCK_LOOK_S)
         try:
@@ -262,110 +210,21 @@ class Reads:
 
     def _idle(self) -> bool:
         if self._unsent.full and (stuck := self._unsent.stuck()) is not None:
-            self._disconnect(
+            self._connections.disconnect(
                 stuck, "a peer does not read its answer, and other answers need the room"
             )
-        if self._wait() != 0:
+        if self._due_in_s() != 0:
             return False
-        return self._refresh() if self._restore_at is None else self._restore()
+        return self.merges.without_request(self.worker.stopping, is_read=bool(self.served))
 
-    def _wait(self) -> float | None:
-        """Seconds until a merge without a request is due; None: none is planned."""
-        until = self._restore_at
-        if until is None and self.served and FRESH_BYTES:
-            until = self._fresh_at
-        return None if until is None else max(0.0, until - self._clock.monotonic())
-
-    def _merge(self) -> None:
-        """Merge the logs; a span if there was something to read."""
-        began, before = self._clock.monotonic(), self._view.merged
-        error = "merge failed"
-        try:
-            self._merge_all()
-            error = ""
-        except (ImapWalError, StorageError) as raised:
-            error = type(raised).__name__
-            raise
-        finally:
-            tracer, now = tracing.current(), self._view.merged
-            if tracer is not None and (error or now.merges > before.merges):
-                tracer.ended(
-                    "merge" if before.merges else "restore",
-                    self._clock.monotonic() - began,
-                    {"records": now.records - before.records, "bytes": now.bytes - before.bytes},
-                    error=error,
-                )
-
-    def _merge_all(self) -> None:
-        until = self._clock.monotonic() + self._tail_timeout_s
-        while True:
-            try:
-                self._view.catch_up()
-                break
-            except MissingNode:
-                if not self._waits() or self._clock.monotonic() >= until:
-                    raise
-                if self.worker.stopping.wait(TAIL_LOOK_S):
-                    raise
-        self._tell_missing()
-        self.maps = frozenset(self._view.names())
-        self.clear_counts = frozenset(self._view.clear_counts())
-
-    def _tell_missing(self) -> None:
-        """Log which entries are left out, once for each node and reason."""
-        missing = dict(self._view.missing)
-        for node, why in missing.items():
-            if self.missing.get(node) != why:
-                _log.error("a restore leaves out entries of a node", node=node, reason=why)
-        copied = dict(self._view.covered)
-        for node, why in copied.items():
-            if node not in self.copied:
-                _log.warning(
-                    "a node cannot be read; other logs have its acknowledged changes",
-                    node=node,
-                    reason=why,
-                )
-        self.missing, self.copied = missing, copied
-
-    def _restore(self) -> bool:
-        """The merge at start. Requests that arrive meanwhile wait. Returns whether it succeeded; if
-        not, it is tried again later."""
-        self._restore_at, self._pause = (
-            self._clock.monotonic() + self._pause,
-            min(2 * self._pause, AGAIN_S_MAX),
-        )
-        try:
-            self._merge()
-        except (ImapWalError, StorageError) as error:
-            _log.warning("restore at start failed", error=str(error))
-            return False
-        self._restore_at = None
-        return True
-
-    def _refresh(self) -> bool:
-        """Merge what was appended, if that is enough and members read here. Returns whether it was
-        done."""
-        began, appended = self._clock.monotonic(), self._appended()
-        self._fresh_at = began + FRESH_LOOK_S
-        if not self.served or self.unmerged_bytes < FRESH_BYTES:
-            return False
-        try:
-            self._merge()
-            if self._partition_count:
-                self._view.hash_keys(self._partition_count)
-        except (ImapWalError, StorageError) as error:
-            _log.warning("a merge without a request failed", error=str(error))
-            return False
-        finally:
-            self._merged_bytes, now = appended, self._clock.monotonic()
-            self._fresh_at = now + max(FRESH_LOOK_S, FRESH_SHARE * (now - began))
-        return True
+    def _due_in_s(self) -> float | None:
+        return self.merges.due_in_s(is_read=bool(self.served))
 
     def _send(
         self, message: Message, number: int, header: list[Any], payload: bytes | bytearray
     ) -> None:
         if self._outbox is None:
-            self._outbox = self._make_outbox()
+            self._outbox = self._connections.make_outbox()
         if isinstance(payload, Payload):
             self._unsent.add(message.sender, number, len(payload) + 2 * message.header_bytes)
         try:
@@ -374,22 +233,15 @@ class Reads:
             self.worker.failed(error)
             self._unsent.left(message.sender, number)
             self._outbox.close()
-            self._outbox = self._make_outbox()
+            self._outbox = self._connections.make_outbox()
             text = f"the answer could not be sent: {type(error).__name__}: {error}"
             self._outbox.send(
                 message.sender, ["error", message.request.number, "restore-failed", text]
             )
 
     def _catch_up(self, arrived: int) -> None:
-        """After this, the view has everything that was acknowledged before the request arrived.
-        Requests that waited together share one catch-up."""
-        version, covered = self._covered
-        if arrived > covered or version != self._view.version:
-            newest, appended = self._arrived, self._appended()
-            self._merge()
-            self._merged_bytes = appended
-            self._covered = self._view.version, newest
-            self._gather_schemas()
+        """After this, the view has everything that was acknowledged before this request."""
+        self.merges.catch_up(arrived, self._arrived, self.worker.stopping)
 
     def _payload(self, asked: _Asked) -> Payload:
         """An empty payload for an answer, which is counted until it has left the agent."""
@@ -402,9 +254,9 @@ class Reads:
             asked.message.request.number,
         )
         try:
-            self._demand(asked.message)
+            self._connections.demand(asked.message)
             if asked.is_of_member and is_count(asked.partition_count):
-                self._partition_count = asked.partition_count
+                self.merges.partition_count = asked.partition_count
             if isinstance(request, Keys):
                 return self._keys(asked, request)
             if isinstance(request, List):
@@ -470,7 +322,7 @@ class Reads:
         ], payload
 
     def _page(self, asked: _Asked, request: Keys | List, partitions: Partitions | None) -> Page:
-        layout.check_map_name(request.map)
+        check_map_name(request.map)
         if request.cursor is None:
             self._catch_up(asked.arrived)
         return self._listings.page(
@@ -480,7 +332,7 @@ class Reads:
     def _digests(self, asked: _Asked, request: Digests) -> tuple[list[Any], bytearray]:
         """The digests of the first partitions: as many as are ready in time, at least one."""
         name, wanted, count = request.map, request.partitions, asked.partition_count
-        layout.check_map_name(name)
+        check_map_name(name)
         self._catch_up(asked.arrived)
         pack = msgpack.Packer(use_bin_type=True).pack
         payload = self._payload(asked)
@@ -496,7 +348,7 @@ class Reads:
         """The entries of the first keys: as many as fit into an answer and its time, at least of
         one key."""
         name, count = request.map, request.count
-        layout.check_map_name(name)
+        check_map_name(name)
         keys = keys_of(asked.message.payload, count)
         self._catch_up(asked.arrived)
         payload = self._payload(asked)
@@ -525,7 +377,7 @@ class Reads:
         wrong: dict[str, str] = {}
         for name in request.names:
             try:
-                layout.check_map_name(name)
+                check_map_name(name)
             except InvalidSetting as error:
                 wrong[name] = str(error)
         self._catch_up(asked.arrived)
@@ -537,10 +389,12 @@ class Reads:
         these ids; None: there are no more."""
         self._catch_up(asked.arrived)
         after, payload, count = request.after, self._payload(asked), 0
-        left = sorted(schema_id for schema_id in self.schemas if after is None or schema_id > after)
+        left = sorted(
+            schema_id for schema_id in self.merges.schemas if after is None or schema_id > after
+        )
         for schema_id in left:
             payload += msgpack.packb(
-                (schema_id, self.schemas[schema_id].to_bytes()), use_bin_type=True
+                (schema_id, self.merges.schemas[schema_id].to_bytes()), use_bin_type=True
             )
             count += 1
             if len(payload) >= ANSWER_BYTES:
@@ -551,21 +405,6 @@ class Reads:
             count,
             left[count - 1] if count < len(left) else None,
         ], payload
-
-    def _gather_schemas(self) -> None:
-        """Set `schemas` to the valid schemas of all logs. Log each of the others once."""
-        metadata = self._view.metadata()
-        if len(metadata) == self._metadata:
-            return
-        self.schemas, bad = sound_schemas(metadata)
-        self._metadata = len(metadata)
-        for what in bad:
-            if what not in self._named:
-                self._named.add(what)
-                _log.error(
-                    "a schema in the log is not used; values that need it cannot be read",
-                    schema=what,
-                )
 
 
 def _packed(rows: list[Row]) -> bytes:

@@ -20,13 +20,14 @@ with needs("agent"):
 
 
 class NoAgent(ImapWalError):
-    """An answer is not in the form of an agent's. Check the endpoint, and who listens there."""
+    """An answer does not have the form of an agent's answer. Check the endpoint, and which process
+    listens there."""
 
 
 class Client:
     """A DEALER socket for tools. `key`: the tool's own key; `agent_key`: the agent's public key;
     both for an endpoint with keys. `waits`: whether to wait for an agent that does not listen yet;
-    if not, that is `NoAgent` at once. `answer` raises TimeoutError if no answer arrives,
+    otherwise that raises `NoAgent` at once. `answer` raises TimeoutError if no answer arrives,
     `NotAllowed` if the agent refuses the connection, and `NoAgent`."""
 
     def __init__(
@@ -92,8 +93,8 @@ class Client:
             header, payload = [], b""
         if type(header) is not list or len(header) < 2 or type(header[0]) is not str:
             raise NoAgent(
-                f"what listens at {self.endpoint} is no agent, or one of another version: its "
-                "answer has another form"
+                f"the process that listens at {self.endpoint} is not an agent, or has another "
+                "version: its answer does not have the form of docs/protocol.md"
             )
         return header, payload
 
@@ -112,8 +113,8 @@ class Client:
                 f"{self.endpoint} did not accept the handshake: the agent has keys and this "
                 "client has none, or the reverse"
             )
-        # The side that sees first that the two do not agree closes the connection. The other one
-        # only sees that it was closed, which an agent that stops does too.
+        # The side that first sees that the two do not agree closes the connection. The other side
+        # sees only that it was closed, as when an agent stops.
         self._is_hung_up = event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
     def close(self) -> None:

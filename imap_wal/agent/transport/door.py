@@ -107,7 +107,7 @@ class Door:
         self._gone: list[bytes] = []
         self._ending: deque[_Known] = deque()
         self._refused, self._swept = 0, -SWEEP_S
-        # Examining a socket needs a descriptor; reserve one in case none is left.
+        # Examining a socket needs a descriptor; reserve one for when none is left.
         self._nothing, self._spare = (
             os.open(os.devnull, os.O_RDONLY),
             os.open(os.devnull, os.O_RDONLY),

@@ -137,13 +137,14 @@ class EndpointLock:
         if self._lock is None:
             yield
             return
-        # The umask is of the whole process. Files that other threads create have such modes anyway.
+        # The umask applies to the whole process. Files that other threads create have such modes
+        # anyway.
         before = os.umask(0o077)
         try:
             yield
         finally:
             os.umask(before)
-        os.chmod(self._path, self._mode)  # write permission allows to connect
+        os.chmod(self._path, self._mode)  # a user needs write permission to connect
 
     def release(self) -> None:
         """Release the lock. The files are kept: another agent may already use these paths."""
@@ -152,7 +153,7 @@ class EndpointLock:
 
 
 def _answers(path: str) -> bool:
-    """Whether a process may listen at a socket; also True if it does not answer. Raises
+    """Whether a process may listen at a socket; True also if it does not answer. Raises
     PermissionError if this user may not connect."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(CONNECT_S)

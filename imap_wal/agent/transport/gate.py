@@ -71,7 +71,7 @@ class Gate:
             self._socket.send_multipart(
                 [_VERSION, number, status, text, admission.user.encode(), b""]
             )
-        self._tell(admission)
+        self._audit(admission)
         return True
 
     def _judge(self, frames: list[bytes]) -> Admission:
@@ -84,11 +84,11 @@ class Gate:
         ):
             return Admission(
                 f"a peer at {address}",
-                f"it uses mechanism {mechanism!r}, this endpoint takes {wanted!r}",
+                f"it uses mechanism {mechanism!r}, and this endpoint accepts only {wanted!r}",
             )
         return self._rules.judge(address, *(credentials or [b""]))
 
-    def _tell(self, admission: Admission) -> None:
+    def _audit(self, admission: Admission) -> None:
         """Write a log line for audits."""
         about = admission.who.partition(", process ")[0], admission.why
         if admission.why:

@@ -40,7 +40,8 @@ while it waits for an answer."""
 CURVE_BYTES = 64
 """CURVE adds 33 bytes to a frame, and libzmq counts them as a part of it."""
 SETTLED_S = 1.0
-"""After a change of the clients, no connection is admitted by the earlier ones after this time."""
+"""When this time has passed after a change of the clients, connections are admitted by the new ones
+only."""
 REVOKED = "it has sent nothing, and a key was revoked, which may be its own"
 TRACKED_BYTES = 4096
 """A larger answer is not copied. When its memory is released, it has left the agent."""
@@ -254,9 +255,9 @@ class Router:
         return self._rules.clients() if self._rules is not None else {}
 
     def _end_revoked(self) -> None:
-        """Close the connections of revoked keys. libzmq tells the key of a connection with its
-        messages only. So if a key is revoked, all connections without a message are closed too:
-        now, and later those that the gate admitted by the list of before."""
+        """Close the connections of revoked keys. libzmq reports the key of a connection only with
+        its messages. So if a key is revoked, all connections without a message are closed too:
+        those that exist now, and later those that the gate admitted by the earlier list."""
         now, before = self._now(), self._clients
         if now is not before:
             self._clients = now
@@ -313,7 +314,7 @@ class Router:
 
     def close(self, wait: bool = True) -> None:
         """Send the remaining answers for a short time, and close. `wait=False`: another thread may
-        hang in an outbox, which then ends with the process."""
+        be stuck in an outbox, which then ends with the process."""
         self._inbox.close(0)
         self._socket.close()  # the door still reads, because libzmq waits if its events are unread
         if self.gate is not None:

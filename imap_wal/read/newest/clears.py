@@ -24,8 +24,8 @@ from imap_wal.read.newest.rivals import Claim
 
 NONE: frozenset[int] = frozenset()
 COUNTS_MAX = 64
-"""The most different numbers of partitions that the clears of a map may have. A cluster has one,
-and each of them makes a lookup longer."""
+"""How many different numbers of partitions the clears of a map may have. A cluster has one, and
+each of them makes a lookup slower."""
 
 
 class Floors:

@@ -1,14 +1,14 @@
 """The digest of some entries: 16 bytes, equal for equal entries in any order.
 
-A member computes it of its memory, and the agent of the log. Partitions with equal digests need not
-be sent. It is the sum, modulo 2^128, of one hash for each entry: the first 16 bytes of the SHA-256
-of
+A member computes it from its memory, and the agent from the log. Partitions with equal digests need
+not be sent. It is the sum, modulo 2^128, of one hash for each entry: the first 16 bytes of the
+SHA-256 of
 
     salt | expires_at_ms / 1000, rounded down, 8 bytes | size of the key, 4 bytes | key | value
 
-The member chooses the salt, 16 random bytes, for each comparison: who wrote the entries did not
-know it, so they cannot be made to have the digest of others. Hazelcast keeps the expiry in whole
-seconds.
+The member chooses the salt, 16 random bytes, for each comparison: the writer of the entries did not
+know it, and so could not choose entries that have the digest of others. Hazelcast keeps the expiry
+in whole seconds.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class NewestIndex:
         self.full = False
         """For an index without `spill`: the caller must take out `every` row and call `clear`."""
         self.overflowed = False
-        """Whether memory did not suffice."""
+        """Whether the index needed more memory than the limit."""
         self._tables: dict[str, Table] = {}
         self._grown = 0
         self._room = memory_bytes
@@ -116,7 +116,7 @@ class NewestIndex:
         return self._cleared.counts()
 
     def maps(self) -> list[str]:
-        """Names of all maps that have a row, also a tombstone or a clear."""
+        """Names of all maps that have a row, even if only a tombstone or a clear."""
         in_memory = {name for name, table in self._tables.items() if table.rows}
         return sorted(
             in_memory.union(
@@ -140,8 +140,8 @@ class NewestIndex:
     def get(
         self, name: str, keys: Sequence[bytes], bytes_max: int | None = None
     ) -> list[Row | None]:
-        """The newest row of each key, also tombstones; None without one. `bytes_max`: only as many
-        of the first keys as fit, at least one. It limits the size of keys and values."""
+        """The newest row of each key, including tombstones; None without one. `bytes_max`: only as
+        many of the first keys as fit, at least one. It limits the size of keys and values."""
         found: list[Row | None] = []
         size = 0
         if not self._stored.runs:
@@ -200,7 +200,7 @@ class NewestIndex:
             )
 
     def in_memory(self, name: str, partitions: Partitions) -> list[Row] | None:
-        """The newest rows of the keys in some partitions, also tombstones; None: rows are on
+        """The newest rows of the keys in some partitions, including tombstones; None: rows are on
         scratch. A row may have its node at its end."""
         if self._stored.runs:
             return None
@@ -217,7 +217,7 @@ class NewestIndex:
             table.keys_in(Partitions(frozenset(), count))
 
     def batches(self, name: str, rows_max: int = 10_000) -> Iterator[list[Row]]:
-        """All newest rows of a map, also tombstones, in pages of at most `page_bytes` and
+        """All newest rows of a map, including tombstones, in pages of at most `page_bytes` and
         `rows_max`. Rows that are added meanwhile may or may not appear; a key that is present all
         the time appears once."""
         for rows, _ in self.batches_with_nodes(name, rows_max):
@@ -279,7 +279,7 @@ class NewestIndex:
                 yield cast(Table, table).split(page)
 
     def count(self, name: str) -> int:
-        """How many keys of a map have a row, also a tombstone."""
+        """How many keys of a map have a row, including tombstones."""
         sections = [
             run.sections[name] for run in self._stored.runs.values() if name in run.sections
         ]

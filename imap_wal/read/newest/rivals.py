@@ -1,11 +1,11 @@
-"""Which change counts if two nodes hold changes of one key with the same (incarnation, partition
+"""Which change counts if two nodes have changes of one key with the same (incarnation, partition
 version), and no change is newer.
 
     writer      a node; of a change with a shared session, that session, in the logs of any nodes
     contenders  the changes with the greatest (incarnation, partition version): the newest change of
                 each writer. Copies of a change, which have one order, are one contender
     winner      a value before a tombstone, then the node whose name sorts first
-    conflict    contenders that differ, also two that should be copies and are not equal
+    conflict    contenders that differ, including two that should be copies but are not equal
 
 Versions without views left such keys after a split network; a copied folder of a node does the
 same. Neither clocks nor the order of reading files decide: a merge keeps all contenders of a key
@@ -105,7 +105,7 @@ class Conflict:
         incarnation, version = self.pair
         key = repr(self.key[:KEY_BYTES_SHOWN]) + ("…" if len(self.key) > KEY_BYTES_SHOWN else "")
         return (
-            f"map {self.map!r}, key {key}: {' and '.join(said)} hold a change of incarnation "
+            f"map {self.map!r}, key {key}: {' and '.join(said)} have a change of incarnation "
             f"{incarnation}, "
             f"partition version {version}; that of node {self.claims[0][1]!r} counts"
         )

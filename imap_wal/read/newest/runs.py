@@ -160,7 +160,8 @@ class Run:
 
 
 class RunWriter:
-    """Writes one run, map after map. `OSError` if the disk is full; then its files are deleted."""
+    """Writes one run, map after map. Raises OSError if the disk is full; its files are then
+    deleted."""
 
     def __init__(self, number: int, scratch: Path | None, entries: int, index_bytes: int) -> None:
         """`entries`: the most that will be written. In memory their blocks need about

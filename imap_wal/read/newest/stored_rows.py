@@ -285,6 +285,6 @@ class StoredRows:
         except OSError as error:
             room = self._scratch or tempfile.gettempdir()
             raise StorageUnavailable(
-                f"a merge that is larger than memory needs room in {room}: {error}; the log "
-                "was not changed"
+                f"a merge that is larger than memory needs space in {room}: {error}; the log was "
+                "not changed. Free space there, or choose another scratch folder"
             ) from error

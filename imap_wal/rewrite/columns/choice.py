@@ -1,5 +1,5 @@
-"""What of the contenders a snapshot keeps, by columns: cleared changes do not count, what the rule
-drops is dropped, and of keys in conflict all claims are kept."""
+"""Chooses, by columns, which contenders a snapshot keeps: none that are cleared or that the rule
+drops, and all claims of keys in conflict."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def decided(name: str, pages: Iterator[Any]) -> Iterator[tuple[Any, Any, list[Co
 
 
 def _of_claims(name: str, batches: list[Any]) -> Iterator[tuple[Any, Any, list[Conflict]]]:
-    """`decided` for batches that have all claims of their keys. They are not joined: a column must
-    be smaller than 2 GiB."""
+    """`decided` for batches, each with all claims of its keys. The batches are not joined: a column
+    must be smaller than 2 GiB."""
     claims: list[tuple[int, int, Claim, bool]] = []
     for number, batch in enumerate(batches):
         places = pc.indices_nonzero(batch.column("claimed"))

@@ -1,16 +1,17 @@
-"""Keys and orders of archives and snapshots, by columns, without values. What counts of a file is
-what `imap_wal.read.parquet_scan` says; here it is an expression over columns."""
+"""Keys and orders of archives and snapshots, by columns, without values. Which entries of a file
+count is decided by the same rules as in `imap_wal.read.parquet_scan`; here they are expressions
+over columns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from imap_wal.entry import Row, clear_of
 from imap_wal.format import START, Position
 from imap_wal.parquet.columns import POSITION_COLUMNS, last_position
-from imap_wal.parquet.file import batches, group_batches
+from imap_wal.parquet.reader import Expected, group_batches
 from imap_wal.read.file_scan import ARCHIVE, FileScan
 from imap_wal.read.selection import void_below
 from storage_backends import SegmentStore
@@ -20,7 +21,6 @@ with needs("archive"):
     import pyarrow as pa
     import pyarrow.compute as pc
 
-BATCH_ROWS = 65_536
 ORDER_COLUMNS = ["incarnation", "partition_version", "session", "request"]
 COLUMNS = ["key", "deleted", "timestamp_ms", "expires_at_ms", "partition", *ORDER_COLUMNS]
 
@@ -28,17 +28,23 @@ COLUMNS = ["key", "deleted", "timestamp_ms", "expires_at_ms", "partition", *ORDE
 @dataclass(frozen=True, slots=True)
 class KeyBatch:
     """The rows of a batch that count, without clears: `batch` has `COLUMNS` and `row`, the number
-    of each row in its file, and in a snapshot `node`. `records`: with clears. `clears`: (row, node
-    or "" in an archive). `last`: as in `EntryBatch`."""
+    of each row in its file, and in a snapshot `node`. All are in one row group. `records`: the
+    number of rows that count, including clears. `clears`: (row, node or "" in an archive). `last`:
+    as in `EntryBatch`."""
 
+    group: int
     batch: Any
     records: int
     last: Position
     clears: tuple[tuple[Row, str], ...] = ()
 
 
-def read_keys(store: SegmentStore, scan: FileScan) -> Iterator[KeyBatch]:
-    """The keys of an archive or of a file of a snapshot. Raises `NotFound` and `CorruptLog`."""
+def read_keys(
+    store: SegmentStore, scan: FileScan, groups: Sequence[int] | None = None
+) -> Generator[KeyBatch]:
+    """The keys of an archive, of a file of a snapshot, or of a sorted run. `groups`: only those of
+    some row groups, and the file is not compared with its checksum. Raises `NotFound` and
+    `CorruptLog`."""
     columns = [*COLUMNS, *(() if scan.kind == ARCHIVE else ("node",))]
     below, placed = START, False
     if scan.kind == ARCHIVE:
@@ -50,38 +56,23 @@ def read_keys(store: SegmentStore, scan: FileScan) -> Iterator[KeyBatch]:
             or (scan.until is not None and scan.until < scan.last)
             or void_below(scan.cuts, scan.first) != void_below(scan.cuts, scan.last)
         )
-    at = 0
-    for batch in batches(
+    for group, first, batch in group_batches(
         store,
         scan.path,
         [*columns, *(POSITION_COLUMNS if placed else ())],
-        BATCH_ROWS,
-        checksum=scan.checksum,
-        records=scan.records,
-        log=scan.directory,
+        groups,
+        Expected(scan.checksum if groups is None else 0, scan.records, scan.directory),
     ):
-        numbers = pc.add(pc.indices_nonzero(pc.is_valid(batch.column("key"))).cast(pa.int64()), at)
-        at += len(batch)
+        places = pc.indices_nonzero(pc.is_valid(batch.column("key"))).cast(pa.int64())
         last = scan.last if scan.kind == ARCHIVE else START
         if placed:
             last = last_position(batch)
-        table = batch.append_column("row", numbers)
+        table = batch.append_column("row", pc.add(places, first))
         if scan.kind == ARCHIVE:
             table = _counting(table, scan, below, placed)
         records = len(table)
         table, clears = _without_clears(table, scan.map)
-        yield KeyBatch(table, records, last, clears)
-
-
-def read_group_keys(
-    store: SegmentStore, scan: FileScan, groups: Sequence[int]
-) -> Iterator[KeyBatch]:
-    """The keys of some row groups of a sorted run, which has no clears. Raises `NotFound`
-    and `CorruptLog`."""
-    columns = [*COLUMNS, "node"]
-    for first, batch in group_batches(store, scan.path, columns, groups, records=scan.records):
-        places = pc.indices_nonzero(pc.is_valid(batch.column("key"))).cast(pa.int64())
-        yield KeyBatch(batch.append_column("row", pc.add(places, first)), len(batch), START)
+        yield KeyBatch(group, table, records, last, clears)
 
 
 def _counting(batch: Any, scan: FileScan, below: Position, placed: bool) -> Any:
@@ -118,7 +109,7 @@ def above(batch: Any, columns: list[str], place: tuple[int, ...]) -> Any:
 
 
 def _overtaken(batch: Any, pairs: Mapping[int, tuple[int, int]]) -> Any:
-    """Which rows have a lower pair than the one of their partition."""
+    """Which rows have a lower pair than their partition's."""
     place = pc.index_in(batch.column("partition"), value_set=pa.array(list(pairs), pa.int64()))
     incarnation, version = (
         pa.array([pair[part] for pair in pairs.values()], pa.int64()).take(place) for part in (0, 1)

@@ -1,11 +1,11 @@
 """One merge of changes by columns: what was read so far, and its winners in key order.
 
     read_log, read_snapshot, read_run ─▶ keys and orders, without values   `Sources`, `NewestKeys`
-    write                             ─▶ what the rule keeps of a map, to part files
-    sorted_rows                       ─▶ all that may still win in a map, for a later merge
+    write                             ─▶ the rows of a map that the rule keeps, to part files
+    sorted_rows                       ─▶ the rows of a map that may still win, for a later merge
 
-Segments, and files that are too small to gain by it, are read as rows and become columns then.
-See docs/decisions/0044-a-rewrite-by-columns.md.
+Segments, and files that are too small to gain from this, are read as rows, which then become
+columns. See docs/decisions/0044-a-rewrite-by-columns.md and 0065-an-archive-is-a-run.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from imap_wal.rewrite.columns.key_columns import (
     KeyBatch,
     expiring,
     pairs_of,
-    read_group_keys,
     read_keys,
 )
 from imap_wal.rewrite.columns.newest_keys import NewestKeys
@@ -46,9 +45,9 @@ with needs("archive"):
     import pyarrow.compute as pc
 
 PART_BYTES_MAX = 512 * 1024 * 1024
-"""A column of what is held must be smaller than 2 GiB."""
+"""A column of the rows in memory must be smaller than 2 GiB."""
 COLUMN_ROWS, COLUMN_BYTES = 4096, 4 * 1024 * 1024
-"""A Parquet file with so many rows, or bytes, is read by columns."""
+"""A Parquet file with at least this many rows, or bytes, is read by columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class Span:
     upper: bytes | None = None
 
     def has(self, key: bytes | None) -> bool:
-        """Whether a key is in it; that of a clear, None, is before all others."""
+        """Whether a key is in it; a clear's key, None, comes before all others."""
         place = key or b""
         return self.lower <= place and (self.upper is None or place < self.upper)
 
@@ -86,13 +85,14 @@ def scratch_errors(settings: Settings) -> Iterator[None]:
     except OSError as error:
         room = settings.scratch or tempfile.gettempdir()
         raise StorageUnavailable(
-            f"rewriting needs space for Parquet files in {room}: {error}; nothing was published"
+            f"rewriting needs space for Parquet files in {room}: {error}; nothing was published. "
+            "Free space there, or choose another scratch folder"
         ) from error
 
 
 class ColumnMerge:
-    """See the module. Memory: about `settings.restore_memory_bytes`, and about 100 MB more; the
-    rest is written to `settings.scratch`."""
+    """See the module's docstring. Memory: about `settings.restore_memory_bytes`, and about 100 MB
+    more; the rest is written to `settings.scratch`."""
 
     def __init__(
         self,
@@ -120,20 +120,20 @@ class ColumnMerge:
 
     def read_log(self, scan: FileScan, store: SegmentStore) -> None:
         """Read one file of a log."""
-        if scan.kind == ARCHIVE and _is_large(scan):
+        if scan.kind == ARCHIVE and by_columns(scan):
             try:
                 self._read_columns(scan)
                 return
             except NotFound:
-                # It was merged into another archive, which has its entries. Those that were read
-                # before are read twice, which changes nothing.
+                # It was merged into another archive, which has its entries. Entries that were
+                # already read are read twice, which changes nothing.
                 store = self._log.store
         for changes in self._log.read_on(scan, self._job.maps, store=store):
             self._add(changes, scan)
 
     def read_snapshot(self, scan: FileScan) -> None:
         """Read one file of a former snapshot."""
-        if _is_large(scan):
+        if by_columns(scan):
             self._read_columns(scan)
             return
         for changes in read_scan(self._log.store, scan):
@@ -141,12 +141,15 @@ class ColumnMerge:
 
     def read_run(self, scan: FileScan, groups: Sequence[int], *, late: bool) -> None:
         """Read row groups of a sorted run (`imap_wal.rewrite.sorted_runs`), which were counted
-        when it was written. `late`: see `Tally.is_late`."""
-        if _is_large(scan):
+        before. `late`: see `Tally.is_late`; of an archive, each batch says it."""
+        if scan.kind == ARCHIVE or by_columns(scan):
             source = self.sources.file(scan)
-            for found in read_group_keys(self.sources.store, scan, groups):
+            for found in read_keys(self.sources.store, scan, groups):
                 batch = self._span.of_batch(found.batch)
                 self.run_records += len(batch)
+                if scan.kind == ARCHIVE:
+                    late = self.tally.is_late(scan.node, found.last)
+                    batch = self._counting(batch, scan)
                 self.sources.add_columns(source, batch, late)
             return
         for changes in read_scan(self._log.store, scan):
@@ -157,15 +160,15 @@ class ColumnMerge:
             self.sources.add_rows(rows, changes.node, changes.bytes)
 
     def write(self, name: str, writer: PartWriter) -> None:
-        """Write what is kept of a map, without its clears."""
+        """Write the rows of a map that are kept, without its clears."""
         for batch, losers, conflicts in decided(name, self.sorted_rows(name, self._job.rule)):
             self._noted.note(conflicts)
             writer.count_conflicts(len(conflicts))
             writer.write(batch, losers)
 
     def sorted_rows(self, name: str, rule: TombstonePolicy) -> Iterator[Any]:
-        """The whole rows of a map that are newest or may be, without what `rule` drops, in key
-        order: batches with `RANKED_SCHEMA`."""
+        """The whole rows of a map that are or may be newest, without those that `rule` drops, in
+        key order: batches with `RANKED_SCHEMA`."""
         with closing(RowSorter(self._part_bytes, self._folder)) as sorter:
             self._collect(name, rule, sorter)
             yield from sorter.pages()
@@ -193,17 +196,27 @@ class ColumnMerge:
             return rows
         return [row for row in rows if self._span.has(row[KEY])]
 
-    def _read_columns(self, scan: FileScan) -> None:
-        source = self.sources.file(scan)
+    def counted(self, scan: FileScan) -> Iterator[KeyBatch]:
+        """Count the entries of a Parquet file that is large enough (`by_columns`), and add its
+        clears. Its keys are not added to the merge."""
         for found in read_keys(self.sources.store, scan):
-            late = scan.kind != SNAPSHOT and self.tally.is_late(scan.node, found.last)
-            self._count(scan, found, late)
+            self._count(scan, found, self._is_late(scan, found))
             for row, node in found.clears:
                 self.cleared.take(node or scan.node, [row])
+            self.records += len(found.clears) * self._span.has(None)
+            yield found
+
+    def _read_columns(self, scan: FileScan) -> None:
+        source = self.sources.file(scan)
+        for found in self.counted(scan):
             batch = self._span.of_batch(found.batch)
-            self.records += len(batch) + len(found.clears) * self._span.has(None)
+            self.records += len(batch)
             if len(batch):
+                late = self._is_late(scan, found)
                 self.sources.add_columns(source, self._counting(batch, scan), late)
+
+    def _is_late(self, scan: FileScan, found: KeyBatch) -> bool:
+        return scan.kind != SNAPSHOT and self.tally.is_late(scan.node, found.last)
 
     def _count(self, scan: FileScan, found: KeyBatch, late: bool) -> None:
         """As `Tally.add` does with rows."""
@@ -261,7 +274,7 @@ class ColumnMerge:
                     sorter.add(batch)
 
     def _rows(self, source: int, picked: list[Any]) -> Iterator[Any]:
-        """The whole rows that were picked of a source, with `RANKED_SCHEMA`."""
+        """The whole rows that were picked from a source, with `RANKED_SCHEMA`."""
         table = pa.Table.from_batches(picked, PICK_SCHEMA)
         if len(picked) > 1:
             table = table.sort_by("row")
@@ -284,5 +297,6 @@ def _by_source(found: Any) -> Iterator[tuple[int, Any]]:
         start += count
 
 
-def _is_large(scan: FileScan) -> bool:
+def by_columns(scan: FileScan) -> bool:
+    """Whether a Parquet file is read by columns."""
     return scan.records >= COLUMN_ROWS or (scan.records > 0 and scan.bytes >= COLUMN_BYTES)

@@ -45,17 +45,17 @@ at the ends of the logs (`imap_wal.rewrite.plan`)."""
 PAIR = ("incarnation", "partition_version")
 COUNTERS = ("session", "request")
 RANGES = 16
-"""A map that does not fit, and a range that does not, is cut into so many ranges of keys."""
+"""A map or a range that does not fit in memory is cut into this many ranges of keys."""
 PAGE_ROWS = 10_000
 BITS = 62
-"""What is used of an integer of 64 bits."""
+"""How many bits of a 64-bit integer are used."""
 
 Tag: TypeAlias = tuple[Any, ...]
 
 
 class NewestKeys:
-    """Not thread-safe. `memory_bytes`: about what the rows of all maps may take; working on them
-    takes three times as much."""
+    """Not thread-safe. `memory_bytes`: about how much the rows of all maps may take; working on
+    them takes three times as much."""
 
     def __init__(self, memory_bytes: int, folder: Path | None = None) -> None:
         self._limit = memory_bytes
@@ -108,7 +108,7 @@ class NewestKeys:
         yield from self._held.get(name, ())
 
     def _reduce(self) -> None:
-        """Drop what cannot win. If that is not enough, move all to scratch."""
+        """Drop the rows that cannot win. If that is not enough, move all rows to scratch."""
         self._size = 0
         for held in self._held.values():
             table = contenders(pa.Table.from_batches(held, KEY_SCHEMA))
@@ -172,8 +172,9 @@ class NewestKeys:
 
 def contenders(table: Any) -> Any:
     """Of each key, the changes with the greatest (incarnation, partition version): of each writer
-    the newest one, and of equal ones the first. `late` is true for all that are left of a key if it
-    was for one. Values are not here, so copies of a change count as equal."""
+    the newest one, and of equal ones the first. `late` is true for all remaining changes of a key
+    if it was true for one of its changes. Values are not here, so copies of a change count as
+    equal."""
     keys = _encoded(table["key"])
     ids, count = keys.indices, len(keys.dictionary)
     if count == table.num_rows:
@@ -243,8 +244,8 @@ def _newest_of_each_writer(table: Any, ids: Any) -> tuple[Any, Any]:
 def packed(
     table: Any, high: Sequence[str] = PAIR, low: Sequence[str] = COUNTERS
 ) -> tuple[Any, int]:
-    """An integer of each row that sorts as the columns `high` and then `low` do, and how many of
-    its bits are those of `low`."""
+    """An integer for each row that sorts as the columns `high` and then `low` do, and how many of
+    its bits come from `low`."""
     upper, upper_bits = _joined([table[name].combine_chunks() for name in high])
     lower, lower_bits = _joined([table[name].combine_chunks() for name in low])
     if upper is None or lower is None:
@@ -257,7 +258,7 @@ def packed(
 
 
 def _joined(columns: Sequence[Any]) -> tuple[Any, int]:
-    """Up to two columns as one of integers from 0 on, and their size in bits. None for no
+    """Up to two columns as one column of integers from 0 on, and its size in bits. None without a
     column."""
     ranges = [pc.min_max(column) for column in columns]
     widths = [(each["max"].as_py() - each["min"].as_py()).bit_length() for each in ranges]
@@ -274,15 +275,16 @@ def _joined(columns: Sequence[Any]) -> tuple[Any, int]:
 
 
 def _ranks(column: Any) -> tuple[Any, int]:
-    """Small integers that sort as a column does, from 0 on; equal ones for equal values. And their
-    size in bits."""
+    """Small integers from 0 on that sort as the column does, equal for equal values; and their size
+    in bits."""
     ranks = pc.subtract(pc.rank(column, tiebreaker="dense").cast(pa.int64()), 1)
     return ranks, int(pc.max(ranks).as_py() or 0).bit_length()
 
 
 def _by_group(groups: Any, values: Any, how: str, *, dense: bool = True) -> Any:
-    """The maximum (or what `how` says) of each group, at the place that is its number. All numbers
-    from 0 on are there, unless `dense` is false: then in the order of their numbers."""
+    """The maximum (or the function `how`) of each group, at the index that is the group's number.
+    All numbers from 0 on must exist, unless `dense` is false: then the results are in the order of
+    the numbers."""
     table = pa.table({"group": groups, "value": values})
     found = table.group_by("group", use_threads=False).aggregate([("value", how)])
     order = pc.sort_indices(found["group"])
@@ -290,7 +292,7 @@ def _by_group(groups: Any, values: Any, how: str, *, dense: bool = True) -> Any:
 
 
 def _dense(groups: Any) -> Any:
-    """The place of each group's number among all that are there."""
+    """The rank of each group's number among all that exist."""
     return pc.subtract(pc.rank(groups, tiebreaker="dense").cast(pa.int64()), 1)
 
 

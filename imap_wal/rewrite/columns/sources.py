@@ -1,7 +1,7 @@
 """Where the changes of a rewrite are.
 
 Archives and files of snapshots are read by columns, twice: keys, and then the rows that won.
-Segments and small files are read as rows, once: of each key, those that may win wait as columns in
+Segments and small files are read as rows, once: the rows that may still win are kept as columns in
 memory or in a scratch file.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 from imap_wal.entry import Row, subject
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_batch
 from imap_wal.parquet.contents import chunks
-from imap_wal.parquet.file import rows_at
+from imap_wal.parquet.reader import rows_at
 from imap_wal.parquet.scratch import Scratch
 from imap_wal.read.file_scan import ARCHIVE, FileScan
 from imap_wal.read.newest.index import NewestIndex
@@ -44,7 +44,7 @@ class Sources:
         memory_bytes: int,
         folder: Path | None,
     ) -> None:
-        """`late`: subjects of rows that came late (`imap_wal.rewrite.plan.Tally`)."""
+        """`late`: the subjects of rows that came late (`imap_wal.rewrite.plan.Tally`)."""
         self._late = late
         self._copies = Copies(store, folder)
         self.store = cast(SegmentStore, self._copies)
@@ -92,7 +92,8 @@ class Sources:
             self.flush()
 
     def flush(self) -> None:
-        """Rows that wait become columns; of each key, only those that may still win."""
+        """Turn the waiting rows into columns; of each key, keep only the rows that may still
+        win."""
         for name in self._index.maps():
             for rows, nodes in self._index.every(name):
                 late = [bool(self._late) and subject(row) in self._late for row in rows]
@@ -163,8 +164,8 @@ def _whole(batch: Any, scan: FileScan) -> Any:
 
 
 class Copies:
-    """A store that has copies of some files on this machine: of those that may disappear between
-    two readings of a rewrite. A copy is read from its store once, when it is made."""
+    """A store with copies on this machine of the files that may disappear between two readings of a
+    rewrite. A copy is read from its store once, when it is made."""
 
     def __init__(self, inner: SegmentStore, folder: Path | None) -> None:
         self.inner, self._folder = inner, folder

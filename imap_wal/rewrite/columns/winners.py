@@ -30,12 +30,12 @@ RANKED_SCHEMA = pa.schema([*SNAPSHOT_SCHEMA, *RANKS])
 key is in conflict. `late`: see `imap_wal.rewrite.plan.Tally.is_late`."""
 PAGE_BYTES_MIN, PAGE_BYTES_MAX = 64 * 1024, 4 * 1024 * 1024
 RUNS = 64
-"""Pages of so many runs are in memory while they are merged, if `memory_bytes` is to suffice."""
+"""How many runs can be merged within `memory_bytes`: one page of each is in memory."""
 
 
 class RowSorter:
     """Takes rows of one map, with `RANKED_SCHEMA`, in any order, and returns them by rank. Every
-    rank is there once."""
+    rank exists once."""
 
     def __init__(self, memory_bytes: int, folder: Path | None) -> None:
         self._limit = memory_bytes
@@ -70,7 +70,7 @@ class RowSorter:
         self._runs += 1
 
     def _sorted(self) -> Iterator[Any]:
-        """What is held, by rank, in pages."""
+        """The rows in memory, by rank, in pages."""
         held, size = self._held, self._size
         self._held, self._size = [], 0
         if not held:
@@ -87,7 +87,7 @@ class RowSorter:
 
 
 def _cut(batch: Any, bytes_max: int) -> Iterator[Any]:
-    """A batch in pieces of at most so many bytes, or of one row."""
+    """A batch in pieces of at most `bytes_max` bytes, or of one row."""
     if batch.nbytes <= bytes_max or len(batch) == 1:
         yield batch
         return

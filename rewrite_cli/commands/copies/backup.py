@@ -5,18 +5,26 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
+from imap_wal.agent.access.keys import read_secret
 from imap_wal.backup.run import BackupReport, back_up
 from imap_wal.clock import SystemClock
+from imap_wal.errors import MissingNode
+from imap_wal.inspect.inventory import take_inventory
+from imap_wal.inspect.own_disks import own_disks
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
+from rewrite_cli.console.agent_keys import key_file_option
 from rewrite_cli.console.audit import audit
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.progress import Reached, working
 from rewrite_cli.console.selection import Selection, Url, refuse_nested, selection_options
+from rewrite_cli.console.times import iso
+from rewrite_cli.entries.own_disks import tails_with
 from storage_backends import Locked, SegmentStore, StorageError
 
 
@@ -33,14 +41,25 @@ from storage_backends import Locked, SegmentStore, StorageError
     is_flag=True,
     help="Read all parts of the backup back, and write damaged ones again.",
 )
+@key_file_option("for agents that require keys.")
 @out.output_option
-def command(selection: Selection, target: str, keep: int | None, verify: bool, output: str) -> None:
+def command(
+    selection: Selection,
+    target: str,
+    keep: int | None,
+    verify: bool,
+    key_file: Path | None,
+    output: str,
+) -> None:
     """Copy logs to TARGET as they are at one moment, while agents and programs write them: with
     archives, snapshots and history. `imap-wal backup-restore` puts a backup back.
 
     TARGET is a folder or URL of its own. Only content that is not there yet is copied. A backup
-    becomes visible when it is whole; after a run that was stopped, the next one copies the rest.
-    Of two runs at once, one exits with code 4.
+    becomes visible when it is complete. If a run was stopped, the next one copies the rest. If two
+    run at once, one of them exits with code 4.
+
+    With local disks, what is only on the disk of a node is read from its agent, so agents with such
+    segments must run.
 
     Encrypted logs stay encrypted, and their keys are not copied: keep them in another place.
 
@@ -48,11 +67,13 @@ def command(selection: Selection, target: str, keep: int | None, verify: bool, o
     Examples:
       imap-wal backup /var/lib/maps s3://backups/maps --keep 14
       imap-wal backup /var/lib/maps /mnt/backup --verify -o json
+      imap-wal backup s3://bucket/maps s3://backups/maps --key-file backup.key
     """
     refuse_nested(selection.url, target)
     clock = SystemClock()
     start = clock.monotonic()
-    with working("reading") as tell, selection.open() as (store, clusters):
+    tails = tails_with(read_secret(key_file) if key_file else None)
+    with working("reading") as tell, selection.open(tails=tails) as (store, clusters):
         place = _opened(target)
         try:
             report = back_up(
@@ -64,6 +85,9 @@ def command(selection: Selection, target: str, keep: int | None, verify: bool, o
                 verify=verify,
                 progress=lambda done: tell(Reached(str(done), done.bytes, done.bytes_total)),
             )
+        except MissingNode:
+            _note_disks(store, selection, clock.now_ms(), keyless=key_file is None)
+            raise
         except Locked as error:
             raise Locked(target, error.holder) from error
         finally:
@@ -71,6 +95,22 @@ def command(selection: Selection, target: str, keep: int | None, verify: bool, o
     if report.removed:
         audit("backups removed", backups=report.removed, url=target)
     _print(report, clock.monotonic() - start, output)
+
+
+def _note_disks(store: SegmentStore, selection: Selection, now_ms: int, *, keyless: bool) -> None:
+    """Print how much is only on own disks that cannot be read."""
+    for view in take_inventory(store, selection.namespaces, selection.clusters):
+        for disk in own_disks(view, now_ms):
+            age = (
+                "there was no upload yet"
+                if disk.seconds is None
+                else f"its last upload was {out.duration(disk.seconds)} ago"
+            )
+            hint = "; if its agent has a key, it answers only with --key-file" if keyless else ""
+            out.note(
+                f"cluster {view}: segments {disk.first} to {disk.last} of node {disk.node!r} are "
+                f"on its own disk alone; {age}{hint}"
+            )
 
 
 def _opened(target: str) -> SegmentStore:
@@ -99,7 +139,8 @@ def _print(report: BackupReport, seconds: float, output: str) -> None:
     out.prose(
         f"backup {backup.number}: {', '.join(backup.clusters)}, {len(backup.files):,} files, "
         f"{out.size(backup.bytes)}; copied {out.size(report.copied_bytes)} in "
-        f"{out.duration(seconds)}"
+        f"{out.duration(seconds)}. It has every change that was acknowledged before "
+        f"{iso(backup.begun_ms)}"
     )
     if report.replaced_chunks:
         out.note(f"{report.replaced_chunks:,} damaged parts were written again")

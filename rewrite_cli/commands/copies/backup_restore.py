@@ -9,7 +9,7 @@ import click
 
 from imap_wal.backup import catalogue
 from imap_wal.backup.catalogue import Backup
-from imap_wal.backup.restore import check, put_back, unfinished
+from imap_wal.backup.restore import check, restore_backup, unfinished
 from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import CLEAN, FINDINGS, Failed
@@ -18,12 +18,19 @@ from rewrite_cli.console.selection import Url, open_empty, refuse_nested
 from rewrite_cli.console.times import iso
 from storage_backends import NotFound, SegmentStore, StorageError
 from storage_backends.location import Location
+from storage_backends.own_disk import own_disk_of
+from storage_backends.split import SegmentsPlace, record
 
 
 @click.command()
 @click.argument("backups", metavar="TARGET", type=Url())
 @click.argument("url", type=Url(), required=False)
 @click.option("--wal-dir", type=Url(), help="Where to write the segments of the new log.")
+@click.option(
+    "--wal-dir-is-local",
+    is_flag=True,
+    help="For agents with this setting: each writes its new segments to its own disk.",
+)
 @click.option(
     "--backup",
     "number",
@@ -40,6 +47,7 @@ def command(
     backups: str,
     url: Location | None,
     wal_dir: Location | None,
+    wal_dir_is_local: bool,
     number: int | None,
     verify: bool,
     output: str,
@@ -54,8 +62,11 @@ def command(
     Examples:
       imap-wal backup-restore s3://backups/maps
       imap-wal backup-restore s3://backups/maps file:///var/lib/maps
+      imap-wal backup-restore s3://backups/maps s3://bucket/maps --wal-dir-is-local
       imap-wal backup-restore s3://backups/maps --backup 12 --verify
     """
+    if wal_dir is not None and wal_dir_is_local:
+        raise click.UsageError("--wal-dir and --wal-dir-is-local exclude each other")
     if url is not None:
         refuse_nested(backups, url)
     try:
@@ -73,11 +84,11 @@ def command(
             backup = catalogue.read(store, number or numbers[-1])
         except NotFound as error:
             there = ", ".join(map(str, numbers))
-            raise Failed(f"{backups}: there is no backup {number}; there is {there}") from error
+            raise Failed(f"{backups}: there is no backup {number}; found: {there}") from error
         code = _verify(store, backup, output, is_last=url is None) if verify else CLEAN
         if url is not None and code == CLEAN:
             place = url if wal_dir is None else url.with_wal_dir(wal_dir)
-            _put_back(store, backup, place, output)
+            _restore(store, backup, place, output, own_disks=wal_dir_is_local)
         return code
 
 
@@ -99,7 +110,8 @@ def _list(backups: list[Backup], output: str) -> None:
 
 
 def _verify(store: SegmentStore, backup: Backup, output: str, *, is_last: bool) -> int:
-    """`is_last`: nothing is written if the backup is whole. The output is one JSON document."""
+    """Check the backup. `is_last`: no restore follows. Otherwise nothing is printed as JSON for a
+    whole backup, because the output is one JSON document."""
     with working("reading") as tell:
         damaged = check(
             store, backup, lambda done: tell(Reached("reading", done.bytes, done.bytes_total))
@@ -116,18 +128,24 @@ def _verify(store: SegmentStore, backup: Backup, output: str, *, is_last: bool) 
     return FINDINGS if damaged else CLEAN
 
 
-def _put_back(store: SegmentStore, backup: Backup, url: str, output: str) -> None:
+def _restore(
+    store: SegmentStore, backup: Backup, url: str, output: str, *, own_disks: bool
+) -> None:
     try:
         target = open_store(url)
     except (StorageError, ImportError) as error:
         raise Failed(f"{url}: {error}") from error
+    earlier = own_disk_of(target)  # left by a restore that was stopped
+    root = target if earlier is None else earlier.root
     with closing(target), working("writing") as tell:
-        if not unfinished(target, backup):
+        if not unfinished(root, backup):
             open_empty(url)
-        put_back(
+        if own_disks:
+            record(root, SegmentsPlace(own_disks=True))
+        restore_backup(
             store,
             backup,
-            target,
+            root,
             lambda done: tell(Reached("writing", done.bytes, done.bytes_total)),
         )
     if output == out.JSON:

@@ -60,7 +60,7 @@ class Decided:
 @click.option(
     "--prefer",
     metavar="NODE",
-    help="In the copy, for keys that this node and others claim, its change counts.",
+    help="In the copy, the change of this node counts for keys that it and others claim.",
 )
 @click.option(
     "--drop-entry",
@@ -92,11 +92,11 @@ def command(
     itself is only read.
 
     Whole files are copied byte for byte; of a damaged one, the readable part is written to a new
-    file. The copy opens and restores exactly what was kept. With --node it has only those nodes'
-    logs. Exit code 3: something was given up, or two nodes claim the same change of a key; 0:
-    nothing. Stop the services that write the log first.
+    file. The copy opens and restores exactly what was kept. With --node it has the logs of those
+    nodes only. Exit code 3: something was given up, or two nodes claim the same change of a key; 0:
+    neither. Stop the services that write the log first.
 
-    With --drop-entry, the copy is written without a single entry, for example one that `verify`
+    With --drop-entry, the copy is written without this one entry, such as an entry that `verify`
     names because of impossible numbers. Its bytes are kept in a file in the folder `lost` of the
     node in the copy.
 
@@ -113,7 +113,9 @@ def command(
         --drop-entry 00000001.00000003.000000000512.00000000
     """
     if target_url is None and not dry_run:
-        raise click.UsageError("name an empty place with --to, or look first with --dry-run")
+        raise click.UsageError(
+            "name an empty place with --to, or see first what a repair would do: --dry-run"
+        )
     dropped = frozenset(map(_position, drops))
     items, in_conflict, decided = outcome = _repair(
         selection, target_url, mode, prefer, dropped, dry_run
@@ -243,13 +245,13 @@ def _must_be_empty(target: SegmentStore, url: str) -> None:
     files = target.list("")
     if any(file.path.endswith("/manifest/0000000000.json") for file in files):
         raise Failed(
-            f"{url} has files of a repair that did not finish; remove them, or name  "
+            f"{url} has files of a repair that did not finish; remove them, or name "
             "another empty place"
         )
     if files or target.folders(""):
         raise Failed(
             f"{url} is not empty: {files[0].path if files else target.folders('')[0]} is "
-            "there; a repair never writes into a log, name an empty place"
+            "there; a repair never writes into a log: name an empty place"
         )
 
 
@@ -271,7 +273,7 @@ def _position(text: str) -> Position:
 def _check_drops(
     views: list[ClusterView], selection: Selection, drops: Collection[Position]
 ) -> None:
-    """Check that a position selects one node's log."""
+    """Check that the selection is one node's log, and that it has the entries to drop."""
     nodes = [
         (view, node) for view in views for node in view.nodes if selection.wants_node(node.name)
     ]
@@ -286,7 +288,7 @@ def _check_drops(
         if drop[:2] not in segments:
             raise Failed(
                 f"{view}, node {node.name!r}: no segment has {drop}; an archived entry has "
-                "possible numbers, and cannot be dropped"
+                "possible numbers, so it cannot be dropped"
             )
 
 
@@ -298,7 +300,7 @@ def _check_preferred(views: list[ClusterView], prefer: str | None) -> None:
     }
     if prefer is not None and prefer not in known:
         raise click.UsageError(
-            f"--prefer names node {prefer!r}; there is {', '.join(sorted(known))}"
+            f"--prefer: there is no node {prefer!r}; found: {', '.join(sorted(known))}"
         )
 
 

@@ -57,8 +57,8 @@ def command(
     """Merge all nodes' logs as a restart would, and report what it would load; with --to, write it
     as a clean copy.
 
-    The log itself is only read. A service restores automatically when it starts. Use this to learn
-    the result in advance, to move a log to another storage, or to go back in time.
+    The log itself is only read. A service restores automatically when it starts. Use this command
+    to see the result in advance, to move a log to another storage, or to go back in time.
 
     \b
     Examples:
@@ -154,7 +154,8 @@ def _open_target(url: str) -> SegmentStore:
 
 
 def _copy(cluster: LiveCluster, target: SegmentStore) -> dict[str, tuple[int, int]]:
-    """A log of one node, with the same entries, their orders, and the schemas that they need."""
+    """Write a log of one node, with the same entries and orders, and the schemas that they need.
+    Returns the entries and their bytes for each map."""
     view = cluster.view
     log = open_node_log(
         LogContext(
@@ -205,7 +206,7 @@ def _raised(manifest: Any, incarnation: int) -> Any:
 
 
 def _append(log: NodeLog, packed: list[bytes]) -> None:
-    """Writes frames of a bounded size, and begins a new segment whenever one is full."""
+    """Write frames of a bounded size, and begin a new segment whenever one is full."""
     frame: list[bytes] = []
     size = 0
     for entry in packed:

@@ -50,7 +50,7 @@ class _Side:
 
 
 def _trouble(command: Callable[..., int]) -> Callable[..., int]:
-    """Any failure has another exit code than a difference."""
+    """A failure gets another exit code than a difference."""
 
     @wraps(command)
     def wrapper(*arguments: Any, **options: Any) -> int:
@@ -72,7 +72,7 @@ def _trouble(command: Callable[..., int]) -> Callable[..., int]:
     "times",
     multiple=True,
     type=Moment(),
-    help="The state at this time. With one URL: once, to compare with now, or twice. With two "
+    help="The state at this time. With one URL: once, to compare with now; or twice. With two "
     "URLs: once for both, or once for each.",
 )
 @click.option(
@@ -80,7 +80,7 @@ def _trouble(command: Callable[..., int]) -> Callable[..., int]:
     type=click.IntRange(min=0),
     default=10,
     show_default=True,
-    help="For each map and kind of difference, list at most so many keys.",
+    help="For each map and kind of difference, list at most this many keys.",
 )
 @partial_option
 @out.output_option
@@ -93,11 +93,11 @@ def command(
     partial: bool,
     output: str,
 ) -> int:
-    """Compare the live entries of two logs, or of one log at two times: keys that were added,
-    removed, or have another value or expiry. The exit codes are those of the Unix command `diff`: 0
-    the same, 1 different, 2 failed.
+    """Compare the live entries of two logs, or of one log at two times: keys that were added or
+    removed, or that have another value or expiry. The exit codes are those of the Unix command
+    `diff`: 0 the same, 1 different, 2 failed.
 
-    If both URLs have one cluster each, these are compared, whatever their names.
+    If each URL has exactly one cluster, these two are compared, whatever their names are.
 
     \b
     Examples:

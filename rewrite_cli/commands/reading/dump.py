@@ -25,6 +25,7 @@ from imap_wal.inspect.decode import Decoder
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.inspect.older_manifests import misplaced_wal
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
+from imap_wal.read.file_scan import Scope
 from imap_wal.settings import RecoveryPolicy
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import CLEAN, FINDINGS, message
@@ -38,7 +39,7 @@ SORT_BYTES = 64 * 1024 * 1024
 """Lines of a snapshot that are sorted in memory."""
 SORT_FILES_MAX = 16
 LINE_BYTES = 700
-"""Approximate memory of a line besides key and value."""
+"""Approximate memory of a line, without its key and value."""
 
 
 class PositionType(click.ParamType[Position]):
@@ -60,8 +61,8 @@ class PositionType(click.ParamType[Position]):
     "keys",
     multiple=True,
     type=KeyType(),
-    help="Only this key, as dump prints it, or its bytes as hex:..., and what cleared the map; may "
-    "be repeated.",
+    help="Only this key, as dump prints it, or its bytes as hex:..., and the clears of the map; "
+    "may be repeated.",
 )
 @click.option(
     "--since",
@@ -91,15 +92,15 @@ def command(
     tail: int | None,
     output: str,
 ) -> int:
-    """Print the raw entries of the log, newest last, from snapshots, archives and segments; in JSON
-    one line each.
+    """Print the raw entries of the log, newest last, from snapshots, archives and segments. In
+    JSON, each is one line.
 
     All entries in the files are shown, also those that a snapshot covers, until their files are
     removed. An entry that is also in a snapshot is shown a second time, without a position. Entries
     that a later lifetime of the cluster made void are left out.
 
-    The rest of a damaged file, and a cluster whose manifests are damaged, are left out and named.
-    The exit code is then 3.
+    The rest of a damaged file, and a cluster whose manifests are damaged, are left out and
+    reported. The exit code is then 3.
 
     \b
     Examples:
@@ -197,16 +198,11 @@ def _streams(
     maps = selection.maps or None
     nodes = [node.name for node in view.nodes if selection.wants_node(node.name)]
 
-    def lines(**which: Any) -> Iterator[Line]:
+    def lines(scope: Scope) -> Iterator[Line]:
         damaged: list[LogError] = []
         try:
             for changes in log.changes(
-                maps=maps,
-                policy=RecoveryPolicy.PARTIAL,
-                positions=True,
-                covered=True,
-                damaged=damaged,
-                **which,
+                maps, scope, policy=RecoveryPolicy.PARTIAL, positions=True, damaged=damaged
             ):
                 decoder.add_metadata(changes.metadata)
                 places: Iterable[Position | None] = changes.positions or [None] * len(changes.rows)
@@ -219,25 +215,24 @@ def _streams(
 
     def lines_of_node(node: str) -> Iterator[Line]:
         shown: dict[str, Position] = {}
+        until = None if stop is None else {node: stop}
         for attempt in range(ATTEMPTS):
             try:
                 # Positions exclude whole files here; the caller filters the entries.
-                for line in lines(
-                    nodes=[node], snapshots=False, until=None if stop is None else {node: stop}
-                ):
+                for line in lines(Scope((node,), until=until, snapshots=False, covered=True)):
                     if line.position is not None and line.position > shown.get(
                         line.row[MAP], START
                     ):
                         shown[line.row[MAP]] = line.position
                         yield line
                 return
-            # Covered files may be pruned while they are read: list again.
+            # Covered files may be pruned while they are read: list the files again.
             except NotFound:
                 if attempt == ATTEMPTS - 1:
                     raise
 
     if snapshots:
-        yield by_time(lines(nodes=nodes, until={}))
+        yield by_time(lines(Scope(nodes, until={}, covered=True)))
     yield from map(lines_of_node, nodes)
 
 
@@ -249,6 +244,6 @@ def _note_misplaced(view: ClusterView, selection: Selection) -> None:
 
 
 def _schemas(metadata: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    from imap_wal.read.cluster import from_manifest
+    from imap_wal.read.file_scan import from_manifest
 
     return map(from_manifest, metadata)

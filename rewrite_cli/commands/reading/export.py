@@ -61,11 +61,11 @@ def command(
 ) -> int:
     """Write the live entries, with decoded keys and values.
 
-    A cluster whose log is damaged is left out and named, and the exit code is 3: without all of its
-    entries, deleted keys could come back. `imap-wal repair` makes a copy that can be exported. If
-    all are damaged, nothing is written.
+    A cluster whose log is damaged is left out and reported, and the exit code is 3: without all of
+    its entries, deleted keys could come back. `imap-wal repair` makes a copy that can be exported.
+    If all are damaged, nothing is written.
 
-    In csv and parquet a value that is not text is JSON text.
+    In csv and parquet, a value that is not text is JSON text.
 
     \b
     Examples:
@@ -118,7 +118,7 @@ def records(clusters: Iterable[LiveCluster]) -> Iterator[dict[str, Any]]:
 
 
 def write(form: str, target: Path | None, entries: Iterable[dict[str, Any]]) -> int:
-    """Writes the entries; returns how many."""
+    """Write the entries; returns how many."""
     if form == "parquet":
         assert target is not None
         return _parquet(target, entries)

@@ -31,12 +31,12 @@ from rewrite_cli.entries.live import load_parquet, partial_option
 def command(
     selection: Selection, key: str | bytes, history: bool, partial: bool, output: str
 ) -> None:
-    """The newest value of one key, as a restart would load it, with its order, position, node, time
-    and expiry. Needs --map.
+    """Print the newest value of one key, as a restart would load it, with its order, position,
+    node, time and expiry. Needs --map.
 
     KEY is the key as `dump` prints it, as JSON, or its bytes as hex:... If there is no such key,
     the exit code is 1, and the text says whether and when it was deleted. After a rewrite and a
-    prune, the log does not have that any more.
+    prune, the log no longer shows this.
 
     \b
     Examples:

@@ -48,17 +48,18 @@ def command(
     as_of: int | None,
     partial: bool,
 ) -> None:
-    """Ask a log with SQL, in the dialect of DuckDB. It only reads.
+    """Query a log with SQL, in the dialect of DuckDB. The log is only read.
 
     \b
     orders            the live entries of the map, as a restart would load them
     latest.orders     the same
-    raw.orders        every change of it, with node and position
+    raw.orders        every change of the map, with node and position
     "my map", "a.b"   other names need quotes
 
-    SQL is one statement; - reads it from stdin. Without SQL: the views and their columns. Keys and
-    values are decoded in key_text and value_json, and times are UTC. In JSON one line is one row;
-    bytes are hex:..., as `dump --key` takes them. A table has the first 1,000 rows.
+    SQL is one statement; - reads it from stdin. Without SQL, the views and their columns are
+    listed. Keys and values are decoded in key_text and value_json, and times are UTC. In JSON, each
+    row is one line; bytes are hex:..., as `dump --key` takes them. A table shows the first 1,000
+    rows only.
 
     \b
     Examples:

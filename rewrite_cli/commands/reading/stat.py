@@ -56,7 +56,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The time of a restart of the cluster: the merge was measured, the rest is from known
+    """The time of a restart of the cluster: the merge is measured, the rest is computed from known
     rates."""
 
     namespace: str
@@ -71,7 +71,8 @@ class Forecast:
     conflict_keys: int = 0
     """How many there are."""
     own_disks: tuple[OwnDisk, ...] = ()
-    """Entries there are not counted. A restart reads them from the agents."""
+    """Nodes with segments on their own disks alone, whose entries are not counted. A restart reads
+    them from the agents."""
 
 
 def count_cluster(
@@ -149,9 +150,9 @@ def _size(row: Row) -> int:
 @selection_options()
 @out.output_option
 def command(selection: Selection, output: str) -> int:
-    """Live and dead records and bytes per map and node, and how long a restart would take to load.
-    Reads the whole log. Exit code 3 if a node's log is missing (a restart would fail), or two nodes
-    claim the same change of a key.
+    """Count live and dead records and bytes per map and node, and forecast how long a restart would
+    take. Reads the whole log. Exit code 3 if a node's log is missing (a restart would fail), or if
+    two nodes claim the same change of a key.
 
     \b
     Examples:
@@ -255,10 +256,11 @@ def _print_forecast(forecast: Forecast) -> None:
             + ": a restart refuses to continue without it (recovery_policy = full)"
         )
     for disk in forecast.own_disks:
-        since = "" if disk.seconds is None else f", {out.duration(disk.seconds)} after the last one"
+        age = out.duration(disk.seconds) if disk.seconds is not None else ""
+        last = f" (the last upload was {age} ago)" if age else ""
         out.prose(
             click.style(f"  node {disk.node!r}", fg="yellow")
-            + f": segments {disk.first} to {disk.last} are not uploaded{since}: they are on its "
+            + f": segments {disk.first} to {disk.last} are not uploaded{last}: they are on its "
             "own disk alone and not counted here; `imap-wal doctor --agent` shows their bytes"
         )
     for text in forecast.conflicts:

@@ -58,7 +58,7 @@ def command(
     output: str,
 ) -> None:
     """Print the last entries of the log; with --follow, also those that are appended from then on,
-    until Ctrl-C. In JSON one line each.
+    until Ctrl-C. In JSON, each is one line.
 
     The newest entries may not be acknowledged yet. --follow continues across rotations and
     archives, and includes nodes that join later. If a prune removes entries before they are read,

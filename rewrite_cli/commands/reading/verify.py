@@ -41,7 +41,7 @@ CONFLICT = "conflict"
 @click.option(
     "--max-duration",
     type=Duration(),
-    help="Stop after this time (30s, 5m), and name the files that were not checked. Newest first.",
+    help="Stop after this time (30s, 5m), and name the files that were not checked.",
 )
 @click.option(
     "--all", "show_all", is_flag=True, help="Also list the files that are clean (JSON always does)."
@@ -50,15 +50,15 @@ CONFLICT = "conflict"
 def command(selection: Selection, max_duration: float | None, show_all: bool, output: str) -> int:
     """Read every byte of the log, and report damage and losses.
 
-    After that, it looks for keys that two nodes claim with the same order, as both halves of a
-    split network can leave them: every reader chooses one claim by a fixed rule, and keeps the
-    other. Exit code 3, as for damage.
+    After that, it looks for keys that two nodes claim with the same order: both halves of a split
+    network can leave such claims. Every reader chooses one claim by a fixed rule, and the other one
+    is kept. The exit code is 3, as for damage.
 
     A torn tail (an incomplete last commit after a crash, or a service that is writing at this
-    moment) is reported and is no damage: exit code 0. Damage: exit code 3.
+    moment) is reported, but it is no damage: exit code 0. Damage: exit code 3.
 
     It reads the newest segments of every node first, then older ones, archives, and snapshots. A
-    run that --max-duration ended reports that; its exit code is about the checked files.
+    run that --max-duration ends reports this; its exit code is about the checked files only.
 
     \b
     Examples:
@@ -85,7 +85,8 @@ def command(selection: Selection, max_duration: float | None, show_all: bool, ou
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """`foreign`: files that are not of a log; `unchecked`: files that were not read in time."""
+    """`foreign`: files that do not belong to a log; `unchecked`: files that were not read in
+    time."""
 
     findings: list[Finding]
     foreign: list[str]
@@ -146,7 +147,8 @@ def _read(selection: Selection, deadline: Deadline) -> _Outcome:
 
 
 def _counting(units: list[Unit], tell: Tell) -> Callable[[str], None]:
-    """Gets the name of each file before it is read."""
+    """A function that reports the progress. It is called with the name of each file before it is
+    read."""
     sizes = {unit.file: unit.bytes for unit in units}
     total = sum(sizes.values())
     done = last = 0
@@ -184,7 +186,7 @@ def _print(outcome: _Outcome, show_all: bool) -> None:
             ],
         )
     for path in outcome.foreign:
-        out.note(f"not ours, left alone: {path}")
+        out.note(f"does not belong to a log, left alone: {path}")
     bad = counts[CORRUPT] + counts[UNSUPPORTED]
     verdict = (
         click.style(f"{bad} damaged", fg="red", bold=True)

@@ -64,7 +64,7 @@ def command(
         config = replace(config, log=replace(config.log, encryption_keys=keys))
     if (config.storage_options or config.wal_dir_options) and config_file.stat().st_mode & 0o004:
         click.echo(
-            f"warning: {config_file} holds options of a storage and is open to every user of "
+            f"warning: {config_file} has options of a storage and is open to every user of "
             f"this machine; run: chmod o= {config_file}",
             err=True,
         )
@@ -82,7 +82,7 @@ def command(
         return
     configure_logging(log_format)
     from imap_wal.agent.monitoring.traces import traced
-    from imap_wal.agent.server import run
+    from imap_wal.agent.process import run
 
     with traced(config, os.environ):
         run(config)

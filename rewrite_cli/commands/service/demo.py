@@ -11,6 +11,7 @@ import click
 from imap_wal.clock import SystemClock
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import FAILED
+from rewrite_cli.console.progress import AUTO, mode
 from rewrite_cli.console.progress import progress as progress_bar
 from rewrite_cli.console.selection import Url
 from rewrite_cli.demo import flights
@@ -72,11 +73,14 @@ def command(
     scratch = Path(tempfile.mkdtemp(prefix="imap-wal-demo-"))
     try:
         with progress_bar() as progress:
-            task = progress.add_task("reading the flights")
+            task = progress.add_task("")
 
-            def tell(text: str) -> None:
+            def tell(text: str, *, step: bool = True) -> None:
                 progress.update(task, description=text)
+                if step and progress.disable and mode() == AUTO:
+                    out.note(text)
 
+            tell("reading the flights")
             report = _play(count, kills, members, url or (scratch / "maps").as_uri(), scratch, tell)
             tell("drawing")
             report.picture = _draw(report, picture)
@@ -85,7 +89,7 @@ def command(
     if output == out.JSON:
         out.print_json(report.to_json())
     else:
-        _print(report, url)
+        show(report, url)
     return FAILED if report.lost else 0
 
 
@@ -108,9 +112,10 @@ def _draw(report: Report, picture: Path) -> str:
     return str(picture)
 
 
-def _print(report: Report, url: str | None) -> None:
+def show(report: Report, url: str | None) -> None:
+    """Print the report for people. `url`: where the log was kept; None: it was temporary."""
     out.print_table(
-        ("what", ""),
+        ("run", ""),
         [
             (
                 "played",
@@ -130,6 +135,7 @@ def _print(report: Report, url: str | None) -> None:
             ),
         ],
         title="A year of flights",
+        wrapped=("",),
     )
     out.print_table(
         ("opened after", "took", "entries", "lost", "unacknowledged but there"),

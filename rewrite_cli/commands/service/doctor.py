@@ -8,12 +8,14 @@ from pathlib import Path
 
 import click
 
-from rewrite_cli import doctor
 from rewrite_cli.console import output as out
 from rewrite_cli.console.agent_keys import key_options, own_key
 from rewrite_cli.console.check import OK, PROBLEM, WARNING
 from rewrite_cli.console.failures import FINDINGS
 from rewrite_cli.console.selection import Endpoint, url_argument
+from rewrite_cli.doctor.agent import agent_checks
+from rewrite_cli.doctor.environment import environment_checks, java_checks
+from rewrite_cli.doctor.storage import storage_checks
 
 _MARKS = {
     OK: click.style("ok", fg="green"),
@@ -30,7 +32,7 @@ _MARKS = {
     metavar="TEXT",
     type=Endpoint(),
     multiple=True,
-    help="An agent's endpoint to ask: ipc:///path or tcp://host:port; may be repeated.",
+    help="The endpoint of an agent to check: ipc:///path or tcp://host:port; may be repeated.",
 )
 @key_options
 @out.output_option
@@ -41,8 +43,8 @@ def command(
     agent_key: str | None,
     output: str,
 ) -> int:
-    """Check the environment; with URL the storage and its logs; with --agent whether agents are
-    healthy. Exit code 3 if there is a problem.
+    """Check the environment; with URL, also the storage and its logs; with --agent, also whether
+    agents are healthy. Exit code 3 if there is a problem.
 
     \b
     Examples:
@@ -51,11 +53,11 @@ def command(
       imap-wal doctor --agent tcp://10.0.0.5:7701 --key-file ~/monitor.key --agent-key agent-1.pub
     """
     key, server = own_key(key_file, agent_key)
-    found = [*doctor.environment(), *doctor.java_side()]
+    found = [*environment_checks(), *java_checks()]
     if url:
-        found += doctor.storage(url, key)
+        found += storage_checks(url, key)
     for endpoint in endpoints:
-        found += doctor.agent(endpoint, key, server)
+        found += agent_checks(endpoint, key, server)
     if output == out.JSON:
         out.print_json({"checks": [asdict(check) for check in found]})
     else:

@@ -52,7 +52,8 @@ def new(names: tuple[str, ...], folder: Path, output: str) -> None:
         for file in (folder / f"{name}.key", folder / f"{name}.pub"):
             if file.exists():
                 raise InvalidSetting(
-                    f"{file} exists, and is kept. Choose another name, or remove it first"
+                    f"{file} already exists, and was not changed. Choose another name, or remove "
+                    "it first"
                 )
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -102,8 +103,8 @@ def allow(clients: Path, public: tuple[Path, ...], rights: tuple[str, ...]) -> N
     """Admit the keys in the files PUB: add them to the file CLIENTS, or change their rights. Agents
     see it within a second.
 
-    read: reads. write: changes. claim: to claim the log for a new cluster or a view; members need
-    all three.
+    read: to read. write: to change maps. claim: to claim the log for a new cluster or a view.
+    Members need all three.
 
     \b
     Examples:
@@ -120,8 +121,8 @@ def allow(clients: Path, public: tuple[Path, ...], rights: tuple[str, ...]) -> N
                 if peer.name == pair.name and other != pair.public
             ]:
                 raise InvalidSetting(
-                    f"{clients}: {pair.name} has another key, {other}; revoke it first, or "
-                    "give the new key another name"
+                    f"{clients}: {pair.name} already has another key, {other}; revoke that first, "
+                    "or give the new key another name"
                 )
             known[pair.public] = Peer(pair.name, granted)
     for pair in allowed:

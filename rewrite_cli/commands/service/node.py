@@ -23,7 +23,7 @@ from storage_backends.location import Location
 
 @click.group()
 def command() -> None:
-    """Real Hazelcast members with plug-in and agents, for trying out and for tests."""
+    """Real Hazelcast members with plug-in and agents, for trials and tests."""
 
 
 def _pairs(
@@ -50,7 +50,11 @@ def _typed(text: str) -> Any:
 
 @command.command()
 @click.option(
-    "--members", type=click.IntRange(1, 16), default=1, show_default=True, help="How many."
+    "--members",
+    type=click.IntRange(1, 16),
+    default=1,
+    show_default=True,
+    help="The number of members.",
 )
 @click.option(
     "--url",
@@ -114,7 +118,7 @@ def _typed(text: str) -> Any:
 @click.option(
     "--takeover",
     is_flag=True,
-    help="Agents take their logs from other agents that still have them.",
+    help="Each agent fences another agent that still has its log.",
 )
 @click.option(
     "--timeout",
@@ -144,9 +148,9 @@ def start(
 ) -> None:
     """Start members with an agent each, in the foreground. Every map is durable.
 
-    The last line says "ready" when all members have joined and all agents are healthy. A signal to
-    the process group ends all; so does Ctrl-C. It does not wait for nodes of an earlier run with
-    more members (start_policy = "partial").
+    The last line of the output says "ready" when all members have joined and all agents are
+    healthy. A signal to the process group ends all; so does Ctrl-C. The cluster does not wait for
+    nodes of an earlier run with more members (start_policy = "partial").
 
     \b
     Examples:
@@ -197,7 +201,7 @@ def _run(running: Cluster, timeout: float, output: str) -> None:
     signal.signal(signal.SIGTERM, _leave)
     try:
         running.start(timeout)
-        _tell(running, output)
+        _show(running, output)
         running.watch()
     except KeyboardInterrupt:
         out.note("stopping")
@@ -216,7 +220,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _tell(running: Cluster, output: str) -> None:
+def _show(running: Cluster, output: str) -> None:
     plan = running.plan
     children = [
         {"address": address, "process": member.pid, "agent": endpoint, "agent_process": agent.pid}

@@ -90,7 +90,8 @@ def config(
         )
     if agent.startswith("tcp://") and not key_file and not is_loopback(agent):
         raise click.UsageError(
-            f"an agent at {agent} takes connections with keys only: --key-file and --agent-key"
+            f"an agent at {agent} accepts only connections with keys: give --key-file and "
+            "--agent-key"
         )
     given = {
         "agent-key-file": key_file,

@@ -21,8 +21,8 @@ from storage_backends import SegmentStore
 @out.dry_run_option
 @out.output_option
 def command(selection: Selection, dry_run: bool, output: str) -> None:
-    """Turn sealed segments into Parquet files, one per map, compressed. For nodes that no service
-    is writing (exit code 4 otherwise).
+    """Turn sealed segments into Parquet files, one per map, compressed. Only for nodes whose log no
+    service is writing (otherwise exit code 4).
 
     A running agent or embedded store archives automatically: see archive_interval_s and
     max_total_wal_size in its settings.

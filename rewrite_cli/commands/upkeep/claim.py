@@ -51,7 +51,7 @@ def command(
 ) -> None:
     """Show which Hazelcast cluster has the log; with --force take the log from it.
 
-    Use it when a new cluster waits for a former one that is not to return, or for missing nodes
+    Use --force when a new cluster waits for a former one that will not return, or for missing nodes
     (start_policy). From then on no change by a member of the former cluster is acknowledged; its
     clients do not learn the outcome of changes in flight. Its members refuse changes, and answer
     reads from memory, until they are restarted. Acknowledged changes stay in the log. The next
@@ -133,7 +133,7 @@ def _set_tokens(selection: Selection, file: Path | None, *, keep: bool, yes: boo
         logs = [ClusterLog(store, view.namespace, view.cluster) for view in clusters]
     if not keep:
         out.agree(
-            f"Have {'only this token' if file else 'no token'} count for "
+            f"Let {'only this token' if file else 'no token'} count for "
             f"{', '.join(f'{log.namespace}/{log.cluster}' for log in logs)}?",
             yes,
             LOOK,

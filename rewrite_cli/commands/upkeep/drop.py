@@ -49,7 +49,7 @@ def command(selection: Selection, yes: bool, dry_run: bool, output: str) -> None
             if view.unreadable_nodes:
                 raise Failed(
                     f"{view}: the log of {', '.join(map(repr, view.unreadable_nodes))} is "
-                    f"missing and may hold map {name!r}: bring it back first"
+                    f"missing and may have map {name!r}: bring it back first"
                 )
         names = ", ".join(f"{name!r} of {view}" for view, name in found)
         if not dry_run:

@@ -28,7 +28,7 @@ def command(selection: Selection, lose: bool, yes: bool, dry_run: bool, output: 
     deleted. Needs --node.
 
     A process that still writes its log is fenced first. Entries that no snapshot covers would be
-    lost: rewrite first, or pass --lose. Otherwise the exit code is then 2, with --dry-run too.
+    lost: rewrite first, or pass --lose. Without it, the exit code is then 2, also with --dry-run.
 
     \b
     Examples:
@@ -99,7 +99,7 @@ def _forget(selection: Selection, *, lose: bool, dry_run: bool) -> list[ForgetRe
         if absent:
             there = ", ".join(sorted(set().union(*known.values()))) or "none"
             raise Failed(
-                f"{selection.url}: no node {', '.join(sorted(map(repr, absent)))}; there is {there}"
+                f"{selection.url}: no node {', '.join(sorted(map(repr, absent)))}; found: {there}"
             )
         return [
             forget_node(

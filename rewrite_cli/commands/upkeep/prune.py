@@ -26,7 +26,7 @@ from rewrite_cli.console.times import Duration
     "--wal-ttl-seconds",
     type=click.IntRange(min=0),
     default=0,
-    help="Only files older than this. Default: all that is covered.",
+    help="Only files older than this. Default: all covered files.",
 )
 @click.option(
     "--wal-size-limit-mb",
@@ -47,7 +47,7 @@ from rewrite_cli.console.times import Duration
     "forgotten",
     metavar="NAME",
     multiple=True,
-    help="Keep nothing any more for this reader (the option `reader` of a stream of Spark).",
+    help="Forget this reader (the option `reader` of a Spark stream), and keep nothing for it.",
 )
 @out.yes_option
 @out.dry_run_option
@@ -65,7 +65,7 @@ def command(
     """Remove what a snapshot covers: archives, sealed segments, former snapshots. Safe while a
     service runs. What a registered reader has not read is kept.
 
-    After that, only a copy of the log has the state of a map before its snapshot.
+    Afterwards, only a copy of the log still has the states of a map before its snapshot.
 
     \b
     Examples:
@@ -167,7 +167,7 @@ def _forget(selection: Selection, names: tuple[str, ...]) -> None:
             for name in names:
                 if not readers.forget(store, log.folder, name, log.clock, log.randomness):
                     there = ", ".join(sorted(readers.readers_of(store, log.folder))) or "none"
-                    raise Failed(f"{view}: there is no reader {name!r}; there is {there}")
+                    raise Failed(f"{view}: there is no reader {name!r}; found: {there}")
                 audit(
                     "reader forgotten",
                     log=str(view),

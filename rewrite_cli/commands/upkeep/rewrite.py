@@ -11,7 +11,7 @@ import click
 
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.rivals import ADVICE
-from imap_wal.read.view import MergeProgress
+from imap_wal.read.statistics import MergeProgress
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.plan import Engine
 from imap_wal.rewrite.report import RewriteReport
@@ -41,10 +41,17 @@ ENGINES = ("local", "spark")
     help="One machine with bounded memory, or a Spark session.",
 )
 @click.option(
+    "--processes",
+    type=click.IntRange(1),
+    metavar="N",
+    help="With --engine local: work in up to N processes, if the log is large enough. Without it, "
+    "in one.",
+)
+@click.option(
     "--spark-conf",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A property of Spark, such as spark.master=spark://host:7077; may be repeated. It "
+    help="A Spark property, such as spark.master=spark://host:7077; may be repeated. It "
     "overrides [spark] of the TOML file and spark-submit.",
 )
 @click.option(
@@ -57,12 +64,13 @@ ENGINES = ("local", "spark")
     type=Duration(),
     default="5m",
     show_default=True,
-    help="Refuse if this machine's clock differs from the storage's by more.",
+    help="Refuse if this machine's clock differs from the storage's by more than this.",
 )
 @click.option(
     "--resolve",
     metavar="newest|node=NAME",
-    help="Decide keys that two nodes claim: the latest by its timestamp, or that of one node.",
+    help="Decide keys that two nodes claim: the change with the latest timestamp counts, or "
+    "that of one node.",
 )
 @partial_option
 @out.dry_run_option
@@ -72,6 +80,7 @@ def command(
     ctx: click.Context,
     selection: Selection,
     engine: str,
+    processes: int | None,
     spark_conf: tuple[str, ...],
     as_of: int | None,
     max_clock_skew: float,
@@ -80,15 +89,16 @@ def command(
     dry_run: bool,
     output: str,
 ) -> None:
-    """Keep only the newest of every key: read all nodes' logs and archives, publish a snapshot.
-    Runs beside a live cluster without changing anything in it.
+    """Keep only the newest entry of every key: read all nodes' logs and archives, and publish a
+    snapshot. A cluster may run meanwhile; nothing changes in it.
 
-    `imap-wal prune` then frees the space. A second rewrite of the log waits for the first. If the
-    log is changed otherwise meanwhile, as by `imap-wal drop`, it exits with code 4.
+    `imap-wal prune` then frees the space. A second rewrite of the log waits for the first. If
+    something else changes the log meanwhile, such as `imap-wal drop`, the rewrite exits with code
+    4.
 
     Two halves of a split network may both have changed a key; then neither is newer. The snapshot
-    keeps both changes until you decide with --resolve, or a newer change is written. Changes that
-    lose by --resolve are kept in a Parquet file, which the report names.
+    keeps both changes until you decide with --resolve, or a newer change is written. The changes
+    that --resolve rejects are kept in a Parquet file, which the report names.
 
     \b
     Examples:
@@ -99,11 +109,13 @@ def command(
     properties = spark_properties.of_flags(spark_conf)
     if properties and engine != "spark":
         raise click.UsageError("--spark-conf is for --engine spark")
+    if processes and engine != "local":
+        raise click.UsageError("--processes is for --engine local")
     properties = {**(ctx.find_root().obj or {}).get("spark", {}), **properties}
     with working("reading") as tell:
         reports = rewrite_all(
             selection,
-            _Engines(engine, properties, tell),
+            _Engines(engine, properties, tell, processes or 1),
             as_of_ms=as_of,
             policy=RecoveryPolicy.PARTIAL if partial else RecoveryPolicy.FULL,
             dry_run=dry_run,
@@ -158,7 +170,7 @@ def _show_remarks(report: RewriteReport) -> None:
     if kept:
         written = sum(each.bytes_written for each in report.maps)
         out.prose(
-            f"{kept:,} records are in files that nothing changed; they were kept. New files: "
+            f"{kept:,} records are in unchanged files, which were kept. New files: "
             f"{out.size(written)}"
         )
     for each in report.maps:
@@ -217,12 +229,14 @@ class _Engines:
     name: str
     properties: Mapping[str, str]
     tell: Tell
+    processes: int
 
     def of(self, about: str) -> Engine:
         """The engine for the cluster `about`; Spark is started only here."""
 
         def progress(done: MergeProgress) -> None:
-            self.tell(Reached(f"{about}: {done}", done.bytes, done.bytes_total))
+            of_tasks = (done.step, done.files, done.files_total) if done.step else ()
+            self.tell(Reached(f"{about}: {done}", done.bytes, done.bytes_total, *of_tasks))
 
         def step(done: StepProgress) -> None:
             reached = done.bytes, done.bytes_total
@@ -238,7 +252,7 @@ class _Engines:
             return SparkEngine(properties=quiet, progress=step)
         from imap_wal.rewrite.local_engine import LocalEngine
 
-        return LocalEngine(progress=progress)
+        return LocalEngine(progress=progress, processes=self.processes)
 
 
 def to_json(report: RewriteReport) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from rewrite_cli.console.whole_file import whole_file
 
 @click.group()
 def command() -> None:
-    """Rewrites on a cluster of Spark: `imap-wal rewrite --engine spark` runs them."""
+    """Rewrites on a Spark cluster: `imap-wal rewrite --engine spark` runs them."""
 
 
 @command.command()
@@ -26,9 +26,9 @@ def command() -> None:
 )
 @out.output_option
 def package(target: Path, extras: tuple[str, ...], output: str) -> None:
-    """Write imap-wal and its libraries as a zip that Spark unpacks on its workers: then nothing has
-    to be installed there, except pyarrow. The libraries are those of this Python, so workers need
-    the same minor version of Python and the same kind of machine.
+    """Write imap-wal and its libraries as a zip that Spark unpacks on its workers. Then only
+    pyarrow has to be installed there. The libraries are those of this Python, so workers need the
+    same minor version of Python and the same kind of machine.
 
     The command prints the two properties that a rewrite needs.
 

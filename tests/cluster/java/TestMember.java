@@ -1,3 +1,4 @@
+import com.hazelcast.cluster.ClusterState;
 import com.hazelcast.config.Config;
 import com.hazelcast.core.Hazelcast;
 import com.hazelcast.core.HazelcastInstance;
@@ -68,6 +69,10 @@ public final class TestMember {
             throws Exception {
         return switch (question[0]) {
             case "members" -> Json.value(member.getCluster().getMembers().size());
+            case "state" -> {
+                member.getCluster().changeClusterState(ClusterState.valueOf(question[1]));
+                yield Json.value(true);
+            }
             case "safe" -> Json.value(member.getPartitionService().isClusterSafe());
             case "owned" -> Json.value(member.getPartitionService().getPartitions().stream()
                     .filter(each -> each.getOwner() != null && each.getOwner().localMember())

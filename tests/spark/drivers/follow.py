@@ -18,7 +18,7 @@ spark = session(**{"spark.master": "local[2]", "spark.sql.shuffle.partitions": "
 
 
 def die() -> None:
-    """As a machine that loses power: neither process does anything more."""
+    """End like a machine that loses power: neither process does anything more."""
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     os.kill(gateway.proc.pid, signal.SIGKILL)

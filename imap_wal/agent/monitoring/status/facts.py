@@ -14,7 +14,7 @@ from imap_wal.manifest.feature_level import NEWEST
 from imap_wal.progress import size
 
 DISK_LOW = 0.1
-"""A smaller part of the disk that is free is worth a warning; the same as in the alert rules."""
+"""Below this free part of the disk there is a warning, as in the alert rules."""
 
 
 class Level(StrEnum):
@@ -41,12 +41,12 @@ class Section:
 
 
 class MergeRate:
-    """Bytes that a running merge reads in a second, from two looks at it. For one thread."""
+    """Bytes per second that a running merge reads, from two observations. For one thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._first: tuple[float, int, int] | None = None
-        """The first look at this merge: when, bytes read, bytes in all."""
+        """The first observation of this merge: when, bytes read, bytes in all."""
 
     def of(self, now: AgentSnapshot) -> float:
         """0: not known."""

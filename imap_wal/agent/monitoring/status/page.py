@@ -3,9 +3,9 @@
     /         the whole state as HTML: complete without JavaScript
     /events   the same as one server-sent event, then the end: the browser asks again after RETRY_MS
 
-An event stream that ends after each event needs no open connection, so the bounds of the listener
-hold for it as for every page. Script and style are in the page, and its policy names their hashes:
-nothing else is loaded or run. Names in the state are input of others: HTML escapes them, and the
+An event stream that ends after each event needs no open connection, so the listener's bounds apply
+to it as to every page. Script and style are in the page, and its policy names their hashes: nothing
+else is loaded or run. Names in the state come from others: they are escaped in the HTML, and the
 script only sets `textContent`. See docs/decisions/0054.
 """
 

@@ -105,7 +105,7 @@ final class AgentConnection implements Closeable {
             if (!(answer instanceof Map<?, ?> map)) {
                 throw new ProtocolException("the agent's welcome is not a map");
             }
-            connection.session = SessionInfo.of(clusterId, member, map);
+            connection.session = SessionInfo.of(new Membership(clusterId, member), map);
             identity.view.learn(clusterId, member, connection.session.incarnation());
             connection.patience(ZmtpConnection.Patience.NONE);
             return connection;
@@ -183,8 +183,7 @@ final class AgentConnection implements Closeable {
      * view.
      */
     boolean current(Identity identity) {
-        return session.clusterId().equals(identity.cluster.clusterId())
-                && session.member().equals(identity.cluster.member())
+        return session.membership().equals(identity.cluster.membership())
                 && session.incarnation() >= identity.view.of(session.clusterId(), session.member());
     }
 

@@ -34,7 +34,7 @@ record AgentSecrets(String keyFile, byte[] agentKey, String tokenFile) {
         token();
     }
 
-    /** null: connections have no keys. */
+    /** This member's key; null: connections have no keys. */
     Own own() throws IOException {
         if (keyFile.isEmpty()) {
             return null;
@@ -57,7 +57,7 @@ record AgentSecrets(String keyFile, byte[] agentKey, String tokenFile) {
         return new Own(publicKey, secretKey);
     }
 
-    /** "": none. */
+    /** The token of the cluster; "": there is none. */
     String token() throws IOException {
         if (tokenFile.isEmpty()) {
             return "";
@@ -71,7 +71,7 @@ record AgentSecrets(String keyFile, byte[] agentKey, String tokenFile) {
         return token;
     }
 
-    /** null: not a key. */
+    /** The key in hexadecimal digits; null: it is not a key. */
     static byte[] key(String hex) {
         if (hex.length() != 2 * KEY_BYTES) {
             return null;

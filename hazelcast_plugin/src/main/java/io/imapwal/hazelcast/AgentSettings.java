@@ -65,7 +65,7 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
         int bytes = map.getBytes(StandardCharsets.UTF_8).length;
         if (bytes > NAME_BYTES_MAX) {
             throw new IllegalArgumentException("the name of map \"" + map + "\" takes " + bytes
-                    + " bytes of UTF-8, at most "
+                    + " bytes of UTF-8, and at most "
                     + NAME_BYTES_MAX + " are possible; shorten it");
         }
         for (String name : properties.stringPropertyNames()) {
@@ -145,7 +145,7 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
         byte[] key = AgentSecrets.key(hex);
         if (!hex.isEmpty() && (key == null || endpoint.path() != null)) {
             throw new IllegalArgumentException(where(COPY_AGENTS, map) + ": after " + endpoint
-                    + " comes nothing, or for a tcp:// endpoint the agent's public key, 64"
+                    + " give nothing, or for a tcp:// endpoint the agent's public key: 64"
                     + " hexadecimal digits (imap-wal keys show)");
         }
         if (key == null && !endpoint.isLocal()
@@ -187,7 +187,7 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
         byte[] key = AgentSecrets.key(agentKey);
         if (!agentKey.isEmpty() && key == null) {
             throw new IllegalArgumentException(where(AGENT_PUBLIC_KEY, map)
-                    + " takes the 64 hexadecimal digits that imap-wal keys show prints for the"
+                    + " must be the 64 hexadecimal digits that imap-wal keys show prints for the"
                     + " agent's key");
         }
         AgentSecrets secrets = new AgentSecrets(keyFile, key == null ? new byte[0] : key,

@@ -26,9 +26,9 @@ import java.util.function.Supplier;
  * answer in time
  * refused                             NotAppended for it; connects again, as if broken, for the
  *                                     append that was sent after it
- * void-incarnation: a newer view was  connects again; what counts of the older session by the
- * claimed                             welcome is acknowledged, the rest is sent again in the
- *                                     session of the new view
+ * void-incarnation: a newer view was  connects again; changes of the older session that count,
+ * claimed                             as the welcome says, are acknowledged, the others are sent
+ *                                     again in the session of the new view
  * </pre>
  */
 final class AgentWriter implements InFlightWindow.Sender {

@@ -10,7 +10,7 @@ import java.util.UUID;
  * them can answer a read, because each reads all logs.
  */
 final class Candidates {
-    /** An agent, and what this member says to it. */
+    /** An agent, and the identity with which this member greets it. */
     record Candidate(AgentSettings settings, AgentConnection.Identity identity) {
         AgentConnection open(String purpose, boolean patient) throws IOException {
             return AgentConnection.open(settings, identity, purpose, patient);
@@ -51,7 +51,7 @@ final class Candidates {
 
     /**
      * A connection to the first agent that admits this member. While the cluster has no view, only
-     * the own agent is asked if it answers: it may have to wait for other nodes.
+     * the member's own agent is asked, if it answers: it may have to wait for other nodes.
      */
     Opened open(String purpose, boolean patient) throws IOException {
         IOException first = null;

@@ -18,8 +18,8 @@ import java.util.Set;
 import java.util.UUID;
 
 /**
- * Sent with a partition to its next owner. It has the maps of which the copy is whole. A new owner
- * that did not receive it gained the partition by loss.
+ * Sent with a partition to its next owner. It names the maps that are whole in the copy. A new
+ * owner that did not receive it gained the partition by loss.
  */
 public final class CarriedState extends Operation implements IdentifiedDataSerializable {
     private Set<String> whole;

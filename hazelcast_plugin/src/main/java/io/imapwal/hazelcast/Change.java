@@ -19,7 +19,7 @@ import java.util.UUID;
  */
 final class Change {
     final String map;
-    /** Null: of a clear. */
+    /** Null in a clear. */
     final Data key;
     final byte[] head;
     final PartitionStamp stamp;

@@ -102,18 +102,18 @@ final class Comparison {
     }
 
     /** Sets the entries that differ. @return the changes */
-    Corrections set(RecordStore<Record> store, List<AgentReader.Entry> entries,
+    Corrections set(RecordStore<Record> store, List<LogEntry> entries,
             SerializationService serialization, Address caller) {
         Corrections corrections = new Corrections();
         long now = System.currentTimeMillis();
-        for (AgentReader.Entry entry : entries) {
+        for (LogEntry entry : entries) {
             if (entry.expiresAtMs() != 0 && entry.expiresAtMs() <= now) {
                 continue;
             }
             boolean known = unseen.remove(entry.key());
             if (entry.value() == null) {
                 unreadable++;
-                why = new HazelcastException("it is no value of Hazelcast");
+                why = new HazelcastException("it is not a Hazelcast value");
                 if (known) {
                     evict(store, entry.key());
                     corrections.removed().add(entry.key());
@@ -150,7 +150,7 @@ final class Comparison {
     }
 
     /** @return false: the map needs the value in an index or as an object, and cannot read it */
-    private boolean putFromLoad(RecordStore<Record> store, AgentReader.Entry entry, Address caller,
+    private boolean putFromLoad(RecordStore<Record> store, LogEntry entry, Address caller,
             long now) {
         try {
             store.putFromLoad(entry.key(), entry.value(), Corrections.expiry(entry), caller, now);
@@ -173,7 +173,7 @@ final class Comparison {
         return corrections;
     }
 
-    private static boolean same(RecordStore<Record> store, AgentReader.Entry entry,
+    private static boolean same(RecordStore<Record> store, LogEntry entry,
             SerializationService serialization) {
         Record<?> record = store.getRecord(entry.key());
         if (record == null || !entry.value().equals(serialization.toData(record.getValue()))) {

@@ -24,8 +24,8 @@ record Copies(int count, int acks, int slowMs, List<Target> others) {
      * All maps with one agent use one link. So a map with other copies than the first one would get
      * fewer or more than its configuration says.
      *
-     * @param used those of the link
-     * @throws IllegalStateException these are others
+     * @param used the copies of the link
+     * @throws IllegalStateException these copies differ from those
      */
     void require(Copies used, String map, AgentEndpoint agent) {
         if (count != used.count || acks != used.acks || !agents().equals(used.agents())) {

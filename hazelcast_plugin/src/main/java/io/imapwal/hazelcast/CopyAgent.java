@@ -41,13 +41,13 @@ final class CopyAgent {
         return name;
     }
 
-    /** A welcome: from now on it appends nothing that it was sent before. */
+    /** Says hello. After its welcome, the agent appends nothing that it was sent before. */
     SessionInfo greet() throws IOException {
         SessionInfo session = connection.greet();
         if (!session.shared()) {
             connection.disconnect();
-            throw new IOException(name + " is of a version that cannot have copies; upgrade it, or"
-                    + " set copies to 1");
+            throw new IOException(name + " is of a version that does not support copies; upgrade"
+                    + " it, or set copies to 1");
         }
         leftIncarnation = 0;
         return session;
@@ -63,7 +63,7 @@ final class CopyAgent {
         return leftIncarnation != 0;
     }
 
-    /** What it was sent in older incarnations does not count any more. */
+    /** Changes that it was sent in older incarnations no longer count. */
     void follow(long incarnation) {
         if (leftIncarnation < incarnation) {
             leftIncarnation = 0;

@@ -17,7 +17,7 @@ import java.util.List;
  * @param removed keys
  * @param set live entries
  */
-record Corrections(List<Data> removed, List<AgentReader.Entry> set) {
+record Corrections(List<Data> removed, List<LogEntry> set) {
 
     Corrections() {
         this(new ArrayList<>(), new ArrayList<>());
@@ -30,14 +30,14 @@ record Corrections(List<Data> removed, List<AgentReader.Entry> set) {
     /** Sets a key in the record store of a backup. Nothing is logged. */
     void applyToBackup(RecordStore<?> store, long now) {
         removed.forEach(key -> store.removeReplicatedRecord(key, true));
-        for (AgentReader.Entry entry : set) {
+        for (LogEntry entry : set) {
             store.removeReplicatedRecord(entry.key(), true);
             store.putFromLoadBackup(entry.key(), entry.value(), expiry(entry), now);
         }
     }
 
     /** The time of expiry in the form that Hazelcast takes. */
-    static long expiry(AgentReader.Entry entry) {
+    static long expiry(LogEntry entry) {
         return entry.expiresAtMs() == 0 ? MetadataAwareValue.NO_TIME_SET : entry.expiresAtMs();
     }
 
@@ -47,7 +47,7 @@ record Corrections(List<Data> removed, List<AgentReader.Entry> set) {
             IOUtil.writeData(out, key);
         }
         out.writeInt(set.size());
-        for (AgentReader.Entry entry : set) {
+        for (LogEntry entry : set) {
             IOUtil.writeData(out, entry.key());
             IOUtil.writeData(out, entry.value());
             out.writeLong(entry.expiresAtMs());
@@ -60,7 +60,7 @@ record Corrections(List<Data> removed, List<AgentReader.Entry> set) {
             read.removed.add(IOUtil.readData(in));
         }
         for (int left = in.readInt(); left > 0; left--) {
-            read.set.add(new AgentReader.Entry(IOUtil.readData(in), IOUtil.readData(in),
+            read.set.add(new LogEntry(IOUtil.readData(in), IOUtil.readData(in),
                     in.readLong()));
         }
         return read;

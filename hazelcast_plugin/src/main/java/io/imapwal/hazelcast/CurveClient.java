@@ -144,7 +144,7 @@ final class CurveClient {
         try {
             return CryptoBox.agree(ours, CryptoBox.publicKey(theirs));
         } catch (IllegalStateException e) { // A point of low order is not a key.
-            throw new ProtocolException("the agent's key is not one that can be used");
+            throw new ProtocolException("the agent's key cannot be used");
         }
     }
 

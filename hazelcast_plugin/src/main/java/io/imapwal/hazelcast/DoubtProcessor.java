@@ -1,12 +1,13 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.config.InMemoryFormat;
 import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.core.HazelcastInstanceAware;
 import com.hazelcast.internal.nio.IOUtil;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.util.UUIDSerializationUtil;
 import com.hazelcast.map.EntryProcessor;
-import com.hazelcast.map.ExtendedMapEntry;
+import com.hazelcast.map.impl.LazyMapEntry;
 import com.hazelcast.map.impl.MapContainer;
 import com.hazelcast.map.impl.MapService;
 import com.hazelcast.nio.ObjectDataInput;
@@ -23,9 +24,9 @@ import java.util.concurrent.TimeUnit;
  * whole partition is settled by {@link SettleOperation} instead. No other change of the key runs at
  * the same time: earlier changes are in the log that it reads, and later ones are newer.
  *
- * <p>This appends the same value once more, with a newer order. That is the cost of a public
- * interface that keeps backups, indexes, listeners and near caches correct. Only keys in doubt have
- * this cost.
+ * <p>This appends the same value once more, with a newer order, except for a transaction's key that
+ * still has its place. That is the cost of a public interface that keeps backups, indexes,
+ * listeners and near caches correct. Only keys in doubt have this cost.
  */
 public final class DoubtProcessor
         implements EntryProcessor<Object, Object, Object>, HazelcastInstanceAware,
@@ -50,14 +51,12 @@ public final class DoubtProcessor
     @Override
     public Object process(Map.Entry<Object, Object> entry) {
         WalPlugin plugin = WalPlugin.of(instance);
-        if (transaction != null) {
-            plugin.placements().remove(map, key, transaction);
-        }
-        plugin.placements().check(map, key, null);
+        plugin.placements().check(map, key, transaction);
         MapService service = plugin.nodeEngine().getService(MapService.SERVICE_NAME);
         MapContainer container = service.getMapServiceContext().getMapContainer(map);
         if (!container.getInterceptorRegistry().getInterceptors().isEmpty()) {
-            // They would change the logged value again.
+            // Interceptors would change the logged value again.
+            endPlace(plugin);
             plugin.state(map).doubt(plugin.nodeEngine().getPartitionService().getPartitionId(key),
                     null);
             plugin.settlements().wake();
@@ -65,19 +64,27 @@ public final class DoubtProcessor
         }
         WalMapStore store = (WalMapStore) container.getMapStoreContext().getMapStoreWrapper()
                 .getImpl();
-        AgentReader.Entry newest = store.newest(key);
+        // Until memory is set, the place stays: the coordinator may leave before it tries again.
+        LogEntry newest = store.newest(key);
         long ttlMs = newest == null || newest.expiresAtMs() == 0 ? 0
                 : newest.expiresAtMs() - System.currentTimeMillis();
-        if (newest == null || ttlMs < 0) {
-            backup = new OnBackup(null, 0);
-            if (entry.getValue() != null) {
-                entry.setValue(null);
-            }
-        } else {
-            backup = new OnBackup(newest.value(), newest.expiresAtMs());
-            backup.process(plugin, entry);
+        backup = newest == null || ttlMs < 0 ? new OnBackup(null, 0)
+                : new OnBackup(newest.value(), newest.expiresAtMs());
+        if (backup.value == null && ((LazyMapEntry<?, ?>) entry).hasNullValue()) {
+            endPlace(plugin);
+            return null;
         }
+        if (transaction != null) {
+            plugin.placements().settle(map, key, transaction, backup.value);
+        }
+        backup.set(entry);
         return null;
+    }
+
+    private void endPlace(WalPlugin plugin) {
+        if (transaction != null) {
+            plugin.placements().remove(map, key, transaction);
+        }
     }
 
     @Override
@@ -122,11 +129,9 @@ public final class DoubtProcessor
      * its own agent.
      */
     public static final class OnBackup
-            implements EntryProcessor<Object, Object, Object>, HazelcastInstanceAware,
-            IdentifiedDataSerializable {
+            implements EntryProcessor<Object, Object, Object>, IdentifiedDataSerializable {
         private Data value;
         private long expiresAtMs;
-        private transient HazelcastInstance instance;
 
         /** For deserialisation. */
         public OnBackup() {
@@ -139,30 +144,26 @@ public final class DoubtProcessor
 
         @Override
         public Object process(Map.Entry<Object, Object> entry) {
-            process(WalPlugin.of(instance), entry);
+            set(entry);
             return null;
         }
 
-        void process(WalPlugin plugin, Map.Entry<Object, Object> entry) {
-            if (value == null) {
-                entry.setValue(null);
-            } else {
+        void set(Map.Entry<Object, Object> entry) {
+            // Without reading the values: this member may not have their classes.
+            LazyMapEntry<?, ?> changed = (LazyMapEntry<?, ?>) entry;
+            changed.remove();
+            if (value != null) {
                 // 0 means without expiry, in Hazelcast too.
                 long ttlMs = expiresAtMs == 0 ? 0
                         : Math.max(1, expiresAtMs - System.currentTimeMillis());
-                ((ExtendedMapEntry<Object, Object>) entry).setValue(
-                        plugin.nodeEngine().toObject(value), ttlMs, TimeUnit.MILLISECONDS);
+                changed.setValue(null, ttlMs, TimeUnit.MILLISECONDS);
+                changed.setValueByInMemoryFormat(InMemoryFormat.BINARY, value);
             }
         }
 
         @Override
         public EntryProcessor<Object, Object, Object> getBackupProcessor() {
             return null;
-        }
-
-        @Override
-        public void setHazelcastInstance(HazelcastInstance hazelcastInstance) {
-            instance = hazelcastInstance;
         }
 
         @Override

@@ -31,7 +31,7 @@ import java.util.concurrent.atomic.LongAdder;
  */
 final class Ensemble implements AgentLink.Connection {
     private static final int ROUNDS = 3;
-    /** An agent closes a connection with more unanswered requests than twice as many. */
+    /** An agent closes a connection with more than twice this many unanswered requests. */
     private static final int UNANSWERED_MAX = 32;
 
     private final Copies copies;
@@ -47,7 +47,7 @@ final class Ensemble implements AgentLink.Connection {
     private long written;
 
     private volatile List<CopyAgent> members = List.of();
-    /** Of the members; null: there are none. */
+    /** The session of the members; null: there are no members. */
     private volatile SessionInfo session;
     private volatile SessionInfo newest;
     private volatile IOException lastFailure;
@@ -234,7 +234,7 @@ final class Ensemble implements AgentLink.Connection {
         chosen.add(agent);
     }
 
-    /** What the members said, as one answer: what as many of them have as `acks` says. */
+    /** The welcomes of the members as one: a request counts if at least `acks` members have it. */
     private SessionInfo joined() {
         List<SessionInfo> said = members.stream().map(each -> each.connection.session()).toList();
         SessionInfo first = said.get(0);
@@ -245,7 +245,7 @@ final class Ensemble implements AgentLink.Connection {
                         .map(each -> each.former().getOrDefault(earlier, -1L)).toList()));
             }
         }
-        return new SessionInfo(first.clusterId(), first.member(), first.node(), first.session(),
+        return new SessionInfo(first.membership(), first.node(), first.session(),
                 first.incarnation(), counted(said.stream().map(SessionInfo::lastRequest).toList()),
                 former, least(said.stream().map(SessionInfo::maxValueBytes).toList()),
                 least(said.stream().map(SessionInfo::maxMessageBytes).toList()));
@@ -334,10 +334,10 @@ final class Ensemble implements AgentLink.Connection {
             waiting = new ArrayList<>(members);
         }
 
-        /** Takes the answers that arrive in time, until there are so many acknowledgements. */
+        /** Takes answers that arrive in time, until {@code enough} of them acknowledge it. */
         void collect(long ticket, int enough, long deadlineNanos) {
             for (CopyAgent each : List.copyOf(waiting)) {
-                // Of those that are not needed, only answers that have arrived are taken.
+                // From agents that are not needed, only answers that have arrived are taken.
                 long until = acks < enough ? deadlineNanos : System.nanoTime();
                 try {
                     each.await(ticket, until);
@@ -418,7 +418,7 @@ final class Ensemble implements AgentLink.Connection {
         }
     }
 
-    /** Whether there are enough agents without so many members. */
+    /** Whether enough agents are left without this many members. */
     private boolean canReplace(int lost) {
         long spare = all.stream()
                 .filter(each -> !members.contains(each) && each.breaker.allows()).count();

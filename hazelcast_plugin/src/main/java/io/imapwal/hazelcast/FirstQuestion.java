@@ -47,7 +47,7 @@ final class FirstQuestion {
         return partition.isLocal() ? version : NOT_OWNED;
     }
 
-    /** The answer, once; null: there is none that holds for all of these partitions. */
+    /** The answer, once; null: there is none that is valid for all of these partitions. */
     Boolean take(int generation, Collection<Integer> ids) {
         Answer taken;
         synchronized (this) {

@@ -5,8 +5,8 @@ import com.hazelcast.spi.impl.operationservice.PartitionAwareOperation;
 import java.util.List;
 
 /**
- * Logs at a partition's owner that the partition was cleared with its destroyed map. The map may
- * not be in memory there any more.
+ * Makes the owner of a partition log a clear of it, because the map was destroyed. The map may no
+ * longer be in memory there.
  */
 public final class ForgetOperation extends NamedMapOperation implements PartitionAwareOperation {
     /** For deserialisation. */
@@ -25,9 +25,10 @@ public final class ForgetOperation extends NamedMapOperation implements Partitio
             throw new LogUnavailable("member " + plugin.member() + " has no map-store for map \""
                     + map + "\"", null);
         }
-        plugin.placements().clear(map, getPartitionId());
+        PlacedKeys placed = new PlacedKeys(plugin.placements(), map).in(getPartitionId());
         link.append(List.of(Change.clear(map, plugin.guard().take(getPartitionId()),
                 plugin.partitionCount())));
+        placed.end();
     }
 
     @Override

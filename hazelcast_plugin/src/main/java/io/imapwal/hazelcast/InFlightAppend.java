@@ -85,7 +85,7 @@ final class InFlightAppend {
     /** The changes that are sent, with request numbers. The others have an outcome. */
     private List<Change> numbered = List.of();
     private State state = State.UNSENT;
-    /** It was sent before to agents of which one may have it; never false again. */
+    /** It was sent before to several agents, one of which may have it. Once true, it stays true. */
     private boolean exposed;
     /** When the callers stop waiting, as {@link System#nanoTime()}. */
     long deadlineNanos;
@@ -159,7 +159,7 @@ final class InFlightAppend {
 
     /**
      * Keeps the changes, some of which may be in the log of an agent that is not asked now. In the
-     * same session they keep their numbers, so that no number is of two changes.
+     * same session they keep their numbers, so that no two changes have the same number.
      */
     void expose(List<Change> notKnown, boolean sameSession) {
         exposed = true;

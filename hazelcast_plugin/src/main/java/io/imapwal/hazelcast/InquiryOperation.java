@@ -16,7 +16,8 @@ import java.util.UUID;
  * Asks a member which of the transactions that it coordinated have ended
  * ({@link TransactionInquiry}). It is answered from memory.
  */
-public final class InquiryOperation extends Operation implements IdentifiedDataSerializable {
+public final class InquiryOperation extends Operation
+        implements IdentifiedDataSerializable, MemberOperation {
     private Collection<UUID> transactions;
     private List<UUID> ended;
 

@@ -5,8 +5,8 @@ import java.util.UUID;
 
 /**
  * The newest view of one log that this member knows for its cluster. Each hello has its number: a
- * member that joined after the view was claimed is not in its list, but may write because it knows
- * the view.
+ * member that joined after the view was claimed is not in the view's list, but may write because it
+ * knows the view.
  *
  * <p>It is valid for one cluster id and one member UUID. Hazelcast gives new ones to members that
  * merge, and for those no view is known.

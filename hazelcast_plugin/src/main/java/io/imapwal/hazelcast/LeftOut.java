@@ -57,15 +57,15 @@ final class LeftOut {
     /** The number of consecutive checks with the same result before this class acts. */
     private static final int LOOKS = 3;
     /**
-     * The same before a new cluster is formed because the view's members are silent. A wrong result
-     * is safe: if they are not silent, the new cluster does not get the log.
+     * The same number, before a new cluster is formed because the view's members are silent. A
+     * wrong result is safe: if they are not silent, the new cluster does not get the log.
      */
     private static final int SILENT_LOOKS = 2;
 
     private final WalPlugin plugin;
     private final LocalMaps maps;
     private final Set<Address> lost = new LinkedHashSet<>();
-    private Thread thread;
+    private final CheckLoop checks;
     private UUID dropped;
     /** The maps that were dropped since this member has its UUID. */
     private final Set<String> droppedMaps = new HashSet<>();
@@ -73,11 +73,11 @@ final class LeftOut {
     private int alone;
     /** Checks in a row in which no member of the view was alive. */
     private int silent;
-    private boolean closed;
 
     LeftOut(WalPlugin plugin, LocalMaps maps) {
         this.plugin = plugin;
         this.maps = maps;
+        checks = new CheckLoop("left-out", PAUSE_MS, this::look, plugin::logger);
     }
 
     /** Records the lost members, and checks again when one of them joins. */
@@ -106,50 +106,22 @@ final class LeftOut {
     }
 
     /** An agent refused this member, or another one of its cluster. Returns at once. */
-    synchronized void suspect() {
-        if (thread == null && !closed) {
-            thread = new Thread(this::run, "imap-wal-left-out");
-            thread.setDaemon(true);
-            thread.start();
-        }
+    void suspect() {
+        checks.request();
     }
 
-    synchronized boolean looks() {
-        return thread != null;
+    boolean looks() {
+        return checks.isRunning();
     }
 
-    synchronized void close() {
-        closed = true;
-        if (thread != null) {
-            thread.interrupt();
-        }
+    void close() {
+        checks.close();
     }
 
     /** This member is in another cluster now, or in the same one with another UUID. */
     synchronized void forget() {
         lost.clear();
         silent = 0;
-    }
-
-    private void run() {
-        try {
-            while (look()) {
-                Thread.sleep(PAUSE_MS);
-                synchronized (this) {
-                    if (closed) {
-                        return;
-                    }
-                }
-            }
-        } catch (InterruptedException e) {
-            plugin.logger().fine("imap-wal: the member stops");
-        } catch (RuntimeException e) {
-            plugin.logger().warning("imap-wal: joining the cluster again failed", e);
-        } finally {
-            synchronized (this) {
-                thread = null;
-            }
-        }
     }
 
     /** Returns whether to check again later. */
@@ -176,14 +148,12 @@ final class LeftOut {
                     + ". Its maps are dropped from memory, and are not available until it has"
                     + " joined the cluster again");
         }
-        for (MapState state : plugin.states()) {
-            // Also maps that are open and have nothing in memory.
-            if (out.contains(plugin.linkOf(state.map()))
-                    && (droppedMaps.add(state.map()) || state.isOpen())) {
-                maps.drop(state.map());
-            }
-        }
-        boolean oldestIsOut = tellOthers();
+        // Also maps that are open and have nothing in memory.
+        maps.drop(plugin.states().stream()
+                .filter(state -> out.contains(plugin.linkOf(state.map()))
+                        && (droppedMaps.add(state.map()) || state.isOpen()))
+                .map(MapState::map).toList());
+        boolean oldestIsOut = letOthersCheck();
         if (!cluster.isJoined() || !member.equals(plugin.cluster().member())) {
             return true;
         }
@@ -245,7 +215,7 @@ final class LeftOut {
      *
      * @return whether the oldest member is left out too, or does not answer
      */
-    private boolean tellOthers() throws InterruptedException {
+    private boolean letOthersCheck() throws InterruptedException {
         ClusterServiceImpl cluster = plugin.nodeEngine().getNode().getClusterService();
         Address oldest = cluster.getMasterAddress();
         boolean oldestIsOut = true;
@@ -283,14 +253,14 @@ final class LeftOut {
             candidates = new ArrayList<>(lost);
         }
         ClusterServiceImpl cluster = plugin.nodeEngine().getNode().getClusterService();
-        boolean anew = candidates.removeIf(each -> cluster.getMember(each) != null);
+        boolean hasJoined = candidates.removeIf(each -> cluster.getMember(each) != null);
         Address found = reachable(candidates);
         if (found != null) {
             silent = 0;
             return found;
         }
         silent = out.stream().allMatch(this::isSilent) ? silent + 1 : 0;
-        return anew || silent >= SILENT_LOOKS ? plugin.nodeEngine().getThisAddress() : null;
+        return hasJoined || silent >= SILENT_LOOKS ? plugin.nodeEngine().getThisAddress() : null;
     }
 
     /** The first one that can be reached; null: none, in {@link #CONNECT_MS} for all together. */

@@ -5,7 +5,10 @@ import com.hazelcast.map.impl.MapService;
 import com.hazelcast.map.impl.MapServiceContext;
 import com.hazelcast.map.impl.MapStoreWrapper;
 
+import java.util.Collection;
+import java.util.HashSet;
 import java.util.List;
+import java.util.Set;
 import java.util.function.IntConsumer;
 import java.util.stream.IntStream;
 
@@ -23,20 +26,26 @@ final class LocalMaps {
     }
 
     /**
-     * Drops the map's entries on this member. Indexes, interceptors and listeners stay. Waits for
+     * Drops the maps' entries on this member. Indexes, interceptors and listeners stay. Waits for
      * the partitions' threads, so it must not be called on one of them.
      */
-    void drop(String map) {
-        MapContainer container = context().getExistingMapContainer(map);
-        MapState state = plugin.state(map);
-        plugin.forget(map);
-        if (container != null && store(container) != null) {
-            onAll(map, partition -> {
-                context().removeRecordStoresFromPartitionMatchingWith(each ->
-                        each.getName().equals(map), partition, false, false);
-                state.emptied(partition);
-            });
+    void drop(Collection<String> maps) {
+        Set<String> present = new HashSet<>();
+        for (String map : maps) {
+            MapContainer container = context().getExistingMapContainer(map);
+            plugin.forget(map);
+            if (container != null && store(container) != null) {
+                present.add(map);
+            }
         }
+        if (present.isEmpty()) {
+            return;
+        }
+        onAll(present.size() + " maps", partition -> {
+            context().removeRecordStoresFromPartitionMatchingWith(each ->
+                    present.contains(each.getName()), partition, false, false);
+            present.forEach(map -> plugin.state(map).emptied(partition));
+        });
     }
 
     /** Drops the whole map, after Hazelcast failed to destroy it. Waits like {@link #drop}. */
@@ -47,19 +56,19 @@ final class LocalMaps {
         }
         container.onBeforeDestroy();
         container.getMapStoreContext().stop();
-        onAll(map, partition -> {
+        onAll("map \"" + map + "\"", partition -> {
             context().getPartitionContainer(partition).destroyMap(container);
             plugin.state(map).emptied(partition);
         });
         container.onDestroy();
     }
 
-    private void onAll(String map, IntConsumer action) {
+    private void onAll(String what, IntConsumer action) {
         List<Integer> partitions = IntStream.range(0, plugin.partitionCount()).boxed().toList();
         try {
             long left = new PartitionThreads(plugin.nodeEngine()).run(partitions, action, WAIT_S);
             if (left > 0) {
-                plugin.logger().warning("imap-wal: map \"" + map + "\": " + left
+                plugin.logger().warning("imap-wal: " + what + ": " + left
                         + " partitions are not dropped yet after "
                         + WAIT_S + " s; their threads are busy");
             }

@@ -14,8 +14,8 @@ import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
 
 /**
- * The way of one partition's changes to our map store. Hazelcast has no public API for this. In a
- * version where it is not possible, neither of these is noticed:
+ * Passes the changes of one partition to our map store. Hazelcast has no public API for this. In a
+ * version where this class cannot do so, two things are not noticed:
  *
  * <pre>
  * a clear without keys in memory   Hazelcast calls the map store only if memory has a key, and the
@@ -57,7 +57,8 @@ final class LoggedDataStore extends WriteThroughStore {
     @Override
     public Object add(Data key, Object value, long expirationTime, long now, UUID transaction) {
         try {
-            Object stored = super.add(key, value, expirationTime, now, transaction);
+            Object stored = map.endIfLogged(key, value) ? value
+                    : super.add(key, value, expirationTime, now, transaction);
             logged(key);
             return stored;
         } catch (RuntimeException | Error e) {
@@ -70,7 +71,9 @@ final class LoggedDataStore extends WriteThroughStore {
     @Override
     public void remove(Data key, long now, UUID transaction) {
         try {
-            super.remove(key, now, transaction);
+            if (!map.endIfLogged(key, null)) {
+                super.remove(key, now, transaction);
+            }
             logged(key);
         } catch (RuntimeException | Error e) {
             failed = true;

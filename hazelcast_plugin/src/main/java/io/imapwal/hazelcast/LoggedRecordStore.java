@@ -9,10 +9,13 @@ import com.hazelcast.internal.util.BiTuple;
 import com.hazelcast.logging.ILogger;
 import com.hazelcast.map.impl.MapContainer;
 import com.hazelcast.map.impl.MapKeyLoader;
+import com.hazelcast.map.impl.MapService;
 import com.hazelcast.map.impl.iterator.MapEntriesWithCursor;
 import com.hazelcast.map.impl.iterator.MapKeysWithCursor;
 import com.hazelcast.map.impl.operation.AddIndexOperation;
 import com.hazelcast.map.impl.operation.EntryOperation;
+import com.hazelcast.map.impl.operation.GetAllOperation;
+import com.hazelcast.map.impl.operation.IsPartitionLoadedOperation;
 import com.hazelcast.map.impl.operation.MapOperation;
 import com.hazelcast.map.impl.operation.MapPartitionDestroyOperation;
 import com.hazelcast.map.impl.operation.MultipleEntryOperation;
@@ -20,6 +23,8 @@ import com.hazelcast.map.impl.operation.PartitionWideEntryOperation;
 import com.hazelcast.map.impl.record.Record;
 import com.hazelcast.map.impl.recordstore.DefaultRecordStore;
 import com.hazelcast.spi.exception.RetryableHazelcastException;
+import com.hazelcast.spi.impl.merge.AbstractSplitBrainHandlerService;
+import com.hazelcast.spi.impl.operationservice.OperationService;
 
 import java.util.HashMap;
 import java.util.LinkedHashSet;
@@ -43,7 +48,11 @@ import java.util.function.BiConsumer;
  */
 @SuppressWarnings("rawtypes")
 final class LoggedRecordStore extends DefaultRecordStore {
+    /** How many keys a user's {@code loadAll} loads at once. Other operations run in between. */
+    private static final int LOADED_AT_ONCE = 1000;
+
     private final MapState state;
+    private final UserLoad load = new UserLoad();
     private final Queue queue = new Queue();
 
     LoggedRecordStore(MapContainer container, int partition, MapKeyLoader loader, ILogger logger,
@@ -74,9 +83,14 @@ final class LoggedRecordStore extends DefaultRecordStore {
         return isReady() && super.isKeyLoadFinished();
     }
 
+    /** A migration asks this too. Only those who wait for a load get the error of it. */
     @Override
     public boolean isLoaded() {
-        return isReady() && super.isLoaded();
+        RuntimeException failure = load.failure();
+        if (failure != null && isCalledBy(IsPartitionLoadedOperation.class)) {
+            throw failure;
+        }
+        return isReady() && super.isLoaded() && load.isDone();
     }
 
     /** Whether nothing waits for this partition. */
@@ -98,6 +112,24 @@ final class LoggedRecordStore extends DefaultRecordStore {
         // See Settlement.
     }
 
+    /**
+     * For a user's {@code loadAll}. Hazelcast would read the log on another thread, and then
+     * replace what memory has by then, also the result of a change that was logged after that. So
+     * keys that are not in memory are loaded by the operation of {@code getAll}: it runs between
+     * changes, also with offload. Other keys have the log's value already.
+     */
+    @Override
+    public void loadAllFromStore(List<Data> keys, boolean replaceExistingValues) {
+        load.begin();
+        List<Data> absent = keys.stream().filter(key -> !existInMemory(key)).toList();
+        OperationService operations = mapServiceContext.getNodeEngine().getOperationService();
+        for (int from = 0; from < absent.size(); from += LOADED_AT_ONCE) {
+            List<Data> some = absent.subList(from, Math.min(absent.size(), from + LOADED_AT_ONCE));
+            load.add(operations.invokeOnPartitionAsync(MapService.SERVICE_NAME,
+                    new GetAllOperation(name, some), getPartitionId()));
+        }
+    }
+
     /** Hazelcast does not check before it runs an entry processor on all entries. */
     @Override
     public void forEach(BiConsumer<Data, Record> consumer, boolean backup) {
@@ -117,9 +149,21 @@ final class LoggedRecordStore extends DefaultRecordStore {
         super.forEach(consumer, backup, includeExpired);
     }
 
-    private static boolean isCalledBy(Class<?> operation) {
-        return StackWalker.getInstance().walk(frames -> frames.limit(10)
-                .anyMatch(frame -> frame.getClassName().equals(operation.getName())));
+    /**
+     * Hazelcast asks this before it merges a part of a split network into another one. The log has
+     * the entries, so there is nothing to merge. An exception would end the search for maps in this
+     * partition, and those that were not found would not be merged either.
+     */
+    @Override
+    public boolean isEmpty() {
+        return isCalledBy(AbstractSplitBrainHandlerService.class) || super.isEmpty();
+    }
+
+    /** Whether that class, or one that extends it, has called. */
+    private static boolean isCalledBy(Class<?> caller) {
+        return StackWalker.getInstance(StackWalker.Option.RETAIN_CLASS_REFERENCE)
+                .walk(frames -> frames.limit(10)
+                    .anyMatch(frame -> caller.isAssignableFrom(frame.getDeclaringClass())));
     }
 
     /** For {@code getEntryView}, locks and transactions. */
@@ -142,7 +186,7 @@ final class LoggedRecordStore extends DefaultRecordStore {
 
     /**
      * A transaction may rely on what it reads under its lock. So it does not get the lock of a key
-     * that is about to be set from the log. This holds also if its caller already has the lock,
+     * that is about to be set from the log. This is also so if its caller already has the lock,
      * from a transaction that got no answer: each transaction would extend that lock, and the
      * settlement waits for it. This method is also called for the lock's copy on a backup.
      */
@@ -150,7 +194,11 @@ final class LoggedRecordStore extends DefaultRecordStore {
     public boolean txnLock(Data key, UUID caller, long thread, long reference, long ttl,
             boolean blockReads) {
         state.requireNoDoubt(getPartitionId(), key);
-        return super.txnLock(key, caller, thread, reference, ttl, blockReads);
+        if (TransactionLocks.isLeft(state.locks(getPartitionId()), key, caller, thread)) {
+            forceUnlock(key);
+        }
+        return super.txnLock(key, caller, thread,
+                isLocked(key) ? reference : TransactionLocks.BEGAN, ttl, blockReads);
     }
 
     /** The same for entry processors that Hazelcast runs on another thread. */
@@ -233,6 +281,7 @@ final class LoggedRecordStore extends DefaultRecordStore {
      * the log has. Called on any thread.
      */
     void notLogged(Data key) {
+        state.notSet(key);
         if (getInMemoryFormat() != InMemoryFormat.OBJECT) {
             return;
         }
@@ -318,7 +367,7 @@ final class LoggedRecordStore extends DefaultRecordStore {
     }
 
     /**
-     * Called also when Hazelcast destroys it: the next record store of the partition does not
+     * Also called when Hazelcast destroys it: the next record store of the partition does not
      * inherit that this one was whole.
      */
     @Override

@@ -47,10 +47,9 @@ final class LoggedTransactions implements TransactionalService {
     static void install(NodeEngine nodeEngine) {
         if (SERVICE == null || LOG == null || !TransactionCommit.possible()) {
             nodeEngine.getLogger("io.imapwal.hazelcast")
-                    .severe("imap-wal: this version of Hazelcast is"
-                    + " not known: transactions are logged key by key, and one that fails in its"
-                    + " commit"
-                    + " may leave some of its changes");
+                    .severe("imap-wal: this version of Hazelcast is not known: transactions are"
+                    + " logged key by key, and one that fails in its commit may leave some of its"
+                    + " changes");
             return;
         }
         MapService service = nodeEngine.getService(MapService.SERVICE_NAME);
@@ -136,6 +135,22 @@ final class LoggedTransactions implements TransactionalService {
                     ((MapTxnOperation) operation).getVersion());
             return new MapTransactionLogRecord(map, key, operation.getPartitionId(), unlock,
                     transaction.getOwnerUuid(), transaction.getTxnId(), RemoteCallHook.EMPTY_HOOK);
+        }
+
+        /**
+         * A member that joins another cluster first rolls back the transactions of its clients.
+         * Then it has no connections, so Hazelcast would wait for each until its operations time
+         * out. The former cluster ends the locks of its lost members itself.
+         */
+        @Override
+        public List<Future<Object>> rollback(NodeEngine engine) {
+            List<TransactionLogRecord> records = new ArrayList<>(super.getRecords());
+            WalPlugin plugin = WalPlugin.existing(nodeEngine);
+            if (plugin != null && plugin.merging()
+                    && !nodeEngine.getClusterService().isJoined()) {
+                records.removeIf(MapTransactionLogRecord.class::isInstance);
+            }
+            return new TransactionLog(records).rollback(engine);
         }
 
         @Override

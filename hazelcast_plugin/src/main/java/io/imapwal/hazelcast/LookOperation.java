@@ -7,7 +7,8 @@ import com.hazelcast.spi.impl.operationservice.Operation;
  * Informs a member that another one was left out of a view, so that it checks whether it was left
  * out too. Returns whether it knows that already.
  */
-public final class LookOperation extends Operation implements IdentifiedDataSerializable {
+public final class LookOperation extends Operation
+        implements IdentifiedDataSerializable, MemberOperation {
     private boolean out;
 
     @Override

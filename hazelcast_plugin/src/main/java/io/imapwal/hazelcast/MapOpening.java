@@ -189,7 +189,7 @@ final class MapOpening {
         return generation;
     }
 
-    /** @param forget runs under the lock: what is known of the partitions does not hold any more */
+    /** @param forget runs under the lock: what is known of the partitions is no longer valid */
     void close(Runnable forget) {
         synchronized (this) {
             generation++;

@@ -33,7 +33,7 @@ final class MapState {
     private final HeldIndexes indexes = new HeldIndexes();
     /** Held while partitions of the map are settled: by one thread at a time. */
     private final ReentrantLock settling = new ReentrantLock();
-    /** Kept while a settlement is retried, because it takes time to compute them. */
+    /** Kept while a settlement is retried, because computing digests takes time. */
     private MemoryDigests memoryDigests;
 
     MapState(WalPlugin plugin, String map) {
@@ -199,7 +199,7 @@ final class MapState {
         plugin.settlements().wake();
     }
 
-    /** On the partition's thread: memory has no entry of it any longer. */
+    /** On the partition's thread: memory no longer has entries of it. */
     void emptied(int partition) {
         wholeness.forget(partition);
         indexes.forget(partition);
@@ -239,12 +239,20 @@ final class MapState {
      * transaction with a place for the key does not rely on memory any more.
      */
     boolean isReliedOn(int partition, Data key) {
+        LockResource lock = locks(partition).getLock(key);
+        return (lock.isTransactional() || lock.isLocal())
+                && !plugin.placements().contains(map, key);
+    }
+
+    /** A change of the key was refused, or its outcome is not known. */
+    void notSet(Data key) {
+        plugin.placements().notSet(map, key);
+    }
+
+    LockStoreImpl locks(int partition) {
         LockSupportServiceImpl locks = plugin.nodeEngine().getService(
                 LockSupportService.SERVICE_NAME);
-        LockStoreImpl store = locks.getLockStore(partition, MapService.getObjectNamespace(map));
-        LockResource lock = store == null ? null : store.getLock(key);
-        return lock != null && (lock.isTransactional() || lock.isLocal())
-                && !plugin.placements().contains(map, key);
+        return locks.getLockStore(partition, MapService.getObjectNamespace(map));
     }
 
     /** Keys of the partition that are locked. */
@@ -386,7 +394,7 @@ final class MapState {
         }
     }
 
-    /** The next use reads the log again: what is known of the partitions does not hold for it. */
+    /** The next use reads the log again: what is known of the partitions is not valid for it. */
     void close() {
         opening.close(() -> {
             wholeness.forgetAll();

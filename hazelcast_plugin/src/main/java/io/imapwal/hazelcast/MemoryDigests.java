@@ -17,7 +17,7 @@ final class MemoryDigests {
     private final byte[] salt = EntriesDigest.salt();
     private final ConcurrentMap<Integer, Found> found = new ConcurrentHashMap<>();
 
-    /** @param changes how often memory had changed while the partition waits for this reason */
+    /** @param changes how often memory had changed while the partition waited for this reason */
     private record Found(Wholeness.Unsettled reason, int changes, EntriesDigest digest) {
         boolean isOf(Wholeness.Unsettled now) {
             return MemoryWatch.possible() && reason == now && changes == now.changes

@@ -12,7 +12,7 @@ import java.util.UUID;
 import java.util.concurrent.atomic.AtomicLongArray;
 
 /**
- * Gives a change its place in the order, by the owners of its partition.
+ * Gives a change its place in the order, which depends on the owners of its partition.
  *
  * <p>A partition's version rises with each change of its owner. So of two changes of one key by two
  * owners, the one with the greater version is newer. This is true only for changes by the owner,
@@ -74,8 +74,8 @@ final class OrderGuard {
         // the limit would count as a version, also for changes without a transaction.
         if (turns.get(partitionId) >= MAX_TURN) {
             throw new TransactionException("partition " + partitionId + " has had " + MAX_TURN / 2
-                    + " transactions"
-                    + " on this member, the most it can count. Restart the member");
+                    + " transactions on this member, the most that it can count. Restart the"
+                    + " member");
         }
         long turn = turns.addAndGet(partitionId, 2) - 1;
         long order = order(now.version(), turn);

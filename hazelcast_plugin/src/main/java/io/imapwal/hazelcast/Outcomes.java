@@ -124,7 +124,7 @@ final class Outcomes {
      * As {@link #decide}, if several agents were sent the append. Those that are asked now may not
      * be those that have it. So a change that too few of them have is sent again, even if it is in
      * a log already: in the same session the logs have it once, and in a later session it is the
-     * same change with a later order. One that cannot be sent again is in doubt.
+     * same change with a later order. A change that cannot be sent again is in doubt.
      */
     private void decideShared(InFlightAppend append, SessionInfo now, long welcomes,
                               IOException cause) {

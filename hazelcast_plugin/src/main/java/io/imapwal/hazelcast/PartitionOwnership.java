@@ -24,9 +24,11 @@ import com.hazelcast.spi.properties.ClusterProperty;
 import com.hazelcast.spi.properties.HazelcastProperties;
 
 import java.util.ArrayList;
+import java.util.Comparator;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.Properties;
 import java.util.Set;
 import java.util.UUID;
@@ -65,6 +67,13 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
     /** How many maps a migration opens at the same time, each with a thread. */
     private static final int OPENED_AT_ONCE = 16;
 
+    /**
+     * A member that leaves waits this long for the end of a transaction. After that, the next owner
+     * compares the keys with the log when this member has left: then a place from it no longer
+     * counts.
+     */
+    private static final long PLACED_NANOS = TimeUnit.SECONDS.toNanos(5);
+
     /** A part of a split network claims its view within this time after it has noticed the loss. */
     private static final long CLAIM_MS = 500;
 
@@ -75,7 +84,7 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
     private final InternalPartitionService partitions;
     private final ConcurrentMap<Integer, CarriedState> arrived = new ConcurrentHashMap<>();
     private final ConcurrentMap<Integer, Set<UUID>> replaced = new ConcurrentHashMap<>();
-    /** The members without which a view is needed. */
+    /** The members that a new view must leave out. */
     private final Departures departures;
     private final Repeats repeats;
 
@@ -181,15 +190,18 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
         WalPlugin plugin = WalPlugin.of(nodeEngine);
         List<String> closed = carried.whole().stream()
                 .filter(map -> WalMapStoreFactory.isNamed(nodeEngine, map)
-                        && !plugin.state(map).isOpen()
-                        && (carried.filled().contains(map)
-                                || plugin.linkOf(map).session() == null))
-                .limit(OPENED_AT_ONCE).toList();
-        if (!closed.isEmpty()) {
-            closed.forEach(plugin::use);
+                        && !plugin.state(map).isOpen())
+                .sorted(Comparator.comparing(map -> !carried.filled().contains(map))).toList();
+        Optional<String> needed = closed.stream()
+                .filter(map -> carried.filled().contains(map)
+                        || plugin.linkOf(map).session() == null)
+                .findFirst();
+        if (needed.isPresent()) {
+            // The other maps too: each later refusal delays all migrations by 3 s.
+            closed.stream().limit(OPENED_AT_ONCE).forEach(plugin::use);
             throw new RetryableHazelcastException("partition " + partition
                     + " is migrated when this member has opened map \""
-                    + closed.get(0) + "\"");
+                    + needed.get() + "\"");
         }
     }
 
@@ -259,13 +271,16 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
                     filled.add(state.map());
                 }
             }
-            if (plugin.placements().in(partition)) {
+            Set<String> placed = plugin.placements().maps(partition);
+            if (!placed.isEmpty() && !(plugin.leaving()
+                    && plugin.placements().areOlder(partition, PLACED_NANOS))) {
                 throw new RetryableHazelcastException("partition " + partition
                         + " is not migrated before a transaction that changes it has ended");
             }
             List<AgentLink> slow = plugin.links().stream()
                     .filter(link -> !link.awaitOutcomes(partition)).toList();
             doubted = plugin.reconciler().maps(partition);
+            doubted.addAll(placed);
             if (!slow.isEmpty()) {
                 plugin.states().stream().map(MapState::map)
                         .filter(map -> slow.contains(plugin.linkOf(map))).forEach(doubted::add);
@@ -274,8 +289,8 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
             addUnderWay(partition, whole, changed);
             if (!doubted.isEmpty() && !plugin.leaving()) {
                 throw new RetryableHazelcastException("partition " + partition
-                        + " has changes whose outcome"
-                        + " is not known yet; it is migrated when they are settled");
+                        + " has changes whose outcome is not known yet; it is migrated when they"
+                        + " are settled");
             }
         }
         return new CarriedState(whole, doubted, changed, partial, filled,

@@ -114,8 +114,8 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
         boolean unchanged = record == null || record.getVersion() == item.version;
         if (!unchanged || !store.isLockedBy(item.key, lockOwner, item.thread)) {
             throw new TransactionException("map \"" + item.map
-                    + "\": the transaction took so long that"
-                    + " its lock of a key has expired, or the key's owner was lost");
+                    + "\": the transaction took so long that its lock of a key has expired, or"
+                    + " the key's owner was lost");
         }
     }
 

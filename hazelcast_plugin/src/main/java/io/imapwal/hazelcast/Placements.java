@@ -54,6 +54,11 @@ final class Placements {
             return new Placement(transaction, coordinator, answers, sinceNanos, partition, order,
                     true, now);
         }
+
+        Placement notLogged() {
+            return new Placement(transaction, coordinator, answers, sinceNanos, partition, order,
+                    false, null);
+        }
     }
 
     /** A key that a transaction was changing. */
@@ -97,31 +102,56 @@ final class Placements {
     }
 
     /**
-     * Whether the change that Hazelcast passes to the map store is in the log already, as a part of
-     * a transaction.
-     *
-     * @throws RetryableHazelcastException it is another change, and the outcome of the transaction
-     *                                     is not known yet
+     * Memory is about to be set to the value that the log has. The key keeps its place until then,
+     * except if a backup has moved: see {@link #isLogged}.
      */
-    boolean isLogged(String map, Data key, Data value) {
-        Key each = new Key(map, key);
-        Placement known = placements.get(each);
+    void settle(String map, Data key, UUID transaction, Data value) {
+        placements.computeIfPresent(new Key(map, key), (each, known) ->
+                !known.transaction.equals(transaction) ? known
+                : guard.isPresentVersion(known.partition, known.order) ? known.loggedAs(value)
+                : null);
+    }
+
+    /**
+     * Memory was not set. Other changes of the key wait again. Otherwise one with the same value
+     * and another expiry would count as logged.
+     */
+    void notSet(String map, Data key) {
+        placements.computeIfPresent(new Key(map, key), (each, known) -> known.notLogged());
+    }
+
+    /**
+     * The transaction that has logged a change of the key which memory may not have yet. The place
+     * ends when a change of the key is in the log and is about to be in memory: if that fails, the
+     * key still has to be settled.
+     *
+     * @return null: none
+     * @throws RetryableHazelcastException the outcome of the transaction is not known yet
+     */
+    UUID logged(String map, Data key) {
+        Placement known = placements.get(new Key(map, key));
         if (known == null) {
-            return false;
+            return null;
         }
         if (!known.logged) {
             throw busy(map);
         }
-        if (!guard.isPresentVersion(known.partition, known.order)) {
-            // A backup has moved since then, and the owner may have logged changes with the new
-            // version. A rewrite that has read these would treat older ones as changes of a former
-            // owner, so the change is logged again. Its place is kept, in case that has to be
-            // repeated.
-            return false;
-        }
-        // A later change, or this one changed by an interceptor: it is logged with a later order.
-        placements.remove(each, known);
-        return value == null ? known.value == null : value.equals(known.value);
+        return known.transaction;
+    }
+
+    /**
+     * Whether the change that Hazelcast passes to the map store is in the log already, as a part of
+     * a transaction. If not, it is a later change, or this one changed by an interceptor: it is
+     * logged with a later order.
+     */
+    boolean isLogged(String map, Data key, Data value) {
+        Placement known = placements.get(new Key(map, key));
+        // If a backup has moved since then, the owner may have logged changes with the new version.
+        // A rewrite that has read these would treat older ones as changes of a former owner, so the
+        // change is logged again.
+        return known != null && known.logged
+                && guard.isPresentVersion(known.partition, known.order)
+                && (value == null ? known.value == null : value.equals(known.value));
     }
 
     /** @return whether it was there, so that memory was not set through the map store */
@@ -137,21 +167,24 @@ final class Placements {
     }
 
     /**
-     * All keys of a partition are about to be deleted, after what transactions have logged.
+     * The keys of a partition of which transactions have logged changes, with these transactions.
      *
      * @throws RetryableHazelcastException the outcome of a transaction is not known yet
      */
-    void clear(String map, int partition) {
+    Map<Data, UUID> logged(String map, int partition) {
         if (placements.isEmpty()) {
-            return;
+            return Map.of();
         }
+        Map<Data, UUID> logged = new HashMap<>();
         placements.forEach((key, each) -> {
-            if (key.map.equals(map) && each.partition == partition && !each.logged) {
-                throw busy(map);
+            if (key.map.equals(map) && each.partition == partition) {
+                if (!each.logged) {
+                    throw busy(map);
+                }
+                logged.put(key.key, each.transaction);
             }
         });
-        placements.entrySet().removeIf(each -> each.getKey().map.equals(map)
-                && each.getValue().partition == partition);
+        return logged;
     }
 
     void forget(String map) {
@@ -170,8 +203,22 @@ final class Placements {
         return placements.size();
     }
 
-    boolean in(int partition) {
-        return placements.values().stream().anyMatch(each -> each.partition == partition);
+    /** The maps of which transactions are changing keys in this partition. */
+    Set<String> maps(int partition) {
+        Set<String> maps = new HashSet<>();
+        placements.forEach((key, each) -> {
+            if (each.partition == partition) {
+                maps.add(key.map);
+            }
+        });
+        return maps;
+    }
+
+    /** Whether all keys in this partition have had their places for longer than that. */
+    boolean areOlder(int partition, long nanos) {
+        long now = System.nanoTime();
+        return placements.values().stream().noneMatch(each -> each.partition == partition
+                && now - each.sinceNanos < nanos);
     }
 
     /** The keys whose transaction that member coordinates. */

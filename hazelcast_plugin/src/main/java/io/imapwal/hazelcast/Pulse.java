@@ -20,15 +20,16 @@ import java.util.concurrent.TimeUnit;
  * </pre>
  *
  * So a slow storage is not a hung agent: appends wait for it up to {@code timeout-ms}. And an agent
- * that works is not one that does not answer: {@link #whileTurning} and {@link #whileReading}.
+ * that is busy with its work does not count as one that does not answer: {@link #whileTurning} and
+ * {@link #whileReading}.
  */
 final class Pulse {
     private static final long PAUSE_MS_MAX = 500;
     /**
      * The most beats without an answer. The agent's ZeroMQ takes four messages of a connection in
      * advance, and frees their space in pairs. If a PING waits after more messages, and the
-     * connection is closed then, ZeroMQ ends the agent's process when that continues (libzmq 4.3.5,
-     * issues 3937 and 4767).
+     * connection is closed then, ZeroMQ ends the agent's process when the process continues (libzmq
+     * 4.3.5, issues 3937 and 4767).
      */
     private static final int UNANSWERED_MAX = 3;
 
@@ -228,7 +229,8 @@ final class Pulse {
         if (number - answered >= UNANSWERED_MAX) {
             return;  // the agent is busy
         }
-        // Without a hello, the answer to a beat is an error. It is a sign that the loop turns, too.
+        // Without a hello, the answer to a beat is an error. The error also shows that the loop
+        // runs.
         if (now == null || greeted || asked != 0) {
             header.clear().array(2).string("beat").integer(++number);
         } else {

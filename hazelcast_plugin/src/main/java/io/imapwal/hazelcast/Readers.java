@@ -81,8 +81,8 @@ final class Readers implements Closeable {
     }
 
     /**
-     * Whether a map has anything in the log. Thousands of maps may be opened at a time, so one
-     * request asks for all maps whose callers waited during the request before.
+     * Whether the log has anything of a map. Thousands of maps may be opened at the same time, so
+     * one request asks for all maps whose callers waited during the request before it.
      */
     boolean known(String map) throws IOException {
         Question mine = new Question(map);

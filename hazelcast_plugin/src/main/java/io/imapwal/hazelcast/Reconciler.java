@@ -1,6 +1,5 @@
 package io.imapwal.hazelcast;
 
-import com.hazelcast.core.HazelcastInstanceNotActiveException;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.util.ThreadUtil;
 import com.hazelcast.map.IMap;
@@ -38,6 +37,7 @@ final class Reconciler {
      * another problem.
      */
     private static final int MAX_KEYS = 100_000;
+    private static final long MIN_PAUSE_MS = 20;
     private static final long MAX_PAUSE_MS = 1000;
     /**
      * A key needs longer only if a transaction has its lock. The other keys are settled meanwhile,
@@ -49,9 +49,9 @@ final class Reconciler {
     private static final long REPEAT_NANOS = TimeUnit.SECONDS.toNanos(130);
 
     /**
-     * The thread of the operations that it sends, as locks know it. No real thread has a negative
-     * one. Owners of keys recognise the settlement by it; those with an earlier release of the
-     * plug-in let it wait for each lock.
+     * The id of the thread that sends the operations, as locks know it. No real thread has a
+     * negative id. Owners of keys recognise the settlement by it; those with an earlier release of
+     * the plug-in let it wait for each lock.
      */
     static final long THREAD_ID = -77_001;
 
@@ -173,9 +173,8 @@ final class Reconciler {
             shutOut(doubt);
         } catch (LogUnavailable e) {
             throw new LogUnavailable("map \"" + map
-                    + "\": whether the key exists is not known, its last change may be in the"
-                    + " log: "
-                    + Outcomes.reason(e), e.getCause());
+                    + "\": it is not known whether the key exists, because its last change may be"
+                    + " in the log: " + Outcomes.reason(e), e.getCause());
         }
         return true;
     }
@@ -203,8 +202,8 @@ final class Reconciler {
     /**
      * Whether the log has, or had a short time ago, a change of the key that memory lacks. It may
      * be the first attempt of a change that Hazelcast has repeated because the partition migrated.
-     * If the repeated attempt is refused, the caller must not get an error by which nothing was
-     * changed.
+     * If the repeated attempt is refused, the caller must not get an error which says that nothing
+     * was changed.
      */
     synchronized boolean isAhead(String map, Data key) {
         Doubt doubt = doubts.get(new Key(map, key, partition(key)));
@@ -308,60 +307,12 @@ final class Reconciler {
     private void run() {
         ThreadUtil.setThreadId(THREAD_ID);
         Map<Key, Turn> turns = new HashMap<>();
-        long pauseMs = 20;
+        long pauseMs = MIN_PAUSE_MS;
         String said = "";
-        while (true) {
-            List<Map.Entry<Key, Doubt>> batch;
-            synchronized (this) {
-                if (doubts.isEmpty() || closed) {
-                    thread = null;
-                    return;
-                }
-                batch = new ArrayList<>();
-                doubts.forEach((key, doubt) -> batch.add(Map.entry(key, doubt)));
-            }
-            int settled = 0;
-            String why = "";
-            for (Map.Entry<Key, Doubt> each : batch) {
-                Key key = each.getKey();
-                if (!doubts(key)) {
-                    continue;
-                }
-                try {
-                    Turn turn = turns.get(key);
-                    long waitMs = turn == null ? TURN_MS : 0;
-                    if (turn == null) {
-                        turn = new Turn(each.getValue(), settle(key, each.getValue()));
-                        turns.put(key, turn);
-                    }
-                    turn.done.get(waitMs, TimeUnit.MILLISECONDS);
-                    turns.remove(key);
-                    synchronized (this) {
-                        // If it came in doubt again meanwhile, it is kept.
-                        doubts.remove(key, turn.doubt);
-                        if (turn.doubt.welcomes < 0) {
-                            settledNanos.put(new Area(key.map, key.partition), System.nanoTime());
-                        }
-                        notifyAll();
-                    }
-                    settled++;
-                } catch (HazelcastInstanceNotActiveException e) {
-                    close();
-                } catch (TimeoutException e) {
-                    why = "map \"" + key.map
-                            + "\": a transaction has locked a key, or its owner does not answer";
-                } catch (Exception e) {
-                    // The others do not wait for one key that cannot be settled.
-                    turns.remove(key);
-                    why = Outcomes.reason(e);
-                }
-            }
-            if (settled > 0) {
-                plugin.logger().info("imap-wal: " + settled
-                        + " key(s) with an unknown outcome settled from the log");
-            }
+        for (Map<Key, Doubt> batch; !(batch = batch()).isEmpty();) {
+            String why = settle(batch, turns);
             if (why.isEmpty()) {
-                pauseMs = 20;
+                pauseMs = MIN_PAUSE_MS;
                 continue;
             }
             if (!why.equals(said)) {
@@ -378,8 +329,68 @@ final class Reconciler {
         }
     }
 
+    /** The present doubts. If there are none, the thread must end. */
+    private synchronized Map<Key, Doubt> batch() {
+        if (doubts.isEmpty() || closed) {
+            thread = null;
+            return Map.of();
+        }
+        return new LinkedHashMap<>(doubts);
+    }
+
+    /**
+     * Tries to settle each of the keys.
+     *
+     * @param turns the processors that have not ended
+     * @return why some are not settled; empty: all are
+     */
+    private String settle(Map<Key, Doubt> batch, Map<Key, Turn> turns) {
+        int settled = 0;
+        String why = "";
+        for (Map.Entry<Key, Doubt> each : batch.entrySet()) {
+            Key key = each.getKey();
+            if (!doubts(key)) {
+                continue;
+            }
+            try {
+                Turn turn = turns.get(key);
+                long waitMs = turn == null ? TURN_MS : 0;
+                if (turn == null) {
+                    turn = new Turn(each.getValue(), begin(key, each.getValue()));
+                    turns.put(key, turn);
+                }
+                turn.done.get(waitMs, TimeUnit.MILLISECONDS);
+                turns.remove(key);
+                settled(key, turn.doubt);
+                settled++;
+            } catch (TimeoutException e) {
+                why = "map \"" + key.map
+                        + "\": a transaction has locked a key, or its owner does not answer";
+            } catch (Exception | Error e) {  // keys wait for this thread
+                // The others do not wait for one key that cannot be settled. While this member
+                // leaves, Hazelcast runs nothing on keys: the doubts go to the next owners.
+                turns.remove(key);
+                why = Outcomes.reason(e);
+            }
+        }
+        if (settled > 0) {
+            plugin.logger().info("imap-wal: " + settled
+                    + " key(s) with an unknown outcome settled from the log");
+        }
+        return why;
+    }
+
+    private synchronized void settled(Key key, Doubt doubt) {
+        // If it came in doubt again meanwhile, it is kept.
+        doubts.remove(key, doubt);
+        if (doubt.welcomes < 0) {
+            settledNanos.put(new Area(key.map, key.partition), System.nanoTime());
+        }
+        notifyAll();
+    }
+
     /** Begins to settle a key. The future is done when memory is equal to the log. */
-    private CompletableFuture<?> settle(Key key, Doubt doubt)
+    private CompletableFuture<?> begin(Key key, Doubt doubt)
             throws IOException, InterruptedException {
         shutOut(doubt);
         if (doubt.lost) {
@@ -387,7 +398,7 @@ final class Reconciler {
             doubt.link.viewWithout(plugin.ownership().departures().awaitTurn());
         }
         SessionInfo session = doubt.link.session();
-        // Of several agents, only some have said what they have.
+        // Only some of several agents have said what they have.
         if (doubt.transaction == null && doubt.welcomes >= 0 && !session.shared()
                 && session.session() == doubt.session && doubt.request > session.lastRequest()) {
             return CompletableFuture.completedFuture(null);
@@ -400,7 +411,7 @@ final class Reconciler {
         // The agent may have to merge logs first. No operation waits for this thread, unlike for
         // the partition's thread.
         plugin.reader(doubt.link.settings())
-                .load(key.map, List.of(key.key), AgentReader.Wait.LONG);
+                .load(key.map, List.of(key.key), ReadWait.LONG);
         IMap<Object, Object> map = plugin.instance().getMap(key.map);
         return map.submitToKey(key.key, new DoubtProcessor(key.map, key.key, doubt.transaction))
                 .toCompletableFuture();

@@ -13,7 +13,8 @@ import java.util.UUID;
  * Informs a member that a transaction was not logged, and never will be. Its keys can be changed
  * again.
  */
-public final class ReleaseOperation extends Operation implements IdentifiedDataSerializable {
+public final class ReleaseOperation extends Operation
+        implements IdentifiedDataSerializable, MemberOperation {
     private UUID transaction;
 
     /** For deserialisation. */

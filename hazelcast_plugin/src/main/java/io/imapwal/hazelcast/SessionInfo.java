@@ -8,8 +8,8 @@ import java.util.UUID;
 /**
  * The agent's answer to a hello.
  *
- * @param clusterId     the cluster id in the hello; changes with another one need another hello
- * @param member        the member UUID in the hello; likewise
+ * @param membership    cluster id and member UUID in the hello; changes with others need another
+ *                      hello
  * @param node          the agent's node name
  * @param session       from the node's manifest; the same for every hello of one plug-in start in
  *                      one view
@@ -20,18 +20,26 @@ import java.util.UUID;
  * @param maxMessageBytes largest message that it accepts; it disconnects a member that sends a
  *                        larger one. 0: unknown
  */
-record SessionInfo(UUID clusterId, UUID member, String node, long session, long incarnation,
+record SessionInfo(Membership membership, String node, long session, long incarnation,
         long lastRequest, Map<Long, Long> former, long maxValueBytes, long maxMessageBytes) {
 
     /** Sessions from this number on are in the logs of several nodes. */
     static final long SHARED = 1L << 62;
+
+    UUID clusterId() {
+        return membership.clusterId();
+    }
+
+    UUID member() {
+        return membership.member();
+    }
 
     /** Whether the session is in several logs, with one number. */
     boolean shared() {
         return session >= SHARED;
     }
 
-    static SessionInfo of(UUID clusterId, UUID member, Map<?, ?> answer) throws ProtocolException {
+    static SessionInfo of(Membership membership, Map<?, ?> answer) throws ProtocolException {
         long protocol = number(answer, "protocol");
         if (protocol < AgentConnection.OLDEST_PROTOCOL || protocol > AgentConnection.PROTOCOL) {
             String first = protocol < AgentConnection.OLDEST_PROTOCOL ? "agent" : "plug-in";
@@ -39,7 +47,7 @@ record SessionInfo(UUID clusterId, UUID member, String node, long session, long 
                     + AgentConnection.OLDEST_PROTOCOL + " to " + AgentConnection.PROTOCOL
                     + ": upgrade the " + first + " first");
         }
-        return new SessionInfo(clusterId, member, String.valueOf(answer.get("node")),
+        return new SessionInfo(membership, String.valueOf(answer.get("node")),
                 number(answer, "session"), number(answer, "incarnation"),
                 number(answer, "last_request"), former(answer.get("former")),
                 limit(answer, "max_value_bytes"), limit(answer, "max_message_bytes"));
@@ -54,7 +62,7 @@ record SessionInfo(UUID clusterId, UUID member, String node, long session, long 
      * session: that is in as many logs as an acknowledgement needs.
      */
     long counted(SessionInfo earlier) {
-        if (!shared() && !node.equals(earlier.node) || !clusterId.equals(earlier.clusterId)) {
+        if (!shared() && !node.equals(earlier.node) || !clusterId().equals(earlier.clusterId())) {
             return -1;
         }
         return session == earlier.session ? lastRequest : former.getOrDefault(earlier.session, -1L);

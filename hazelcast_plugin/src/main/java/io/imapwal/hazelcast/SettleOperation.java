@@ -22,12 +22,12 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
         MutatingOperation, BackupAwareOperation {
     private final transient MapState state;
     private final transient Comparison comparison;
-    private final transient List<AgentReader.Entry> entries;
+    private final transient List<LogEntry> entries;
     private final transient int part;
     private final transient boolean last;
     private transient Corrections corrections = new Corrections();
 
-    SettleOperation(MapState state, Comparison comparison, List<AgentReader.Entry> entries,
+    SettleOperation(MapState state, Comparison comparison, List<LogEntry> entries,
             int part, boolean last) {
         super(state.map());
         this.state = state;

@@ -2,6 +2,7 @@ package io.imapwal.hazelcast;
 
 import com.hazelcast.internal.partition.IPartitionService;
 import com.hazelcast.map.impl.MapService;
+import com.hazelcast.spi.impl.operationservice.Operation;
 
 import java.io.IOException;
 import java.util.ArrayDeque;
@@ -33,7 +34,7 @@ final class Settlement {
     private final WalPlugin plugin;
     private final MapState state;
     private final Map<Integer, Comparison> comparisons = new HashMap<>();
-    private final Map<Integer, List<AgentReader.Entry>> waiting = new HashMap<>();
+    private final Map<Integer, List<LogEntry>> waiting = new HashMap<>();
     private long waitingBytes;
     private final Deque<Sent> sent = new ArrayDeque<>();
     private long sentBytes;
@@ -63,7 +64,7 @@ final class Settlement {
         }
         List<Integer> empty = new ArrayList<>();
         for (Comparison comparison : comparisons.values()) {
-            List<AgentReader.Entry> rest = waiting.remove(comparison.partition);
+            List<LogEntry> rest = waiting.remove(comparison.partition);
             if (rest == null && !comparison.sent() && state.empty(comparison.partition)) {
                 // Neither the log nor memory has entries. Many maps have entries in few partitions.
                 empty.add(comparison.partition);
@@ -136,7 +137,7 @@ final class Settlement {
         while (!listing.ended()) {
             AgentReader.Page page = listing.next(comparisons.keySet());
             take(page.live());
-            reader.loadParts(state.map(), page.rest(), AgentReader.Wait.LONG, this::take);
+            reader.loadParts(state.map(), page.rest(), ReadWait.LONG, this::take);
         }
     }
 
@@ -153,15 +154,15 @@ final class Settlement {
         return comparisons.values().stream().mapToLong(each -> each.removed).sum();
     }
 
-    private void take(List<AgentReader.Entry> entries) throws IOException {
+    private void take(List<LogEntry> entries) throws IOException {
         IPartitionService partitions = plugin.nodeEngine().getPartitionService();
-        for (AgentReader.Entry entry : entries) {
+        for (LogEntry entry : entries) {
             int partition = partitions.getPartitionId(entry.key());
             if (!comparisons.containsKey(partition)) {
                 throw new ProtocolException("the agent listed a key of partition " + partition
                         + ", which was not asked for");
             }
-            List<AgentReader.Entry> part =
+            List<LogEntry> part =
                     waiting.computeIfAbsent(partition, id -> new ArrayList<>());
             part.add(entry);
             waitingBytes += size(entry);
@@ -173,7 +174,7 @@ final class Settlement {
         read += entries.size();
         state.wholeness().progress();
         if (waitingBytes > IN_FLIGHT_BYTES) {
-            Map<Integer, List<AgentReader.Entry>> parts = new HashMap<>(waiting);
+            Map<Integer, List<LogEntry>> parts = new HashMap<>(waiting);
             waiting.clear();
             parts.forEach((partition, part) -> send(partition, part, false));
         }
@@ -185,15 +186,18 @@ final class Settlement {
         }
     }
 
-    private void send(int partition, List<AgentReader.Entry> entries, boolean last) {
+    private void send(int partition, List<LogEntry> entries, boolean last) {
         long bytes = entries.stream().mapToLong(Settlement::size).sum();
         waitingBytes -= bytes;
         sentBytes += bytes;
         Comparison comparison = comparisons.get(partition);
         int part = comparison.send();
+        // To this member, not to the partition's owner: that may be another one by now.
+        Operation settle = new SettleOperation(state, comparison, entries, part, last)
+                .setPartitionId(partition);
         sent.add(new Sent(plugin.nodeEngine().getOperationService()
-                .createInvocationBuilder(MapService.SERVICE_NAME,
-                new SettleOperation(state, comparison, entries, part, last), partition)
+                .createInvocationBuilder(MapService.SERVICE_NAME, settle,
+                plugin.nodeEngine().getThisAddress())
                 .setTryCount(TRIES).setTryPauseMillis(TRY_PAUSE_MS).invoke(), bytes));
     }
 
@@ -211,7 +215,7 @@ final class Settlement {
         }
     }
 
-    private static long size(AgentReader.Entry entry) {
+    private static long size(LogEntry entry) {
         int value = entry.value() == null ? 0 : entry.value().totalSize();
         return entry.key().totalSize() + value + 64L;
     }

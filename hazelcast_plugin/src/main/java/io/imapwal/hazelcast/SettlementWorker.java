@@ -1,6 +1,5 @@
 package io.imapwal.hazelcast;
 
-import com.hazelcast.core.HazelcastInstanceNotActiveException;
 import com.hazelcast.internal.partition.InternalPartition;
 import com.hazelcast.internal.partition.InternalPartitionService;
 import com.hazelcast.internal.util.ExceptionUtil;
@@ -87,15 +86,11 @@ final class SettlementWorker {
                     plugin.states().stream().filter(MapState::isOpen).forEach(MapState::demandAll);
                 }
                 done = round();
-            } catch (HazelcastInstanceNotActiveException e) {
-                close();
             } catch (RuntimeException | Error e) {  // partitions wait for this thread
-                if (plugin.nodeEngine().isRunning()) {
-                    plugin.logger().severe("imap-wal: settling partitions failed; it is retried",
-                            e);
-                } else {
-                    close();
-                }
+                // A member is also not running while the cluster's state is PASSIVE, which may end.
+                Level level = plugin.nodeEngine().isRunning() ? Level.SEVERE : Level.FINE;
+                plugin.logger().log(level, "imap-wal: settling partitions failed; it is retried",
+                        e);
             }
             pauseMs = done ? MIN_PAUSE_MS : Math.min(MAX_PAUSE_MS, pauseMs * 2);
             if (!pause(done, pauseMs)) {
@@ -147,8 +142,6 @@ final class SettlementWorker {
             if (why == null) {
                 try {
                     all &= settle(state);
-                } catch (HazelcastInstanceNotActiveException e) {
-                    throw e;
                 } catch (IOException | ExecutionException | RuntimeException e) {
                     Throwable cause = ExceptionUtil.peel(e);
                     why = Outcomes.reason(cause);
@@ -157,8 +150,8 @@ final class SettlementWorker {
                         failed.put(link, why);
                     }
                 } catch (InterruptedException e) {
-                    Thread.currentThread().interrupt();
-                    throw new HazelcastInstanceNotActiveException("interrupted");
+                    close();
+                    return false;
                 } finally {
                     state.settling().unlock();
                 }

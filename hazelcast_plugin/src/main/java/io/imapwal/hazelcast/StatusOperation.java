@@ -11,7 +11,7 @@ import java.io.InputStream;
  * Asks a member for the state of a map: whether its agent answers, whether the map may be used,
  * whether its partitions are loaded; or why not. The member begins to open the map.
  */
-public final class StatusOperation extends NamedMapOperation {
+public final class StatusOperation extends NamedMapOperation implements MemberOperation {
     static final String READY = "ready";
     static final String OPEN = "open";
     static final String LOADED = "loaded";

@@ -97,10 +97,8 @@ final class TransactionCommit {
                 throw new NotAppended("a transaction changes maps \"" + first + "\" and \""
                         + part.map
                         + "\", which have different agents. They could not be logged together."
-                        + " Nothing"
-                        + " was changed. Change them in separate transactions, or give both maps"
-                        + " the"
-                        + " same agent", null);
+                        + " Nothing was changed. Change them in separate transactions, or give"
+                        + " both maps the same agent", null);
             }
         }
         return found;
@@ -178,9 +176,9 @@ final class TransactionCommit {
             bytes += heads.get(heads.size() - 1).length + ORDER_BYTES;
         }
         if (session.maxMessageBytes() > 0 && bytes > session.maxMessageBytes()) {
-            throw new NotAppended(transaction() + " takes " + bytes + " bytes, more than the "
+            throw new NotAppended(transaction() + " has " + bytes + " bytes, more than the "
                     + session.maxMessageBytes()
-                    + " that " + link.agent() + " takes at once. Nothing was changed", null);
+                    + " that " + link.agent() + " accepts at once. Nothing was changed", null);
         }
         return heads;
     }

@@ -12,8 +12,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 
 /**
- * Ends the waits of keys whose transaction has ended without this member knowing: the message that
- * says so was lost, or the key got its place after it.
+ * Ends the wait of keys whose transaction has ended although this member does not know it: the
+ * message that says so was lost, or the key got its place after the message.
  *
  * <pre>
  * owner        a key has a place for some seconds ──▶ which of these transactions have ended?
@@ -25,7 +25,7 @@ import java.util.concurrent.atomic.AtomicBoolean;
  * nothing, and this does not change any more.
  */
 final class TransactionInquiry {
-    /** Longer than nearly all commits, and short for one who waits for the key. */
+    /** Longer than nearly all commits, and short for a caller that waits for the key. */
     private static final long PAUSE_MS = 5000;
 
     private final WalPlugin plugin;
@@ -48,6 +48,10 @@ final class TransactionInquiry {
 
     /** Those that this member, which coordinated them, neither commits now nor has in doubt. */
     List<UUID> ended(Collection<UUID> transactions) {
+        if (plugin.merging()) {
+            // Its doubts are forgotten, and its agent may still log. The owners see it leave.
+            return List.of();
+        }
         // In this order: the reconciler has the keys before the commit ends.
         List<UUID> over = transactions.stream().filter(each -> !underWay.contains(each)).toList();
         Set<UUID> doubted = plugin.reconciler().transactions();

@@ -6,7 +6,7 @@ import com.hazelcast.nio.ObjectDataOutput;
 import java.io.IOException;
 
 /** Asks a member for the newest view of the log of a map that it knows. */
-public final class ViewOperation extends NamedMapOperation {
+public final class ViewOperation extends NamedMapOperation implements MemberOperation {
     private String asker;
     private long answer;
 

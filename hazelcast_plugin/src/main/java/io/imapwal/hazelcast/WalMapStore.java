@@ -8,7 +8,6 @@ import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.serialization.InternalSerializationService;
 import com.hazelcast.internal.serialization.impl.compact.CompactGenericRecord;
-import com.hazelcast.internal.util.ThreadUtil;
 import com.hazelcast.map.EntryStore;
 import com.hazelcast.map.MapLoaderLifecycleSupport;
 import com.hazelcast.map.impl.MapService;
@@ -119,9 +118,11 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     @Override
     public void store(Object key, MetadataAwareValue<Object> value) {
         try {
-            if (!isLogged(key, value.getValue())) {
+            PlacedKeys placed = placed();
+            if (!isLogged(key, value.getValue(), placed)) {
                 link.append(List.of(upsert(key, value)));
             }
+            placed.end();
         } catch (RetryableHazelcastException e) {
             if (!plugin.guard().onBackup(partition(keyData(key)))) {
                 throw e;
@@ -132,19 +133,23 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     @Override
     public void storeAll(Map<Object, MetadataAwareValue<Object>> entries) {
         List<Change> changes = new ArrayList<>(entries.size());
+        PlacedKeys placed = placed();
         entries.forEach((key, value) -> {
-            if (!isLogged(key, value.getValue())) {
+            if (!isLogged(key, value.getValue(), placed)) {
                 changes.add(upsert(key, value));
             }
         });
         link.append(changes);
+        placed.end();
     }
 
     @Override
     public void delete(Object key) {
-        if (!isLogged(key, null)) {
+        PlacedKeys placed = placed();
+        if (!isLogged(key, null, placed)) {
             link.append(List.of(tombstone(key)));
         }
+        placed.end();
     }
 
     /**
@@ -212,9 +217,10 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
 
     private void clear(int partition) {
         state.requireSettled(partition);
-        plugin.placements().clear(map, partition);
+        PlacedKeys placed = placed().in(partition);
         link.append(List.of(Change.clear(map, plugin.guard().take(partition),
                 plugin.partitionCount())));
+        placed.end();
     }
 
     /** Hazelcast does not clear locked keys. */
@@ -228,24 +234,45 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
                     null));
         }
         List<Change> changes = new ArrayList<>(keys.size());
+        PlacedKeys placed = placed();
         keys.forEach(key -> {
-            if (!isLogged(key, null)) {
+            if (!isLogged(key, null, placed)) {
                 changes.add(tombstone(key));
             }
         });
         link.append(changes);
+        placed.end();
     }
 
-    /** Whether a transaction has logged this change already. */
-    private boolean isLogged(Object key, Object value) {
-        Placements placements = plugin.placements();
-        if (placements.none()) {
+    /**
+     * Whether a transaction has logged this change already, with the bytes that memory gets. If so,
+     * the key's place ends. Hazelcast passes an object to {@link #store}. This member may not have
+     * its class, and it may have other bytes when it is written again.
+     */
+    boolean endIfLogged(Data key, Object value) {
+        if (!plugin.placements().contains(map, key) || plugin.guard().onBackup(partition(key))) {
+            return false;
+        }
+        PlacedKeys placed = placed();
+        boolean logged = isLogged(key, value, placed);
+        if (logged) {
+            placed.end();
+        }
+        return logged;
+    }
+
+    private PlacedKeys placed() {
+        return new PlacedKeys(plugin.placements(), map);
+    }
+
+    private boolean isLogged(Object key, Object value, PlacedKeys placed) {
+        if (plugin.placements().none()) {
             return false;
         }
         Data data = keyData(key);
         // A settlement may have read the log before the transaction was logged.
         state.requireSettled(partition(data));
-        return placements.isLogged(map, data, serialization.toData(value));
+        return placed.isLogged(data, serialization.toData(value));
     }
 
     /**
@@ -263,7 +290,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
                     && !state.wholeness().partial(partition)) {
                 return null;
             }
-            AgentReader.Entry entry = newest(data);
+            LogEntry entry = newest(data);
             return entry == null ? null : value(entry);
         } catch (LogUnavailable e) {
             throw state.outcome(partition, e);
@@ -272,14 +299,13 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
 
     @Override
     public Map<Object, MetadataAwareValue<Object>> loadAll(Collection<Object> keys) {
-        boolean doubtedOnly = !readThrough && forGetAll();
         List<Data> data = new ArrayList<>(keys.size());
         for (Object key : keys) {
             Data each = keyData(key);
             int partition = partition(each);
             state.requireSettled(partition);
-            if (state.wholeness().partial(partition) || plugin.reconciler().inDoubt(map, each)
-                    || !doubtedOnly) {
+            if (readThrough || state.wholeness().partial(partition)
+                    || plugin.reconciler().inDoubt(map, each)) {
                 data.add(each);
             }
         }
@@ -288,26 +314,13 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         }
         Map<Object, MetadataAwareValue<Object>> loaded = new HashMap<>();
         try {
-            plugin.reader(settings).load(map, data,
-                    doubtedOnly ? AgentReader.Wait.SHORT : AgentReader.Wait.LONG)
+            plugin.reader(settings).load(map, data, ReadWait.SHORT)
                     .stream().filter(entry -> entry.value() != null)
                     .forEach(entry -> loaded.put(entry.key(), value(entry)));
         } catch (IOException e) {
             throw unavailable(e);
         }
         return loaded;
-    }
-
-    /**
-     * Whether Hazelcast loads keys for {@code getAll}, which did not find them in memory, and not
-     * for a user's {@code loadAll} after an eviction. Hazelcast passes no such information. But
-     * {@code getAll} calls this on the partition's thread, or with offload through {@code
-     * loadMultipleKeys}.
-     */
-    private static boolean forGetAll() {
-        return ThreadUtil.isRunningOnPartitionThread() || StackWalker.getInstance()
-                .walk(frames -> frames.limit(20)
-                    .anyMatch(frame -> frame.getMethodName().equals("loadMultipleKeys")));
     }
 
     /**
@@ -322,10 +335,10 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     }
 
     /** The newest entry of a key, read from this member's agent; null: none. */
-    AgentReader.Entry newest(Data key) {
+    LogEntry newest(Data key) {
         try {
-            List<AgentReader.Entry> entries = plugin.reader(settings)
-                    .load(map, List.of(key), AgentReader.Wait.SHORT);
+            List<LogEntry> entries = plugin.reader(settings)
+                    .load(map, List.of(key), ReadWait.SHORT);
             return entries.isEmpty() ? null : entries.get(0);
         } catch (IOException e) {
             throw unavailable(e);
@@ -337,7 +350,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
                 + ": " + Outcomes.reason(e), e);
     }
 
-    private static MetadataAwareValue<Object> value(AgentReader.Entry entry) {
+    private static MetadataAwareValue<Object> value(LogEntry entry) {
         return entry.expiresAtMs() == 0 ? new MetadataAwareValue<>(entry.value())
                 : new MetadataAwareValue<>(entry.value(), entry.expiresAtMs());
     }
@@ -375,7 +388,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
             throw new NotAppended("map \"" + map + "\": a key of " + key.length + " and a value of "
                     + value.length + " bytes are more than the "
                     + session.maxValueBytes() + " that " + link.agent()
-                    + " takes. Nothing was changed", null);
+                    + " accepts. Nothing was changed", null);
         }
     }
 

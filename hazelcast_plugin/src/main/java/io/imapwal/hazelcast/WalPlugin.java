@@ -290,13 +290,15 @@ final class WalPlugin {
     }
 
     /**
-     * Drops all maps, because Hazelcast merges the entries that are in memory. The log has them.
+     * Drops all maps, because Hazelcast would merge the entries that are in memory. The log has
+     * them.
      */
     private void dropAll() {
         merging = true;
-        placements.clear();
         // Also maps that are not in memory here: their state belongs to this cluster.
-        maps.keySet().forEach(localMaps::drop);
+        localMaps.drop(maps.keySet());
+        // A key may have got its place while its map was closed. Later ones are refused.
+        placements.clear();
     }
 
     /**

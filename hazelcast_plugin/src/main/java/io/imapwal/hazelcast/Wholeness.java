@@ -71,7 +71,8 @@ final class Wholeness {
             this.quiet = quiet;
             // Waiting began with the first reason.
             this.sinceNanos = former == null ? System.nanoTime() : former.sinceNanos;
-            this.leaving = leaving;
+            // Until that member has left, the log may still change.
+            this.leaving = leaving == null && former != null ? former.leaving : leaving;
             this.first = first;
         }
     }
@@ -119,7 +120,8 @@ final class Wholeness {
     /**
      * Memory and log may differ from now on.
      *
-     * @param leaving the member that must leave before it is settled; or null
+     * @param leaving the member that must leave before it is settled; or null: a former reason may
+     *                name one
      */
     void doubt(int partition, UUID leaving, boolean first) {
         unsettled.compute(partition, (id, former) -> {

@@ -46,7 +46,7 @@ final class ZmtpConnection implements Closeable {
     }
 
     private final SocketChannel channel;
-    /** null without keys. */
+    /** Null without keys. */
     private final CurveClient curve;
     private final Waiter reader;
     private final Waiter writer;
@@ -276,9 +276,9 @@ final class ZmtpConnection implements Closeable {
         }
         if (!Arrays.equals(greeting, 12, 32, theirs, 12, 32)) {
             throw new ProtocolException(curve == null
-                    ? "the agent takes connections with keys only, and ours is NULL: set"
+                    ? "the agent accepts only connections with keys, and ours is NULL: set"
                     + " agent-key-file and agent-public-key"
-                    : "the agent takes no keys: leave agent-key-file and agent-public-key out, or"
+                    : "the agent uses no keys: leave agent-key-file and agent-public-key out, or"
                     + " give it a key and clients");
         }
         patience = greeted.get();
@@ -383,7 +383,7 @@ final class ZmtpConnection implements Closeable {
                 need(1, deadlineNanos);
             }
             if (have == body.length) {
-                // It grows with what arrives, so that a wrong size cannot exhaust the heap.
+                // The buffer grows with what arrives, so that a wrong size cannot exhaust the heap.
                 body = Arrays.copyOf(body, (int) Math.min(size, body.length * 2L));
             }
             int part = Math.min(in.remaining(), body.length - have);

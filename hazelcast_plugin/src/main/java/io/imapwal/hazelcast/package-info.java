@@ -21,7 +21,7 @@
  *          MemoryWatch ─▶ Wholeness: keys that are not in memory are read from the log, and
  *             digests of memory that has changed since are not used
  *
- * wire     AgentLink, AgentReader ─▶ AgentConnection (hello, request, answer)
+ * wire     AgentLink, AgentReader ─▶ ReadConnection ─▶ AgentConnection (hello, request, answer)
  *          ─▶ ZmtpConnection (frames); MsgpackWriter, MsgpackReader; see docs/protocol.md
  *
  * look     JmxBeans: state and counters, if hazelcast.jmx is true

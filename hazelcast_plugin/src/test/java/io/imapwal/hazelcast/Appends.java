@@ -43,7 +43,8 @@ final class Appends {
     }
 
     static SessionInfo session(long number, long lastRequest, Map<Long, Long> former) {
-        return new SessionInfo(CLUSTER, MEMBER, "node", number, number, lastRequest, former, 0, 0);
+        return new SessionInfo(new Membership(CLUSTER, MEMBER), "node", number, number, lastRequest,
+                former, 0, 0);
     }
 
     /** An append of the changes, which have no request numbers yet. */

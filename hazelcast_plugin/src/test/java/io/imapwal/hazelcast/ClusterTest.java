@@ -151,7 +151,7 @@ class ClusterTest {
             IMap<Integer, Integer> remote = client.getMap("orders");
             assertEquals(key, remote.get(key));
             agents.get(1).stop();
-            WalPlugin.of(b).localMaps().drop("orders");
+            WalPlugin.of(b).localMaps().drop(List.of("orders"));
             assertEquals(key, remote.put(key, 1000));
             assertEquals(1000, remote.put(key, 1001));
             assertEquals(1001, remote.remove(key));

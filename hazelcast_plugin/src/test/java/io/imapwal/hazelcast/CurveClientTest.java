@@ -228,7 +228,7 @@ class CurveClientTest {
             server.mechanism = "NULL";
             return server.handshake();
         }));
-        assertTrue(refused.getMessage().contains("the agent takes no keys"));
+        assertTrue(refused.getMessage().contains("the agent uses no keys"));
     }
 
     @Test

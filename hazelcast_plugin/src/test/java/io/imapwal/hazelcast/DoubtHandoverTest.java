@@ -15,6 +15,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.CompletionException;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.FutureTask;
@@ -35,9 +36,7 @@ class DoubtHandoverTest extends SettlementFixture {
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = b.getMap("orders");
-        fill(map, 40);
-        cluster.awaitSafe();
-        int key = owned(a, 1).get(0);
+        int key = fillWithKeyOf(a, map);
         agents.get(0).faults.onAppend = OnAppend.SILENT_AFTER;
         assertThrows(OutcomeUnknown.class, () -> map.set(key, 1000));
         agents.get(0).faults.onAppend = OnAppend.ACK;
@@ -52,14 +51,34 @@ class DoubtHandoverTest extends SettlementFixture {
         settleTimeoutMs = 10_000;
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = b.getMap("orders");
-        fill(map, 40);
-        cluster.awaitSafe();
-        int key = owned(a, 1).get(0);
+        int key = fillWithKeyOf(a, map);
         agents.get(0).faults.onAppend = OnAppend.DIE_AFTER;
         assertThrows(OutcomeUnknown.class, () -> map.set(key, 1000));
         a.shutdown();
         assertEquals(1000, map.get(key));
         assertEquals(40, map.size());
+    }
+
+    /** Hazelcast runs no operation on keys of a member that leaves. */
+    @Test
+    void nextOwnerSettlesDoubtsThatBeganDuringTheShutdown() throws Exception {
+        timeoutMs = 2000;
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        IMap<Integer, Integer> map = b.getMap("orders");
+        int key = fillWithKeyOf(a, map);
+        FakeAgent agent = agents.get(0);
+        int before = agent.appends;
+        agent.faults.onAppend = OnAppend.SILENT_AFTER;
+        CompletionStage<Void> change = map.setAsync(key, 1000);
+        eventually(() -> agent.appends > before);
+        FutureTask<Void> left = new FutureTask<>(a::shutdown, null);
+        new Thread(left).start();
+        eventually(() -> WalPlugin.of(a).reconciler().size() > 0);
+        agent.faults.onAppend = OnAppend.ACK;
+        left.get();
+        assertThrows(CompletionException.class, () -> change.toCompletableFuture().join());
+        assertEquals(1000, map.get(key));
     }
 
     @Test

@@ -2,12 +2,8 @@ package io.imapwal.hazelcast;
 
 import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.core.Offloadable;
-import com.hazelcast.internal.serialization.Data;
-import com.hazelcast.internal.util.ThreadUtil;
 import com.hazelcast.map.EntryProcessor;
 import com.hazelcast.map.IMap;
-import com.hazelcast.map.impl.MapService;
-import com.hazelcast.spi.impl.NodeEngineImpl;
 import com.hazelcast.transaction.TransactionContext;
 import com.hazelcast.transaction.TransactionalMap;
 import org.junit.jupiter.api.Test;
@@ -134,19 +130,6 @@ class DoubtLockTest extends SettlementFixture {
         assertEquals(1001, map.get(1));
     }
 
-    /** As a transaction of this thread that gets no answer. */
-    private static void leaveLocked(HazelcastInstance member, int key, long forMs)
-            throws InterruptedException {
-        NodeEngineImpl engine = WalPlugin.of(member).nodeEngine();
-        MapService service = engine.getService(MapService.SERVICE_NAME);
-        long thread = ThreadUtil.getThreadId();
-        Data data = engine.toData(key);
-        new PartitionThreads(engine).run(List.of(engine.getPartitionService().getPartitionId(data)),
-                id -> assertTrue(service.getMapServiceContext().getRecordStore(id, "orders")
-                    .txnLock(data, engine.getLocalMember().getUuid(), thread, 0, forMs, false)),
-                10);
-    }
-
     @Test
     void processorOnAnotherThreadReadsAKeyWhenItIsSettled() throws Exception {
         HazelcastInstance a = start(0);
@@ -211,21 +194,5 @@ class DoubtLockTest extends SettlementFixture {
         callers.forEach(CompletableFuture::join);
         assertEquals(committed.get(), map.get(1));
         assertEquals(committed.get(), map.get(2));
-    }
-
-    /** Adds to keys that have the same value. @return the value before */
-    private static int add(HazelcastInstance member, List<Integer> keys, int more) {
-        TransactionContext transaction = member.newTransactionContext();
-        transaction.beginTransaction();
-        try {
-            TransactionalMap<Integer, Integer> changes = transaction.getMap("orders");
-            int before = changes.getForUpdate(keys.get(0));
-            keys.forEach(key -> changes.set(key, before + more));
-            transaction.commitTransaction();
-            return before;
-        } catch (RuntimeException e) {
-            transaction.rollbackTransaction();
-            throw e;
-        }
     }
 }

@@ -44,7 +44,7 @@ class DropTest extends OpeningFixture {
         IMap<Integer, Integer> map = a.getMap("orders");
         fill(map, 100);
         // As LeftOut and a merge into another cluster do.
-        WalPlugin.of(a).localMaps().drop("orders");
+        WalPlugin.of(a).localMaps().drop(List.of("orders"));
         map.destroy();
         assertEquals(0, b.getMap("orders").size());
     }
@@ -60,7 +60,7 @@ class DropTest extends OpeningFixture {
         try {
             IMap<Integer, Integer> map = client.getMap("orders");
             fill(map, 100);
-            WalPlugin.of(a).localMaps().drop("orders");
+            WalPlugin.of(a).localMaps().drop(List.of("orders"));
             map.destroy();
             assertEquals(0, client.getMap("orders").size());
         } finally {
@@ -147,7 +147,7 @@ class DropTest extends OpeningFixture {
         assertEquals(1, near.get(key));
         at.set(key, 2);
         eventually(() -> near.get(key) == 2);
-        WalPlugin.of(a).localMaps().drop("orders");
+        WalPlugin.of(a).localMaps().drop(List.of("orders"));
         at.set(key, 3);
         assertEquals(3, at.get(key));
         eventually(() -> near.get(key) == 3);
@@ -160,7 +160,7 @@ class DropTest extends OpeningFixture {
         at.addInterceptor(new Refuses());
         at.addIndex(new IndexConfig(IndexType.SORTED, "this"));
         assertThrows(RuntimeException.class, () -> at.put(1, -1));
-        WalPlugin.of(a).localMaps().drop("orders");
+        WalPlugin.of(a).localMaps().drop(List.of("orders"));
         at.put(2, 1);
         assertThrows(RuntimeException.class, () -> at.put(1, -1));
     }

@@ -1,15 +1,20 @@
 package io.imapwal.hazelcast;
 
 import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.core.LifecycleEvent.LifecycleState;
+import com.hazelcast.instance.impl.LifecycleServiceImpl;
+import com.hazelcast.internal.cluster.impl.ClusterServiceImpl;
 import com.hazelcast.internal.nio.Packet;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.map.IMap;
+import com.hazelcast.map.impl.tx.TxnRollbackOperation;
 import com.hazelcast.spi.impl.PacketDispatcher;
 import com.hazelcast.transaction.TransactionContext;
 import com.hazelcast.transaction.TransactionalMap;
 import org.junit.jupiter.api.Test;
 
 import java.lang.reflect.Field;
+import java.time.Duration;
 import java.util.List;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
@@ -23,6 +28,8 @@ import static io.imapwal.hazelcast.TestCluster.fill;
 import static io.imapwal.hazelcast.TestCluster.owned;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTimeout;
+import static org.junit.jupiter.api.Assertions.assertTimeoutPreemptively;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 /** Transactions of one member, keys of another one, and messages between them that are lost. */
@@ -121,6 +128,92 @@ class LostMessageTest extends SettlementFixture {
         map.set(key, 1000);
         assertEquals(1000, map.get(key));
         assertTrue(placements().none());
+    }
+
+    /** The owner cannot learn whether the transaction has ended. */
+    @Test
+    void leavingOwnerHandsOverKeysOfTransactions() throws Exception {
+        start();
+        int key = keys.get(0);
+        drop(coordinator, each -> each instanceof InquiryOperation);
+        place(key, true);
+        cluster.logOnly(owner, key, 1000, 0);
+        assertTimeoutPreemptively(Duration.ofSeconds(60), owner::shutdown);
+        assertEquals(1000, coordinator.getMap("orders").get(key));
+    }
+
+    /** The doubt of a coordinator ends with it, so the owner must keep the place until then. */
+    @Test
+    void keyIsSettledAfterItsCoordinatorIsLostThatTriedToSettleIt() throws Exception {
+        start();
+        int key = keys.get(0);
+        UUID transaction = placeAndLog(key);
+        agents.get(1).faults.readError = NO_DISK;
+        int before = agents.get(1).loads;
+        settle(key, transaction);
+        eventually(() -> agents.get(1).loads > before + 1);
+        coordinator.getLifecycleService().terminate();
+        agents.get(1).faults.readError = null;
+        eventually(() -> map.get(key) == 1000);
+        assertTrue(placements().none());
+    }
+
+    /** The value is in the log already, so it is not logged again. */
+    @Test
+    void keyOfALostTransactionIsSettledWhileTheDiskIsFull() throws Exception {
+        start();
+        int key = keys.get(0);
+        UUID transaction = placeAndLog(key);
+        agents.get(1).faults.onAppend = OnAppend.FULL;
+        int before = agents.get(1).appends;
+        settle(key, transaction);
+        eventually(() -> placements().none());
+        assertEquals(1000, map.get(key));
+        assertEquals(before, agents.get(1).appends);
+    }
+
+    private UUID placeAndLog(int key) {
+        Data data = WalPlugin.of(owner).nodeEngine().toData(key);
+        int partition = owner.getPartitionService().getPartition(key).getPartitionId();
+        UUID transaction = UUID.randomUUID();
+        placements().place("orders", data, transaction,
+                coordinator.getCluster().getLocalMember().getUuid(), true, partition,
+                WalPlugin.of(owner).guard().place(partition).order());
+        cluster.logOnly(owner, key, 1000, 0);
+        return transaction;
+    }
+
+    private void settle(int key, UUID transaction) {
+        WalPlugin plugin = WalPlugin.of(coordinator);
+        plugin.settle("orders", plugin.nodeEngine().toData(key), transaction);
+    }
+
+    /** It forgets what it has in doubt, but its agent may still log it. */
+    @Test
+    void mergingMemberDoesNotSayThatTransactionsHaveEnded() throws Exception {
+        start();
+        agents.get(0).faults.readError = NO_DISK;
+        WalPlugin plugin = WalPlugin.of(coordinator);
+        UUID transaction = UUID.randomUUID();
+        plugin.settle("orders", plugin.nodeEngine().toData(keys.get(0)), transaction);
+        assertEquals(List.of(), plugin.inquiry().ended(List.of(transaction)));
+        ((LifecycleServiceImpl) plugin.instance().getLifecycleService())
+                .fireLifecycleEvent(LifecycleState.MERGING);
+        assertEquals(List.of(), plugin.inquiry().ended(List.of(transaction)));
+    }
+
+    /** Hazelcast ends the transactions of clients while a member has no connections. */
+    @Test
+    void mergingMemberDoesNotWaitForARollback() throws Exception {
+        start();
+        drop(owner, each -> each instanceof TxnRollbackOperation);
+        TransactionContext transaction = coordinator.newTransactionContext();
+        transaction.beginTransaction();
+        transaction.getMap("orders").set(keys.get(0), 1000);
+        ((LifecycleServiceImpl) WalPlugin.of(coordinator).instance().getLifecycleService())
+                .fireLifecycleEvent(LifecycleState.MERGING);
+        ((ClusterServiceImpl) WalPlugin.of(coordinator).nodeEngine().getClusterService()).reset();
+        assertTimeout(Duration.ofSeconds(20), transaction::rollbackTransaction);
     }
 
     /** It does not know the question, and would log an error for each. */

@@ -186,7 +186,7 @@ class NewClusterTest {
         HazelcastInstance b = members.stream().filter(each -> !each.getCluster().getLocalMember()
                 .equals(each.getPartitionService().getPartition("orders").getOwner())).findFirst()
                 .orElseThrow();
-        WalPlugin.of(b).localMaps().drop("orders");
+        WalPlugin.of(b).localMaps().drop(List.of("orders"));
         for (int i = 0; i < KEYS; i++) {
             assertEquals(i, b.getMap("orders").get(i));
         }

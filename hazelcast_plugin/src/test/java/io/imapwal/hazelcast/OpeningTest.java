@@ -12,6 +12,10 @@ import com.hazelcast.map.EntryProcessor;
 import com.hazelcast.map.IMap;
 import com.hazelcast.map.listener.EntryAddedListener;
 import com.hazelcast.query.Predicates;
+import com.hazelcast.spi.impl.PartitionSpecificRunnable;
+import com.hazelcast.spi.impl.operationservice.Operation;
+import com.hazelcast.spi.impl.operationservice.impl.OperationServiceImpl;
+import com.hazelcast.spi.properties.ClusterProperty;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
@@ -73,7 +77,7 @@ class OpeningTest extends OpeningFixture {
         int key = owned(b, 1).get(0);
         // As LeftOut.look does when the log's newest view leaves b out.
         link.leaveOut(WalPlugin.of(b).cluster().member(), "not in the view");
-        WalPlugin.of(b).states().forEach(state -> WalPlugin.of(b).localMaps().drop(state.map()));
+        WalPlugin.of(b).localMaps().drop(List.of("orders"));
         assertTrue(WalPlugin.of(b).leftOut().isOut());
         Object read;
         try {
@@ -82,6 +86,48 @@ class OpeningTest extends OpeningFixture {
             return;
         }
         fail("a member that is left out answered " + read + ", size " + b.getMap("orders").size());
+    }
+
+    /** As they are while destroys wait for the end of all migrations, which may wait for a map. */
+    @Test
+    void mapIsOpenedThoughGenericThreadsAreOccupied() throws Exception {
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        eventually(() -> a.getPartitionService().isClusterSafe());
+        OperationServiceImpl operations = WalPlugin.of(a).nodeEngine().getOperationService();
+        int threads = WalPlugin.of(a).nodeEngine().getProperties()
+                .getInteger(ClusterProperty.GENERIC_OPERATION_THREAD_COUNT);
+        CountDownLatch occupied = new CountDownLatch(threads);
+        CountDownLatch end = new CountDownLatch(1);
+        for (int i = 0; i < threads; i++) {
+            operations.getOperationExecutor().execute(new Occupation(occupied, end));
+        }
+        occupied.await();
+        try {
+            assertTimeoutPreemptively(Duration.ofSeconds(20), () -> b.getMap("orders").set(1, 2));
+        } finally {
+            end.countDown();
+        }
+        assertEquals(2, a.getMap("orders").get(1));
+    }
+
+    /** Occupies a generic thread. */
+    private record Occupation(CountDownLatch occupied, CountDownLatch end)
+            implements PartitionSpecificRunnable {
+        @Override
+        public int getPartitionId() {
+            return Operation.GENERIC_PARTITION_ID;
+        }
+
+        @Override
+        public void run() {
+            occupied.countDown();
+            try {
+                end.await();
+            } catch (InterruptedException e) {
+                Thread.currentThread().interrupt();
+            }
+        }
     }
 
     /** The agent reads its storage for a hello, for longer than a connection may take. */

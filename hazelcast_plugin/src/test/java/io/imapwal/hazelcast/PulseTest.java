@@ -86,7 +86,7 @@ class PulseTest {
         CompletableFuture<IOException> reading = CompletableFuture.supplyAsync(() -> {
             while (true) {
                 try {
-                    reader.load("orders", List.of(key), AgentReader.Wait.SHORT);
+                    reader.load("orders", List.of(key), ReadWait.SHORT);
                 } catch (IOException e) {
                     return e;
                 }

@@ -5,7 +5,13 @@ import com.hazelcast.config.IndexConfig;
 import com.hazelcast.config.IndexType;
 import com.hazelcast.config.MapConfig;
 import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.internal.util.ThreadUtil;
 import com.hazelcast.map.IMap;
+import com.hazelcast.map.impl.MapService;
+import com.hazelcast.spi.impl.NodeEngineImpl;
+import com.hazelcast.transaction.TransactionContext;
+import com.hazelcast.transaction.TransactionalMap;
 import org.junit.jupiter.api.AfterEach;
 
 import java.util.ArrayList;
@@ -16,6 +22,7 @@ import java.util.Map;
 import static io.imapwal.hazelcast.Members.eventually;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 /** Members of one cluster with a map "orders", for tests of what is compared with the log. */
 abstract class SettlementFixture {
@@ -43,6 +50,7 @@ abstract class SettlementFixture {
         map.getMapStoreConfig().setProperty("restore-chunk", String.valueOf(restoreChunk));
         map.addIndexConfig(new IndexConfig(IndexType.SORTED, "this"));
         config.addMapConfig(map);
+        config.addMapConfig(new MapConfig("plain-*"));  // without the plug-in
         return cluster.start(config);
     }
 
@@ -65,6 +73,13 @@ abstract class SettlementFixture {
         return entries;
     }
 
+    /** Sets 40 numbers to themselves. Returns one that this member owns, with a backup. */
+    int fillWithKeyOf(HazelcastInstance owner, IMap<Integer, Integer> map) throws Exception {
+        TestCluster.fill(map, 40);
+        cluster.awaitSafe();
+        return TestCluster.owned(owner, 1).get(0);
+    }
+
     /** Returns when reads of the key fail because the log cannot be read. */
     static void awaitUnavailable(IMap<Integer, Integer> map, int key) throws Exception {
         eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(key)).getMessage()
@@ -85,5 +100,34 @@ abstract class SettlementFixture {
             keys.putIfAbsent(member.getPartitionService().getPartition(key).getPartitionId(), key);
         }
         return new ArrayList<>(keys.values());
+    }
+
+    /** As a transaction of this thread that gets no answer. */
+    static void leaveLocked(HazelcastInstance member, int key, long forMs)
+            throws InterruptedException {
+        NodeEngineImpl engine = WalPlugin.of(member).nodeEngine();
+        MapService service = engine.getService(MapService.SERVICE_NAME);
+        long thread = ThreadUtil.getThreadId();
+        Data data = engine.toData(key);
+        new PartitionThreads(engine).run(List.of(engine.getPartitionService().getPartitionId(data)),
+                id -> assertTrue(service.getMapServiceContext().getRecordStore(id, "orders")
+                    .txnLock(data, engine.getLocalMember().getUuid(), thread, 0, forMs, false)),
+                10);
+    }
+
+    /** Adds to keys that have the same value. @return the value before */
+    static int add(HazelcastInstance member, List<Integer> keys, int more) {
+        TransactionContext transaction = member.newTransactionContext();
+        transaction.beginTransaction();
+        try {
+            TransactionalMap<Integer, Integer> changes = transaction.getMap("orders");
+            int before = changes.getForUpdate(keys.get(0));
+            keys.forEach(key -> changes.set(key, before + more));
+            transaction.commitTransaction();
+            return before;
+        } catch (RuntimeException e) {
+            transaction.rollbackTransaction();
+            throw e;
+        }
     }
 }

@@ -7,6 +7,7 @@ import com.hazelcast.internal.partition.PartitionMigrationEvent;
 import com.hazelcast.internal.partition.impl.InternalPartitionImpl;
 import com.hazelcast.map.IMap;
 import com.hazelcast.query.Predicates;
+import com.hazelcast.spi.exception.RetryableException;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
@@ -18,6 +19,7 @@ import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 
 import static io.imapwal.hazelcast.Members.eventually;
@@ -63,6 +65,23 @@ class SettlementTest extends SettlementFixture {
         assertEquals(200, map.size());
         assertEquals(3, map.values(Predicates.greaterEqual("this", 1000)).size());
         assertEquals(logged, log.appended().size(), "settling logs nothing");
+    }
+
+    /** It ends with an error after which it is tried again soon, if it is needed at all. */
+    @Test
+    void partitionThatMovedIsNotSettledHere() throws Exception {
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        fill(b.getMap("orders"), 40);
+        cluster.awaitSafe();
+        int partition = b.getPartitionService().getPartition(owned(a, 1).get(0)).getPartitionId();
+        WalPlugin plugin = WalPlugin.of(b);
+        MapState state = plugin.state("orders");
+        state.doubt(partition, null);
+        ExecutionException error = assertThrows(ExecutionException.class, () ->
+                new Settlement(plugin, state, state.wholeness().unsettled()).run(null));
+        assertInstanceOf(RetryableException.class, error.getCause());
+        assertEquals(40, b.getMap("orders").size());
     }
 
     @Test

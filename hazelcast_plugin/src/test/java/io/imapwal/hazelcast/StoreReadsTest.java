@@ -98,7 +98,7 @@ class StoreReadsTest extends StoreFixture {
         Thread slow = new Thread(() -> {
             try {
                 plugin.reader(settings).load(map.getName(), List.of(
-                        plugin.nodeEngine().<Data>toData("a")), AgentReader.Wait.LONG);
+                        plugin.nodeEngine().<Data>toData("a")), ReadWait.LONG);
             } catch (IOException e) {
                 // This test is about the other read.
             }
@@ -130,6 +130,23 @@ class StoreReadsTest extends StoreFixture {
         map.evict(7);
         map.loadAll(Set.of(7), false);
         assertEquals(7, map.get(7));
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"plain-", "offloaded-"})
+    void loadAllThatCannotReadFailsAndLeavesKeysEvicted(String prefix) {
+        IMap<Integer, Integer> map = member.getMap(prefix + name);
+        map.set(7, 7);
+        map.evict(7);
+        agent.faults.readError = "the disk is gone";
+        try {
+            assertThrows(LogUnavailable.class, () -> map.loadAll(Set.of(7), true));
+            assertThrows(LogUnavailable.class, () -> map.get(7));
+        } finally {
+            agent.faults.readError = null;
+        }
+        map.loadAll(Set.of(7), true);
+        assertEquals(1, map.size());
     }
 
     @Test

@@ -167,7 +167,7 @@ class UnsettledReadsTest extends SettlementFixture {
         HazelcastInstance b = cluster.start(config);
         IMap<Integer, Integer> loaded = b.getMap("orders");
         agent.faults.unreadable = log.maps.get("orders").firstKey();
-        WalPlugin.of(b).localMaps().drop("orders");
+        WalPlugin.of(b).localMaps().drop(List.of("orders"));
         eventually(() -> assertThrows(RuntimeException.class, () -> loaded.get(7))
                 instanceof LogUnavailable);
         return loaded;

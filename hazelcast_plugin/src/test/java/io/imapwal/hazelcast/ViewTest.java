@@ -7,6 +7,9 @@ import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.internal.cluster.impl.ClusterServiceImpl;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.map.IMap;
+import com.hazelcast.map.impl.MapService;
+import com.hazelcast.spi.exception.RetryableHazelcastException;
+import com.hazelcast.transaction.TransactionException;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
@@ -133,6 +136,27 @@ class ViewTest {
         assertEquals(1, appended("second").get(0).order().get(3) - appended("first").get(0).order()
                 .get(3), "numbers without a gap");
         assertEquals(List.of(), appended("placed"));
+    }
+
+    /** It may have been left out of the view, and the key may have another owner. */
+    @Test
+    void ownerOfAnOlderViewGivesNoPlace() throws Exception {
+        assertThrows(RetryableHazelcastException.class, () -> place("first", 2));
+        log.claimView(Set.of(uuid()));
+        eventually(() -> link.session() != null && link.session().incarnation() == 2);
+        assertThrows(TransactionException.class, () -> place("first", 2), "it knows the view; the"
+                + " key has no lock");
+    }
+
+    private void place(String key, long view) {
+        WalPlugin plugin = WalPlugin.of(member);
+        Data data = plugin.nodeEngine().toData(key);
+        UUID coordinator = member.getCluster().getLocalMember().getUuid();
+        PlaceOperation operation = new PlaceOperation(UUID.randomUUID(), coordinator, coordinator,
+                List.of(new PlaceOperation.Item("orders", data, 1, 0)), view);
+        plugin.nodeEngine().getOperationService().createInvocationBuilder(MapService.SERVICE_NAME,
+                operation, plugin.nodeEngine().getPartitionService().getPartitionId(data))
+                .setTryCount(1).invoke().joinInternal();
     }
 
     /**

@@ -29,7 +29,8 @@ def last_that_count(
     log: NodeLog, cluster: ClusterLog, sessions: Mapping[int, int]
 ) -> dict[int, int]:
     """Session → its last request that counts; 0: none; or `UNKNOWN`. `sessions`: of this node, with
-    their incarnations, which all were followed. Nothing is appended for them meanwhile."""
+    their incarnations, all of which were followed by others. Nothing is appended for them
+    meanwhile."""
     last = {session: log.requests.get(session, 0) for session in sessions}
     if not any(last.values()):
         return last

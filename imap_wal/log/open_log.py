@@ -1,62 +1,26 @@
-"""A log without maps: append entries, read them in order from any position, follow them while they
-are written.
-
-    create      publish the node's first manifest, with kind "log" (compare-and-swap) ─▶ open
-    open        lock, recover the tail, next epoch: the previous writer is fenced
-    append      number, encode, publish (one lock: ring order is request order) ─▶ committer
-                ─▶ acknowledge, wake tailing readers ─▶ Position
-    read, tail  `imap_wal.read.log_reader`, also from other processes: `LogReader`
-
-The log has no maximum size. Its metadata is the node's manifest. Its data is the segments, found by
-listing, and the archives, named by the manifest.
-
-Embedded maps and agents write the same kind of log. So a `LogReader` reads their logs, and every
-tool for their logs works on this one. `Log` appends only to logs that `create` made: a map in
-memory would not see entries that another program appends to its log.
-"""
+"""A log open for writing: entries are appended, and read back once they are acknowledged."""
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple, Self, Unpack
+from typing import NamedTuple, Self
 
-from imap_wal import layout
-from imap_wal.checks import location
-from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.embedded.opening import next_incarnation, raise_level
+from imap_wal.clock import Clock
 from imap_wal.entry import RAW, DataEntry, check, is_clear, pack
-from imap_wal.errors import (
-    Closed,
-    Fenced,
-    InvalidSetting,
-    LogExists,
-    NoSuchLog,
-    NotSerializable,
-    TooLarge,
-)
+from imap_wal.errors import Closed, Fenced, InvalidSetting, NotSerializable, TooLarge
 from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, START, Position
-from imap_wal.layout import Identity
-from imap_wal.manifest.claims import claim_manifests
-from imap_wal.manifest.cluster import cluster_manifests
-from imap_wal.manifest.node import LOG, NodeManifest, node_manifests
-from imap_wal.manifest.store import ManifestLog
-from imap_wal.read.cluster import ClusterLog
+from imap_wal.names import check_map_name
 from imap_wal.read.file_scan import END
 from imap_wal.read.log_reader import Bound, LogReader, Record, storage_errors
 from imap_wal.retention.log_writer import LogWriter
-from imap_wal.security.encryption import with_keys
-from imap_wal.settings import Durability, Settings, SettingsOptions, choose
-from imap_wal.write.committer import CommitRequest, CommitStatistics
-from imap_wal.write.context import LogContext
-from imap_wal.write.opening import check_new_log, open_node_log
+from imap_wal.write.commit_request import CommitRequest
+from imap_wal.write.commit_statistics import CommitStatistics
 from imap_wal.write.recovery import RecoveryReport
-from storage_backends import SegmentStore, StorageError, open_store
+from storage_backends import StorageError
 
 
 class Change(NamedTuple):
@@ -70,7 +34,7 @@ class Change(NamedTuple):
 
 class Log:
     """A log open for writing, from `create` or `open`. It is the only writer of its log. It is
-    thread-safe, and a context manager that closes it.
+    thread-safe. As a context manager, it closes itself at the end of the block.
 
     After `close`, all methods except `close` raise `Closed`."""
 
@@ -124,10 +88,11 @@ class Log:
             raise InvalidSetting("an append takes at least one change")
         if len(given) > COUNT_MAX:
             raise TooLarge(
-                f"one commit of {len(given)} changes; it takes at most {COUNT_MAX}, append in parts"
+                f"one commit has {len(given)} changes, and may have at most {COUNT_MAX}; append "
+                "them in parts"
             )
         for name in {each.map for each in given}:
-            layout.check_map_name(name)
+            check_map_name(name)
         for each in given:
             self._check(each)
         kind = CLEARS if any(map(is_clear, given)) else ENTRIES
@@ -140,8 +105,8 @@ class Log:
             ]
             if sum(map(len, rows)) > PAYLOAD_BYTES_MAX:
                 raise TooLarge(
-                    f"one commit of {sum(map(len, rows))} bytes; it takes less than 2 GiB, "
-                    "append in parts"
+                    f"one commit has {sum(map(len, rows))} bytes, and must be below 2 GiB; append "
+                    "the changes in parts"
                 )
             self._request = request + len(rows)
             batch = CommitRequest(
@@ -269,8 +234,8 @@ class Log:
     # ---- closing ----
 
     def close(self) -> None:
-        """Commit all waiting entries, write the clean-shutdown frame, seal the segment, release the
-        lock. Safe to call twice.
+        """Commit all waiting entries, write the clean-shutdown frame, seal the segment, and release
+        the lock. Safe to call twice.
 
         Raises:
             StorageUnavailable: the storage failed; the log is closed nevertheless.
@@ -307,7 +272,7 @@ class Log:
     def _check(self, entry: DataEntry) -> None:
         takes = is_clear(entry) or type(entry.key) is bytes
         if not takes or not (entry.value is None or type(entry.value) is bytes):
-            raise NotSerializable("a log takes bytes as key, and as value bytes or None")
+            raise NotSerializable("the key of an entry must be bytes, and its value bytes or None")
         try:
             check(entry._replace(order=(0, 0, 0, 0)))
         except ValueError as error:
@@ -317,8 +282,8 @@ class Log:
         size = len(entry.key or b"") + len(entry.value or b"")
         if size > self._log.settings.max_value_bytes:
             raise TooLarge(
-                f"map {entry.map!r}: key and value take {size} bytes, max_value_bytes is "
-                f"{self._log.settings.max_value_bytes}"
+                f"map {entry.map!r}: key and value take {size} bytes, more than max_value_bytes, "
+                f"{self._log.settings.max_value_bytes}; store less, or raise the setting"
             )
 
 
@@ -370,7 +335,7 @@ class _Acknowledged(Bound):
                 self._waiting -= 1
         with suppress(StorageError):
             try:
-                self._log._log.check_fence()  # a writer with nothing to write would not notice
+                self._log._log.permit.check()  # a writer with nothing to write would not notice
             except Fenced:
                 self._fenced = True
 
@@ -388,227 +353,3 @@ def _entry(map: str, change: Change, now_ms: int) -> DataEntry:
         0,
         (0, 0, 0, 0),
     )
-
-
-def create(
-    url: str | os.PathLike[str],
-    *,
-    namespace: str = "default",
-    cluster: str = "log",
-    node: str = "log",
-    exist_ok: bool = False,
-    clock: Clock | None = None,
-    randomness: Randomness | None = None,
-    storage: SegmentStore | None = None,
-    wal_dir: str | os.PathLike[str] = "",
-    storage_options: Mapping[str, Any] | None = None,
-    **settings: Unpack[SettingsOptions],
-) -> Log:
-    """Create a log and open it for writing. If several processes call this, one creates the log.
-    Returns the open log. Close it, or use it in a `with` statement.
-
-    Args:
-        url: a folder or URL.
-        namespace: namespace of the cluster.
-        cluster: cluster of the log. It must not contain maps, because a restore of the maps would
-            read this log's entries as changes of the maps.
-        node: name of the log in its cluster.
-        exist_ok: open the log if it exists already.
-        clock: for tests.
-        randomness: for tests.
-        storage: an open storage, instead of the one that `url` names.
-        wal_dir: as for `imap_wal.open`.
-        storage_options: as for `imap_wal.open`.
-        **settings: fields of `imap_wal.Settings`.
-
-    Raises:
-        LogExists: there is a log of this name.
-        InvalidSetting: a setting is not valid, or the cluster contains maps.
-        WriterLocked: another process has the log open for writing (with `exist_ok`).
-        LogError: a file of the log is damaged, or of a newer version.
-        MissingNode: the node is being forgotten, or its folder contains another log.
-        EncryptionError: the keys do not fit the log.
-        StorageUnavailable: the storage failed.
-    """
-    chosen = _settings(settings)
-    identity = Identity(namespace, cluster, node)
-    identity.check()
-    url = location(url, options=storage_options, file_mode=chosen.file_mode)
-    place = location(wal_dir, "wal_dir")
-    with storage_errors(url):
-        storage = storage or open_store(url, wal_dir=place)
-        context = _context(storage, identity, chosen, clock, randomness)
-
-        def change(manifest: NodeManifest) -> NodeManifest | None:
-            if manifest.empty:
-                _check_neighbours(context)
-                return replace(manifest, kind=LOG, forgotten=False)
-            if manifest.kind != LOG:
-                raise _of_maps(identity)
-            if not exist_ok:
-                raise LogExists(
-                    f"log {node!r} in cluster {cluster!r}, namespace {namespace!r} exists; "
-                    "open it, or choose another name"
-                )
-            return None
-
-        check_new_log(context)
-        _manifests(context).update(change)
-        return _open(url, context, takeover=False)
-
-
-def open(  # the public name: imap_wal.log.open
-    url: str | os.PathLike[str],
-    *,
-    namespace: str = "default",
-    cluster: str = "log",
-    node: str = "log",
-    takeover: bool = False,
-    clock: Clock | None = None,
-    randomness: Randomness | None = None,
-    storage: SegmentStore | None = None,
-    wal_dir: str | os.PathLike[str] = "",
-    storage_options: Mapping[str, Any] | None = None,
-    **settings: Unpack[SettingsOptions],
-) -> Log:
-    """Open a log that `create` made, as its only writer. Returns the open log. Close it, or use it
-    in a `with` statement.
-
-    Args:
-        url: a folder or URL.
-        namespace: namespace of the cluster.
-        cluster: cluster of the log.
-        node: name of the log in its cluster.
-        takeover: fence a process that has the log open for writing; it then acknowledges nothing
-            more.
-        clock: for tests.
-        randomness: for tests.
-        storage: an open storage, instead of the one that `url` names.
-        wal_dir: as for `imap_wal.open`.
-        storage_options: as for `imap_wal.open`.
-        **settings: fields of `imap_wal.Settings`.
-
-    Raises:
-        NoSuchLog: there is no log of this name.
-        WriterLocked: another process has the log open for writing.
-        InvalidSetting: a setting is not valid, or this is a log of maps.
-        LogError: a file of the log is damaged, or of a newer version.
-        MissingNode: the node is being forgotten, or its folder contains another log.
-        EncryptionError: the keys do not fit the log.
-        StorageUnavailable: the storage failed.
-    """
-    chosen = _settings(settings)
-    identity = Identity(namespace, cluster, node)
-    identity.check()
-    url = location(url, options=storage_options, file_mode=chosen.file_mode)
-    place = location(wal_dir, "wal_dir")
-    with storage_errors(url):
-        storage = storage or open_store(url, wal_dir=place)
-        context = _context(storage, identity, chosen, clock, randomness)
-        _, manifest = _manifests(context).read()
-        if manifest.empty:
-            raise NoSuchLog(
-                f"{url} has no log {node!r} in cluster {cluster!r}, namespace {namespace!r}; "
-                "make it with imap_wal.log.create"
-            )
-        if manifest.kind != LOG:
-            raise _of_maps(identity)
-        return _open(url, context, takeover)
-
-
-def _open(url: str, context: LogContext, takeover: bool) -> Log:
-    log = open_node_log(
-        context, what=f"imap_wal.log.open({url!r})", takeover=takeover, embedded=True
-    )
-    try:
-        incarnation = next_incarnation(log)
-        raise_level(log, alone=False)
-        who = context.identity
-        logs = ClusterLog(
-            context.store, who.namespace, who.cluster, context.clock, context.randomness
-        )
-        return Log(url, LogWriter(log, logs), incarnation)
-    except BaseException:
-        log.close(clean=False)
-        raise
-
-
-def _settings(settings: SettingsOptions) -> Settings:
-    chosen = choose(
-        settings,
-        ("namespace", "cluster", "node", "takeover", "exist_ok", "wal_dir", "storage_options"),
-    )
-    if chosen.acknowledges_early:
-        raise InvalidSetting(
-            "durability is 'async', or manual_wal_flush is true; a log returns positions, "
-            "which are known only once they are written: choose 'always', 'interval' or 'os'"
-        )
-    if settings.get("auto_rewrite_percentage"):
-        raise InvalidSetting(
-            "auto_rewrite_percentage is for maps; a log keeps all its entries: use shrink"
-        )
-    return chosen
-
-
-def _context(
-    storage: SegmentStore,
-    identity: Identity,
-    settings: Settings,
-    clock: Clock | None,
-    randomness: Randomness | None,
-) -> LogContext:
-    store = with_keys(storage, settings.encryption_keys)
-    if settings.durability is Durability.INTERVAL and not store.capabilities.durable_append:
-        raise InvalidSetting(
-            f"durability is 'interval'; {store.url} cannot append, so an entry would be "
-            "acknowledged before any reader can see it: choose 'always'"
-        )
-    return LogContext(
-        store, identity, settings, clock or SystemClock(), randomness or SystemRandomness()
-    )
-
-
-def _manifests(context: LogContext) -> ManifestLog[NodeManifest]:
-    folder = context.identity.node_folder
-    return node_manifests(context.store, folder, context.clock, context.randomness)
-
-
-def _check_neighbours(context: LogContext) -> None:
-    """Raises `InvalidSetting` if the cluster contains maps."""
-    store, identity, clock, randomness = (
-        context.store,
-        context.identity,
-        context.clock,
-        context.randomness,
-    )
-    _, manifest = cluster_manifests(store, identity.cluster_folder, clock, randomness).read()
-    others = [node for node in manifest.nodes if node != identity.node]
-    kinds = {
-        node: node_manifests(
-            store, layout.node_folder(identity.cluster_folder, node), clock, randomness
-        )
-        .read()[1]
-        .kind
-        for node in others
-    }
-    claims = claim_manifests(
-        store, identity.cluster_folder, manifest.claims, clock, randomness
-    ).read()[1]
-    if claims.newest or any(kind != LOG for kind in kinds.values()):
-        raise InvalidSetting(
-            f"cluster {identity.cluster!r} in namespace {identity.namespace!r} contains maps; "
-            "their restore would read this log's entries as changes of the maps: "
-            "choose another cluster name"
-        )
-
-
-def _of_maps(identity: Identity) -> InvalidSetting:
-    return InvalidSetting(
-        f"node {identity.node!r} of cluster {identity.cluster!r}, namespace "
-        f"{identity.namespace!r} is the log of maps: change the maps through imap_wal.open or "
-        "Hazelcast, and "
-        "read the log with imap_wal.log.LogReader"
-    )
-
-
-__all__ = ["START", "Change", "Log", "LogReader", "Position", "Record", "create", "open"]

@@ -1,4 +1,4 @@
-"""Cases that were found by hand: files of a log were put back from a copy, or are missing."""
+"""Cases that were found by hand: files of a log were restored from a copy, or are missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def written(root: Path, **options: Any) -> None:
                 store.archive()
 
 
-def test_a_nodes_manifest_put_back_is_refused(tmp_path: Path) -> None:
+def test_an_older_manifest_of_a_node_is_refused(tmp_path: Path) -> None:
     """C5: it opened with fewer keys, and the next open ignored entries of a lower epoch. Now
     nothing is acknowledged."""
     root = tmp_path / "log"
@@ -39,7 +39,7 @@ def test_a_nodes_manifest_put_back_is_refused(tmp_path: Path) -> None:
         imap_wal.open(str(root), node="n1")
 
 
-def test_a_nodes_folder_put_back_below_a_snapshot_is_refused(tmp_path: Path) -> None:
+def test_an_older_node_folder_below_a_snapshot_is_refused(tmp_path: Path) -> None:
     """A low-water mark of the snapshot has its next epoch, so what it acknowledged counted as
     covered."""
     root = tmp_path / "log"
@@ -54,7 +54,7 @@ def test_a_nodes_folder_put_back_below_a_snapshot_is_refused(tmp_path: Path) -> 
             imap_wal.open(str(root), node=node)
 
 
-def test_a_clusters_manifest_put_back_is_refused(tmp_path: Path) -> None:
+def test_an_older_manifest_of_a_cluster_is_refused(tmp_path: Path) -> None:
     """Otherwise an incarnation would be assigned twice."""
     root = tmp_path / "log"
     written(root)

@@ -9,7 +9,7 @@ import pytest
 
 from imap_wal.agent import server
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.membership import former
+from imap_wal.agent.membership import counted_requests
 from tests.agent.harness import Plugin, config, identity, serving
 from tests.kit.halves import Halves, greet, member, restored, stranger, view
 from tests.support import eventually
@@ -140,7 +140,7 @@ def test_former_is_omitted_during_another_claim(
     """Its cut may be lower than what was read, so an answer could become wrong."""
     view(halves.a, "ab", "c")
     assert halves.b.put(void="1")[0] == "error"
-    look = former.last_that_count
+    look = counted_requests.last_that_count
     claimed: list[Any] = []
 
     def meanwhile(*arguments: Any) -> dict[int, int]:
@@ -150,7 +150,7 @@ def test_former_is_omitted_during_another_claim(
         return found
 
     assert greet(halves.a)[0] == "welcome"
-    monkeypatch.setattr(former, "last_that_count", meanwhile)
+    monkeypatch.setattr(counted_requests, "last_that_count", meanwhile)
     refused = greet(halves.b)
     assert refused[:2] == ["error", "not-ready"]
     assert "say hello again" in refused[2]

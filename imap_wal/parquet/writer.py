@@ -1,0 +1,159 @@
+"""Writes a Parquet file of an archive or a snapshot."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import google_crc32c
+
+from imap_wal.parquet.file import (
+    DICTIONARIES,
+    GROUP_BYTES_MAX,
+    GROUP_ROWS_MAX,
+    LOG,
+    PATH,
+    ROWS,
+    encryption,
+    promise_of,
+)
+from imap_wal.security.encryption import archive_key
+from imap_wal.security.encryption_keys import PLAIN, Keys
+from storage_backends import AlreadyExists, SegmentStore
+from storage_backends.extras import needs
+
+with needs("archive"):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+KEY_LEVEL = 2
+"""The zstd level for files that are sorted by key: they are a fifth smaller than with level 1,
+pyarrow's default."""
+
+
+class Published(NamedTuple):
+    """The facts about a file for the manifest: its size, and the CRC-32C of all its bytes."""
+
+    bytes: int
+    checksum: int
+
+
+def checksum(file: BinaryIO) -> int:
+    """CRC-32C of a file, from its current offset."""
+    found = 0
+    while data := file.read(1024 * 1024):
+        found = google_crc32c.extend(found, data)
+    return found
+
+
+class ParquetFile:
+    """A Parquet file that is written to local disk, one row group at a time, and then published as
+    a whole."""
+
+    def __init__(
+        self,
+        folder: Path,
+        schema: Any,
+        keys: Keys,
+        log: str = "",
+        *,
+        by_key: bool = False,
+        group_rows: int = GROUP_ROWS_MAX,
+        group_bytes: int = GROUP_BYTES_MAX,
+    ) -> None:
+        """`keys`: those of its store (`keys_of`). `log`: directory of the log whose archive it is.
+        `by_key`: its rows are sorted by key and position. A row group ends when it has `group_rows`
+        rows, or `group_bytes` in memory."""
+        self._log, self._by_key = log, by_key
+        self._group_rows, self._group_bytes = group_rows, group_bytes
+        self._schema = schema
+        key_ring = keys.key_ring
+        self._encrypted = key_ring.active != PLAIN
+        key = archive_key(key_ring.keys[key_ring.active]) if self._encrypted else b""
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".parquet", delete=False) as file:
+            self.local = Path(file.name)
+        self._writer = pq.ParquetWriter(
+            self.local,
+            schema,
+            compression="zstd",
+            compression_level=KEY_LEVEL if by_key else None,
+            use_dictionary=DICTIONARIES,
+            write_statistics=["map", "key", "timestamp_ms"],
+            store_schema=False,
+            write_page_checksum=True,
+            encryption_properties=encryption().create_encryption_properties(key) if key else None,
+        )
+        self._batches: list[Any] = []
+        self._rows = 0
+        self.buffered = 0
+        self.groups = 0
+        """How many row groups have ended."""
+        self.records = 0
+        self.tombstones = 0
+
+    def fitting(self, batch: Any) -> int:
+        """About how many rows of a batch the current row group can take; at least one."""
+        by_size = (self._group_bytes - self.buffered) * len(batch) // max(1, batch.nbytes)
+        return int(max(1, min(self._group_rows - self._rows, by_size)))
+
+    def write(self, batch: Any, tombstones: int) -> None:
+        """Add rows; they are on disk after `flush`."""
+        self._batches.append(batch)
+        self._rows += len(batch)
+        self.buffered += batch.nbytes
+        self.records += len(batch)
+        self.tombstones += tombstones
+        if self._rows >= self._group_rows or self.buffered >= self._group_bytes:
+            self.flush()
+
+    def write_groups(self, batch: Any, rows: int) -> None:
+        """Write a batch in row groups of `rows` rows. They are on disk at once."""
+        self.flush()
+        table = pa.Table.from_batches([batch], self._schema)
+        self._writer.write_table(table, row_group_size=rows)
+        self.groups += -(-len(batch) // rows)
+        self.records += len(batch)
+        self.tombstones += batch.column("deleted").true_count
+
+    def flush(self) -> None:
+        """End the row group."""
+        if self._batches:
+            table = pa.Table.from_batches(self._batches, self._schema)
+            self._writer.write_table(table, row_group_size=self._group_rows)
+            self.groups += -(-self._rows // self._group_rows)
+        self._batches, self._rows, self.buffered = [], 0, 0
+
+    def publish(self, store: SegmentStore, path: str) -> Published:
+        """Close it and publish it under a name that no other run chooses. Raises `AlreadyExists` if
+        another file has that name."""
+        if self._encrypted and self._writer.is_open:
+            self._writer.add_key_value_metadata(
+                {PATH: path.encode(), **({LOG: self._log.encode()} if self._log else {})}
+            )
+        self._close()
+        try:
+            store.create_from(path, str(self.local))
+        except AlreadyExists:
+            published = self.discard()
+            with store.open_input(path) as there:
+                if checksum(there) != published.checksum:
+                    raise
+            return published  # it is this run's own file: only the response was lost
+        return self.discard()
+
+    def discard(self) -> Published:
+        """Close it without publishing."""
+        self._close()
+        with self.local.open("rb") as file:
+            published = Published(self.local.stat().st_size, checksum(file))
+        with suppress(OSError):  # its folder is removed soon
+            self.local.unlink()
+        return published
+
+    def _close(self) -> None:
+        self.flush()
+        if self._writer.is_open:
+            self._writer.add_key_value_metadata({ROWS: promise_of(self.records, self._by_key)})
+        self._writer.close()

@@ -1,0 +1,313 @@
+"""Merges the logs of a cluster into a NewestIndex: everything once, then what was appended since.
+
+Tombstones and expired entries stay in the index, because they replace older entries of their keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from imap_wal.errors import Closed, ImapWalError
+from imap_wal.format import FRAME_HEADER_BYTES, START, Position
+from imap_wal.manifest.older import mark_beyond
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog
+from imap_wal.read.file_scan import MEMBERS_MAX, SEGMENT, FileScan, Metadata, from_manifest
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.scan import CutBack, ahead, read_scan
+from imap_wal.read.scan_list import cluster_scans, node_scans
+from imap_wal.read.state import ClusterState
+from imap_wal.read.statistics import MergeProgress, MergeStatistics
+from imap_wal.segment.listing import wal_folder
+from imap_wal.settings import Settings
+from storage_backends import NotFound, StorageError
+
+
+@dataclass(frozen=True, slots=True)
+class _Cursor:
+    """The merged part of a node's log: the last position, and where its segment continues."""
+
+    directory: str
+    position: Position = START
+    path: str = ""
+    next_offset: int = 0
+
+
+class Merge:
+    """Not thread-safe, except where it is said. Nothing is read before the first `catch_up`."""
+
+    def __init__(
+        self,
+        log: ClusterLog,
+        settings: Settings,
+        progress: Callable[[MergeProgress], None] | None = None,
+    ) -> None:
+        self._log, self._settings, self._progress = log, settings, progress
+        self.index = NewestIndex(settings.restore_memory_bytes, settings.scratch)
+        self._cursors: dict[str, _Cursor] = {}
+        self._generations: dict[str, int] = {}
+        self._lifetimes: tuple[object, ...] = ()
+        self._schemas: dict[Metadata, None] = {}
+        self._members: dict[Metadata, None] = {}
+        """The newest `MEMBERS_MAX` of the other metadata: each session of a member adds one."""
+        self._state: ClusterState | None = None
+        """The merged state; None if unknown, or if nothing is merged."""
+        self.missing: Mapping[str, str] = {}
+        """Nodes that were left out (recovery policy partial), with the reason."""
+        self.covered: Mapping[str, str] = {}
+        """Nodes that cannot be read, with the reason: other logs have their acknowledged
+        changes."""
+        self.feature_level = 0
+        """Of the log at the last merge; 0: nothing was merged yet."""
+        self.records = self.bytes = 0
+        """Read until now, even by a merge that failed."""
+        self.seconds = 0.0
+        self.merged = MergeStatistics()
+        """Replaced after each merge; safe to read from any thread, even during a merge."""
+        self.version = 0
+        """Grows when the index is rebuilt or a map is removed from it: an older iteration then
+        misses keys."""
+        self.stopped = False
+
+    @property
+    def ends(self) -> dict[str, Position]:
+        """The position up to which each node's log is merged. Safe to read from any thread, even
+        during a merge: the copy is one step of the interpreter."""
+        return {node: cursor.position for node, cursor in self._cursors.copy().items()}
+
+    def metadata(self) -> list[Metadata]:
+        """The schemas of all nodes and the newest other metadata, each once."""
+        return [*self._schemas, *self._members]
+
+    def catch_up(self) -> None:
+        """The first call merges everything, later calls what was appended since; cheap if nothing
+        was. Raises `MissingNode`, `LogError`, `StorageError`, and `Closed` if it is stopped
+        meanwhile."""
+        news = None if self._state is None else self._news(self._state)
+        if news is not None and not news[1]:
+            return
+        start = self._log.clock.monotonic()
+        for attempt in range(ATTEMPTS):
+            self._state = None  # after a failure the next call examines everything
+            state, nodes = news or (self._log.state(), None)
+            try:
+                self._read_unmerged(state, nodes)
+            except NotFound as error:
+                if attempt == ATTEMPTS - 1:
+                    raise self._log.lost(error) from error
+                news = None
+                continue
+            except CutBack:
+                # An open has cut off merged frames: they were never acknowledged.
+                self._begin_again()
+                if attempt == ATTEMPTS - 1:
+                    raise
+                news = None
+                continue
+            except (ImapWalError, StorageError):
+                raise  # the merged part is whole, and its end is known
+            except BaseException:
+                self._begin_again()  # the index may have a part of the last batch
+                raise
+            self._state = state
+            break
+        self.seconds += self._log.clock.monotonic() - start
+        self.merged = MergeStatistics(
+            self.merged.merges + 1,
+            self.records,
+            self.bytes,
+            self.seconds,
+            self.index.known_count(),
+        )
+
+    def stop(self) -> None:
+        """End a merge under way with `Closed` at its next batch; nothing is merged after this. May
+        be called from any thread; does not wait."""
+        self.stopped = True
+
+    def close(self) -> None:
+        """Free memory and scratch. Safe to call twice."""
+        self.stop()
+        self.version += 1
+        self.index.close()
+
+    def _news(self, state: ClusterState) -> tuple[ClusterState, Collection[str]] | None:
+        """The new entries since `state`, if they are in segments: the state now, and the nodes that
+        have more to read. None: everything must be examined. If nothing changed, this is a listing
+        and a read for each node, and one more listing."""
+        log, nodes, moved = self._log, dict(state.nodes), set()
+        for name, known in state.nodes.items():
+            manifest = known.manifest
+            wal = wal_folder(log.store, known.folder, manifest.archived, manifest.begins)
+            # Without a known segment, one may have been written and archived since.
+            same = known.segments and [each.path for each in wal.segments] == [
+                each.path for each in known.segments
+            ]
+            if not same or not manifest.is_whole(wal):
+                found = log.node(name)
+                if found == known:
+                    continue
+                if (
+                    found.missing
+                    or found.manifest.directory != manifest.directory
+                    or found.manifest.cluster.newer_than(state.seen)
+                ):
+                    return None
+                if mark_beyond(name, found.manifest, found.last, state.manifest):
+                    return None
+                nodes[name] = found
+                moved.add(name)
+            elif known.segments and self._has_more(name, known.segments[-1].path):
+                moved.add(name)
+        for name in state.missing:
+            found = log.node(name)
+            if name in state.parts and found.segments != state.parts[name].segments:
+                return None  # it has uploaded more
+            if not found.missing and found.manifest.directory == state.manifest.nodes[name]:
+                return None  # it has returned
+        # After the nodes, as in `ClusterLog.state`: anything removed from a node is in a snapshot
+        # that is already published.
+        newer = log.manifests.next_path(state.number)
+        if any(file.path >= newer for file in log.store.list(log.manifests.folder)):
+            return None
+        return replace(state, nodes=nodes), moved
+
+    def _has_more(self, node: str, newest: str) -> bool:
+        """Whether a node's newest segment has more than was merged. A preallocated one does not
+        grow, so this reads the place of its next frame."""
+        cursor = self._cursors[node]
+        if cursor.path != newest:
+            return True
+        if not self._log.store.capabilities.durable_append:
+            return False  # an object never grows
+        try:
+            return bool(
+                self._log.store.read(newest, cursor.next_offset, FRAME_HEADER_BYTES).strip(b"\0")
+            )
+        except NotFound:
+            return True
+
+    def _read_unmerged(self, state: ClusterState, nodes: Collection[str] | None = None) -> None:
+        """Read the unmerged part, of some nodes or of all."""
+        state = state.demand(self._settings.recovery_policy)
+        self.missing = state.lacking
+        self.covered = {node: state.missing[node] for node in sorted(state.covered_by_copies)}
+        self.feature_level = int(state.manifest.feature_level)
+        self._heed_lifetimes(state)
+        again = self._maps_to_read_again(state)
+        scans: list[tuple[FileScan, bool]] = []
+        if again:
+            self.version += 1
+            for name in again:
+                self.index.remove(name)
+                self._generations.pop(name, None)
+            until = {node: cursor.position for node, cursor in self._cursors.items()}
+            scans += [(scan, False) for scan in cluster_scans(state, maps=again, until=until)]
+        logs = {node: log for node, log in state.nodes.items() if nodes is None or node in nodes}
+        for node, log in logs.items():
+            cursor = self._cursors.get(node)
+            if cursor is None or cursor.directory != log.manifest.directory:
+                cursor = self._cursors[node] = _Cursor(log.manifest.directory)
+            for item in log.manifest.metadata:
+                self._note(from_manifest(item))
+            for scan in node_scans(
+                state, node, since=cursor.position if cursor.position > START else None
+            ):
+                start = cursor.next_offset if scan.path == cursor.path else 0
+                scans.append((replace(scan, start=start) if start else scan, True))
+        self._read(scans, again)
+        for node, log in logs.items():
+            # Only after all of a node's archives: there is one for each map, and their positions
+            # overlap.
+            end = max((archive.last for archive in log.manifest.archives), default=START)
+            if end > self._cursors[node].position:
+                self._cursors[node] = replace(self._cursors[node], position=end)
+        self._generations = {
+            name: snapshot.generation for name, snapshot in state.manifest.snapshots.items()
+        }
+
+    def _read(self, scans: list[tuple[FileScan, bool]], again: Collection[str]) -> None:
+        total = sum(scan.bytes for scan, _ in scans)
+        done = 0
+        directions = [forward for _, forward in scans]
+        sources = ahead(self._log.store, [scan for scan, _ in scans])
+        for count, (forward, (scan, store)) in enumerate(zip(directions, sources, strict=True)):
+            of_scan = 0
+            for changes in read_scan(store, scan, None if forward else again):
+                if self.stopped:
+                    raise Closed("this view was closed while it merged the logs")
+                if changes.rows:
+                    self.index.add(changes.node, changes.rows, changes.bytes, clears=changes.clears)
+                    self.records += len(changes.rows)
+                for item in changes.metadata:
+                    self._note(item)
+                if forward and scan.kind == SEGMENT:
+                    cursor = self._cursors[scan.node]
+                    self._cursors[scan.node] = _Cursor(
+                        cursor.directory, changes.last, scan.path, changes.next_offset
+                    )
+                    self.bytes += changes.bytes
+                if self._progress is not None:
+                    of_scan = min(of_scan + changes.bytes, scan.bytes)
+                    self._progress(
+                        MergeProgress(count, len(scans), done + of_scan, total, self.records)
+                    )
+            if forward and scan.kind == SEGMENT and self._cursors[scan.node].path != scan.path:
+                # It has no frame yet: look there next time.
+                self._cursors[scan.node] = replace(
+                    self._cursors[scan.node], path=scan.path, next_offset=0
+                )
+            if scan.kind != SEGMENT:
+                self.bytes += scan.bytes
+            done += scan.bytes
+            if self._progress is not None:
+                self._progress(MergeProgress(count + 1, len(scans), done, total, self.records))
+
+    def _note(self, item: Metadata) -> None:
+        if item[:1] == ("schema",):
+            self._schemas.setdefault(item)
+            return
+        self._members.setdefault(item)
+        if len(self._members) > MEMBERS_MAX:
+            del self._members[next(iter(self._members))]
+
+    def _heed_lifetimes(self, state: ClusterState) -> None:
+        """Start again if a new lifetime voids merged entries: their bytes were written after the
+        cut, but before its manifest."""
+        known, lifetimes = self._lifetimes, state.manifest.lifetimes
+        new = [lifetime for lifetime in lifetimes if lifetime not in known]
+        if any(
+            cursor.position > lifetime.cuts.get(node, START)
+            for lifetime in new
+            for node, cursor in self._cursors.items()
+        ):
+            self._begin_again()
+        self._lifetimes = lifetimes
+
+    def _begin_again(self) -> None:
+        """Remove everything: the next merge reads everything."""
+        self.version += 1
+        self._state = None
+        self._cursors.clear()
+        self._generations.clear()
+        with suppress(OSError):  # the failure may be in its scratch files
+            self.index.forget()
+
+    def _maps_to_read_again(self, state: ClusterState) -> list[str]:
+        """Maps whose new snapshot must be read: it is the first one that is merged here, the map
+        was dropped, or the snapshot covers unmerged entries, which may be pruned."""
+        found = []
+        for name, snapshot in state.manifest.snapshots.items():
+            known = self._generations.get(name, 0)
+            if snapshot.generation == known:
+                continue
+            ahead = any(
+                mark.position > cursor.position
+                for node, mark in snapshot.marks.items()
+                if (cursor := self._cursors.get(node, _Cursor(mark.directory))).directory
+                == mark.directory
+            )
+            if known == 0 or snapshot.dropped > known or ahead:
+                found.append(name)
+        return found

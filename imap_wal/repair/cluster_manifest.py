@@ -1,0 +1,235 @@
+"""The cluster's manifest of a repaired copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from imap_wal import layout
+from imap_wal.inspect import older_manifests
+from imap_wal.inspect.inventory import ClusterView
+from imap_wal.manifest import key_checks
+from imap_wal.manifest.archives import ListedArchives
+from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.feature_level import FIRST, NEWEST, FeatureLevel
+from imap_wal.manifest.snapshots import LowWaterMark
+from imap_wal.parquet import salvage
+from imap_wal.repair.node import Highest, NodeRepair
+from imap_wal.repair.report import COPIED, GIVEN_UP, REWRITTEN, Extent, Item
+from imap_wal.repair.snapshots import SnapshotRepair
+from imap_wal.retention import backfill
+from imap_wal.security.encryption import keys_of
+from storage_backends import SegmentStore
+
+
+class ManifestRepair:
+    """The part of `ClusterRepair` for the cluster's manifest. `lost`: how many of its newest
+    manifests cannot be read."""
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        view: ClusterView,
+        lost: int,
+        wants_node: Callable[[str], bool],
+        snapshots: SnapshotRepair,
+    ) -> None:
+        self._store, self._view, self._lost = store, view, lost
+        self._wants_node, self._snapshots = wants_node, snapshots
+        self._seen, self._newer = older_manifests.of_cluster(view)
+
+    @property
+    def older(self) -> bool:
+        """Whether the cluster's manifest in use is older than the files next to it: newer manifests
+        are lost, or all of them."""
+        return self._lost > 0 or bool(self._newer) or not self._view.manifest_number
+
+    @property
+    def number(self) -> int:
+        """The number of the copy's manifest. A node refuses a lower number than it has seen."""
+        return max(self._view.manifest_number + self._lost, self._seen.number) + 1
+
+    def fitting(self, nodes: Sequence[NodeRepair], claims_lost: int) -> ClusterManifest:
+        """The manifest of the copy: its positions are those of the repaired logs. `claims_lost`:
+        how many manifests of claims cannot be read."""
+        view, manifest, lost = self._view, self._view.manifest, self._lost
+        highest = self._highest(nodes)
+        repairs = {repair.node.name: repair for repair in nodes}
+
+        def moved(marks: Mapping[str, LowWaterMark]) -> dict[str, LowWaterMark]:
+            return {
+                node: LowWaterMark(mark.directory, repairs[node].position(mark.position))
+                if node in repairs
+                else mark
+                for node, mark in marks.items()
+            }
+
+        snapshots = {
+            name: replace(snapshot, marks=moved(snapshot.marks))
+            for name, snapshot in self._snapshots.planned.items()
+        }
+        lifetimes = tuple(
+            replace(
+                lifetime,
+                cuts={
+                    node: repairs[node].position(cut) if node in repairs else cut
+                    for node, cut in lifetime.cuts.items()
+                },
+            )
+            for lifetime in manifest.lifetimes
+        )
+        return replace(
+            manifest,
+            snapshots=snapshots,
+            all_maps=moved(manifest.all_maps),
+            lifetimes=lifetimes,
+            nodes={
+                name: directory
+                for name, directory in self._registered().items()
+                if self._wants_node(name)
+            },
+            # Each lost manifest may have assigned one that is recorded nowhere else.
+            incarnation=max(
+                manifest.incarnation + lost,
+                self._seen.incarnation + claims_lost,
+                view.begun,
+                highest.incarnation,
+            ),
+            generation=max(
+                manifest.generation + lost, self._seen.generation, self._snapshots.generation
+            ),
+            keys=key_checks.with_active(keys_of(self._store).key_ring, manifest.keys),
+            losses=self._losses(manifest),
+            token=manifest.token or (self.older and bool(view.claims.tokens)),
+            level=self._level(highest, nodes) if self.older else manifest.level,
+        )
+
+    def plan(self, fitting: ClusterManifest) -> tuple[ClusterManifest | None, Item]:
+        """The copy's manifest, None if the present one is copied, and what to say about it."""
+        view, folder = self._view, f"{self._view.folder}/manifest"
+        name = f"{folder}/{view.manifest_number:010d}.json" if view.manifest_number else folder
+        if fitting == view.manifest and not self._snapshots.rewritten and not self.older:
+            return None, Item(name, "manifest", "clean", COPIED)
+        status, what = self._why_rewritten()
+        # Below this mark, a map may have lost its snapshot: the next rewrite reads everything.
+        return replace(fitting, all_maps={}), Item(
+            name,
+            "manifest",
+            status,
+            REWRITTEN,
+            given_up=None if status == "clean" else Extent(),
+            what=what,
+            to=f"{folder}/{self.number:010d}.json",
+        )
+
+    def unknown_logs(self, fitting: ClusterManifest) -> list[Item]:
+        """Without any manifest: the logs that were opened in this cluster and have no files
+        here."""
+        if self._view.manifest_number:
+            return []
+        known = {*fitting.nodes.values(), *(node.manifest.directory for node in self._view.nodes)}
+        return [
+            Item(
+                layout.opened_path(self._view.folder, directory, self._view.opened[directory]),
+                "node",
+                "missing",
+                GIVEN_UP,
+                given_up=Extent(),
+                what=(
+                    f"log {directory} was opened in this cluster, but no file of it is here: it "
+                    "was lost, or another log replaced it"
+                ),
+            )
+            for directory in sorted(self._view.opened.keys() - known)
+        ]
+
+    def _losses(self, manifest: ClusterManifest) -> Mapping[str, int]:
+        """Losses after which no promise of a node is valid: a promise does not say which copies the
+        repair has kept, and a lost manifest may have counted more losses."""
+        promises = [node.manifest.copied for node in self._view.nodes if node.manifest.copied[0]]
+        if not promises:
+            return manifest.losses
+        above = max(losses for _, _, losses in promises) + 1
+        names = {*manifest.nodes, *manifest.losses, *(node.name for node in self._view.nodes)}
+        return {name: max(above, manifest.losses.get(name, 0)) for name in sorted(names)}
+
+    def _why_rewritten(self) -> tuple[str, str]:
+        """The status of the manifest that was found, and what is said about the new one."""
+        view = self._view
+        if not view.manifest_number:
+            return "missing", (
+                "no manifest of the cluster can be read: this one is made from the files that "
+                f"exist here{self._forgotten()}"
+            ) + (
+                ""
+                if view.logs
+                else "; no log of a node is here, so changes after the snapshots are lost"
+            )
+        if self._lost:
+            return "corrupt", (
+                f"the newest manifest cannot be read; number {view.manifest_number} is used in "
+                f"its place{self._forgotten()}"
+            )
+        if self._newer:
+            return "corrupt", (
+                f"this manifest is older than the files beside it ({self._newer})"
+                f"{self._forgotten()}"
+            )
+        return "clean", "changed to fit the files that are kept"
+
+    def _registered(self) -> dict[str, str]:
+        """Node → log directory. If the manifest is older, also the nodes that joined later."""
+        known = dict(self._view.manifest.nodes)
+        if self.older:
+            for node in self._view.nodes:
+                if node.manifest.directory:
+                    known.setdefault(node.name, node.manifest.directory)
+        return known
+
+    def _highest(self, nodes: Sequence[NodeRepair]) -> Highest:
+        """If the manifest is older: the highest numbers in all readable entries."""
+        found = Highest()
+        for repair in nodes:
+            found = found.up_to(repair.highest)
+        if self.older:
+            for snapshot in self._snapshots.planned.values():
+                for path in snapshot.files:
+                    for row in salvage.rows_of(self._store, path, log=None):
+                        found = found.with_row(row)
+        return found
+
+    def _level(self, highest: Highest, nodes: Sequence[NodeRepair]) -> int:
+        """The feature level, if the manifest is older: a lost one may have raised it. It was never
+        above what the agents' nodes can read, and a program's own node, if all other programs were
+        fenced; nodes of backfills have no reader. A level that is too high only makes older
+        releases refuse the copy; with one that is too low, they would misread it."""
+        manifest = self._view.manifest
+        if not self._view.manifest_number:
+            return int(NEWEST)
+        known = [
+            repair.node.manifest
+            for repair in nodes
+            if not repair.older and not repair.node.name.startswith(backfill.PREFIX)
+        ]
+        reads = [node.level for node in known if not node.embedded]
+        programs = [node.level for node in known if node.embedded]
+        reads += [max(programs)] if programs else []
+        needed = FeatureLevel.COPIES if highest.shared else FIRST
+        if any(repair.sorted_archives for repair in nodes):
+            needed = max(needed, FeatureLevel.SORTED_ARCHIVES)
+        if any(isinstance(repair.node.manifest.archives, ListedArchives) for repair in nodes):
+            needed = max(needed, FeatureLevel.LISTS)
+        lowest = max(min(reads, default=NEWEST), needed)
+        level = max(each for each in FeatureLevel if each <= lowest)
+        return int(level) if level > manifest.feature_level else manifest.level
+
+    def _forgotten(self) -> str:
+        adopted = (
+            f"; {len(self._snapshots.taken_in)} files of snapshots that it does not name were added"
+            if self._snapshots.taken_in
+            else ""
+        )
+        return (
+            ": later drops, cuts and cluster starts are lost, and entries that a later rewrite "
+            f"removed may be back{adopted}"
+        )

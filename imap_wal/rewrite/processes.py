@@ -1,0 +1,208 @@
+"""The tasks of a rewrite in processes of this machine.
+
+    LocalEngine ─▶ little to do, one processor, segments: one process
+                └▶ `ProcessEngine` ─▶ `count` processes, each runs a task at a time
+
+On two processors, two processes save about a tenth of the time of one. See
+docs/decisions/0065-an-archive-is-a-run.md.
+"""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+from imap_wal.clock import SystemRandomness
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.statistics import MergeProgress
+from imap_wal.retention.other_process import OtherProcess, ProcessDied, is_reachable
+from imap_wal.rewrite.columns.merge import scratch_errors
+from imap_wal.rewrite.plan import Result, RewritePlan
+from imap_wal.rewrite.report import memory_max_bytes
+from imap_wal.rewrite.sorted_runs import Sizes, read_directly
+from imap_wal.rewrite.task_engine import Answer, TaskEngine, Work
+from imap_wal.settings import Settings
+from storage_backends import SegmentStore
+from storage_backends.metered import Meter
+
+MEMORY_BYTES_MIN = 256 * 1024 * 1024
+"""The memory of a process. If there is less for each, fewer processes are used."""
+ARCHIVES_BYTES_MIN = 512 * 1024 * 1024
+"""Rows that take less memory than this are merged sooner than other processes would start."""
+OTHERS = 8
+"""Several processes are used only if the runs have at least this many times the bytes of all other
+files, because one process merges those without writing them twice."""
+WAIT_S = 600.0
+"""How long a process waits for its next task: while another process works on the last task of a
+step."""
+
+
+def useful_processes(job: RewritePlan, settings: Settings, count: int) -> int:
+    """How many processes make a rewrite faster, at most `count`. 1: this process does the rewrite
+    alone."""
+    count = min(count, settings.restore_memory_bytes // MEMORY_BYTES_MIN)
+    if count < 2 or job.dry_run or not is_reachable(job.url):
+        return 1
+    scans = job.log_scans()
+    direct = read_directly(scans, sizes_of(settings, count))
+    sorted_bytes = sum(scan.unpacked for scan in scans if scan.path in direct)
+    others = sum(max(scan.unpacked, scan.bytes) for scan in scans if scan.path not in direct)
+    is_worth = sorted_bytes >= ARCHIVES_BYTES_MIN and others * OTHERS <= sorted_bytes
+    return count if is_worth else 1
+
+
+def sizes_of(settings: Settings, count: int) -> Sizes:
+    """Ranges of half of the memory of a process."""
+    memory = settings.restore_memory_bytes // count
+    usual = Sizes()
+    largest = min(usual.range_bytes, memory // 2)
+    return replace(usual, range_bytes=largest, range_bytes_min=min(usual.range_bytes_min, largest))
+
+
+class ProcessEngine(TaskEngine):
+    """Executes a plan in `count` other processes. Together they take about
+    `settings.restore_memory_bytes`, plus about 100 MB each. They end with this process, even if it
+    is killed. A task whose process is killed runs once more. `run` raises `ProcessDied` if the
+    second process is killed too, `StorageUnavailable` if `settings.scratch` is full or fails, and
+    the errors of tasks. `sizes`: how much a task does."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        count: int,
+        progress: Callable[[MergeProgress], None] | None = None,
+        sizes: Sizes | None = None,
+    ) -> None:
+        super().__init__(sizes or sizes_of(settings, count))
+        self._settings, self._count, self._progress = settings, count, progress
+        self._processes: _Processes | None = None
+
+    def run(self, job: RewritePlan, log: ClusterLog) -> Result:
+        with (
+            scratch_errors(self._settings),
+            _processes(job.url, self._count, self._settings) as self._processes,
+        ):
+            return self._in_tasks(job, log)
+
+    def _parallel(self) -> int:
+        return self._count
+
+    def _task_settings(self) -> Settings:
+        memory = self._settings.restore_memory_bytes // self._count
+        return replace(self._settings, restore_memory_bytes=memory, scratch=None)  # see `_Task`
+
+    def _answers(
+        self, job: RewritePlan, step: str, work: Work, inputs: Sequence[Any], size: int
+    ) -> list[Answer]:
+        assert self._processes is not None
+        found: list[Answer] = []
+        for answer in self._processes.run(job, work, inputs):
+            found.append(answer)
+            if self._progress is not None:
+                done = size * len(found) // len(inputs)
+                self._progress(MergeProgress(len(found), len(inputs), done, size, 0, step))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One task, for `OtherProcess`. `folder`: for all temporary files of its process, which removes
+    it if this process is killed. `work`: pickled once for all tasks of a step. It has the plan,
+    which grows with the number of maps and archives; so does the number of tasks."""
+
+    folder: Path
+    namespace: str
+    cluster: str
+    work: bytes
+    number: int
+    given: Any
+
+    def run(self, store: SegmentStore) -> Answer:
+        # A process that was killed may have left files there, and one that waited too long for a
+        # task may have removed the folder.
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        tempfile.tempdir = str(self.folder)  # no other work is done in that process
+        randomness, meter = SystemRandomness(), Meter()
+        log = ClusterLog(meter.on(store), self.namespace, self.cluster)
+        result = _work(self.work)(log, self.given, self.number, randomness)
+        return Answer(
+            self.number,
+            randomness.name(),
+            result,
+            bytes_read=meter.read_bytes,
+            bytes_written=meter.written_bytes,
+            memory_max_bytes=memory_max_bytes(),
+        )
+
+
+@lru_cache(maxsize=1)
+def _work(packed: bytes) -> Work:
+    """The work of the tasks of a step."""
+    return cast(Work, pickle.loads(packed))  # noqa: S301  # our own parent wrote it
+
+
+class _Processes:
+    """Each thread of `pool` has one of the processes while it waits for the answer."""
+
+    def __init__(self, all_: Sequence[tuple[OtherProcess, Path]], pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._free: queue.SimpleQueue[tuple[OtherProcess, Path]] = queue.SimpleQueue()
+        for each in all_:
+            self._free.put(each)
+
+    def run(self, job: RewritePlan, work: Work, inputs: Sequence[Any]) -> Iterator[Answer]:
+        """A task for each input; the answers as they come. Raises the first error of a task."""
+        packed = pickle.dumps(work)
+        waiting = [
+            self._pool.submit(self._answer, job, packed, number, given)
+            for number, given in enumerate(inputs)
+        ]
+        for each in as_completed(waiting):
+            yield each.result()
+
+    def _answer(self, job: RewritePlan, work: bytes, number: int, given: Any) -> Answer:
+        process, folder = self._free.get()
+        try:
+            task = _Task(folder, job.namespace, job.cluster, work, number, given)
+            try:
+                return cast(Answer, process.run(task))
+            except ProcessDied:  # perhaps memory ran out; its names are not used again
+                pass
+            try:
+                return cast(Answer, process.run(task))
+            except ProcessDied as error:
+                raise ProcessDied(
+                    f"{error}, and nothing was published. This was the second attempt at a task: "
+                    "if memory ran out, run the rewrite with fewer --processes"
+                ) from error
+        finally:
+            self._free.put((process, folder))
+
+
+@contextmanager
+def _processes(url: str, count: int, settings: Settings) -> Iterator[_Processes]:
+    """Processes for the tasks of one rewrite. They end with the block, even if it raises."""
+    with tempfile.TemporaryDirectory(
+        prefix="imap-wal-rewrite-", dir=settings.scratch, ignore_cleanup_errors=True
+    ) as folder:
+        places = [Path(folder, str(number)) for number in range(count)]
+        for place in places:
+            place.mkdir()
+        found = [(OtherProcess(url, keep_s=WAIT_S, niceness=0), place) for place in places]
+        pool = ThreadPoolExecutor(count, "imap-wal-rewrite")
+        try:
+            yield _Processes(found, pool)
+        finally:
+            for process, _ in found:
+                process.stop()
+            pool.shutdown(cancel_futures=True)

@@ -1,0 +1,331 @@
+"""A rewrite in tasks, for any engine that runs tasks: on Spark, or in processes of one machine.
+
+    files of the logs ─▶ a task for each group of files: sorted runs
+    ranges of keys    ─▶ a task for each range: its part files
+    (here)            clears, ranges, and which answers count; the runs are deleted
+
+The tasks are those of `imap_wal.rewrite.sorted_runs` and `range_tasks`.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from imap_wal.clock import Randomness, SystemClock
+from imap_wal.disposal import dispose
+from imap_wal.errors import LostRace
+from imap_wal.manifest.snapshots import NO_VERSIONS
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.file_scan import FileScan
+from imap_wal.read.newest.clears import Cleared
+from imap_wal.read.newest.rivals import Claim
+from imap_wal.rewrite.part_writer import PartWriter
+from imap_wal.rewrite.plan import (
+    Merged,
+    Part,
+    Result,
+    RewritePlan,
+    Subject,
+    Totals,
+    worth_reading,
+)
+from imap_wal.rewrite.publish import read_again
+from imap_wal.rewrite.range_tasks import (
+    MapPlan,
+    RangeParts,
+    RangeTask,
+    former_clears,
+    merge_range,
+    plan_map,
+)
+from imap_wal.rewrite.report import StepReport
+from imap_wal.rewrite.sorted_runs import (
+    Sizes,
+    SortedFiles,
+    SortedRun,
+    grouped,
+    read_directly,
+    sort_files,
+)
+from imap_wal.settings import Settings
+from storage_backends import StorageError
+
+Records: TypeAlias = Callable[[Any], tuple[int, int]]
+"""How many records a task has read and written, from its result."""
+
+
+class Work(Protocol):
+    """What each task of a step does. It can be pickled, and so can `given` and the result."""
+
+    def __call__(self, log: ClusterLog, given: Any, number: int, randomness: Randomness) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer of one attempt at a task: its result, or an error (`freeze`), and what it has
+    read and written, in bytes. `memory_max_bytes`: of its process, so far."""
+
+    task: int
+    attempt: str
+    result: Any = None
+    error: str = ""
+    bytes_read: int = 0
+    bytes_written: int = 0
+    memory_max_bytes: int = 0
+
+
+class TaskEngine(ABC):
+    """Executes a plan in two steps of tasks. `sizes`: how much a task does."""
+
+    def __init__(self, sizes: Sizes | None = None) -> None:
+        self._sizes = sizes or Sizes()
+        self._steps: list[StepReport] = []
+
+    @abstractmethod
+    def _answers(
+        self, job: RewritePlan, step: str, work: Work, inputs: Sequence[Any], size: int
+    ) -> list[Answer]:
+        """Run a task for each input. Returns the answers that count. `size`: the bytes of all
+        inputs."""
+
+    @abstractmethod
+    def _parallel(self) -> int:
+        """How many tasks run at the same time."""
+
+    @abstractmethod
+    def _task_settings(self) -> Settings:
+        """Those of a task."""
+
+    def _in_tasks(self, job: RewritePlan, log: ClusterLog) -> Result:
+        """Sort, merge, delete the runs. Raises `LostRace` if the answer of a task is missing, and
+        the errors of tasks."""
+        self._steps = []
+        sorted_files = self._sort(job)
+        try:
+            merged = self._merge(job, log, sorted_files)
+            return replace(merged, steps=tuple(self._steps))
+        finally:
+            runs = [run.scan.path for each in sorted_files for run in each.written]
+            with suppress(StorageError):  # otherwise a later prune deletes them
+                dispose(log.store, runs, f"{log.folder}/snapshot")
+
+    def _step(
+        self,
+        job: RewritePlan,
+        step: str,
+        work: Work,
+        inputs: Sequence[Any],
+        size: int,
+        records: Records,
+    ) -> list[Any]:
+        """Run a task for each input. Returns their results, and adds the report of the step.
+        `size`: the bytes of all inputs."""
+        if not inputs:
+            return []
+        clock = SystemClock()
+        start = clock.monotonic()
+        answers = self._answers(job, step, work, inputs, size)
+        found = taken(answers, len(inputs))
+        counts = [records(each) for each in found]
+        self._steps.append(report_of(step, answers, counts, clock.monotonic() - start))
+        return found
+
+    def _sort(self, job: RewritePlan) -> list[SortedFiles]:
+        scans = job.log_scans()
+        groups = grouped(scans, self._parallel(), self._sizes) if scans else []
+        size = sum(scan.bytes for scan in scans)
+        direct = read_directly(scans, self._sizes)
+        work = Sorting(job, direct, self._task_settings(), self._sizes)
+        return self._step(job, "sorting", work, groups, size, _of_sorted)
+
+    def _merge(self, job: RewritePlan, log: ClusterLog, found: Sequence[SortedFiles]) -> Result:
+        totals, versions = _totals(found), NO_VERSIONS
+        runs: dict[str, list[SortedRun]] = {}
+        touched: dict[str, set[int]] = {}
+        cleared = Cleared()
+        for each in found:
+            versions = versions.raised(each.pairs)
+            for run in each.runs:
+                runs.setdefault(run.scan.map, []).append(run)
+            for name, numbers in each.touched.items():
+                touched.setdefault(name, set()).update(numbers)
+            for row, node in each.clears:
+                cleared.take(node, [row])
+        late = {subject for each in found for subject in each.late_clears}
+        merged: list[Merged] = []
+        wanted = set(totals)
+        for name, snapshot in sorted(job.state.manifest.snapshots.items()):
+            if not job.wants(name):
+                continue
+            if name not in wanted and not worth_reading(job, snapshot, log.store):
+                merged.append(Merged(name, 0, 0, (), unchanged=True))
+                continue
+            wanted.add(name)
+            for row, node in former_clears(log, job, name):
+                cleared.take(node, [row])
+        size = sum(sum(run.sizes) for each in runs.values() for run in each)
+        sizes = self._sizes.for_ranges(size, self._parallel())
+        plans = [
+            plan_map(
+                job,
+                log,
+                name,
+                runs.get(name, ()),
+                touched.get(name, ()),
+                sizes,
+                cleared=name in cleared,
+            )
+            for name in sorted(wanted)
+        ]
+        done = self._ranges(job, plans, cleared)
+        for plan in plans:
+            own = [done.pop(0) for _ in plan.tasks]
+            for part in own:
+                versions = versions.raised(part.pairs)
+            clears = clears_part(log, job, plan.map, cleared.claims(plan.map), late)
+            read = totals.get(plan.map, Totals())
+            records = read.records + sum(each.records for each in own)
+            merged.append(Merged(plan.map, records, read.bytes, (*clears, *plan.joined(own))))
+        return Result(tuple(merged), tuple(versions.pairs.items()), confirmed=True)
+
+    def _ranges(
+        self, job: RewritePlan, plans: Sequence[MapPlan], cleared: Cleared
+    ) -> list[RangeParts]:
+        tasks = [task for plan in plans for task in plan.tasks]
+        size = sum(task.bytes for task in tasks)
+        work = Merging(job, cleared, self._task_settings())
+        return self._step(job, "merging", work, tasks, size, _of_merged)
+
+
+@dataclass(frozen=True, slots=True)
+class Sorting:
+    """The first step: a group of files becomes sorted runs."""
+
+    job: RewritePlan
+    direct: Collection[str]
+    settings: Settings
+    sizes: Sizes
+
+    def __call__(
+        self, log: ClusterLog, given: list[FileScan], number: int, randomness: Randomness
+    ) -> SortedFiles:
+        return sort_files(self.job, log, given, self.direct, self.settings, self.sizes, randomness)
+
+
+@dataclass(frozen=True, slots=True)
+class Merging:
+    """The last step: a range of keys becomes part files."""
+
+    job: RewritePlan
+    cleared: Cleared
+    settings: Settings
+
+    def __call__(
+        self, log: ClusterLog, given: RangeTask, number: int, randomness: Randomness
+    ) -> RangeParts:
+        return merge_range(self.job, log, given, self.cleared, self.settings, number, randomness)
+
+
+def _of_sorted(result: SortedFiles) -> tuple[int, int]:
+    read = sum(each.records for each in result.totals.values())
+    return read, sum(run.scan.records for run in result.written)
+
+
+def _of_merged(result: RangeParts) -> tuple[int, int]:
+    return result.records + result.run_records, sum(part.rows for part in result.parts)
+
+
+def report_of(
+    step: str, answers: Iterable[Answer], records: Iterable[tuple[int, int]], seconds: float
+) -> StepReport:
+    """What the tasks of a step did, each counted once. `answers`: as `taken` accepts them.
+    `records`: read and written by each task."""
+    attempts = {answer.task: answer for answer in answers}.values()
+    read, written = map(sum, zip(*records, strict=True))
+    return StepReport(
+        step,
+        len(attempts),
+        seconds,
+        records_read=read,
+        bytes_read=sum(each.bytes_read for each in attempts),
+        records_written=written,
+        bytes_written=sum(each.bytes_written for each in attempts),
+        memory_max_bytes=max(each.memory_max_bytes for each in attempts),
+    )
+
+
+def _totals(found: Sequence[SortedFiles]) -> dict[str, Totals]:
+    """Map → what was read of it in the logs."""
+    totals: dict[str, Totals] = {}
+    for each in found:
+        for name, read in each.totals.items():
+            own = totals.setdefault(name, Totals())
+            own.records += read.records
+            own.bytes += read.bytes
+    return totals
+
+
+def clears_part(
+    log: ClusterLog,
+    job: RewritePlan,
+    name: str,
+    claims: Sequence[Claim],
+    late: set[Subject],
+) -> tuple[Part, ...]:
+    """The clears of a map that are kept. They are few, and the tasks of all ranges of keys needed
+    them, so the driver writes them."""
+    if not claims:
+        return ()
+    with tempfile.TemporaryDirectory(
+        prefix="imap-wal-rewrite-", ignore_cleanup_errors=True
+    ) as folder:
+        writer = PartWriter(log.store, job, name, Path(folder), randomness=log.randomness)
+        writer.add_clears(claims, late)
+        parts = writer.close()
+    for part in parts:
+        read_again(log.store, part)
+    return parts
+
+
+def taken(answers: Sequence[Answer], count: int) -> list[Any]:
+    """The results of `count` tasks in order: exactly one attempt at every task counts, whatever
+    others wrote. Raises the error of an answer, and `LostRace` if an answer is missing."""
+    found: dict[int, Answer] = {}
+    for answer in answers:
+        if answer.error:
+            raise _thaw(answer.error)
+        if found.setdefault(answer.task, answer).attempt != answer.attempt:
+            raise LostRace(
+                f"two attempts at task {answer.task} returned an answer; nothing was published; "
+                "run the rewrite again"
+            )
+    if sorted(found) != list(range(count)):
+        raise LostRace(
+            f"only tasks {sorted(found)} of {count} returned an answer; nothing was published; run "
+            "the rewrite again"
+        )
+    return [found[number].result for number in range(count)]
+
+
+# An error of a worker keeps its type. Our errors' constructors do not accept their own `args`.
+
+
+def freeze(error: Exception) -> str:
+    """An error as text, for `Answer.error`."""
+    return base64.b64encode(pickle.dumps((type(error), error.args, error.__dict__))).decode()
+
+
+def _thaw(text: str) -> Exception:
+    kind, args, state = pickle.loads(base64.b64decode(text))  # noqa: S301  # from our own worker
+    error: Exception = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error

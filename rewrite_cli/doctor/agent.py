@@ -1,0 +1,149 @@
+"""An agent: whether it answers, and what it reports about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from imap_wal.agent.access.keys import KeyPair
+from imap_wal.errors import NotAllowed
+from rewrite_cli.console.check import OK, PROBLEM, WARNING, Check
+
+MEMBERS_MAX = 20
+"""Members that a text names."""
+BACKGROUND_WORK = {
+    "archive": "segments stay until it works",
+    "retention": "covered files stay until it works",
+    "compaction": "the logs of the cluster grow until it works, or until `imap-wal rewrite` and "
+    "`imap-wal prune` run",
+}
+"""Work of an agent whose last run may have failed, and what that means."""
+NO_AGENT = "check what listens there; the agent and this command must be of one release"
+
+
+def agent_checks(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Iterator[Check]:
+    """Whether an agent answers, and what it reports. `key`, `agent_key`: as for `Client`."""
+    from imap_wal.agent.transport.client import NoAgent
+    from rewrite_cli.local_cluster.launcher import ask_stat
+
+    try:
+        health = ask_stat(endpoint, key=key, agent_key=agent_key)
+    except NoAgent as error:
+        yield Check("agent", PROBLEM, str(error), NO_AGENT)
+        return
+    except NotAllowed as error:
+        yield Check(
+            "agent",
+            PROBLEM,
+            str(error),
+            "allow_uids, or key and clients in its configuration, decide who may connect; for "
+            "an agent with keys, give --key-file and --agent-key",
+        )
+        return
+    if health is None:
+        yield Check(
+            "agent",
+            PROBLEM,
+            f"no answer from {endpoint} within 2 s",
+            "is it running (systemctl status imap-wal-agent), and is this the `endpoint` of "
+            "its configuration?",
+        )
+        return
+    try:
+        yield from _statistics(endpoint, health)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        yield Check(
+            "agent", PROBLEM, f"{endpoint}: its statistics have another form ({error})", NO_AGENT
+        )
+
+
+def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
+    """What an agent reports about itself. Raises errors of Python if the report has another
+    form."""
+    where = (
+        f"node {health.get('node')!r} at {endpoint}, epoch {health.get('epoch')}, durability "
+        f"{health.get('durability')}, {health.get('appends')} appends"
+    )
+    if health.get("healthy"):
+        yield Check("agent", OK, where)
+    else:
+        yield Check(
+            "agent",
+            PROBLEM,
+            f"{where}: {health.get('failure')}",
+            "correct what the text names; the agent then continues without a restart",
+        )
+    start = health.get("start") or {}
+    if start.get("waiting"):
+        what = (
+            f"cluster {start['cluster_id']} waits; it asked first {start['waited_s']:.0f} s ago, "
+            f"and last {start['asked_s_ago']:.0f} s ago: {start['waiting']}"
+        )
+        yield Check(
+            "agent's start",
+            PROBLEM if start["late"] else WARNING,
+            what,
+            "the wait ends when its cause is removed; `imap-wal claim` shows which "
+            "agents gave signs of life, also ones that were killed since",
+        )
+    if "members" in health:  # not from an agent of an earlier release
+        yield Check("agent's members", OK, _members(health["members"]))
+    yield from _metrics(health)
+    yield from _own_disk(health)
+    for work, meaning in BACKGROUND_WORK.items():
+        if error := health.get(f"{work}_error"):
+            yield Check(f"agent's {work}", WARNING, str(error), f"{meaning}; nothing is lost")
+
+
+def _members(members: Sequence[Mapping[str, Any]]) -> str:
+    """Which members are connected to an agent."""
+    if not members:
+        return "no member is connected"
+    names = [f"{each['member']} ({each['peer']})" for each in members[:MEMBERS_MAX]]
+    more = f" and {len(members) - MEMBERS_MAX} more" if len(members) > MEMBERS_MAX else ""
+    count = len(members)
+    return f"{count} {'member is' if count == 1 else 'members are'} connected: " + (
+        ", ".join(names) + more
+    )
+
+
+def _own_disk(health: Mapping[str, Any]) -> Iterator[Check]:
+    """What only the agent's own disk has, and what its restore could not read. No check of the disk
+    if the segments are where all agents see them."""
+    upload = health.get("upload")
+    if upload:
+        what = f"{upload['bytes']:,} bytes are on its own disk alone, for {upload['seconds']:.0f} s"
+        if upload["error"]:
+            text = f"{what}; {upload['error']}"
+            yield Check("agent's uploads", WARNING, text, "the agent tries again; nothing is lost")
+        else:
+            yield Check("agent's uploads", OK, what)
+    for node, why in (health.get("read_from_copies") or {}).items():
+        yield Check(
+            "agent's restore",
+            WARNING,
+            f"node {node!r} cannot be read, and other logs have its acknowledged changes: {why}",
+            "start its agent, with its disk or an empty one: docs/how-to/local-disks.md",
+        )
+    for node, why in (health.get("left_out") or {}).items():
+        yield Check(
+            "agent's restore",
+            PROBLEM,
+            f"entries of node {node!r} are left out: {why}",
+            "start the agent on the machine with that disk: its entries then count again; if the "
+            "disk is lost: docs/how-to/local-disks.md",
+        )
+
+
+def _metrics(health: Mapping[str, Any]) -> Iterator[Check]:
+    """Where an agent serves its metrics; nothing if it was not asked to."""
+    address, thread = health.get("http_address"), health.get("threads", {}).get("imap-wal-http", {})
+    if thread.get("error"):
+        yield Check(
+            "agent's metrics",
+            WARNING,
+            str(thread["error"]),
+            "the agent works without them, and tries again; `http_address` in its configuration",
+        )
+    elif address:
+        yield Check("agent's metrics", OK, f"http://{address}/metrics, /livez and /readyz")

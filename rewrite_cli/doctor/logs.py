@@ -1,0 +1,170 @@
+"""The logs of one cluster: their links, level, writers, readers and order."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+from imap_wal.agent.access.keys import KeyPair
+from imap_wal.disposal import ADVICE as LINK_ADVICE
+from imap_wal.disposal import EFFECT as LINK_EFFECT
+from imap_wal.errors import LogError
+from imap_wal.inspect.advice import MISSING
+from imap_wal.inspect.finding import CLEAN
+from imap_wal.inspect.inventory import ClusterView
+from imap_wal.inspect.own_disks import nodes_with_tails
+from imap_wal.inspect.verify import plan
+from imap_wal.inspect.writer import writer_of
+from imap_wal.manifest.claims import CLOSED_ADVICE
+from imap_wal.manifest.feature_level import NEWEST, FeatureLevel
+from imap_wal.manifest.upgrade import Upgrade
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.newest.rivals import ADVICE
+from imap_wal.retention.kept import kept_for_readers
+from imap_wal.rewrite import conflicts
+from rewrite_cli.console import output
+from rewrite_cli.console.check import OK, PROBLEM, WARNING, Check
+from rewrite_cli.entries.own_disks import tail_check
+from storage_backends import NotFound, SegmentStore
+from storage_backends.links import links
+
+ORDER_BYTES_MAX = 1024**3
+"""For a larger log, only `verify` looks for conflicts of order."""
+
+
+def log_checks(store: SegmentStore, view: ClusterView, key: KeyPair | None) -> Iterator[Check]:
+    """Whether the logs of a cluster are whole and in order, and who writes and reads them.
+    `key`: as for `storage_checks`."""
+    name = f"cluster {view}"
+    without = {node.name for node in view.nodes if node.of_no_manifest}  # reported below
+    tails = list(nodes_with_tails(view))
+    elsewhere = without | {node.name for node in tails}
+    away = [node for node in view.unreadable_nodes if node not in elsewhere]
+    if away:
+        nodes = ", ".join(map(repr, away))
+        yield Check(
+            name,
+            PROBLEM,
+            f"the log of {nodes} is missing: a restart refuses to continue without it",
+            'bring its disk back, start with recovery_policy = "partial", or forget the '
+            "node: `imap-wal forget-node`",
+        )
+    disks = [tail_check(store, view, node, key) for node in tails]
+    yield from disks
+    found = [
+        each
+        for each in plan(store, view, lambda _: True)[0]
+        if each.status != CLEAN and each.advice != MISSING
+    ]
+    for finding in found:
+        yield Check(name, PROBLEM, f"{finding.file}: {finding.what}", finding.advice)
+    if view.claims.closed:
+        what = (
+            "this log is a repaired copy, and the repair did not find who may claim it: no "
+            "Hazelcast cluster can claim it"
+        )
+        yield Check(name, PROBLEM, what, CLOSED_ADVICE)
+    folders = [f"{node.folder}/{part}" for node in view.nodes for part in ("wal", "archive")]
+    for link in sorted(set(links(store.url, folders).values())):
+        yield Check(name, WARNING, f"{link} is a symbolic link: {LINK_EFFECT}", LINK_ADVICE)
+    yield from _level(store, view)
+    crashed = yield from _writers(store, view)
+    total = sum(node.wal_bytes + node.archive_bytes for node in view.nodes)
+    if len(conflicts.writers(view.manifest)) > 1:
+        yield from _order(store, view, total + view.snapshot_bytes)
+    yield from _readers(store, view)
+    if total > 1024**3 and total > 10 * max(view.snapshot_bytes, 1):
+        yield Check(
+            name,
+            WARNING,
+            f"{output.size(total)} of log, {output.size(view.snapshot_bytes)} of snapshots",
+            "`imap-wal stat` shows what is dead; `imap-wal rewrite`, then `prune`",
+        )
+    late = any(each.status != OK for each in disks)
+    if not found and not away and not without and not late and not crashed:
+        yield Check(
+            name,
+            OK,
+            f"{len(view.nodes)} nodes, epochs "
+            f"{', '.join(str(node.manifest.epoch) for node in view.nodes)}",
+        )
+
+
+def _level(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
+    """The feature level, and whether `imap-wal upgrade` can raise it."""
+    log = ClusterLog(store, view.namespace, view.cluster)
+    try:
+        report = Upgrade(store, view.folder, log.clock, log.randomness).report()
+    except LogError:
+        return  # a damaged manifest, which is reported with the other files
+    name = f"feature level of {view}"
+    if report.level >= NEWEST:
+        yield Check(name, OK, f"{report.level:d}, the newest that this release knows")
+        return
+    more = "; ".join(each.brings for each in FeatureLevel if each > report.level)
+    if report.refused:
+        yield Check(name, OK, f"{report.level:d} of {NEWEST:d}: {report.refused}")
+        return
+    yield Check(
+        name,
+        WARNING,
+        f"{report.level:d}, and all nodes can read {NEWEST:d}, which brings {more}",
+        "`imap-wal upgrade` raises it; earlier releases then refuse the log",
+    )
+
+
+def _writers(store: SegmentStore, view: ClusterView) -> Generator[Check, None, list[str]]:
+    """Who writes the nodes' logs. Returns the nodes that were not closed and have no writer."""
+    name = f"cluster {view}"
+    crashed = []
+    for node in view.nodes:
+        if node.manifest.clean or not store.capabilities.locks:
+            continue
+        writer = writer_of(store, node.folder, "imap-wal doctor")
+        if writer is None:
+            crashed.append(node.name)
+        else:
+            yield Check(name, OK, f"node {node.name!r} is being written by {writer}")
+    if crashed:
+        yield Check(
+            name,
+            WARNING,
+            f"no process writes {', '.join(map(repr, crashed))}, and they were not closed: a "
+            "crash or kill",
+            "the next start recovers them; nothing acknowledged is lost",
+        )
+    return crashed
+
+
+def _readers(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
+    """Readers outside of the cluster, for which files are kept."""
+    name = f"readers of {view}"
+    try:
+        kept = kept_for_readers(ClusterLog(store, view.namespace, view.cluster))
+    except (LogError, NotFound):
+        return  # reported above
+    for each in kept:
+        what = (
+            f"reader {each.reader!r} keeps {output.size(each.log_bytes)} of log and "
+            f"{output.size(each.snapshot_bytes)} of former snapshots"
+        )
+        yield Check(
+            name, WARNING if each.is_stale else OK, what, each.advice if each.is_stale else ""
+        )
+
+
+def _order(store: SegmentStore, view: ClusterView, size: int) -> Iterator[Check]:
+    """Keys that two nodes claim. To find them, all files are read."""
+    name = f"order of {view}"
+    if size > ORDER_BYTES_MAX:
+        what = f"not checked: that would read {output.size(size)}"
+        yield Check(name, OK, what, "`imap-wal verify` reads everything, and checks it")
+        return
+    try:
+        texts = conflicts.found(ClusterLog(store, view.namespace, view.cluster))
+    except (LogError, NotFound) as error:
+        yield Check(
+            name, WARNING, f"not checked: {error}", "run `imap-wal verify` to see what is damaged"
+        )
+        return
+    for text in texts:
+        yield Check(name, PROBLEM, text, ADVICE)
