@@ -11,6 +11,7 @@ from typing import Any
 
 import msgpack
 import pytest
+import zmq
 from structlog.testing import capture_logs
 
 from imap_wal.agent.access import keys
@@ -63,6 +64,15 @@ def test_a_member_with_its_key_reads_and_writes(settings: AgentConfig) -> None:
         identity("member-1"),
         1,
     )
+
+
+def test_a_request_after_a_refusal_ends(settings: AgentConfig) -> None:
+    """libzmq has no queue for a connection that was refused, and a plain send then never ends."""
+    with serving(settings), plugin(settings, STRANGER) as stranger:
+        queue = stranger.client._socket
+        eventually(lambda: not queue.poll(0, zmq.POLLOUT), "the end of the connection")
+        with pytest.raises(NotAllowed, match="does not admit this user or key"):
+            stranger.client.ask("stat")
 
 
 def test_a_strangers_key_is_refused_and_logged(settings: AgentConfig) -> None:

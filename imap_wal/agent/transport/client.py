@@ -27,7 +27,7 @@ class NoAgent(ImapWalError):
 class Client:
     """A DEALER socket for tools. `key`: the tool's own key; `agent_key`: the agent's public key;
     both for an endpoint with keys. `waits`: whether to wait for an agent that does not listen yet;
-    otherwise that raises `NoAgent` at once. `answer` raises TimeoutError if no answer arrives,
+    otherwise that raises `NoAgent` at once. A call raises TimeoutError if no answer arrives,
     `NotAllowed` if the agent refuses the connection, and `NoAgent`."""
 
     def __init__(
@@ -53,7 +53,6 @@ class Client:
             | (0 if waits else zmq.EVENT_CONNECT_RETRIED)
         )
         self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._events, zmq.POLLIN)
         self._socket.connect(endpoint)
         self._number = 0
@@ -64,21 +63,37 @@ class Client:
         return self.answer(self.post(kind, *fields, payload=payload))
 
     def post(self, kind: str, *fields: Any, payload: bytes = b"") -> int:
-        """Send a request. Returns its number."""
+        """Send a request. Returns its number. Raises as `answer` does: libzmq has no queue for a
+        connection that was refused, or for one whose queue is full."""
         self._number += 1
-        self._socket.send_multipart([msgpack.packb([kind, self._number, *fields]), payload])
-        return self._number
+        frames = [msgpack.packb([kind, self._number, *fields]), payload]
+        until = self._until()
+        while True:
+            try:
+                self._socket.send_multipart(frames, zmq.NOBLOCK)
+                return self._number
+            except zmq.Again:
+                self._wait(zmq.POLLOUT, until)
 
     def answer(self, number: int) -> tuple[list[Any], bytes]:
         """The answer to the request of this number; answers to earlier requests are skipped."""
-        until = time.monotonic() + self._timeout_ms / 1000
-        while ready := dict(self._poller.poll(_ms_until(until))):
-            if self._socket not in ready:
-                self._note_event()
-                continue
+        until = self._until()
+        while True:
+            self._wait(zmq.POLLIN, until)
             header, payload = self._parts(self._socket.recv())
             if header[1] == number:
                 return header, payload
+
+    def _until(self) -> float:
+        return time.monotonic() + self._timeout_ms / 1000
+
+    def _wait(self, ready: int, until: float) -> None:
+        """Wait until the socket is ready for that. Raises if it will not be, or is not in time."""
+        self._poller.register(self._socket, ready)
+        while sockets := dict(self._poller.poll(_ms_until(until))):
+            if self._socket in sockets:
+                return
+            self._note_event()
         if self._is_hung_up:
             raise NotAllowed(
                 f"{self.endpoint} ended each handshake: the agent has keys and this client has "
