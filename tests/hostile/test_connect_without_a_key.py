@@ -17,10 +17,11 @@ from structlog.testing import capture_logs
 from imap_wal.agent.access import keys
 from imap_wal.agent.access.peers import Right
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.lines import WINDOW_S
+from imap_wal.agent.lines import WINDOW_S, Lines
 from imap_wal.agent.server import Agent
-from imap_wal.agent.transport.door import SILENT
+from imap_wal.agent.transport.door import SILENT, Door, Event
 from imap_wal.agent.transport.gate import check_pair
+from imap_wal.clock import SystemClock
 from imap_wal.errors import InvalidSetting, NotAllowed
 from tests.agent.harness import entry, identity, serving
 from tests.kit.keyed_agents import (
@@ -124,6 +125,23 @@ def test_a_peer_that_ends_in_the_handshake_is_logged(settings: AgentConfig, agen
     assert line["reason"] == SILENT
     # The connection may have ended before the agent asks for the address of its other end.
     assert line["peer"] in ("a peer at 127.0.0.1", "a peer at an unknown address")
+
+
+def test_a_connection_that_ended_at_once_is_logged() -> None:
+    """Its descriptor is closed before the agent examines it."""
+    closed = os.dup(0)
+    os.close(closed)
+    events = iter([Event(accepted=True, fd=closed)])
+    clock = SystemClock()
+    with capture_logs() as lines:
+        door = Door(lambda: next(events, None), 1, 10, clock, Lines(clock), has_keys=True)
+        door.worker.start()
+        eventually(lambda: lines, "a line about the connection")
+        assert door.worker.stop(5)
+        door.close()
+    assert [(line["peer"], line["reason"]) for line in lines] == [
+        ("a peer at an unknown address", SILENT)
+    ]
 
 
 def test_a_public_key_alone_is_refused(settings: AgentConfig) -> None:

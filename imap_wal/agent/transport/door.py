@@ -143,7 +143,10 @@ class Door:
                 self._leave(known.fd)
 
     def _enter(self, fd: int) -> None:
+        was_open = fd in self._open
         known = self._admit(fd)
+        if known is None and not was_open and fd not in self._shut_down:
+            self._report_silent("")  # it ended before this thread examined it
         if known is None or len(self._open) <= self._most:
             return
         self._remove_ended()
@@ -184,8 +187,13 @@ class Door:
         if known.sender:
             self._by_sender.pop(known.sender, None)
             self._gone.append(known.sender)
-        elif self._has_keys and self._shut_down.get(fd) != known.inode:
-            peer = f"a peer at {known.address or 'an unknown address'}"
+        elif self._shut_down.get(fd) != known.inode:
+            self._report_silent(known.address)
+
+    def _report_silent(self, address: str) -> None:
+        """Log that a connection ended before a request. `address`: as in `_Known`."""
+        if self._has_keys:
+            peer = f"a peer at {address or 'an unknown address'}"
             self._lines.warning("peer refused", (SILENT, peer), peer=peer, reason=SILENT)
 
     def _shut(self, known: _Known) -> None:
