@@ -99,7 +99,7 @@ final class AgentReader implements Closeable {
             long total = answer.header().integer();
             EntryStream stream = new EntryStream(map, answer.payload());
             List<Data> keys = stream.keys(count);
-            stream.tellUnusable();
+            stream.reportUnusable();
             return new Keys(keys, count, next, total);
         });
     }
@@ -123,7 +123,7 @@ final class AgentReader implements Closeable {
                 throw new ProtocolException("entries of " + loaded + " of " + count + " keys");
             }
             List<Data> rest = stream.keys(count - loaded);
-            stream.tellUnusable();
+            stream.reportUnusable();
             return new Page(live, rest, count, next, total);
         });
     }
@@ -248,7 +248,7 @@ final class AgentReader implements Closeable {
         if (wait == ReadWait.SHORT) {
             part.stream.requireUsable();  // a caller waits for these keys
         } else {
-            part.stream.tellUnusable();
+            part.stream.reportUnusable();
         }
         return part;
     }

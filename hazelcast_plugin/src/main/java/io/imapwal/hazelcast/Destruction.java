@@ -126,13 +126,13 @@ final class Destruction {
     }
 
     /** Informs every member, before the caller gets the outcome. */
-    void tell() {
+    void informMembers() {
         plugin.state(map).destroyed();
         try {
             // A member that has left is not informed: the next owners of its partitions compare
             // them with the log.
             onAnotherThread(() -> {
-                plugin.tellOthers(() -> new DestroyedOperation(map));
+                plugin.informOthers(() -> new DestroyedOperation(map));
                 return null;
             });
         } catch (ExecutionException e) {

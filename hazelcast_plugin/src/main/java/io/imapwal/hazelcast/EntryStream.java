@@ -90,7 +90,7 @@ final class EntryStream {
     }
 
     /** Logs an error if there were entries that no map can have. */
-    void tellUnusable() {
+    void reportUnusable() {
         if (unusable > 0) {
             LOGGER.severe("imap-wal: " + text());
         }

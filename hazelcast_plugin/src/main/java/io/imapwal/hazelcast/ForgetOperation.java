@@ -2,8 +2,6 @@ package io.imapwal.hazelcast;
 
 import com.hazelcast.spi.impl.operationservice.PartitionAwareOperation;
 
-import java.util.List;
-
 /**
  * Makes the owner of a partition log a clear of it, because the map was destroyed. The map may no
  * longer be in memory there.
@@ -25,10 +23,7 @@ public final class ForgetOperation extends NamedMapOperation implements Partitio
             throw new LogUnavailable("member " + plugin.member() + " has no map-store for map \""
                     + map + "\"", null);
         }
-        PlacedKeys placed = new PlacedKeys(plugin.placements(), map).in(getPartitionId());
-        link.append(List.of(Change.clear(map, plugin.guard().take(getPartitionId()),
-                plugin.partitionCount())));
-        placed.end();
+        plugin.logClear(link, map, getPartitionId());
     }
 
     @Override

@@ -3,7 +3,6 @@ package io.imapwal.hazelcast;
 import com.hazelcast.config.EvictionPolicy;
 import com.hazelcast.config.InvalidConfigurationException;
 import com.hazelcast.config.MapConfig;
-import com.hazelcast.config.MapStoreConfig;
 import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.serialization.InternalSerializationService;
@@ -75,7 +74,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         }
         plugin = WalPlugin.of(instance);
         MapConfig config = plugin.nodeEngine().getConfig().findMapConfig(mapName);
-        refuse(config);
+        MapRequirements.check(plugin.nodeEngine(), map, config);
         readThrough = settings.readThrough()
                 || config.getEvictionConfig().getEvictionPolicy() != EvictionPolicy.NONE
                 || !MemoryWatch.possible();
@@ -110,7 +109,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         } finally {
             plugin.forget(map);
             if (destruction != null) {
-                destruction.tell();
+                destruction.informMembers();
             }
         }
     }
@@ -217,10 +216,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
 
     private void clear(int partition) {
         state.requireSettled(partition);
-        PlacedKeys placed = placed().in(partition);
-        link.append(List.of(Change.clear(map, plugin.guard().take(partition),
-                plugin.partitionCount())));
-        placed.end();
+        plugin.logClear(link, map, partition);
     }
 
     /** Hazelcast does not clear locked keys. */
@@ -420,39 +416,5 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
 
     private static byte[] compactName(CompactGenericRecord record) {
         return record.getSchema().getTypeName().getBytes(StandardCharsets.UTF_8);
-    }
-
-    private void refuse(MapConfig config) {
-        if (!WalMapStoreFactory.isNamed(plugin.nodeEngine(), map)) {
-            throw new InvalidConfigurationException("map \"" + map
-                    + "\": its map-store must be configured with factory-class-name "
-                    + WalMapStoreFactory.class.getName() + ", not with an implementation");
-        }
-        if (!RecordStores.possible()) {
-            throw new InvalidConfigurationException(
-                    "imap-wal does not work with this version of Hazelcast, "
-                    + plugin.nodeEngine().getVersion()
-                    + ": its record stores are made in another way. Use a version that imap-wal's"
-                    + " documentation names");
-        }
-        if (config.getMapStoreConfig().getWriteDelaySeconds() > 0) {
-            throw new InvalidConfigurationException("map \"" + map + "\": write-delay-seconds is "
-                    + config.getMapStoreConfig().getWriteDelaySeconds()
-                    + "; imap-wal needs 0, because a change must be in the log before it is in"
-                    + " memory");
-        }
-        if (config.getMapStoreConfig()
-                .getInitialLoadMode() != MapStoreConfig.InitialLoadMode.EAGER) {
-            throw new InvalidConfigurationException("map \"" + map
-                    + "\": initial-mode is LAZY (Hazelcast's default); imap-wal needs EAGER, "
-                    + "because Hazelcast answers queries on a LAZY map before it is restored, as"
-                    + " if nothing were in it");
-        }
-        if (config.getMaxIdleSeconds() > 0) {
-            throw new InvalidConfigurationException("map \"" + map + "\": max-idle-seconds is "
-                    + config.getMaxIdleSeconds()
-                    + "; imap-wal needs 0, because reads are not logged, so the log does not"
-                    + " show when an entry was last used. Use time-to-live-seconds");
-        }
     }
 }

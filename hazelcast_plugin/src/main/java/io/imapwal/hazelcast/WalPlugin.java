@@ -223,7 +223,7 @@ final class WalPlugin {
             destruction.run();
         } finally {
             state(map).close();
-            destruction.tell();
+            destruction.informMembers();
         }
     }
 
@@ -258,11 +258,18 @@ final class WalPlugin {
         }
     }
 
+    /** Logs that a partition of a map was cleared. This member owns the partition. */
+    void logClear(AgentLink link, String map, int partition) {
+        PlacedKeys placed = new PlacedKeys(placements, map).in(partition);
+        link.append(List.of(Change.clear(map, guard.take(partition), partitionCount())));
+        placed.end();
+    }
+
     /**
      * Sends an operation to every other member with data, and waits until each has answered or
      * failed.
      */
-    void tellOthers(Supplier<Operation> what) throws InterruptedException {
+    void informOthers(Supplier<Operation> what) throws InterruptedException {
         List<Future<?>> sent = new ArrayList<>();
         for (Member member : nodeEngine.getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
             if (!member.localMember()) {
