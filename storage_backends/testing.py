@@ -107,7 +107,7 @@ def _contents(store: SegmentStore, other: SegmentStore, root: str) -> None:
     ):
         path = f"{root}/{name}"
         store.create(path, data)
-        _same(other.read(path), data, f"read gives what create wrote ({name})")
+        _same(other.read(path), data, f"read returns what create wrote ({name})")
         _same(other.size(path), len(data), f"size ({name})")
         assert other.exists(path), f"exists after create ({name})"
         for offset, length in (
@@ -467,7 +467,7 @@ def _lock(store: SegmentStore, other: SegmentStore, root: str) -> None:
         except Locked as error:
             _same(error.holder, "host 1, pid 2", "Locked names the holder on one line")
         else:
-            raise AssertionError("a lock is exclusive: a second one was given")
+            raise AssertionError("a lock is exclusive: a second one was granted")
     other.lock(f"{root}/node/other.lock", "another lock").release()
     lock.release()
     lock.release()
@@ -480,7 +480,7 @@ def _lock(store: SegmentStore, other: SegmentStore, root: str) -> None:
     except Locked as error:
         _same(error.holder, "taker", "Locked names the one who took the lock")
     else:
-        raise AssertionError("a taken lock is exclusive: a second one was given")
+        raise AssertionError("a taken lock is exclusive: a second one was granted")
     first.release()
     with _raises(Locked, "the release of one whose lock was taken does not free it"):
         store.lock(path, "third")

@@ -247,7 +247,7 @@ class RequestHandler:
                 f"{message.kind}: send this request to the agent's tail_endpoint",
             )
         elif (connection := self._sessions.connection(sender)) is None:
-            self.error(sender, request.number, "not-ready", "say hello first")
+            self.error(sender, request.number, "not-ready", "send hello first")
         elif isinstance(request, View):
             self._view(sender, request.number, request.about, peer)
         elif isinstance(request, Beat):

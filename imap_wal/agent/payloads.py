@@ -97,7 +97,7 @@ def _entries(payload: bytes, count: int, request: int) -> Sequence[tuple[Any, ..
 def _check_count(count: int, of_hello: int) -> None:
     """A clear with a lower number of partitions would delete keys of other partitions."""
     if not of_hello:
-        raise ValueError("a clear needs the number of partitions; say hello with partition_count")
+        raise ValueError("a clear needs the number of partitions; send hello with partition_count")
     if count != of_hello:
         raise ValueError(
             f"a clear is for one of {count} partitions; the hello of this connection gave "

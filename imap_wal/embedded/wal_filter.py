@@ -58,7 +58,7 @@ def filtered(
             break
         if not isinstance(answer, DataEntry):
             raise InvalidSetting(
-                f"wal_filter answered {answer!r}; it must return the entry, another DataEntry, "
+                f"wal_filter returned {answer!r}; it must return the entry, another DataEntry, "
                 "None or STOP"
             )
         if is_clear(answer) is not is_clear(entry):

@@ -1,6 +1,8 @@
-"""The archives of a node's log, as its manifest has them: all in the manifest, packed if they are
-many, or, from feature level 6 on, the newest in the manifest and the others in list files
-(docs/decisions/0064-archives-in-list-files.md)."""
+"""The archives of a node's log, as its manifest has them.
+
+Below feature level 6 all are in the manifest, packed if there are many. From level 6 on, the newest
+are in the manifest and the others in list files (docs/decisions/0064-archives-in-list-files.md).
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ There are two kinds: the cluster's (incarnations, nodes, snapshots), which any p
 by compare-and-swap, and a node's (epoch, sessions, archives), which the node's owner and `prune`
 publish.
 
-A writer that slept may find its number free because old manifests were deleted. So after every
+A writer that was paused may find its number free because old manifests were deleted. So after every
 create it reads the newest manifest, which names a floor; only manifests below the floor are
 deleted. If its number is below the floor, the writer has lost. Otherwise its number was really the
 next one, and the newest manifest was built on it.
@@ -206,8 +206,8 @@ class ManifestLog(Generic[C]):
         files = self._files()
         while max(files, default=0) != number:
             try:
-                # It is higher if this writer slept. Above the floor, its number was really the next
-                # one.
+                # It is higher if this writer was paused. Above the floor, its number was really the
+                # next one.
                 won = bool(files) and self._decode(max(files))[0]["floor"] <= number
                 return content if won else None
             except NotFound:

@@ -8,8 +8,8 @@ interpreter lock, so in this process commits would wait for them.
     other task for some seconds
 
 The other process may be killed at any time: what it wrote counts only when it is named in a
-manifest. It ends when this process ends, because then its standard input ends. It never ends by
-itself, so none is left that nothing waits for (a zombie).
+manifest. It ends when this process ends, because then its standard input ends. Otherwise only this
+process ends it, and waits for it: so it never stays as a zombie.
 """
 
 from __future__ import annotations

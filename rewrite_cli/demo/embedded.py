@@ -76,7 +76,7 @@ class Report:
 
     @property
     def lost(self) -> int:
-        """Acknowledged changes that any look did not find as acknowledged."""
+        """Acknowledged changes that differed from the maps in a comparison."""
         return sum(look.comparison.lost for look in self.looks)
 
     def to_json(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from rewrite_cli.entries.database import Result
 from storage_backends.extras import needs
 
 TABLE_ROWS = 1000
-"""A table is laid out in memory, and a longer one would help no reader."""
+"""A table is laid out in memory, and people do not read a longer one."""
 _NARROW = 6
 """Up to this number of columns, any terminal shows a table. Cells may take several lines."""
 _JSON = "JSON"

@@ -89,7 +89,7 @@ hazelcast:
 {map_section(names, agent, properties)}
 {more}\
           # timeout-ms: "10000"             # longest wait for one acknowledgement
-          # agent-timeout-ms: "2000"        # an agent that answers nothing for this time is hung
+          # agent-timeout-ms: "2000"        # an agent that does not answer for so long hangs
           # Longest wait of an operation for a partition whose owner was lost:
           # settle-timeout-ms: "10000"
           # Always ask the log for keys that are not in memory; not needed for eviction:

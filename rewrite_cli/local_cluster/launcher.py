@@ -245,7 +245,7 @@ class Cluster:
                     _pause(0.5)
                     agent.start()
             _pause(0.2)
-        raise Failed(f"all members ended; the last one said: {self.members[-1].last_words()}")
+        raise Failed(f"all members ended; output of the last: {self.members[-1].last_words()}")
 
     def stop(self) -> None:
         """Ends members first, then agents: the members' last changes are logged, and every log ends

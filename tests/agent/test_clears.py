@@ -150,6 +150,6 @@ def test_a_clear_needs_a_partition_count_in_the_hello(
         member.put(a="1")
         answer = clear(member, 2, 0, count=1)
         assert answer[:2] == ["error", "bad-request"]
-        assert "say hello with partition_count" in answer[2]
+        assert "send hello with partition_count" in answer[2]
         assert member.hello()["last_request"] == 1
         assert member.values() == {"a": "1"}

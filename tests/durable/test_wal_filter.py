@@ -116,7 +116,7 @@ def test_failed_wal_filter_leaves_the_log_closed_and_whole(
     """A wrong answer and a filter that fails leave the log closed and whole."""
     with embedded(memory) as store:
         store.map("m")["a"] = 1
-    with pytest.raises(InvalidSetting, match="wal_filter answered 7"):
+    with pytest.raises(InvalidSetting, match="wal_filter returned 7"):
         embedded(memory, wal_filter=lambda entry: 7)
     with pytest.raises(ZeroDivisionError):
         embedded(memory, wal_filter=lambda entry: 1 // 0)

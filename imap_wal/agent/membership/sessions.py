@@ -218,7 +218,7 @@ class SessionRegistry:
         if found and self.claims.newest() != incarnation:
             raise NotAppended(
                 f"incarnation {incarnation} was followed by another one during this hello; "
-                "say hello again"
+                "send hello again"
             )
         return found
 
@@ -342,7 +342,7 @@ class SessionRegistry:
         """Why this connection may not append for the session, as (code, text); None: it may."""
         session = self._by_number.get(number)
         if session is None or not session.writer:
-            return "not-ready", "say hello first"
+            return "not-ready", "send hello first"
         if session.writer != sender:
             return "superseded", "a later connection of this plug-in has taken over"
         newest = self.claims.known.newest
@@ -350,10 +350,10 @@ class SessionRegistry:
             return (
                 "void-incarnation",
                 f"this cluster's incarnation {session.incarnation} was followed by {newest}; "  # noqa: ISC004
-                "say hello again",
+                "send hello again",
             )
         if sender in self._shut:
-            return "not-ready", "an earlier append of this connection was refused; say hello again"
+            return "not-ready", "an earlier append of this connection was refused; send hello again"
         return None
 
     def session(self, number: int) -> Session:
@@ -371,4 +371,4 @@ class SessionRegistry:
                     f"this log was claimed after incarnation {own}, by another cluster or for a "
                     "newer view of this one"
                 )
-                batch.error = OutcomeUnknown(f"{what}; say hello again")
+                batch.error = OutcomeUnknown(f"{what}; send hello again")

@@ -72,7 +72,7 @@ def command(
                 _print(each.newest)
     if not found:
         what = f"hex:{key.hex()}" if isinstance(key, bytes) else repr(key)
-        raise Failed(f"{selection.url}: map {name!r} has no key {what}, and no trace of one")
+        raise Failed(f"{selection.url}: map {name!r} has no key {what}, and no earlier entry of it")
     if not live:
         raise Failed("; ".join(_absence(each, now_ms) for each in found))
 

@@ -44,8 +44,7 @@ ENGINES = ("local", "spark")
     "--processes",
     type=click.IntRange(1),
     metavar="N",
-    help="With --engine local: work in up to N processes, if the log is large enough. Without it, "
-    "in one.",
+    help="With --engine local: the most processes to use, if the log is large enough. Default: 1.",
 )
 @click.option(
     "--spark-conf",

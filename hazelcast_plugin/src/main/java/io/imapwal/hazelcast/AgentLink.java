@@ -28,7 +28,7 @@ final class AgentLink {
     private static final long MAX_WAIT_MS = 1000;
     private static final long LOOK_NANOS = 200_000;
 
-    /** Where the changes go: one agent, or several. */
+    /** The agents to which changes are sent: one, or several. */
     interface Connection extends AgentWriter.Channel {
         /** The session of the newest welcome, also of a closed connection; null: none yet. */
         SessionInfo newest();

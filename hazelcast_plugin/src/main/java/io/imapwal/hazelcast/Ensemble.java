@@ -24,7 +24,7 @@ import java.util.concurrent.atomic.LongAdder;
  *    the first `copies` that greet   members: each append is sent to all of them
  *    an append is acknowledged       when `acks` members have acknowledged it
  *    a member fails, refuses, or is  it is left out for a while, and the ensemble is broken. If the
- *    slow while another can replace  others are enough for `acks`, it is only made anew before the
+ *    slow while another can replace  others are enough for `acks`, it is only made again before the
  *    it                              next append
  *    fewer than `acks` members       no connection
  * </pre>

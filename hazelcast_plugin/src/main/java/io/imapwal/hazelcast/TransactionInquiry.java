@@ -12,8 +12,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 
 /**
- * Ends the wait of keys whose transaction has ended although this member does not know it: the
- * message that says so was lost, or the key got its place after the message.
+ * Ends the wait of keys whose transaction has ended without this member's knowledge: the message
+ * with its outcome was lost, or the key got its place after the message.
  *
  * <pre>
  * owner        a key has a place for some seconds ──▶ which of these transactions have ended?

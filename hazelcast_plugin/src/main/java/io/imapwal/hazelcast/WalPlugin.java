@@ -309,8 +309,8 @@ final class WalPlugin {
     }
 
     /**
-     * Maps with the same agent share one link, with the timeouts of the first one. Other copies are
-     * refused: {@link Copies#require}.
+     * Maps with the same agent share one link, with the timeouts of the first one. A map with
+     * other {@code copies} is refused: {@link Copies#require}.
      */
     AgentLink link(AgentSettings settings) {
         return links.computeIfAbsent(settings.agent(), agent -> {

@@ -306,7 +306,7 @@ final class WriteConnection implements AgentLink.Connection {
             connection.start("bye", 0);
             connection.ask("bye", payload.clear(), until);
         } catch (IOException | RuntimeException e) {
-            logger.fine("imap-wal: no goodbye to " + agent.get(), e);
+            logger.fine("imap-wal: bye was not sent to " + agent.get(), e);
         }
     }
 

@@ -53,7 +53,7 @@ final class FakeConnection {
             return null;
         }
         if (plugin == null && !kind.equals("hello")) {
-            return error(number, "not-ready", "say hello first");
+            return error(number, "not-ready", "send hello first");
         }
         switch (kind) {
             case "hello":
