@@ -11,14 +11,14 @@ import java.util.stream.IntStream;
 
 /**
  * Removes what Hazelcast (5.5 to 5.7) keeps of a member's former cluster when the member joins
- * another one. It has no effect if all partitions migrate to this member. But members that form a
- * new cluster get their first partitions without a migration.
+ * another one. What is kept has no effect if all partitions migrate to this member. But members that
+ * form a new cluster get their first partitions without a migration.
  *
  * <pre>
  *  kept                                    effect in the next cluster
  *  versions of the copies of partitions    a backup counts as an old one until its version
  *                                          exceeds the former one: it is not stored, and the
- *                                          caller waits for the backup time-out each time
+ *                                          caller waits for the backup timeout each time
  *  partitions that queries scan here       this member answers for partitions of others, in which
  *                                          it finds nothing; Hazelcast asks no other member then
  * </pre>
