@@ -109,7 +109,7 @@ class Settings:
     only by time, or on request."""
     wal_ttl_seconds: int = 0
     """Remove covered archives and segments that are older than this; 0: not by age. If
-    `wal_size_limit_mb` is 0 too, only `imap-wal prune` removes files."""
+    `wal_size_limit_mb` is 0 too, only a compaction or `imap-wal prune` removes files."""
     wal_size_limit_mb: int = 0
     """MiB: remove the oldest covered files while covered files take more than this; 0: not by
     size."""

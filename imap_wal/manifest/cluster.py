@@ -94,9 +94,10 @@ class ClusterManifest:
     """Node → the mark of the last rewrite of all maps: each map with an entry at or below it has a
     snapshot."""
     losses: Mapping[str, Whole] = field(default_factory=dict)
-    """Node → how many times a part of its log was lost: segments of its own disk were given up, a
-    recovery cut frames, the cut of a lifetime made entries void that are only on its disk, another
-    log replaced it, or it was forgotten. A change with a copy there then has one copy less."""
+    """Node → how many times a part of its log was lost. Five events count: segments of its own disk
+    were given up; a recovery cut frames; the cut of a lifetime made entries void that are only on
+    its disk; another log replaced it; it was forgotten. A change with a copy there then has one
+    copy less."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.snapshots, SnapshotTable) and len(self.snapshots) >= PACKED_FROM:

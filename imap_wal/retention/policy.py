@@ -1,6 +1,6 @@
 """How long covered files are kept: `wal_ttl_seconds` and `wal_size_limit_mb`, with RocksDB's rules.
 
-    both 0      only `imap-wal prune` removes files
+    both 0      only a compaction or `imap-wal prune` removes files
     ttl only    covered files that are older are removed
     size only   the oldest covered files are removed until the rest fits
     both        first the files that are too old, then the oldest until the rest fits

@@ -257,8 +257,8 @@ def _attempt(worker: Worker, work: Callable[[], object], clock: Clock, name: str
 
 
 def _retain_every(settings: Settings) -> float:
-    """Seconds between two searches for covered files to remove; 0 if only `imap-wal prune` removes
-    them."""
+    """Seconds between two searches for covered files to remove; 0: no search, only a compaction or
+    `imap-wal prune` removes them."""
     if not settings.wal_ttl_seconds:
         return RETAIN_S if settings.wal_size_limit_mb else 0
     return min(settings.wal_ttl_seconds / 2, RETAIN_S)

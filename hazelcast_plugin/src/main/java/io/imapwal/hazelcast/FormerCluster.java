@@ -11,8 +11,8 @@ import java.util.stream.IntStream;
 
 /**
  * Removes what Hazelcast (5.5 to 5.7) keeps of a member's former cluster when the member joins
- * another one. What is kept has no effect if all partitions migrate to this member. But members that
- * form a new cluster get their first partitions without a migration.
+ * another one. What is kept has no effect if all partitions migrate to this member. But members
+ * that form a new cluster get their first partitions without a migration.
  *
  * <pre>
  *  kept                                    effect in the next cluster
