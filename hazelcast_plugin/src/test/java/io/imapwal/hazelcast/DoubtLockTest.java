@@ -62,7 +62,7 @@ class DoubtLockTest extends SettlementFixture {
 
     /** What it has read may not be what the log has, so it must not be committed. */
     @Test
-    void transactionWithTheLockOfAKeyInDoubtFailsAtOnce() throws Exception {
+    void transactionWithLockOfKeyInDoubtFailsAtOnce() throws Exception {
         HazelcastInstance a = start(0);
         IMap<Integer, Integer> map = a.getMap("orders");
         fill(map, 3);
@@ -84,7 +84,7 @@ class DoubtLockTest extends SettlementFixture {
      * transaction in doubt has.
      */
     @Test
-    void transactionReadsAKeyWhenTheTransactionBeforeItIsSettled() throws Exception {
+    void transactionReadsAKeyAfterTheOneBeforeIsSettled() throws Exception {
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = b.getMap("orders");
@@ -131,7 +131,7 @@ class DoubtLockTest extends SettlementFixture {
     }
 
     @Test
-    void processorOnAnotherThreadReadsAKeyWhenItIsSettled() throws Exception {
+    void processorOnAnotherThreadReadsAKeyWhenSettled() throws Exception {
         HazelcastInstance a = start(0);
         IMap<Integer, Integer> map = a.getMap("orders");
         map.set(1, 0);

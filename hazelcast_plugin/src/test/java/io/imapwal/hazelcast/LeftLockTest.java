@@ -105,7 +105,7 @@ class LeftLockTest extends SettlementFixture {
     }
 
     @Test
-    void lockThatAUserGotInATransactionOutlivesTheNextOnes() {
+    void lockFromATransactionOfAUserOutlivesTheNext() {
         TransactionContext transaction = member.newTransactionContext();
         transaction.beginTransaction();
         TransactionalMap<Integer, Integer> changes = transaction.getMap("orders");

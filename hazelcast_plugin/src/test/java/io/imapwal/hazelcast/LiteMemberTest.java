@@ -22,7 +22,7 @@ class LiteMemberTest extends OpeningFixture {
     }
 
     @Test
-    void mapDestroyedByClientOfClusterWithLiteMasterStaysEmpty() throws Exception {
+    void mapDestroyedByClientWithLiteMasterStaysEmpty() throws Exception {
         lite = true;
         start(0);
         agents.get(0).stop();

@@ -144,7 +144,7 @@ class LostMessageTest extends SettlementFixture {
 
     /** The doubt of a coordinator ends with it, so the owner must keep the place until then. */
     @Test
-    void keyIsSettledAfterItsCoordinatorIsLostThatTriedToSettleIt() throws Exception {
+    void keyIsSettledAfterTheCoordinatorSettlingItIsLost() throws Exception {
         start();
         int key = keys.get(0);
         UUID transaction = placeAndLog(key);
@@ -160,7 +160,7 @@ class LostMessageTest extends SettlementFixture {
 
     /** The value is in the log already, so it is not logged again. */
     @Test
-    void keyOfALostTransactionIsSettledWhileTheDiskIsFull() throws Exception {
+    void keyOfLostTransactionIsSettledWhileDiskIsFull() throws Exception {
         start();
         int key = keys.get(0);
         UUID transaction = placeAndLog(key);

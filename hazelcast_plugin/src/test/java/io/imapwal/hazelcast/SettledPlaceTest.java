@@ -115,10 +115,10 @@ class SettledPlaceTest {
         assertEquals(1000, ((Value) map.get(KEY)).number);
     }
 
+    /** The member does not have the class. */
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
-    void deletionOfAValueWhoseClassTheMemberDoesNotHaveIsSettled(boolean offload)
-            throws Exception {
+    void deletionOfAValueOfAnUnknownClassIsSettled(boolean offload) throws Exception {
         start(InMemoryFormat.BINARY, offload);
         map.set(KEY, new Value(0));
         UUID transaction = placeAndLog(null);
@@ -139,10 +139,10 @@ class SettledPlaceTest {
         return value;
     }
 
+    /** A member that has objects writes this value again, and it has other bytes then. */
     @ParameterizedTest
     @EnumSource(value = InMemoryFormat.class, names = {"BINARY", "OBJECT"})
-    void valueWithAnotherFormWhenWrittenAgainKeepsItsPlaceUntilItIsLogged(InMemoryFormat format)
-            throws Exception {
+    void valueWithOtherBytesKeepsItsPlaceUntilLogged(InMemoryFormat format) throws Exception {
         start(format, false);
         map.set(KEY, 0);
         Map<Integer, Integer> value = wideMap();
@@ -162,7 +162,7 @@ class SettledPlaceTest {
 
     /** The change is logged once more then. */
     @Test
-    void placeEndsAlthoughABackupMovesBeforeTheSettledChangeIsStored() throws Exception {
+    void placeEndsIfBackupMovesBeforeSettledChangeIsStored() throws Exception {
         start(InMemoryFormat.OBJECT, false);
         map.set(KEY, new Value(0));
         UUID transaction = placeAndLog(new Value(1000));

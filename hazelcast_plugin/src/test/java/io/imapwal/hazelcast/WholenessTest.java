@@ -9,7 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 class WholenessTest {
     /** Until a former owner has left, the log may get changes that it or its places allow. */
     @Test
-    void partitionWaitsForALeavingOwnerAlsoAfterALaterReason() {
+    void partitionWaitsForLeavingOwnerAlsoAfterALaterReason() {
         Wholeness wholeness = new Wholeness("orders", 10);
         UUID leaving = UUID.randomUUID();
         wholeness.doubt(3, leaving, false);
