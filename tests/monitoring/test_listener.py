@@ -143,7 +143,7 @@ def test_an_address_in_use_is_tried_again(stack: ExitStack) -> None:
     eventually(lambda: server.worker.trouble == "", "the thread reports no error any more")
 
 
-def test_a_peer_that_goes_away_ends_nothing(stack: ExitStack) -> None:
+def test_a_peer_that_disconnects_ends_nothing(stack: ExitStack) -> None:
     server = serving(stack, SystemClock(), page=Page(lambda: Answer(b"x" * 20_000_000)))
     for _ in range(5):
         with closing(socket.create_connection(("127.0.0.1", server.port), 30)) as peer:

@@ -30,7 +30,7 @@ def is_held(log: ClusterLog) -> bool:
     return False
 
 
-def test_a_second_rewrite_is_told_who_runs(memory: MemoryStore) -> None:
+def test_a_second_rewrite_names_the_running_one(memory: MemoryStore) -> None:
     log = cluster(memory)
     with (
         turn(log, "the first"),
