@@ -34,7 +34,7 @@ PAGE_BYTES = 4 * 1024 * 1024
 PAGE_KEYS_MAX = 100_000
 BATCH_KEYS = 10_000
 """Keys that are read from the index at once."""
-NOBODY = b""
+NO_CONNECTION = b""
 """The owner of the listings of ended connections."""
 
 
@@ -70,7 +70,7 @@ class Listing:
         self._batches = view.keys(name, min(limit, BATCH_KEYS), partitions)
         self._left: Iterator[bytes] = iter(())
         self._left_bytes = self._page_bytes = 0
-        self.owner = NOBODY
+        self.owner = NO_CONNECTION
         """The sender that requested its last page."""
         self._number = 0
         self._last: Page | None = None
@@ -136,7 +136,7 @@ class Listings:
         cursor: tuple[str, int] | None,
         limit: int,
         partitions: Partitions | None = None,
-        sender: bytes = NOBODY,
+        sender: bytes = NO_CONNECTION,
     ) -> Page:
         """The page at `cursor`, for this connection; None begins a listing of the keys in all or
         some partitions. Raises `ListingGone`, and the errors of reading the index."""
@@ -165,8 +165,8 @@ class Listings:
         """A connection has ended."""
         for listing in self._listings.values():
             if listing.owner == sender:
-                listing.owner = NOBODY
-        self._limit(NOBODY)
+                listing.owner = NO_CONNECTION
+        self._limit(NO_CONNECTION)
 
     def _limit(self, owner: bytes) -> None:
         """Drop the listings beyond the limits of this owner and of all."""
@@ -180,7 +180,7 @@ class Listings:
             taken: Counter[bytes] = Counter()
             for listing in self._listings.values():
                 taken[listing.owner] += listing.memory
-            most = NOBODY if taken[NOBODY] else max(taken, key=taken.__getitem__)
+            most = NO_CONNECTION if taken[NO_CONNECTION] else max(taken, key=taken.__getitem__)
             del self._listings[
                 next(token for token, listing in self._listings.items() if listing.owner == most)
             ]
