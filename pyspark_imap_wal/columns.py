@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from imap_wal.entry import VALUE, Row
+from imap_wal.entry import ORDER, VALUE, Row
 from imap_wal.format import START, Position
 from imap_wal.inspect.decode import Decoder, text
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_rows
@@ -134,7 +134,7 @@ def of_rows(
                 else pa.array(places[index], pa.int64())
             )
         elif name in _ORDER:
-            orders = list(zip(*fields[9], strict=True))
+            orders = list(zip(*fields[ORDER], strict=True))
             made.append(pa.array(orders[_ORDER.index(name)], pa.int64()))
         else:
             values = fields[_ENTRY.index(name)]
