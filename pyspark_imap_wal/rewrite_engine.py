@@ -19,7 +19,7 @@ from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.plan import Result, RewritePlan
 from imap_wal.rewrite.report import memory_max_bytes
 from imap_wal.rewrite.sorted_runs import Sizes
-from imap_wal.rewrite.task_engine import Answer, TaskEngine, Work, freeze
+from imap_wal.rewrite.task_engine import TaskAnswer, TaskEngine, TaskWork, freeze
 from imap_wal.settings import Settings
 from imap_wal.version import VERSION
 from pyspark_imap_wal.data_source import TASK_MEMORY_BYTES
@@ -35,7 +35,7 @@ SETTINGS = Settings(restore_memory_bytes=TASK_MEMORY_BYTES)
 
 Numbered: TypeAlias = tuple[int, Any]
 """The number of a task, and its input."""
-Partition: TypeAlias = Callable[[Iterable[Numbered]], Iterable[Answer]]
+Partition: TypeAlias = Callable[[Iterable[Numbered]], Iterable[TaskAnswer]]
 """The function that Spark runs for a part of the tasks."""
 
 
@@ -90,17 +90,19 @@ class SparkEngine(TaskEngine):
             self._spark = session(**self._properties)
 
     def _answers(
-        self, job: RewritePlan, step: str, work: Work, inputs: Sequence[Any], size: int
-    ) -> list[Answer]:
+        self, job: RewritePlan, step: str, work: TaskWork, inputs: Sequence[Any], size: int
+    ) -> list[TaskAnswer]:
         return self._each(step, _answering(job, work), inputs, size)
 
-    def _each(self, step: str, work: Partition, inputs: Sequence[Any], size: int) -> list[Answer]:
+    def _each(
+        self, step: str, work: Partition, inputs: Sequence[Any], size: int
+    ) -> list[TaskAnswer]:
         """Run a task for each input. Returns the answers that Spark took."""
         assert self._spark is not None
         context = self._spark.sparkContext
         tasks = context.parallelize(list(enumerate(inputs)), len(inputs)).mapPartitions(work)
         with watched(context, Step(step, len(inputs), size), self._steps, self._progress):
-            found: list[Answer] = tasks.collect()
+            found: list[TaskAnswer] = tasks.collect()
         return found
 
     def _parallel(self) -> int:
@@ -131,12 +133,12 @@ class _Measuring:
         return LocalEngine(self.settings).run(self.job, log)
 
 
-def _answering(job: RewritePlan, work: Work) -> Partition:
+def _answering(job: RewritePlan, work: TaskWork) -> Partition:
     """A function for Spark. An attempt has its own names for everything that it writes, since two
     attempts may do the same work at the same time. It also answers if there is nothing to do."""
     version = VERSION
 
-    def answer(inputs: Iterable[Numbered]) -> Iterator[Answer]:
+    def answer(inputs: Iterable[Numbered]) -> Iterator[TaskAnswer]:
         randomness = SystemRandomness()
         attempt = randomness.name()
         for number, given in inputs:
@@ -145,9 +147,9 @@ def _answering(job: RewritePlan, work: Work) -> Partition:
                 with worker_log(job, version, meter) as log:
                     result = work(log, given, number, randomness)
             except (ImapWalError, StorageError) as error:
-                yield Answer(number, attempt, error=freeze(error))
+                yield TaskAnswer(number, attempt, error=freeze(error))
                 return
-            yield Answer(
+            yield TaskAnswer(
                 number,
                 attempt,
                 result,

@@ -27,7 +27,7 @@ from imap_wal.read.scan_list import cluster_scans, node_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.security.encryption import open_store
 from pyspark_imap_wal.batch import FilePartition, by_bytes, metadata_of, schema_of
-from pyspark_imap_wal.changes.bases import Registration
+from pyspark_imap_wal.changes.bases import ReaderRegistration
 from pyspark_imap_wal.changes.batch import read_task
 from pyspark_imap_wal.changes.batch import tasks as image_tasks
 from pyspark_imap_wal.changes.images import ChangesPartition
@@ -78,7 +78,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         self._options, self._kinds = options, dict(kinds)
         self._log: ClusterLog | None = None
-        self._registration: Registration | None = None
+        self._registration: ReaderRegistration | None = None
         self._target: Mapping[str, Position] | None = None
         self._last: Offset | None = None
 
@@ -252,19 +252,19 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._log = ClusterLog(store, *found[0])
         return self._log
 
-    def _registered(self) -> Registration | None:
+    def _registered(self) -> ReaderRegistration | None:
         """The registration; None without the option `reader`."""
         options = self._options
         if options.reader_name and self._registration is None:
             images = options.changes == IMAGES
             maps = options.maps or None
-            self._registration = Registration(
+            self._registration = ReaderRegistration(
                 self._open(), options.reader_name, maps, images=images
             )
         return self._registration
 
     def _keep_former(
-        self, registered: Registration, places: Mapping[str, Position]
+        self, registered: ReaderRegistration, places: Mapping[str, Position]
     ) -> tuple[None, bool]:
         """Keep the state of the maps at positions. Raises `InvalidSetting` if it is not known."""
         log, state = self._open(), self._state()

@@ -103,7 +103,7 @@ class Metadata(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
     count: Count
 
 
-class Keys(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="keys"):
+class ListKeys(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="keys"):
     """`cursor`: `[listing, page]` of an earlier answer; None begins a listing."""
 
     number: Number
@@ -178,7 +178,7 @@ class TailRead(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
     length: Annotated[int, Meta(ge=1, le=TAIL_BYTES_MAX)]
 
 
-Read: TypeAlias = Keys | List | Digests | Load | Maps | Schemas
+Read: TypeAlias = ListKeys | List | Digests | Load | Maps | Schemas
 OfDisk: TypeAlias = Tail | TailRead
 Request: TypeAlias = Hello | View | Append | Metadata | Read | Stat | Beat | Bye | OfDisk
 

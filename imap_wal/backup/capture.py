@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from imap_wal import layout
-from imap_wal.backup.view import FileView, Held
+from imap_wal.backup.view import CapturedFile, FileView
 from imap_wal.errors import CorruptLog, LogError, LostRace, MissingNode
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState
@@ -207,10 +207,10 @@ def _front(store: SegmentStore, path: str, known: Front | None) -> Front:
 def _of_moment(
     log: ClusterLog, look: _Look, contents: Mapping[str, bytes], fronts: Mapping[str, Front]
 ) -> Captured:
-    held = {path: Held(len(content), content) for path, content in contents.items()}
-    held |= {path: Held(0, b"") for path in look.ids}
+    held = {path: CapturedFile(len(content), content) for path, content in contents.items()}
+    held |= {path: CapturedFile(0, b"") for path in look.ids}
     for path, file in look.segments.items():
-        held[path] = Held(fronts[path].end if path in fronts else file.size)
+        held[path] = CapturedFile(fronts[path].end if path in fronts else file.size)
     view = FileView(held, log.store.capabilities)
     state = ClusterLog(view, log.namespace, log.cluster, log.clock, log.randomness).state()
     state.demand_all()  # the files of every node

@@ -20,7 +20,7 @@ from storage_backends import (
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CapturedFile:
     """A file of a view; its content, if it is in memory."""
 
     size: int
@@ -38,7 +38,7 @@ class FileView:
 
     url = "backup:"
 
-    def __init__(self, files: Mapping[str, Held], capabilities: Capabilities) -> None:
+    def __init__(self, files: Mapping[str, CapturedFile], capabilities: Capabilities) -> None:
         self._files = files
         self.capabilities = replace(capabilities, locks=False, stale_listings=False)
 
@@ -70,7 +70,7 @@ class FileView:
     def open_input(self, path: str) -> BinaryIO:
         return io.BytesIO(self.read(path))
 
-    def _of(self, path: str) -> Held:
+    def _of(self, path: str) -> CapturedFile:
         if path not in self._files:
             raise NotFound("there is no such file in the backup", path)
         return self._files[path]

@@ -27,7 +27,7 @@ class OwnDisk:
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class DiskTail:
     """The same, from the node's agent. `bytes`: of these segments, with the space that the newest
     one reserves. `seconds`: since the first of them was begun."""
 
@@ -58,7 +58,7 @@ def own_disk(node: NodeView, now_ms: int) -> OwnDisk:
     return OwnDisk(node.name, unseen[0], unseen[-1], seconds)
 
 
-def asked(node: NodeView, tails: Tails, now_ms: int) -> Tail | None:
+def asked(node: NodeView, tails: Tails, now_ms: int) -> DiskTail | None:
     """The tail of a node (one of `nodes_with_tails`), from its agent; None: the agent does not
     answer, or the answer cannot be read."""
     first = node.manifest.unseen(node.wal)[0]
@@ -68,10 +68,10 @@ def asked(node: NodeView, tails: Tails, now_ms: int) -> Tail | None:
             (name[1], file) for name, file in found.items() if name is not None and name[1] >= first
         )
         if not those:
-            return Tail(0, 0.0)  # uploaded meanwhile
+            return DiskTail(0, 0.0)  # uploaded meanwhile
         oldest = those[0][1].path
         header = format.decode_header(tails.read(oldest, 0, HEADER_BYTES_MAX), oldest)[0]
     except (StorageError, LogError):
         return None
     size = sum(file.size for _, file in those)
-    return Tail(size, max(0.0, (now_ms - header.created_ms) / 1000))
+    return DiskTail(size, max(0.0, (now_ms - header.created_ms) / 1000))

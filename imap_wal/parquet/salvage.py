@@ -32,7 +32,7 @@ from storage_backends import NotFound, SegmentStore
 _BATCH_ROWS = 1024
 
 
-class Damage(NamedTuple):
+class LostRows(NamedTuple):
     """A place where rows are lost. `rows`: their number; None: the file's own index cannot be read.
     `begins`: all of them are at this position of the log or later; None: unknown."""
 
@@ -49,14 +49,14 @@ class Rows(NamedTuple):
     places: list[Position] | None
 
 
-def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Rows | Damage]:
+def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Rows | LostRows]:
     """The readable rows, and between them the damage. `log`, here and below: the log directory of
     an archive ("": unknown); None: it is a snapshot."""
     schema = SNAPSHOT_SCHEMA if log is None else ARCHIVE_SCHEMA
     try:
         source = store.open_input(path)
     except NotFound:
-        yield Damage(None, "the manifest names this file, but it is missing")
+        yield LostRows(None, "the manifest names this file, but it is missing")
         return
     with source:
         try:
@@ -68,18 +68,18 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
             # The damage may be in the index, which shows whether the file is encrypted.
             if not keys_of(store).key_ring.keys:
                 raise
-            yield Damage(None, error.what)
+            yield LostRows(None, error.what)
             return
         except Exception as error:  # noqa: BLE001  # damaged bytes make a parser fail in any way
-            yield Damage(None, f"its index cannot be read ({error})")
+            yield LostRows(None, f"its index cannot be read ({error})")
             return
         if not ours or set(file.schema_arrow.names) != set(schema.names):
-            yield Damage(None, "its columns, or their types, are not those of an imap-wal file")
+            yield LostRows(None, "its columns, or their types, are not those of an imap-wal file")
             return
         in_log_order = promised == promise_of(sum(sizes), False)
         if not in_log_order and promised != promise_of(sum(sizes), True):
             named = "no number" if promised is None else promised.decode(errors="replace")
-            yield Damage(None, f"its index has {sum(sizes)} rows, but its metadata has {named}")
+            yield LostRows(None, f"its index has {sum(sizes)} rows, but its metadata has {named}")
         seen: Position | None = None
         for group in range(groups):
             done = 0
@@ -101,7 +101,7 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
             except Exception as error:  # noqa: BLE001  # as above
                 what = str(error)
             begins = seen if in_log_order else _first_after(file, group, done)
-            yield Damage(
+            yield LostRows(
                 max(sizes[group] - done, 0),
                 f"row group {group + 1} of {groups}: {what}",
                 None if begins is None else begins._replace(index=0),
@@ -147,7 +147,7 @@ def count_readable(
     ends: list[Position | None] = []
     what = ""
     for part in readable(store, path, log=log):
-        if isinstance(part, Damage):
+        if isinstance(part, LostRows):
             lost = None if lost is None or part.rows is None else lost + part.rows
             ends.append(part.begins)
             what = what or part.what
@@ -200,7 +200,7 @@ def rewrite_file(
             by_key=log is not None and not is_in_log_order(store, path, log),
         )
         for part in readable(store, path, log=log):
-            if isinstance(part, Damage):
+            if isinstance(part, LostRows):
                 continue
             kept = _below(part, below)
             if kept.rows:
@@ -216,7 +216,7 @@ def is_in_log_order(store: SegmentStore, path: str, log: str) -> bool:
     not enough, since it may be damaged."""
     last: Position | None = None
     for part in readable(store, path, log=log):
-        if isinstance(part, Damage) or not part.places:
+        if isinstance(part, LostRows) or not part.places:
             continue
         if any(a > b for a, b in pairwise([last or part.places[0], *part.places])):
             return False

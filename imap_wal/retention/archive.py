@@ -38,7 +38,12 @@ from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.file_scan import SEGMENT, FileScan
-from imap_wal.retention.archive_writer import ArchiveJob, Written, absorbable, write_archives
+from imap_wal.retention.archive_writer import (
+    ArchiveJob,
+    WrittenArchives,
+    absorbable,
+    write_archives,
+)
 from imap_wal.retention.sealed_segments import carried, delete_segments
 from imap_wal.segment.listing import SegmentFile, wal_folder
 from storage_backends import NotFound, SegmentStore, StorageError
@@ -59,7 +64,7 @@ class Archived:
     archives: tuple[Archive, ...] = ()
 
 
-Write: TypeAlias = Callable[[SegmentStore, ArchiveJob], Written]
+Write: TypeAlias = Callable[[SegmentStore, ArchiveJob], WrittenArchives]
 
 
 def archive_sealed(
@@ -169,7 +174,7 @@ class _Run:
             work.archives,
         )
 
-    def _written(self, *, sorted_by_key: bool) -> Written:
+    def _written(self, *, sorted_by_key: bool) -> WrittenArchives:
         """The archives of the segments, which no manifest names yet. Raises `StorageUnavailable` if
         the local folder has no room."""
         absorbed = absorbable(self._manifest.archives)
@@ -222,7 +227,7 @@ class _Run:
         clusters = cluster_manifests(self._store, folder, SystemClock(), SystemRandomness())
         return clusters.read()[1].feature_level
 
-    def _publish(self, work: Written, *, listed: bool) -> None:
+    def _publish(self, work: WrittenArchives, *, listed: bool) -> None:
         """Name the archives in the manifest. No other run uses their paths. If they are certainly
         not named, they are deleted. After any other failure they are kept; a later epoch deletes
         them if no manifest names them. `listed`: the manifest may name list files."""

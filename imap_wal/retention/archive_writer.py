@@ -60,7 +60,7 @@ class ArchiveJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenArchives:
     """The result of `write_archives`. `archives`: files on the storage that no manifest names yet.
     `absorbed`: older archives whose entries are in them too. `summary`: what the manifest must keep
     of the segments."""
@@ -70,7 +70,7 @@ class Written:
     summary: Summary
 
 
-def write_archives(store: SegmentStore, job: ArchiveJob) -> Written:
+def write_archives(store: SegmentStore, job: ArchiveJob) -> WrittenArchives:
     """Read the segments, and write and store a Parquet file per map. The files do not count until
     the manifest names them."""
     store = with_fixed_keys(store)
@@ -105,7 +105,7 @@ class _Pass:
             self._known.setdefault(archive.map, []).append(archive)
         self._numbers = count()
 
-    def run(self) -> Written:
+    def run(self) -> WrittenArchives:
         summary, absorbed = Summary(), list[Archive]()
         with (
             closing(ArchiveRows(self._job.folder, FULL)) as waiting,
@@ -129,7 +129,7 @@ class _Pass:
             for name in waiting.maps():
                 write(name)
             archives = [archive for each in writers.results() for archive in each]
-        return Written(tuple(archives), tuple(absorbed), summary)
+        return WrittenArchives(tuple(archives), tuple(absorbed), summary)
 
     def _write(self, name: str, former: list[Archive], rows: list[Any]) -> list[Archive]:
         """Write rows of a map that are later than those of its former files. Its first file begins

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from imap_wal.retention.archive_writer import ArchiveJob, Written, write_archives
+from imap_wal.retention.archive_writer import ArchiveJob, WrittenArchives, write_archives
 from imap_wal.retention.other_process import OtherProcess, is_reachable
 from storage_backends import SegmentStore
 
@@ -28,19 +28,19 @@ class _Archiving:
     def folder(self) -> Path:
         return self.job.folder
 
-    def run(self, store: SegmentStore) -> Written:
+    def run(self, store: SegmentStore) -> WrittenArchives:
         return write_archives(store, self.job)
 
 
 class ArchiverProcess(OtherProcess):
     """Writes archives with a process for each run."""
 
-    def write(self, store: SegmentStore, job: ArchiveJob) -> Written:
+    def write(self, store: SegmentStore, job: ArchiveJob) -> WrittenArchives:
         """`write_archives` in another process. Raises the same errors, and those of
         `OtherProcess.run`."""
         if job.bytes <= HERE_BYTES_MAX:
             return write_archives(store, job)
-        written: Written = self.run(_Archiving(job))
+        written: WrittenArchives = self.run(_Archiving(job))
         return written
 
 

@@ -66,7 +66,7 @@ from storage_backends import SegmentStore
 
 ATTEMPTS = 3
 
-LIVE, KEEP, DROP = "live", "kept", "gone"
+LIVE, KEEP, DROP = "live", "keep", "drop"
 
 Key: TypeAlias = bytes
 Subject: TypeAlias = tuple[str, bytes | tuple[int, int]]

@@ -29,7 +29,7 @@ from imap_wal.rewrite.columns.merge import scratch_errors
 from imap_wal.rewrite.plan import Result, RewritePlan
 from imap_wal.rewrite.report import memory_max_bytes
 from imap_wal.rewrite.sorted_runs import Sizes, read_directly
-from imap_wal.rewrite.task_engine import Answer, TaskEngine, Work
+from imap_wal.rewrite.task_engine import TaskAnswer, TaskEngine, TaskWork
 from imap_wal.settings import Settings
 from storage_backends import SegmentStore
 from storage_backends.metered import Meter
@@ -101,10 +101,10 @@ class ProcessEngine(TaskEngine):
         return replace(self._settings, restore_memory_bytes=memory, scratch=None)  # see `_Task`
 
     def _answers(
-        self, job: RewritePlan, step: str, work: Work, inputs: Sequence[Any], size: int
-    ) -> list[Answer]:
+        self, job: RewritePlan, step: str, work: TaskWork, inputs: Sequence[Any], size: int
+    ) -> list[TaskAnswer]:
         assert self._processes is not None
-        found: list[Answer] = []
+        found: list[TaskAnswer] = []
         for answer in self._processes.run(job, work, inputs):
             found.append(answer)
             if self._progress is not None:
@@ -126,7 +126,7 @@ class _Task:
     number: int
     given: Any
 
-    def run(self, store: SegmentStore) -> Answer:
+    def run(self, store: SegmentStore) -> TaskAnswer:
         # A process that was killed may have left files there, and one that waited too long for a
         # task may have removed the folder.
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -135,7 +135,7 @@ class _Task:
         randomness, meter = SystemRandomness(), Meter()
         log = ClusterLog(meter.on(store), self.namespace, self.cluster)
         result = _work(self.work)(log, self.given, self.number, randomness)
-        return Answer(
+        return TaskAnswer(
             self.number,
             randomness.name(),
             result,
@@ -146,9 +146,9 @@ class _Task:
 
 
 @lru_cache(maxsize=1)
-def _work(packed: bytes) -> Work:
+def _work(packed: bytes) -> TaskWork:
     """The work of the tasks of a step."""
-    return cast(Work, pickle.loads(packed))  # noqa: S301  # our own parent wrote it
+    return cast(TaskWork, pickle.loads(packed))  # noqa: S301  # our own parent wrote it
 
 
 class _Processes:
@@ -160,7 +160,7 @@ class _Processes:
         for each in all_:
             self._free.put(each)
 
-    def run(self, job: RewritePlan, work: Work, inputs: Sequence[Any]) -> Iterator[Answer]:
+    def run(self, job: RewritePlan, work: TaskWork, inputs: Sequence[Any]) -> Iterator[TaskAnswer]:
         """A task for each input; the answers as they come. Raises the first error of a task."""
         packed = pickle.dumps(work)
         waiting = [
@@ -170,16 +170,16 @@ class _Processes:
         for each in as_completed(waiting):
             yield each.result()
 
-    def _answer(self, job: RewritePlan, work: bytes, number: int, given: Any) -> Answer:
+    def _answer(self, job: RewritePlan, work: bytes, number: int, given: Any) -> TaskAnswer:
         process, folder = self._free.get()
         try:
             task = _Task(folder, job.namespace, job.cluster, work, number, given)
             try:
-                return cast(Answer, process.run(task))
+                return cast(TaskAnswer, process.run(task))
             except ProcessDied:  # perhaps memory ran out; its names are not used again
                 pass
             try:
-                return cast(Answer, process.run(task))
+                return cast(TaskAnswer, process.run(task))
             except ProcessDied as error:
                 raise ProcessDied(
                     f"{error}, and nothing was published. This was the second attempt at a task: "

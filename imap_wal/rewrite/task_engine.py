@@ -62,14 +62,14 @@ Records: TypeAlias = Callable[[Any], tuple[int, int]]
 """How many records a task has read and written, from its result."""
 
 
-class Work(Protocol):
+class TaskWork(Protocol):
     """What each task of a step does. It can be pickled, and so can `given` and the result."""
 
     def __call__(self, log: ClusterLog, given: Any, number: int, randomness: Randomness) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TaskAnswer:
     """The answer of one attempt at a task: its result, or an error (`freeze`), and what it has
     read and written, in bytes. `memory_max_bytes`: of its process, so far."""
 
@@ -91,8 +91,8 @@ class TaskEngine(ABC):
 
     @abstractmethod
     def _answers(
-        self, job: RewritePlan, step: str, work: Work, inputs: Sequence[Any], size: int
-    ) -> list[Answer]:
+        self, job: RewritePlan, step: str, work: TaskWork, inputs: Sequence[Any], size: int
+    ) -> list[TaskAnswer]:
         """Run a task for each input. Returns the answers that count. `size`: the bytes of all
         inputs."""
 
@@ -121,7 +121,7 @@ class TaskEngine(ABC):
         self,
         job: RewritePlan,
         step: str,
-        work: Work,
+        work: TaskWork,
         inputs: Sequence[Any],
         size: int,
         records: Records,
@@ -244,7 +244,7 @@ def _of_merged(result: RangeParts) -> tuple[int, int]:
 
 
 def report_of(
-    step: str, answers: Iterable[Answer], records: Iterable[tuple[int, int]], seconds: float
+    step: str, answers: Iterable[TaskAnswer], records: Iterable[tuple[int, int]], seconds: float
 ) -> StepReport:
     """What the tasks of a step did, each counted once. `answers`: as `taken` accepts them.
     `records`: read and written by each task."""
@@ -295,10 +295,10 @@ def clears_part(
     return parts
 
 
-def taken(answers: Sequence[Answer], count: int) -> list[Any]:
+def taken(answers: Sequence[TaskAnswer], count: int) -> list[Any]:
     """The results of `count` tasks in order: exactly one attempt at every task counts, whatever
     others wrote. Raises the error of an answer, and `LostRace` if an answer is missing."""
-    found: dict[int, Answer] = {}
+    found: dict[int, TaskAnswer] = {}
     for answer in answers:
         if answer.error:
             raise _thaw(answer.error)
@@ -319,7 +319,7 @@ def taken(answers: Sequence[Answer], count: int) -> list[Any]:
 
 
 def freeze(error: Exception) -> str:
-    """An error as text, for `Answer.error`."""
+    """An error as text, for `TaskAnswer.error`."""
     return base64.b64encode(pickle.dumps((type(error), error.args, error.__dict__))).decode()
 
 

@@ -25,7 +25,7 @@ AHEAD_BYTES = 64 * 1024 * 1024
 T = TypeVar("T")
 
 
-class Held:
+class RequestedFile:
     """A store with one file. It is requested once, at the first read, and kept in memory."""
 
     def __init__(self, store: SegmentStore, request: Callable[[], bytes]) -> None:
@@ -47,9 +47,9 @@ class Held:
 
 def held(store: SegmentStore, path: str) -> SegmentStore:
     """The store to read a segment from, in one request if each read is one."""
-    if store.capabilities.durable_append or isinstance(store, Held):
+    if store.capabilities.durable_append or isinstance(store, RequestedFile):
         return store
-    return cast(SegmentStore, Held(store, partial(store.read, path)))
+    return cast(SegmentStore, RequestedFile(store, partial(store.read, path)))
 
 
 def read_ahead(
@@ -87,7 +87,7 @@ def read_ahead(
                 if answer is None:
                     yield item, store
                 else:
-                    yield item, cast(SegmentStore, Held(store, answer.result))
+                    yield item, cast(SegmentStore, RequestedFile(store, answer.result))
                 requested, bytes_ahead = requested - 1, bytes_ahead - size
         finally:
             for _, _, answer in waiting:

@@ -23,7 +23,7 @@ FIRST_WINDOW_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class SegmentTail:
     """The end of a segment. `status`: "clean", "torn-tail" (damage after all that was synced),
     "corrupt" (damage before that).
 
@@ -128,20 +128,20 @@ class SegmentReader:
             return self.checksum or None
         return self.header.previous_checksum or (0 if self.header.number == 1 else None)
 
-    def tail(self) -> Tail:
+    def tail(self) -> SegmentTail:
         """What follows the last frame from `frames`."""
         size = self._store.size(self.path)
         if size <= self.end:
-            return Tail("clean", self.end, size)
+            return SegmentTail("clean", self.end, size)
         written = self._written(size)
         if not written:
-            return Tail("clean", self.end, size)
+            return SegmentTail("clean", self.end, size)
         data = self._store.read(self.path, self.end, size - self.end)
         found = list(FrameSearch(self._seed, data, self.end, written).after(self.end + 1))
         synced = max([self.synced, *(frame.synced for frame in found)])
         records = sum(frame.count for frame in found if frame.kind in format.OF_ENTRIES)
         last_after = found[-1].offset if found else 0
-        return Tail(
+        return SegmentTail(
             "corrupt" if synced > self.end else "torn-tail",
             self.end,
             size,

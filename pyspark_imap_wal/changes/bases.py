@@ -30,7 +30,7 @@ _TOO_LOW = (
 )
 
 
-class Registration:
+class ReaderRegistration:
     """The registration of a stream as a reader. `maps`: those that it follows; None: all. `images`:
     whether it needs the state of the maps before each batch."""
 

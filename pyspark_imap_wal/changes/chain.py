@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, ORDER, TIMESTAMP_MS, Order, Row, is_clear
-from imap_wal.read.newest.rivals import About, Claim, content_of, joined
+from imap_wal.read.newest.rivals import Claim, Contender, content_of, joined
 
 INSERT, DELETE = "insert", "delete"
 BEFORE, AFTER = "update_preimage", "update_postimage"
@@ -72,9 +72,9 @@ class KeyState:
             yield Image(AFTER, *after, row)
 
 
-def _about(claim: Claim) -> About:
+def _about(claim: Claim) -> Contender:
     row, node = claim
-    return About(row[ORDER], node, row[DELETED], content_of(row))
+    return Contender(row[ORDER], node, row[DELETED], content_of(row))
 
 
 def _is_same(claim: Claim | None, other: Claim | None) -> bool:

@@ -19,7 +19,14 @@ from imap_wal.layout import Identity
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import Selection
 from rewrite_cli.demo import flights
-from rewrite_cli.demo.embedded import Look, Report, Tell, finish, measure_bytes, rewrite_and_prune
+from rewrite_cli.demo.embedded import (
+    Reopened,
+    Report,
+    Tell,
+    finish,
+    measure_bytes,
+    rewrite_and_prune,
+)
 from rewrite_cli.demo.playback import Playback
 from rewrite_cli.local_cluster.clients import connect
 from rewrite_cli.local_cluster.launcher import die_with_parent
@@ -143,7 +150,7 @@ def play_cluster(
         finally:
             client.shutdown()
         playback.timeline.spans.append((after, start, end))
-        report.looks.append(Look(after, end - start, playback.compare(maps)))
+        report.looks.append(Reopened(after, end - start, playback.compare(maps)))
 
     try:
         tell(f"starting {count} members")

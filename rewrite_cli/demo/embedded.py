@@ -20,7 +20,7 @@ from imap_wal.security.encryption import open_store
 from imap_wal.segment.reader import SegmentReader
 from rewrite_cli.console.selection import Selection
 from rewrite_cli.demo import flights
-from rewrite_cli.demo.playback import Comparison, Playback, Timeline
+from rewrite_cli.demo.playback import MemoryCheck, Playback, Timeline
 from rewrite_cli.demo.writer import CLUSTER, NAMESPACE, NODE
 from storage_backends import SegmentStore
 
@@ -33,12 +33,12 @@ class Tell(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Reopened:
     """One open of the log: its duration and its result."""
 
     after: str
     seconds: float
-    comparison: Comparison
+    comparison: MemoryCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Report:
     commits_per_second: float = 0.0
     kills: list[int] = field(default_factory=list)
     """Acknowledged records at each kill."""
-    looks: list[Look] = field(default_factory=list)
+    looks: list[Reopened] = field(default_factory=list)
     storage: list[Bytes] = field(default_factory=list)
     timeline: Timeline = field(default_factory=Timeline)
     picture: str = ""
@@ -131,7 +131,7 @@ def play_embedded(
             end = playback.now()
             playback.timeline.spans.append((after, start, end))
             maps = {name: store.map(name).items() for name in store.maps()}
-            report.looks.append(Look(after, end - start, playback.compare(maps)))
+            report.looks.append(Reopened(after, end - start, playback.compare(maps)))
             if then is not None:
                 then(store)
 

@@ -35,7 +35,7 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class MemoryCheck:
     """Memory compared with the reference. `lost`: keys that differ from their last acknowledged
     change. `unacknowledged`: keys with a change whose response the kill prevented, which is
     allowed."""
@@ -123,7 +123,7 @@ class Playback:
 
     # ---- the reference ----
 
-    def compare(self, actual: Mapping[str, Iterable[tuple[str, Any]]]) -> Comparison:
+    def compare(self, actual: Mapping[str, Iterable[tuple[str, Any]]]) -> MemoryCheck:
         """`actual`: map name → restored entries."""
         restored = {name: dict(entries) for name, entries in actual.items()}
         lost = unacknowledged = 0
@@ -149,7 +149,7 @@ class Playback:
                             f"{name}[{key!r}] is {present.get(key)}, but acknowledged was "
                             f"{wanted.get(key)}"
                         )
-        return Comparison(
+        return MemoryCheck(
             sum(map(len, restored.values())), lost, unacknowledged, tuple(examples[:5])
         )
 

@@ -28,7 +28,7 @@ _YEAR_1_MS, _YEAR_9999_MS = -62_135_596_800_000, 253_402_300_799_999
 """The times that both DuckDB and Python can represent."""
 
 
-class Change(NamedTuple):
+class FoundEntry(NamedTuple):
     """One entry, and where it was read."""
 
     row: Row
@@ -46,24 +46,24 @@ class Column(NamedTuple):
     type: str
     """In SQL."""
     what: str
-    of: Callable[[Change], Any]
+    of: Callable[[FoundEntry], Any]
 
 
-def _key_text(change: Change) -> str | None:
+def _key_text(change: FoundEntry) -> str | None:
     if is_clear(change.row):
         return None
     return _storable(text(change.decoder.key(change.row)))
 
 
-def _value_json(change: Change) -> str | None:
+def _value_json(change: FoundEntry) -> str | None:
     return None if change.row[DELETED] else json_of(change.decoder.value(change.row))
 
 
-def _expires_at_ms(change: Change) -> int:
+def _expires_at_ms(change: FoundEntry) -> int:
     return 0 if is_clear(change.row) else change.row[EXPIRES_AT_MS]
 
 
-def _position(change: Change) -> str | None:
+def _position(change: FoundEntry) -> str | None:
     return None if change.position is None else str(change.position)
 
 
@@ -113,7 +113,7 @@ LATEST: Sequence[Column] = (*_READABLE, *_STORED)
 RAW: Sequence[Column] = (*_READABLE, *_PLACE, *_STORED)
 
 
-def batch(columns: Sequence[Column], changes: Sequence[Change]) -> Any:
+def batch(columns: Sequence[Column], changes: Sequence[FoundEntry]) -> Any:
     """The changes as Arrow columns.
 
     Args:

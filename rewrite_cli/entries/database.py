@@ -51,7 +51,7 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Result:
+class QueryResult:
     """Rows, a thousand at a time; they can be read once."""
 
     columns: Sequence[str]
@@ -273,7 +273,7 @@ class Database:
             except unknown:
                 pass
 
-    def run(self, query: Query, missing: str) -> Result:
+    def run(self, query: Query, missing: str) -> QueryResult:
         """The rows of a query.
 
         Args:
@@ -289,7 +289,7 @@ class Database:
         """
         with self._translated(missing):
             bound = self._wait(self._connection.sql, query.text)
-            return Result(
+            return QueryResult(
                 _distinct(bound.columns), list(map(str, bound.types)), self._rows(query, missing)
             )
 
@@ -301,7 +301,7 @@ class Database:
 
     def arrow(self, query: Query, missing: str) -> Iterator[Any]:
         """The same rows as Arrow batches, of which there is at least one. Their columns have the
-        names of `Result.columns`."""
+        names of `QueryResult.columns`."""
         with needs("archive"):
             import pyarrow as pa
 

@@ -8,7 +8,7 @@ from imap_wal import layout
 from imap_wal.agent.access.keys import KeyPair
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.inspect.inventory import ClusterView, NodeView
-from imap_wal.inspect.own_disks import Tail, asked, own_disk
+from imap_wal.inspect.own_disks import DiskTail, asked, own_disk
 from imap_wal.inspect.writer import writer_of
 from rewrite_cli.console import output
 from rewrite_cli.console.check import OK, PROBLEM, Check
@@ -61,7 +61,9 @@ def tails_with(key: KeyPair | None) -> Callable[[SegmentStore], Tails]:
     return tails
 
 
-def _asked(store: SegmentStore, node: NodeView, key: KeyPair | None, now_ms: int) -> Tail | None:
+def _asked(
+    store: SegmentStore, node: NodeView, key: KeyPair | None, now_ms: int
+) -> DiskTail | None:
     """What the node's agent reports about its disk; None: it does not answer this command."""
     tails = tails_with(key)(store)
     try:

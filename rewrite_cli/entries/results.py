@@ -15,7 +15,7 @@ import click
 from rewrite_cli.console import output as out
 from rewrite_cli.console.whole_file import text_file, whole_file
 from rewrite_cli.entries.columns import finite
-from rewrite_cli.entries.database import Result
+from rewrite_cli.entries.database import QueryResult
 from storage_backends.extras import needs
 
 TABLE_ROWS = 1000
@@ -25,7 +25,7 @@ _NARROW = 6
 _JSON = "JSON"
 
 
-def print_table(result: Result) -> None:
+def print_table(result: QueryResult) -> None:
     """The first rows as a table on stdout. A note says if there are more."""
     rows: list[list[str]] = []
     for some in result.rows:
@@ -55,7 +55,7 @@ def _lay_out(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     out.print_records(columns, rows)
 
 
-def write_json(result: Result, target: Path | None) -> int:
+def write_json(result: QueryResult, target: Path | None) -> int:
     """One JSON document on each line; returns how many."""
     count = 0
     with text_file(target) as file:
@@ -75,7 +75,7 @@ def write_json(result: Result, target: Path | None) -> int:
     return count
 
 
-def write_csv(result: Result, target: Path | None) -> int:
+def write_csv(result: QueryResult, target: Path | None) -> int:
     """A line of names, then one for each row; returns how many rows. NULL is empty. On a
     terminal, escapes replace control characters."""
     shown = target is None and sys.stdout.isatty()

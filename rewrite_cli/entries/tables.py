@@ -18,7 +18,7 @@ from imap_wal.settings import RecoveryPolicy
 from rewrite_cli.console.output import note
 from rewrite_cli.console.progress import Tell
 from rewrite_cli.console.selection import Selection
-from rewrite_cli.entries.columns import LATEST, RAW, Change, Column, batch
+from rewrite_cli.entries.columns import LATEST, RAW, Column, FoundEntry, batch
 from rewrite_cli.entries.database import SCHEMAS, Database, Query, fold
 from rewrite_cli.entries.live import LiveCluster, Reading, merge_all
 from storage_backends import NotFound, SegmentStore
@@ -43,12 +43,12 @@ class ReadOptions:
 class _Buffer:
     """Changes that are inserted together. Its memory does not depend on the number of tables."""
 
-    def __init__(self, put: Callable[[str, Sequence[Change]], None]) -> None:
+    def __init__(self, put: Callable[[str, Sequence[FoundEntry]], None]) -> None:
         self._put = put
-        self._changes: dict[str, list[Change]] = {}
+        self._changes: dict[str, list[FoundEntry]] = {}
         self._rows = self._size = 0
 
-    def add(self, change: Change) -> None:
+    def add(self, change: FoundEntry) -> None:
         self._changes.setdefault(change.row[MAP], []).append(change)
         self._rows += 1
         self._size += len(change.row[KEY] or b"") + len(change.row[VALUE] or b"")
@@ -115,7 +115,9 @@ def _load_latest(database: Database, name: str, merged: Iterable[LiveCluster]) -
         if name in each.names:
             for rows in each.rows(name):
                 for row in rows:
-                    buffer.add(Change(row, each.decoder, each.view.namespace, each.view.cluster))
+                    buffer.add(
+                        FoundEntry(row, each.decoder, each.view.namespace, each.view.cluster)
+                    )
     buffer.flush()
 
 
@@ -168,7 +170,9 @@ def _read_raw(
         places: Iterable[Position | None] = changes.positions or [None] * len(changes.rows)
         for row, place in zip(changes.rows, places, strict=True):
             if as_of_ms is None or row[TIMESTAMP_MS] <= as_of_ms:
-                buffer.add(Change(row, decoder, log.namespace, log.cluster, changes.node, place))
+                buffer.add(
+                    FoundEntry(row, decoder, log.namespace, log.cluster, changes.node, place)
+                )
         count += len(changes.rows)
         tell(f"{log.namespace}/{log.cluster}: {count:,} changes")
     of_logs.flush()

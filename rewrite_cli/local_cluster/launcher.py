@@ -43,7 +43,7 @@ STOP_S = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ClusterPlan:
     """What to start. `settings` are for every agent's [log], `properties` for the map store,
     `clock_offsets_ms` for the agents in turn."""
 
@@ -114,7 +114,7 @@ class Cluster:
     """The running children. `start` returns when all members have joined and all agents are
     healthy."""
 
-    def __init__(self, plan: Plan, clock: Clock) -> None:
+    def __init__(self, plan: ClusterPlan, clock: Clock) -> None:
         self.plan, self._clock = plan, clock
         # The prefix is short, because a socket's path has at most 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="imap-wal-"))

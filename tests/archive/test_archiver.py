@@ -17,7 +17,7 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.errors import Closed, CorruptLog
 from imap_wal.retention import archiver, other_process
 from imap_wal.retention.archive import archive_sealed
-from imap_wal.retention.archive_writer import ArchiveJob, Written, write_archives
+from imap_wal.retention.archive_writer import ArchiveJob, WrittenArchives, write_archives
 from imap_wal.retention.archiver import ArchiverProcess, writer_for
 from imap_wal.retention.other_process import ProcessDied
 from storage_backends import NotFound, Unavailable
@@ -82,14 +82,14 @@ def test_archiver_process_has_low_priority_and_ends(tmp_path: Path) -> None:
     other = ArchiverProcess(f"file://{tmp_path}")
     processes = []
 
-    def write(store: Any, job: ArchiveJob) -> Written:
+    def write(store: Any, job: ArchiveJob) -> WrittenArchives:
         written = Threads(lambda: answers.append(other.write(store, job)))
         process = eventually(lambda: other._process, "a process")
         processes.append(process)
         written.join()
         return answers[0]
 
-    answers: list[Written] = []
+    answers: list[WrittenArchives] = []
     archive(log, write)
     assert processes[0].pid != os.getpid() and processes[0].poll() is not None
     assert other._process is None
@@ -203,7 +203,7 @@ process.wait()
 def test_files_of_a_failed_archive_run_are_deleted(tmp_path: Path) -> None:
     log = sealed(tmp_path)
 
-    def write(store: Any, job: ArchiveJob) -> Written:
+    def write(store: Any, job: ArchiveJob) -> WrittenArchives:
         written = ArchiverProcess(f"file://{tmp_path}").write(store, job)
         assert written.archives and list(tmp_path.rglob("*.parquet"))
         raise ProcessDied("before it could report it")
@@ -228,7 +228,7 @@ def test_an_agent_archives_in_a_process_of_its_own(
     used: list[ArchiveJob] = []
     write = ArchiverProcess.write
 
-    def watched(self: ArchiverProcess, store: Any, job: ArchiveJob) -> Written:
+    def watched(self: ArchiverProcess, store: Any, job: ArchiveJob) -> WrittenArchives:
         written = write(self, store, job)
         used.append(job)
         return written

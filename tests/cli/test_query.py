@@ -16,7 +16,7 @@ import duckdb
 import pytest
 
 import imap_wal
-from rewrite_cli.entries.columns import LATEST, Change, batch, json_of
+from rewrite_cli.entries.columns import LATEST, FoundEntry, batch, json_of
 from rewrite_cli.entries.database import Database, Query
 from tests.cli.conftest import Run, found
 from tests.kit.orders import LIVE
@@ -280,7 +280,7 @@ def test_rows_beyond_the_memory_are_kept_on_disk(tmp_path: Path) -> None:
                             False, 1, 0, 0, (1, 0, 1, 1)))
             for number in range(100)
         ]  # fmt: skip
-        changes = [Change(row, Decoder(), "ns", "c") for row in rows]  # type: ignore[arg-type]
+        changes = [FoundEntry(row, Decoder(), "ns", "c") for row in rows]  # type: ignore[arg-type]
         database.insert("latest", "m", batch(LATEST, changes))
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) > 40 * 1024 * 1024
     query = Query("select key from m order by key desc", None)

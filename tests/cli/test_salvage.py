@@ -8,7 +8,7 @@ from pathlib import Path
 
 import imap_wal
 from imap_wal.entry import Row
-from imap_wal.parquet.salvage import Damage, readable
+from imap_wal.parquet.salvage import LostRows, readable
 from storage_backends.local import LocalStore
 
 
@@ -22,11 +22,11 @@ def test_a_flipped_archive_bit_never_changes_rows(tmp_path: Path, seed: int) -> 
     path, whole = str(file.relative_to(tmp_path)), file.read_bytes()
     footer = int.from_bytes(whole[-8:-4], "little") + 8
 
-    def read() -> tuple[list[Row], list[Damage]]:
+    def read() -> tuple[list[Row], list[LostRows]]:
         rows: list[Row] = []
-        damages: list[Damage] = []
+        damages: list[LostRows] = []
         for part in readable(store, path, log=""):
-            if isinstance(part, Damage):
+            if isinstance(part, LostRows):
                 damages.append(part)
             else:
                 rows += part.rows

@@ -9,7 +9,7 @@ from typing import Any
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.plan import Result, RewritePlan
 from imap_wal.rewrite.sorted_runs import Sizes
-from imap_wal.rewrite.task_engine import Answer
+from imap_wal.rewrite.task_engine import TaskAnswer
 from imap_wal.settings import Settings
 from pyspark_imap_wal.rewrite_engine import Partition, SparkEngine
 from tests.kit.row_engine import RowEngine, compare
@@ -25,7 +25,9 @@ class TaskEngine(SparkEngine):
     def _start(self, job: RewritePlan) -> None:
         """Does nothing: there is no Spark."""
 
-    def _each(self, step: str, work: Partition, inputs: Sequence[Any], size: int) -> list[Answer]:
+    def _each(
+        self, step: str, work: Partition, inputs: Sequence[Any], size: int
+    ) -> list[TaskAnswer]:
         assert size or not inputs or step == "measuring"
         return [
             answer

@@ -11,7 +11,7 @@ import pytest
 
 from imap_wal.agent.access.http_address import HttpAddress
 from imap_wal.agent.monitoring import listener
-from imap_wal.agent.monitoring.listener import Answer, HttpListener, Page
+from imap_wal.agent.monitoring.listener import HttpAnswer, HttpListener, HttpPage
 from imap_wal.clock import SystemClock
 from imap_wal.errors import InvalidSetting
 from tests.monitoring.http import ask, get
@@ -24,16 +24,16 @@ class Counted:
     def __init__(self) -> None:
         self.made = 0
 
-    def __call__(self) -> Answer:
+    def __call__(self) -> HttpAnswer:
         self.made += 1
-        return Answer(f"{self.made}\n".encode())
+        return HttpAnswer(f"{self.made}\n".encode())
 
 
-def broken() -> Answer:
+def broken() -> HttpAnswer:
     raise KeyError("a bug")
 
 
-def serving(stack: ExitStack, clock: FakeClock | SystemClock, **pages: Page) -> HttpListener:
+def serving(stack: ExitStack, clock: FakeClock | SystemClock, **pages: HttpPage) -> HttpListener:
     made = HttpListener(
         HttpAddress("127.0.0.1", 0), {f"/{name}": page for name, page in pages.items()}, clock
     )
@@ -68,7 +68,7 @@ def stack() -> Iterator[ExitStack]:
     ids=lambda value: repr(value)[:30],
 )
 def test_each_request_gets_its_status(stack: ExitStack, request_: bytes, status: int) -> None:
-    server = serving(stack, SystemClock(), page=Page(Counted()), broken=Page(broken))
+    server = serving(stack, SystemClock(), page=HttpPage(Counted()), broken=HttpPage(broken))
     answer = ask(server.port, request_)
     assert answer.status == status
     assert (answer.body != b"") == (not request_.startswith(b"HEAD"))
@@ -77,7 +77,7 @@ def test_each_request_gets_its_status(stack: ExitStack, request_: bytes, status:
 
 def test_a_kept_page_is_made_once_a_second(stack: ExitStack) -> None:
     clock, kept, other = FakeClock(), Counted(), Counted()
-    server = serving(stack, clock, kept=Page(kept, kept=True), other=Page(other))
+    server = serving(stack, clock, kept=HttpPage(kept, kept=True), other=HttpPage(other))
     for _ in range(5):
         get(server.port, "/kept")
         get(server.port, "/other")
@@ -88,7 +88,7 @@ def test_a_kept_page_is_made_once_a_second(stack: ExitStack) -> None:
 
 def test_a_silent_connection_ends_at_the_deadline(stack: ExitStack) -> None:
     clock = FakeClock()
-    server = serving(stack, clock, page=Page(Counted()))
+    server = serving(stack, clock, page=HttpPage(Counted()))
     with closing(socket.create_connection(("127.0.0.1", server.port), 30)) as slow:
         slow.sendall(b"GET /page HT")
         eventually(lambda: server._open, "it was accepted")
@@ -99,7 +99,7 @@ def test_a_silent_connection_ends_at_the_deadline(stack: ExitStack) -> None:
 def test_no_more_connections_are_accepted_than_there_is_room(stack: ExitStack) -> None:
     """With a clock that does not move, no silent connection is closed, and the rest waits."""
     clock = FakeClock()
-    server = serving(stack, clock, page=Page(Counted()))
+    server = serving(stack, clock, page=HttpPage(Counted()))
     for _ in range(listener.CONNECTIONS_MAX + 20):
         stack.enter_context(closing(socket.create_connection(("127.0.0.1", server.port), 30)))
     eventually(lambda: len(server._open) == listener.CONNECTIONS_MAX, "all room is used")
@@ -117,7 +117,7 @@ def test_no_more_connections_are_accepted_than_there_is_room(stack: ExitStack) -
 
 def test_the_number_of_requests_in_a_second_is_limited(stack: ExitStack) -> None:
     clock, page = FakeClock(), Counted()
-    server = serving(stack, clock, page=Page(page))
+    server = serving(stack, clock, page=HttpPage(page))
     for _ in range(listener.ACCEPTS_PER_S):
         get(server.port, "/page")
     with closing(socket.create_connection(("127.0.0.1", server.port), 30)) as late:
@@ -131,7 +131,9 @@ def test_the_number_of_requests_in_a_second_is_limited(stack: ExitStack) -> None
 def test_an_address_in_use_is_tried_again(stack: ExitStack) -> None:
     taken = socket.create_server(("127.0.0.1", 0))
     server = HttpListener(
-        HttpAddress("127.0.0.1", taken.getsockname()[1]), {"/page": Page(Counted())}, SystemClock()
+        HttpAddress("127.0.0.1", taken.getsockname()[1]),
+        {"/page": HttpPage(Counted())},
+        SystemClock(),
     )
     server.worker.start()
     stack.callback(server.close)
@@ -144,7 +146,7 @@ def test_an_address_in_use_is_tried_again(stack: ExitStack) -> None:
 
 
 def test_a_peer_that_disconnects_ends_nothing(stack: ExitStack) -> None:
-    server = serving(stack, SystemClock(), page=Page(lambda: Answer(b"x" * 20_000_000)))
+    server = serving(stack, SystemClock(), page=HttpPage(lambda: HttpAnswer(b"x" * 20_000_000)))
     for _ in range(5):
         with closing(socket.create_connection(("127.0.0.1", server.port), 30)) as peer:
             peer.sendall(b"GET /page HTTP/1.1\r\n\r\n")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from imap_wal.entry import SHARED_SESSIONS
 from imap_wal.errors import CorruptLog
-from imap_wal.read.newest.rivals import About, joined
+from imap_wal.read.newest.rivals import Contender, joined
 from imap_wal.rewrite import local_engine, part_writer
 from imap_wal.rewrite.columns import merge, newest_keys, sources
 from imap_wal.rewrite.columns.newest_keys import KEY_SCHEMA, NewestKeys, contenders
@@ -149,7 +149,9 @@ def contenders_of(rows: list[dict[str, Any]]) -> list[tuple[bytes, Any, bool]]:
             found[row["key"]] = [row]
         elif order(known[0])[:2] == order(row)[:2]:
             found[row["key"]] = joined(
-                known, row, lambda each: About(order(each), str(each["node"]), each["deleted"], ())
+                known,
+                row,
+                lambda each: Contender(order(each), str(each["node"]), each["deleted"], ()),
             )
     late = {row["key"] for row in rows if row["late"]}
     return sorted((key, which(row), key in late) for key, some in found.items() for row in some)

@@ -13,7 +13,7 @@ from typing import Any
 from imap_wal.rewrite.plan import RewritePlan
 from imap_wal.rewrite.range_tasks import RangeTask
 from imap_wal.rewrite.sorted_runs import Sizes
-from imap_wal.rewrite.task_engine import Answer
+from imap_wal.rewrite.task_engine import TaskAnswer
 from pyspark_imap_wal.rewrite_engine import Partition, SparkEngine
 from tests.simulation.executors import executor
 from tests.simulation.threads import Event
@@ -30,7 +30,9 @@ class TwoAttempts(SparkEngine):
     def _start(self, job: RewritePlan) -> None:
         self._seeds = job.generation * 64
 
-    def _each(self, step: str, work: Partition, inputs: Sequence[Any], size: int) -> list[Answer]:
+    def _each(
+        self, step: str, work: Partition, inputs: Sequence[Any], size: int
+    ) -> list[TaskAnswer]:
         """Run all tasks at once."""
         ranges = [isinstance(each, RangeTask) for each in inputs]
         waiting = [
@@ -62,7 +64,7 @@ class _Attempts:
         self.processes: list[Any] = []
         self._count = count
         self._done = Event()
-        self._answers: list[Answer] = []
+        self._answers: list[TaskAnswer] = []
 
     def run(self, work: Partition, numbered: tuple[int, Any]) -> None:
         (answer,) = work(iter([numbered]))
@@ -71,7 +73,7 @@ class _Attempts:
         if not answer.error or failed == self._count:
             self._done.set()
 
-    def answer(self, kills: bool) -> Answer:
+    def answer(self, kills: bool) -> TaskAnswer:
         """The first answer without an error, or the first error."""
         self._done.wait()
         if kills:  # as Spark does with those that are no longer needed

@@ -27,7 +27,7 @@ from imap_wal.rewrite.publish import discard, publish
 from imap_wal.rewrite.report import RewriteReport, StepReport
 from imap_wal.rewrite.run import rewrite
 from imap_wal.rewrite.sorted_runs import Sizes
-from imap_wal.rewrite.task_engine import Answer, Merging, report_of, taken
+from imap_wal.rewrite.task_engine import Merging, TaskAnswer, report_of, taken
 from pyspark_imap_wal.data_source import LATEST, Options
 from pyspark_imap_wal.progress import StepProgress
 from pyspark_imap_wal.rewrite_engine import SparkEngine
@@ -319,10 +319,10 @@ def test_a_task_that_runs_twice_loses_nothing(
 
 
 def test_two_answers_for_one_task_or_none_publish_nothing() -> None:
-    answers = [Answer(1, "y", "b"), Answer(0, "x", "a")]
+    answers = [TaskAnswer(1, "y", "b"), TaskAnswer(0, "x", "a")]
     assert taken(answers, 2) == ["a", "b"]
     with pytest.raises(LostRace, match="two attempts at task 0"):
-        taken([*answers, Answer(0, "y", "a")], 2)
+        taken([*answers, TaskAnswer(0, "y", "a")], 2)
     with pytest.raises(LostRace, match=r"only tasks \[0, 1\] of 3 returned"):
         taken(answers, 3)
 
@@ -408,7 +408,7 @@ def test_a_rewrite_reports_what_its_steps_read_and_wrote(spark: Any, tmp_path: P
 
 def test_what_is_tried_again_counts_once() -> None:
     answers = [
-        Answer(task, f"attempt {task}", bytes_read=5, bytes_written=3, memory_max_bytes=task)
+        TaskAnswer(task, f"attempt {task}", bytes_read=5, bytes_written=3, memory_max_bytes=task)
         for task in (1, 0, 1)
     ]
     found = report_of("merging", answers, [(7, 2), (7, 2)], 1.5)

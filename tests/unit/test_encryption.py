@@ -13,7 +13,7 @@ from imap_wal.errors import CorruptLog, EncryptionError, Forged
 from imap_wal.format import SegmentHeader
 from imap_wal.security.encryption import KeyedStore, keys_of
 from imap_wal.security.encryption_keys import NO_KEYS
-from imap_wal.segment.read_ahead import Held
+from imap_wal.segment.read_ahead import RequestedFile
 from imap_wal.segment.reader import SegmentReader, is_header_torn
 from imap_wal.segment.writer import SegmentWriter
 from storage_backends.faults import FaultyStore
@@ -209,7 +209,7 @@ def test_truncated_header_without_later_data_is_no_damage(store: KeyedStore) -> 
 def test_keys_are_found_through_wrappers_of_a_store(store: KeyedStore) -> None:
     written(store, "value")
     assert keys_of(FaultyStore(store)) is store.encryption_keys
-    assert keys_of(Held(store, lambda: store.read(PATH))) is store.encryption_keys
+    assert keys_of(RequestedFile(store, lambda: store.read(PATH))) is store.encryption_keys
     assert keys_of(store.inner) is NO_KEYS
 
 

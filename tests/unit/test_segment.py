@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from imap_wal import format
 from imap_wal.errors import CorruptLog, ShortLog, UnsupportedVersion
 from imap_wal.segment.frame_search import FrameSearch, shifted
-from imap_wal.segment.reader import SegmentReader, Tail, is_header_torn
+from imap_wal.segment.reader import SegmentReader, SegmentTail, is_header_torn
 from imap_wal.segment.writer import SegmentWriter
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
@@ -42,14 +42,14 @@ def write(
     return [*offsets, writer.size]
 
 
-def read(store: MemoryStore | LocalStore) -> tuple[list[int], Tail]:
+def read(store: MemoryStore | LocalStore) -> tuple[list[int], SegmentTail]:
     reader = SegmentReader(store, PATH)
     return [frame.offset for frame in reader.frames()], reader.tail()
 
 
 def test_a_whole_segment_is_clean_also_with_preallocated_zeros(memory: MemoryStore) -> None:
     places = write(memory, 5, preallocate=4096)
-    assert read(memory) == (places[:-1], Tail("clean", places[-1], 4096))
+    assert read(memory) == (places[:-1], SegmentTail("clean", places[-1], 4096))
 
 
 def test_segment_cut_in_its_last_frame_is_torn(memory: MemoryStore) -> None:
@@ -58,9 +58,11 @@ def test_segment_cut_in_its_last_frame_is_torn(memory: MemoryStore) -> None:
     whole = memory.read(PATH)
     for end in range(places[2] + 1, places[3]):
         overwrite(memory, PATH, whole[:end])
-        assert read(memory) == (places[:2], Tail("torn-tail", places[2], end)), f"cut at byte {end}"
+        assert read(memory) == (places[:2], SegmentTail("torn-tail", places[2], end)), (
+            f"cut at byte {end}"
+        )
     overwrite(memory, PATH, whole[: places[2]])
-    assert read(memory) == (places[:2], Tail("clean", places[2], places[2]))
+    assert read(memory) == (places[:2], SegmentTail("clean", places[2], places[2]))
 
 
 def test_partial_last_frame_in_preallocated_space_is_torn(
@@ -84,7 +86,7 @@ def test_a_random_garbage_tail_is_cut_and_never_read(memory: MemoryStore, seed: 
         overwrite(memory, PATH, whole + garbage)
         found, tail = read(memory)
         assert found == places[:-1]
-        assert tail == Tail("torn-tail", places[-1], len(whole) + len(garbage))
+        assert tail == SegmentTail("torn-tail", places[-1], len(whole) + len(garbage))
 
 
 @pytest.mark.parametrize("hit", range(4))
@@ -97,7 +99,7 @@ def test_damage_in_the_middle_counts_later_whole_frames(memory: MemoryStore, hit
     after = 4 - hit
     assert read(memory) == (
         places[:hit],
-        Tail("corrupt", places[hit], 4096, after, 2 * after, places[4]),
+        SegmentTail("corrupt", places[hit], 4096, after, 2 * after, places[4]),
     )
 
 
@@ -109,7 +111,7 @@ def test_unsynced_damage_is_a_tail_with_counted_frames(
     data = bytearray(memory.read(PATH))
     data[places[1]] ^= 1
     overwrite(memory, PATH, bytes(data))
-    assert read(memory)[1] == Tail("torn-tail", places[1], places[-1], 2, 4, places[3])
+    assert read(memory)[1] == SegmentTail("torn-tail", places[1], places[-1], 2, 4, places[3])
 
 
 def test_hole_in_place_of_a_synced_frame_is_corrupt(

@@ -49,7 +49,7 @@ PLAIN = "text/plain; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     body: bytes
     status: int = 200
     content_type: str = PLAIN
@@ -57,13 +57,13 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class HttpPage:
     """`make` must not wait. `kept`: the answer is kept for `KEPT_S`. `others`: for clients that
     accept these media types."""
 
-    make: Callable[[], Answer]
+    make: Callable[[], HttpAnswer]
     kept: bool = False
-    others: Mapping[str, Page] = field(default_factory=dict)
+    others: Mapping[str, HttpPage] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -78,14 +78,14 @@ class _Connection:
 class HttpListener:
     """`pages`: by path. The first turn of `worker` binds the address; `port` is known then."""
 
-    def __init__(self, address: HttpAddress, pages: Mapping[str, Page], clock: Clock) -> None:
+    def __init__(self, address: HttpAddress, pages: Mapping[str, HttpPage], clock: Clock) -> None:
         self._address, self._pages, self._clock = address, pages, clock
         self._selector = selectors.DefaultSelector()
         self._socket: socket.socket | None = None
         self._accepting = False
         self._open: list[_Connection] = []
         """The oldest first."""
-        self._kept: dict[str, tuple[float, Answer]] = {}
+        self._kept: dict[str, tuple[float, HttpAnswer]] = {}
         self._second, self._accepted = -1.0, 0
         """How many connections were accepted since `_second`."""
         self.port = 0
@@ -219,7 +219,7 @@ class HttpListener:
         answer = _refusal(404) if page is None else self._made(path, page)
         return _sent(answer, body=words[0] == b"GET")
 
-    def _made(self, path: str, page: Page) -> Answer:
+    def _made(self, path: str, page: HttpPage) -> HttpAnswer:
         now = self._clock.monotonic()
         at, answer = self._kept.get(path, (0.0, None))
         if answer is None or now - at >= KEPT_S:
@@ -233,7 +233,7 @@ class HttpListener:
         return answer
 
 
-def _accepted(path: str, page: Page, request: bytes) -> tuple[str, Page]:
+def _accepted(path: str, page: HttpPage, request: bytes) -> tuple[str, HttpPage]:
     """The page in the first form that the client accepts, and its key among the kept answers."""
     accepted = [
         line.partition(b":")[2].decode("ascii", "replace").lower()
@@ -246,11 +246,11 @@ def _accepted(path: str, page: Page, request: bytes) -> tuple[str, Page]:
     return path, page
 
 
-def _refusal(status: int) -> Answer:
-    return Answer(f"{REASONS[status]}\n".encode(), status)
+def _refusal(status: int) -> HttpAnswer:
+    return HttpAnswer(f"{REASONS[status]}\n".encode(), status)
 
 
-def _sent(answer: Answer, *, body: bool = True) -> bytes:
+def _sent(answer: HttpAnswer, *, body: bool = True) -> bytes:
     lines = [
         f"HTTP/1.1 {answer.status} {REASONS[answer.status]}",
         f"Content-Type: {answer.content_type}",

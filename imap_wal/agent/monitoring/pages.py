@@ -12,7 +12,7 @@ from imap_wal.agent.monitoring.exporter import (
     Exporter,
 )
 from imap_wal.agent.monitoring.health import why_dead, why_not_ready
-from imap_wal.agent.monitoring.listener import Answer, HttpListener, Page
+from imap_wal.agent.monitoring.listener import HttpAnswer, HttpListener, HttpPage
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.agent.monitoring.status.page import EVENTS, HEADERS, HTML, StatusPage
 from imap_wal.clock import Clock
@@ -23,23 +23,26 @@ def listener(address: str, observe: Callable[[], AgentSnapshot], clock: Clock) -
     listener's thread. Raises `InvalidSetting` if `address` is not valid."""
     exporter, status = Exporter(observe), StatusPage(observe, clock)
     pages = {
-        "/": Page(lambda: Answer(status.html(), content_type=HTML, headers=HEADERS), kept=True),
-        "/events": Page(lambda: Answer(status.event(), content_type=EVENTS), kept=True),
-        "/metrics": Page(
-            lambda: Answer(exporter.text(), content_type=CONTENT_TYPE),
+        "/": HttpPage(
+            lambda: HttpAnswer(status.html(), content_type=HTML, headers=HEADERS), kept=True
+        ),
+        "/events": HttpPage(lambda: HttpAnswer(status.event(), content_type=EVENTS), kept=True),
+        "/metrics": HttpPage(
+            lambda: HttpAnswer(exporter.text(), content_type=CONTENT_TYPE),
             kept=True,
             others={
-                OPENMETRICS: Page(
-                    lambda: Answer(exporter.openmetrics(), content_type=OPENMETRICS_TYPE), kept=True
+                OPENMETRICS: HttpPage(
+                    lambda: HttpAnswer(exporter.openmetrics(), content_type=OPENMETRICS_TYPE),
+                    kept=True,
                 )
             },
         ),
-        "/livez": Page(lambda: _health(why_dead(observe()))),
-        "/readyz": Page(lambda: _health(why_not_ready(observe()))),
+        "/livez": HttpPage(lambda: _health(why_dead(observe()))),
+        "/readyz": HttpPage(lambda: _health(why_not_ready(observe()))),
     }
     return HttpListener(HttpAddress.parse(address), pages, clock)
 
 
-def _health(why: str) -> Answer:
+def _health(why: str) -> HttpAnswer:
     """`why`: the reason for a bad state; "" if there is none."""
-    return Answer(f"{why or 'ok'}\n".encode(), 503 if why else 200)
+    return HttpAnswer(f"{why or 'ok'}\n".encode(), 503 if why else 200)

@@ -17,7 +17,7 @@ from imap_wal.agent.reads.listings import ListingGone, Listings, Page
 from imap_wal.agent.reads.merges import Merges
 from imap_wal.agent.reads.unsent import Unsent
 from imap_wal.agent.reads.work import Work
-from imap_wal.agent.requests import Digests, Keys, List, Load, Maps, Schemas, keys_of
+from imap_wal.agent.requests import Digests, List, ListKeys, Load, Maps, Schemas, keys_of
 from imap_wal.agent.room import Room
 from imap_wal.agent.transport.payload import Payload
 from imap_wal.agent.transport.router import Message, Outbox
@@ -257,7 +257,7 @@ class Reads:
             self._connections.demand(asked.message)
             if asked.is_of_member and is_count(asked.partition_count):
                 self.merges.partition_count = asked.partition_count
-            if isinstance(request, Keys):
+            if isinstance(request, ListKeys):
                 return self._keys(asked, request)
             if isinstance(request, List):
                 with span(self._clock, "list") as facts:
@@ -291,7 +291,7 @@ class Reads:
             self.worker.failed(error)
             return ["error", number, "restore-failed", f"{type(error).__name__}: {error}"], b""
 
-    def _keys(self, asked: _Asked, request: Keys) -> tuple[list[Any], bytearray]:
+    def _keys(self, asked: _Asked, request: ListKeys) -> tuple[list[Any], bytearray]:
         page = self._page(asked, request, None)
         pack = msgpack.Packer(use_bin_type=True).pack
         payload = self._payload(asked)
@@ -321,7 +321,7 @@ class Reads:
             len(rows),
         ], payload
 
-    def _page(self, asked: _Asked, request: Keys | List, partitions: Partitions | None) -> Page:
+    def _page(self, asked: _Asked, request: ListKeys | List, partitions: Partitions | None) -> Page:
         check_map_name(request.map)
         if request.cursor is None:
             self._catch_up(asked.arrived)

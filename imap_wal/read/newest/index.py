@@ -27,7 +27,7 @@ from imap_wal.read.newest.clears import Cleared
 from imap_wal.read.newest.partitions import Partitions
 from imap_wal.read.newest.rivals import Claim, Conflict, conflict
 from imap_wal.read.newest.runs import Entry, Run, Values
-from imap_wal.read.newest.stored_rows import RUNS_MAX, Page, StoredRows
+from imap_wal.read.newest.stored_rows import RUNS_MAX, PageLimits, StoredRows
 from imap_wal.read.newest.table import OWN_FIELDS, Owned, Table, in_pages
 
 KeyState: TypeAlias = tuple[bytes, bool, int]
@@ -435,8 +435,8 @@ class NewestIndex:
         their places."""
         return self._version + self._stored.version
 
-    def _page(self, rows_max: int) -> Page:
-        return Page(rows_max, self.page_bytes)
+    def _page(self, rows_max: int) -> PageLimits:
+        return PageLimits(rows_max, self.page_bytes)
 
     def _sources(self, name: str, after: bytes | None = None) -> list[Iterator[list[Entry]]]:
         """All sources of a map's entries above a key."""

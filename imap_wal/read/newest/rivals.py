@@ -46,7 +46,7 @@ ADVICE = (
 T = TypeVar("T")
 
 
-class About(NamedTuple):
+class Contender(NamedTuple):
     """What decides between contenders. `content`: equal for copies of one change."""
 
     order: Order
@@ -67,7 +67,7 @@ def one_writer(order: Order, node: str, other: Order, of: str) -> bool:
     return node == of
 
 
-def joined(contenders: Sequence[T], new: T, about: Callable[[T], About]) -> list[T]:
+def joined(contenders: Sequence[T], new: T, about: Callable[[T], Contender]) -> list[T]:
     """The contenders of a key after one more change with the same (incarnation, partition version);
     the winner first."""
     order, node, _, content = about(new)

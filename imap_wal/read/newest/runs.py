@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 
 import msgpack
 
-from imap_wal.read.newest.rivals import About, joined, one_writer
+from imap_wal.read.newest.rivals import Contender, joined, one_writer
 
 Entry: TypeAlias = tuple[Any, ...]
 """(key, order, label, deleted, timestamp_ms, expires_at_ms, partition, run, offset, length). The
@@ -50,7 +50,7 @@ _place_of = itemgetter(RUN, OFFSET, LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class RunSection:
     """The entries of one map in a run. `offsets` has one more item than there are blocks: the end
     of the last. `keys` counts distinct ones."""
 
@@ -90,7 +90,7 @@ class Run:
     """Sorted entries of some maps. A `RunWriter` creates it; its files are deleted with it."""
 
     def __init__(
-        self, number: int, entries: _Scratch, values: _Scratch, sections: dict[str, Section]
+        self, number: int, entries: _Scratch, values: _Scratch, sections: dict[str, RunSection]
     ) -> None:
         self.number, self.sections = number, sections
         self._entries, self._values = entries, values
@@ -172,7 +172,7 @@ class RunWriter:
         )
         self._entries, self._values = _Scratch(scratch), _Scratch(scratch)
         self._end = self._values_end = 0
-        self._sections: dict[str, Section] = {}
+        self._sections: dict[str, RunSection] = {}
 
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
         """All entries of a map, sorted by key, in chunks, equal keys together. Keeps no values in
@@ -205,7 +205,7 @@ class RunWriter:
         if count:
             offsets.append(self._end)
             size = self._end - begin + self._values_end - values_begin
-            self._sections[name] = Section(count, distinct, size, first_keys, offsets)
+            self._sections[name] = RunSection(count, distinct, size, first_keys, offsets)
 
     def finish(self) -> Run:
         """Finish writing; returns the run for reading."""
@@ -283,11 +283,11 @@ def newest(
     if len(set(map(key_of, entries))) == len(entries):
         return entries, {}
 
-    def about(entry: Entry) -> About:
+    def about(entry: Entry) -> Contender:
         _, value_class, node = labels[entry[LABEL]]
         # The bytes of values are not compared: they would have to be read.
         content = (value_class, entry[DELETED], entry[EXPIRES_AT_MS], entry[LENGTH])
-        return About(entry[ORDER], node, entry[DELETED], content)
+        return Contender(entry[ORDER], node, entry[DELETED], content)
 
     found: dict[bytes, Entry] = {}
     rivals: dict[bytes, list[Entry]] = {}

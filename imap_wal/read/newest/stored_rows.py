@@ -33,7 +33,7 @@ RUNS_MAX = 16
 _WINDOW_BYTES_MAX = 64 * 1024
 
 
-class Page(NamedTuple):
+class PageLimits(NamedTuple):
     """Limits of a page: rows, and bytes of keys and values."""
 
     rows: int
@@ -183,7 +183,7 @@ class StoredRows:
         return runs.newest(entries, self._labels.words)
 
     def pages_of(
-        self, name: str, entries: list[Entry], page: Page, here: dict[int, Run]
+        self, name: str, entries: list[Entry], page: PageLimits, here: dict[int, Run]
     ) -> Iterator[tuple[list[Row], list[str]]]:
         """The rows and nodes of those entries, in pages. `here`: the runs that have their
         values."""

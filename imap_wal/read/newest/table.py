@@ -10,9 +10,9 @@ from typing import Any, TypeAlias, TypeVar, cast
 from imap_wal.entry import DELETED, KEY, KEY_CLASS, MAP, ORDER, VALUE, VALUE_CLASS, Row
 from imap_wal.read.newest.partitions import PartitionedKeys, Partitions
 from imap_wal.read.newest.rivals import (
-    About,
     Claim,
     Conflict,
+    Contender,
     conflict,
     content_of,
     joined,
@@ -100,8 +100,8 @@ class Table:
             conflict(name, key, list(map(self.claim, self.of(key)))) if key in self.rivals else None
         )
 
-    def _about(self, row: Owned) -> About:
-        return About(row[ORDER], self.owner(row), row[DELETED], content_of(row))
+    def _about(self, row: Owned) -> Contender:
+        return Contender(row[ORDER], self.owner(row), row[DELETED], content_of(row))
 
     def split(self, page: list[Owned]) -> tuple[list[Row], list[str]]:
         """The rows, and the node of each."""

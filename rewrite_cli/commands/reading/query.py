@@ -14,7 +14,7 @@ from rewrite_cli.console.progress import working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Moment
 from rewrite_cli.entries import results
-from rewrite_cli.entries.database import Database, Query, Result
+from rewrite_cli.entries.database import Database, Query, QueryResult
 from rewrite_cli.entries.live import partial_option
 from rewrite_cli.entries.tables import COLUMNS, ReadOptions, load, prepare
 
@@ -129,7 +129,7 @@ def _answer(
         out.note(f"{count:,} rows in {target}")
 
 
-def _write(form: str, result: Result, target: Path | None) -> int:
+def _write(form: str, result: QueryResult, target: Path | None) -> int:
     if form == out.JSON:
         return results.write_json(result, target)
     return results.write_csv(result, target)

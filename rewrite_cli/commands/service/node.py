@@ -17,7 +17,7 @@ from imap_wal.security.credentials import Credentials
 from rewrite_cli.console import output as out
 from rewrite_cli.console.selection import Url
 from rewrite_cli.console.times import Duration
-from rewrite_cli.local_cluster.launcher import Cluster, Plan
+from rewrite_cli.local_cluster.launcher import Cluster, ClusterPlan
 from storage_backends.location import Location
 
 
@@ -162,7 +162,7 @@ def start(
     keys = {"encryption_keys": given["encryption_keys"]} if given.get("encryption_keys") else {}
     _refuse_options(url, known)
     kept = url or Path(tempfile.mkdtemp(prefix="imap-wal-maps-")).as_uri()
-    plan = Plan(
+    plan = ClusterPlan(
         url=kept,
         credentials=known,
         members=members,
