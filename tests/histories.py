@@ -31,7 +31,7 @@ from imap_wal.entry import (
 from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.pins import pin_cuts
+from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.read.view import MaterializedView
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.drop import drop_map
@@ -169,7 +169,7 @@ class Cluster:
         incarnation = self.incarnation = self.log.manifests.update(
             lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1)
         ).incarnation
-        cuts = pin_cuts(self.log).cuts
+        cuts = find_cutoffs(self.log).cuts
         self.log.manifests.update(
             lambda manifest: replace(
                 manifest,

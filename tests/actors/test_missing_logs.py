@@ -10,7 +10,7 @@ import pytest
 
 from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import Fenced, LostRace, MissingNode, OutcomeUnknown, WriterLocked
-from imap_wal.read.pins import pin_cuts
+from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.read.view import MaterializedView
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
@@ -45,7 +45,7 @@ def test_a_wal_dir_of_another_machine_is_missing(tmp_path: Path) -> None:
         values(elsewhere)
     with pytest.raises(MissingNode, match="wal_dir"):
         embedded(elsewhere)
-    assert pin_cuts(log_of(elsewhere)).cuts["n1"] > pin_cuts(log_of(here)).cuts["n1"], (
+    assert find_cutoffs(log_of(elsewhere)).cuts["n1"] > find_cutoffs(log_of(here)).cuts["n1"], (
         "its entries count if it returns"
     )
     with embedded(here) as store:

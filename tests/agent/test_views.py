@@ -15,7 +15,7 @@ from imap_wal.clock import SeededRandomness
 from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.pins import pin_cuts
+from imap_wal.read.cutoffs import find_cutoffs
 from storage_backends import open_store
 from tests.agent.harness import config, named, serving
 from tests.kit.halves import Halves, greet, member, restored, stranger, view
@@ -174,25 +174,25 @@ def test_an_agent_frozen_during_a_claim_acknowledges_nothing(
     answer = halves.c.put(late="1")
     assert meanwhile == [["view", 2, ["a", "b"]], "welcome"]
     assert answer[:2] == ["error", "outcome-unknown"]
-    assert restored(halves.url)["late"] == "1", "it was in the log when the cut was pinned"
+    assert restored(halves.url)["late"] == "1", "it was in the log when the cutoff was read"
 
 
 def test_a_late_lifetime_does_not_change_a_later_one(
     halves: Halves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two claimers, the first one pins its cuts and then sleeps."""
-    pin, slept = pin_cuts, list[Any]()
+    """Of two claimers, the first one reads its cutoffs and then sleeps."""
+    find, slept = find_cutoffs, list[Any]()
 
     def slow(log: ClusterLog) -> Any:
-        cuts = pin(log)
+        cuts = find(log)
         if not slept:
             slept.append(True)
             assert halves.c.put(**{"before the second": "1"})[0] == "error"
-            monkeypatch.setattr(claims_module, "pin_cuts", pin)
+            monkeypatch.setattr(claims_module, "find_cutoffs", find)
             slept.append(view(halves.b, "b", "ac"))
         return cuts
 
-    monkeypatch.setattr(claims_module, "pin_cuts", slow)
+    monkeypatch.setattr(claims_module, "find_cutoffs", slow)
     assert view(halves.a, "ab", "c")[:2] == ["error", "void-incarnation"]
     assert slept[1] == ["view", 3, ["b"]]
     assert [
@@ -286,14 +286,14 @@ def test_a_returning_cluster_yields_to_a_claim_under_way(
     """Another cluster claims the log at the same moment, and gets it."""
     with member(halves.settings["a"], "lone", cluster="Y") as lone:
         lone.put(lone="1")
-    pin, others = pin_cuts, ExitStack()
+    find, others = find_cutoffs, ExitStack()
 
     def meanwhile(log: ClusterLog) -> Any:
-        monkeypatch.setattr(claims_module, "pin_cuts", pin)
+        monkeypatch.setattr(claims_module, "find_cutoffs", find)
         others.enter_context(member(halves.settings["b"], "other", cluster="Z"))
-        return pin(log)
+        return find(log)
 
-    monkeypatch.setattr(claims_module, "pin_cuts", meanwhile)
+    monkeypatch.setattr(claims_module, "find_cutoffs", meanwhile)
     with others, stranger(halves.settings["a"], "a2") as restarted:
         assert greet(restarted)[:2] == ["error", "void-incarnation"]
     assert claims(halves.url).cluster_id == "Z"

@@ -246,16 +246,16 @@ def test_a_claim_pins_again_if_a_disk_is_lost_meanwhile(
 
     pair.put("precious")
     pair.kill("n1", "n2")
-    pin, seen = claims.pin_cuts, list[Any]()
+    find, seen = claims.find_cutoffs, list[Any]()
 
     def slow(log: ClusterLog) -> Any:
-        seen.append(pin(log))
+        seen.append(find(log))
         if len(seen) == 1:
             log.manifests.update(lambda now: now.with_loss("n2"))
         return seen[-1]
 
     with serving(pair.config("n2")):
-        monkeypatch.setattr(claims, "pin_cuts", slow)
+        monkeypatch.setattr(claims, "find_cutoffs", slow)
         assert pair.restored() is None
     assert [sorted(each.covered) for each in seen] == [["n1"], []]
     assert pair.log.manifest().losses == {"n2": 1}

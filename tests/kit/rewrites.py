@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from imap_wal.manifest.cluster import IncarnationRecord
-from imap_wal.read.pins import pin_cuts
+from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.report import RewriteReport
@@ -35,7 +35,7 @@ def archive(store: SegmentStore, log: NodeLog, writing: int | None = None) -> No
 
 def members(store: SegmentStore, incarnation: int = 1) -> None:
     """From here on the log is one of Hazelcast members, in a new lifetime of their cluster."""
-    cuts = pin_cuts(cluster(store)).cuts
+    cuts = find_cutoffs(cluster(store)).cuts
     born = IncarnationRecord(f"id-{incarnation}", incarnation, cuts)
     cluster(store).manifests.update(lambda now: replace(now, lifetimes=(*now.lifetimes, born)))
 

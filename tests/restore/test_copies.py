@@ -17,9 +17,9 @@ from imap_wal.inspect.finding import Deadline, Finding
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.inspect.verify import check, plan
 from imap_wal.manifest.cluster import IncarnationRecord
+from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.read.file_scan import END
 from imap_wal.read.newest.index import NewestIndex
-from imap_wal.read.pins import pin_cuts
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.columns import merge
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -166,7 +166,7 @@ def test_late_copy_of_a_node_that_no_lifetime_cut(
     for name in ("n1", "n3"):
         append(logs[name], put("a", None, (1, 1, SESSION, 2)), put("b", "1", (1, 1, SESSION, 3)))
         archive(memory, logs[name])
-    cuts = {**pin_cuts(cluster(memory)).cuts, "n2": END}
+    cuts = {**find_cutoffs(cluster(memory)).cuts, "n2": END}
     second = IncarnationRecord("id-2", 2, cuts)
     cluster(memory).manifests.update(lambda now: replace(now, lifetimes=(*now.lifetimes, second)))
     run(memory)

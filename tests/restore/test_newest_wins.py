@@ -10,7 +10,7 @@ import pytest
 from imap_wal import format
 from imap_wal.entry import KEY, VALUE
 from imap_wal.manifest.cluster import IncarnationRecord
-from imap_wal.read.pins import pin_cuts
+from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.retention.archive import archive_sealed
 from storage_backends.memory import MemoryStore
 from tests.histories import put
@@ -81,7 +81,7 @@ def test_entries_of_an_older_incarnation_after_the_cut_are_void(memory: MemorySt
     first, second = node(memory), node(memory, "n2")
     append(first, put("a", "before", (1, 1, 1, 1)))
     made = cluster(memory)
-    cuts = pin_cuts(made).cuts
+    cuts = find_cutoffs(made).cuts
     append(first, put("a", "late", (1, 9, 1, 2)), put("b", "late", (1, 1, 1, 3)))
     append(second, put("c", "of a node that had no log", (1, 1, 1, 1)))
     early = view(memory)
@@ -109,7 +109,7 @@ def test_returning_node_counts_in_the_lifetime_it_missed(
     for path in files:
         memory.delete(path)
     made = cluster(memory)
-    cuts = pin_cuts(made).cuts
+    cuts = find_cutoffs(made).cuts
     made.manifests.update(
         lambda manifest: replace(manifest, lifetimes=(IncarnationRecord("id", 2, cuts),))
     )
@@ -145,7 +145,7 @@ def test_key_listing_is_whole_across_a_new_lifetime(
     """A new lifetime makes the view begin again during the listing."""
     log = node(memory)
     append(log, *(put(f"k{number:02d}", "1", (1, 1, 1, number + 1)) for number in range(30)))
-    cuts = pin_cuts(cluster(memory)).cuts
+    cuts = find_cutoffs(cluster(memory)).cuts
     append(log, put("late", "void", (1, 1, 1, 99)))
     made = view(memory)
     listing = made.keys("orders", 7)

@@ -11,8 +11,8 @@ from imap_wal.entry import shared_session
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import START
 from imap_wal.manifest.cluster import IncarnationRecord
+from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.read.file_scan import END
-from imap_wal.read.pins import pin_cuts
 from imap_wal.rewrite import drop
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.plan import prepare
@@ -98,7 +98,7 @@ def test_drop_waits_for_a_node_that_was_not_cut(memory: MemoryStore) -> None:
     first, second = node(memory, "n1"), node(memory, "n2")
     members(memory)
     append(first, put("k", "old", (1, 1, SESSION, 1)))
-    cuts = {**pin_cuts(cluster(memory)).cuts, "n2": END}
+    cuts = {**find_cutoffs(cluster(memory)).cuts, "n2": END}
     born = IncarnationRecord("id-2", 2, cuts)
     cluster(memory).manifests.update(lambda now: replace(now, lifetimes=(*now.lifetimes, born)))
     with pytest.raises(InvalidSetting):

@@ -23,8 +23,8 @@ from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.manifest.store import KEEP
 from imap_wal.read import scan
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.read.file_scan import Scope
-from imap_wal.read.pins import pin_cuts
 from imap_wal.rewrite import part_writer
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -175,7 +175,7 @@ def test_a_rewrite_whose_plan_is_outdated_is_not_published(
         def run(self, job: RewritePlan, log: ClusterLog) -> Result:
             merged = super().run(job, log)
             if meanwhile == "lifetime":
-                cuts = pin_cuts(log).cuts
+                cuts = find_cutoffs(log).cuts
                 log.manifests.update(
                     lambda manifest: replace(
                         manifest, lifetimes=(IncarnationRecord("id", 2, cuts),)

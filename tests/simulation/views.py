@@ -7,7 +7,7 @@ from typing import Any
 from imap_wal.agent.membership import claims, counted_requests, sessions
 from imap_wal.errors import OutcomeUnknown
 from imap_wal.manifest.claims import ClaimManifest
-from imap_wal.read.pins import pin_cuts
+from imap_wal.read.cutoffs import find_cutoffs
 from tests.simulation.actors import Op, Spec
 from tests.simulation.drills import DRILLS, ORDERS
 from tests.simulation.medium import APPEND
@@ -58,12 +58,12 @@ def _views_are_not_compared(put: Put) -> None:
 
 
 def _cuts_before_permits(put: Put) -> None:
-    def pin(cluster: Any, newest: ClaimManifest) -> Any:
-        cuts = pin_cuts(cluster)
+    def cutoffs(cluster: Any, newest: ClaimManifest) -> Any:
+        cuts = find_cutoffs(cluster)
         claims.delete_permits(cluster, 0, newest.newest)
         return cuts
 
-    put(claims, "pin", pin)
+    put(claims, "cutoffs_of", cutoffs)
 
 
 def _all_that_is_in_the_log_counts(put: Put) -> None:
@@ -87,7 +87,7 @@ MUTATIONS = (
     ),
     Mutation(
         "V2",
-        "cuts are pinned while the older view has its permit",
+        "cutoffs are read while the older view has its permit",
         _cuts_before_permits,
         (_SPLIT,),
         "splits",

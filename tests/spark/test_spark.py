@@ -18,7 +18,7 @@ from imap_wal.errors import CorruptLog, InvalidSetting, LostRace
 from imap_wal.format import START
 from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.pins import pin_cuts
+from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.plan import Engine, prepare
@@ -257,7 +257,7 @@ def test_a_dropped_tombstone_of_a_snapshot_still_voids_older_changes(
 ) -> None:
     store = open_store(str(tmp_path))
     first, second = node(store), node(store, "n2")
-    born = IncarnationRecord("id", 1, pin_cuts(cluster(store)).cuts)
+    born = IncarnationRecord("id", 1, find_cutoffs(cluster(store)).cuts)
     cluster(store).manifests.update(lambda now: replace(now, lifetimes=(born,)))
     append(second, put("a", None, (1, 2, 1, 1)))
     job = prepare(cluster(store))  # a rewrite for which all changes are late

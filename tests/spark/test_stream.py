@@ -17,8 +17,8 @@ from imap_wal.format import Position
 from imap_wal.manifest import readers
 from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.read.file_scan import Scope
-from imap_wal.read.pins import pin_cuts
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
@@ -198,7 +198,7 @@ def test_entries_voided_after_they_were_read_are_named(store: SegmentStore) -> N
     """A lifetime whose cut is before what the stream has read."""
     log = node(store)
     append(log, put("a", "1", (1, 1, 1, 1)))
-    cuts = pin_cuts(cluster(store)).cuts
+    cuts = find_cutoffs(cluster(store)).cuts
     append(log, put("a", "2", (1, 1, 1, 2)), put("b", "1", (1, 1, 1, 3)))
     engine = Engine(store.url)
     assert len(engine.batch()) == 3

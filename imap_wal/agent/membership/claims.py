@@ -26,7 +26,7 @@ from imap_wal.manifest.claims import CLOSED_ADVICE, ClaimManifest
 from imap_wal.manifest.cluster import ClusterManifest, IncarnationRecord
 from imap_wal.manifest.older import current_cluster, older_manifest
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.pins import Pins, pin_cuts
+from imap_wal.read.cutoffs import Cutoffs, find_cutoffs
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import shut_out_others
 from storage_backends import AlreadyExists
@@ -314,10 +314,10 @@ def reserve(cluster: ClusterLog) -> int:
 def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
     """Publish the lifetime of the newest claim. Returns False if a later one has begun."""
     incarnation = claims.newest
-    pinned: tuple[object, Pins] | None = None
+    found: tuple[object, Cutoffs] | None = None
 
     def publish(manifest: ClusterManifest) -> ClusterManifest | None:
-        nonlocal pinned
+        nonlocal found
         if any(lifetime.incarnation >= incarnation for lifetime in manifest.lifetimes):
             # An older lifetime must not begin after a later one: its cutoffs could void entries of
             # the later one.
@@ -325,9 +325,9 @@ def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
         # The cutoffs must not be below those of an earlier lifetime, and the other logs that cover
         # a missing one must not have changed.
         basis = manifest.lifetimes, manifest.losses
-        if pinned is None or pinned[0] != basis:
-            pinned = basis, pin(cluster, claims)
-        cuts, covered = pinned[1]
+        if found is None or found[0] != basis:
+            found = basis, cutoffs_of(cluster, claims)
+        cuts, covered = found[1]
         # An earlier lifetime with the same cuts voids nothing that the new one does not void. So
         # any number of claims without appends between them leaves one record.
         earlier = [each for each in manifest.lifetimes if each.cuts != cuts]
@@ -340,11 +340,11 @@ def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
     return _begun(cluster.manifests.update(publish), incarnation)
 
 
-def pin(cluster: ClusterLog, claims: ClaimManifest) -> Pins:
+def cutoffs_of(cluster: ClusterLog, claims: ClaimManifest) -> Cutoffs:
     """The end of each node's log. It is read after the permits of all older incarnations were
     deleted, so everything that was acknowledged for them is below it."""
     delete_permits(cluster, max(claims.permits, claims.newest - PERMITS_BY_NAME), claims.newest)
-    return pin_cuts(cluster)
+    return find_cutoffs(cluster)
 
 
 def delete_permits(cluster: ClusterLog, first: int, end: int) -> None:

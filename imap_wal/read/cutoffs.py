@@ -10,7 +10,7 @@ from imap_wal.read.file_scan import END
 from storage_backends import NotFound
 
 
-class Pins(NamedTuple):
+class Cutoffs(NamedTuple):
     """Node → the position where its log ends now. `covered`: missing nodes of whose unseen entries
     other logs have all that were acknowledged."""
 
@@ -18,7 +18,7 @@ class Pins(NamedTuple):
     covered: frozenset[str] = frozenset()
 
 
-def pin_cuts(log: ClusterLog) -> Pins:
+def find_cutoffs(log: ClusterLog) -> Cutoffs:
     """The position where every node's log ends now; entries up to it count. A registered node whose
     log is missing is cut after everything, so its entries count if it returns. But if other logs
     have each acknowledged change of it, it is cut after what can be seen: otherwise a change that
@@ -36,5 +36,5 @@ def pin_cuts(log: ClusterLog) -> Pins:
                 cuts[name] = log.end_of(part, part.manifest.removed)
         except NotFound:
             continue
-        return Pins(cuts, covered)
+        return Cutoffs(cuts, covered)
     raise NotFound("the logs change too fast to find their ends; try again", log.folder)
