@@ -298,7 +298,7 @@ class AsyncMap(MapReads):
         Args:
             key: the key.
             value: the value.
-            ttl: lifetime in seconds; None: the key does not expire.
+            ttl: time to live in seconds; None: the key does not expire.
 
         Raises:
             NotSerializable: the key or value cannot be serialised.

@@ -45,8 +45,8 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         Args:
             key: the key.
             value: the value.
-            ttl: lifetime in seconds, exact to the millisecond, even across restarts; None: the key
-                does not expire.
+            ttl: time to live in seconds, exact to the millisecond, even across restarts; None: the
+                key does not expire.
 
         Raises:
             InvalidSetting: `ttl` is not a number of seconds above 0 and up to 100 years.
@@ -128,7 +128,7 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         Args:
             other: a mapping or an iterable of pairs, as for `dict.update`. Pass a key named "ttl"
                 here: `update({"ttl": 5})`.
-            ttl: lifetime of all these keys in seconds; None: they do not expire.
+            ttl: time to live of all these keys in seconds; None: they do not expire.
             **more: more keys and values.
 
         Raises:

@@ -46,8 +46,8 @@ class MapReads(Mapping[Any, Any]):
         return state.serializer.load(value)
 
     def ttl(self, key: Any) -> float | None:
-        """The remaining lifetime of a key in seconds; None: it does not expire. Raises KeyError if
-        the key does not exist."""
+        """The remaining time to live of a key in seconds; None: it does not expire. Raises KeyError
+        if the key does not exist."""
         self._owner.check_open()
         now = self._owner.now_ms()
         expires = self._state.expiry(self._state.serializer.dump_key(key), now)
