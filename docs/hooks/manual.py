@@ -53,7 +53,7 @@ def _command(command: click.Command, parent: click.Context, name: str) -> Iterat
 def _options(command: click.Command, ctx: click.Context) -> Iterator[str]:
     for parameter in command.get_params(ctx):
         record = parameter.get_help_record(ctx)
-        if record is not None:
+        if record is not None and record[1]:  # newer versions of click list arguments
             yield ".TP"
             yield f"\\fB{_text(record[0])}\\fR"
             yield _text(record[1])

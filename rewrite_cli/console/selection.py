@@ -23,6 +23,7 @@ from imap_wal.security.credentials import Credentials
 from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.param_type import ParamType
 from storage_backends import SegmentStore, StorageError
 from storage_backends.location import Location
 from storage_backends.own_disk import Tails, Unasked
@@ -32,7 +33,7 @@ from storage_backends.reserve import reserves
 GIVEN_UP = "taken again when the disk has room; until then appends leave as much free"
 
 
-class Url(click.ParamType[str]):
+class Url(ParamType[str]):
     """A folder or URL, with its options from the file of credentials. A blank one is a usage
     error."""
 
@@ -52,7 +53,7 @@ class Url(click.ParamType[str]):
             self.fail(str(error), param, ctx)
 
 
-class Endpoint(click.ParamType[str]):
+class Endpoint(ParamType[str]):
     """The address on which an agent listens."""
 
     name = "endpoint"

@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from imap_wal.checks import SECONDS_MAX
+from rewrite_cli.console.param_type import ParamType
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-class Moment(click.ParamType[int]):
+class Moment(ParamType[int]):
     """Unix milliseconds from `2026-11-21T10:00`, `2026-11-21T10:00:00+01:00`, `15m` or `2h` (ago),
     `@1795261005266`. Without a zone: UTC."""
 
@@ -44,7 +45,7 @@ class Moment(click.ParamType[int]):
             )
 
 
-class Duration(click.ParamType[float]):
+class Duration(ParamType[float]):
     """Seconds from `30s`, `500ms`, `5m`, `2h`, or a plain number of seconds."""
 
     name = "duration"

@@ -11,11 +11,12 @@ import click
 from imap_wal.entry import KEY, Row, is_clear
 from imap_wal.inspect.decode import Decoder, plain, text
 from rewrite_cli.console.output import shown
+from rewrite_cli.console.param_type import ParamType
 
 Matches = Callable[[Row, Decoder], bool]
 
 
-class KeyType(click.ParamType[str | bytes]):
+class KeyType(ParamType[str | bytes]):
     """A key's text, or its bytes."""
 
     name = "key"

@@ -29,6 +29,7 @@ from imap_wal.read.file_scan import Scope
 from imap_wal.settings import RecoveryPolicy
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import CLEAN, FINDINGS, message
+from rewrite_cli.console.param_type import ParamType
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Moment
 from rewrite_cli.entries.keys import KeyType, matcher
@@ -42,7 +43,7 @@ LINE_BYTES = 700
 """Approximate memory of a line, without its key and value."""
 
 
-class PositionType(click.ParamType[Position]):
+class PositionType(ParamType[Position]):
     name = "position"
 
     def convert(
