@@ -88,6 +88,14 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
         )
     if "members" in health:  # not from an agent of an earlier release
         yield Check("agent's members", OK, _members(health["members"]))
+    if error := health.get("merge_error"):
+        yield Check(
+            "agent's merge",
+            PROBLEM,
+            f"the logs cannot be merged, and members cannot load maps: {error}",
+            "correct what the text names; the agent tries again. If a node will not return: "
+            "`imap-wal forget-node`",
+        )
     yield from _metrics(health)
     yield from _own_disk(health)
     for work, meaning in BACKGROUND_WORK.items():

@@ -12,8 +12,11 @@ import msgpack
 import pytest
 
 from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.monitoring.metrics import METRICS, Value
 from imap_wal.agent.server import Agent
 from imap_wal.schemas import Schema
+from rewrite_cli.console.check import PROBLEM
+from rewrite_cli.doctor.agent import agent_checks
 from storage_backends import NoSpace, Unavailable
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
@@ -24,6 +27,11 @@ from tests.support import Threads, eventually, overwrite, segments
 @pytest.fixture
 def settings(tmp_path: Path) -> AgentConfig:
     return config(tmp_path)
+
+
+def failing(agent: Agent) -> Value:
+    (metric,) = (each for each in METRICS if each.name == "imap_wal_merge_failing")
+    return metric.value(agent.snapshot())
 
 
 def test_pages_of_keys_have_each_key_once(settings: AgentConfig) -> None:
@@ -300,6 +308,11 @@ def test_a_read_that_finds_damage_names_the_file(tmp_path: Path, memory: MemoryS
         assert header[2] == "restore-failed"
         assert path in header[3]
         assert member.put(a="1")[0] == "ack"
+        (check,) = (
+            each for each in agent_checks(settings.endpoint) if each.name == "agent's merge"
+        )
+        assert check.status == PROBLEM
+        assert path in check.what
 
 
 def test_a_read_that_fails_names_the_storage_error(
@@ -309,13 +322,33 @@ def test_a_read_that_fails_names_the_storage_error(
     faulty = FaultyStore(memory)
     monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: faulty)
     settings = config(tmp_path, url=memory.url)
-    with serving(settings), plugin(settings) as member:
+    with serving(settings) as agent, plugin(settings) as member:
         member.put(a="1")
         faulty._seen, faulty.plan = [0], Plan((Fault("error", kind="list", error=Unavailable),))
         header, _ = member.client.ask("keys", "orders", None, 10)
         assert header[2] == "storage"
         assert "planned fault" in header[3]
+        assert "planned fault" in agent.statistics()["merge_error"]
+        assert failing(agent) == 1
         assert member.values() == {"a": "1"}
+        assert agent.statistics()["merge_error"] == ""
+        assert failing(agent) == 0
+
+
+def test_an_agent_without_requests_merges_again_after_a_failure(
+    tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would report the error of one moment until the next request."""
+    monkeypatch.setattr("imap_wal.agent.reads.merges.AGAIN_S", 0.01)
+    monkeypatch.setattr("imap_wal.agent.reads.merges.FRESH_LOOK_S", 0.01)
+    faulty = FaultyStore(memory)
+    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: faulty)
+    settings = config(tmp_path, url=memory.url)
+    with serving(settings) as agent, plugin(settings) as member:
+        member.put(a="1")
+        faulty._seen, faulty.plan = [0], Plan((Fault("error", kind="list", error=Unavailable),))
+        assert member.client.ask("keys", "orders", None, 10)[0][2] == "storage"
+        eventually(lambda: not failing(agent), "it merges again")
 
 
 def test_an_unexpected_error_in_a_read_is_answered(

@@ -57,6 +57,7 @@ def snapshot(**changes: Any) -> AgentSnapshot:
         "unmerged_bytes": 900,
         "merged": MergeStatistics(2, 80, 1400, 0.25, 60),
         "merge": MergeProgress(1, 2, 700, 1400, 40),
+        "merge_error": "",
         "conflicts": 0,
         "positions": {"n1": "(7, 1, 5, 0)", "n2": "(2, 3, 1, 9)"},
         "disks": {"root": DiskState(900, 1000, 64, 64)},

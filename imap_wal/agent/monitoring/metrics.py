@@ -434,6 +434,12 @@ METRICS: tuple[AgentMetric, ...] = (
         lambda now: None if now.merge is None else now.merge.part,
     ),
     AgentMetric(
+        "imap_wal_merge_failing",
+        "gauge",
+        "1 if the last merge failed; members cannot load maps until one succeeds.",
+        lambda now: 1 if now.merge_error else 0,
+    ),
+    AgentMetric(
         "imap_wal_keys",
         "gauge",
         "Keys with an entry in the merged logs, even if deleted; absent if they are on disk.",

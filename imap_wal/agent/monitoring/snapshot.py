@@ -26,12 +26,13 @@ class AgentSnapshot:
     in the log. `errors`: answers with an error, by code. `peers_refused`: connections that were not
     admitted. `incarnation`: of the newest claim. `alive`: its members may be alive.
     `waiting_seconds`: how long a new cluster has waited for the log; 0: none waits. `lease_age_s`:
-    None without a lease. `merge`: the last part of the last merge. `disks`: of local folders, by
-    `root` and `wal`. `positions`: up to where each node's log is merged. `upload`: what only the
-    node's own disk has; None: all nodes can see its segments. `tail_reads`: parts of segments that
-    were served to other agents. `left_out`: nodes whose entries, or a part of them, the last merge
-    left out, with the reason. `read_from_copies`: nodes that it could not read, whose acknowledged
-    changes other logs have. `feature_level`: of the log at the last merge; 0: none yet."""
+    None without a lease. `merge`: the last part of the last merge. `merge_error`: why the last
+    merge failed; "" if it did not. `disks`: of local folders, by `root` and `wal`. `positions`: up
+    to where each node's log is merged. `upload`: what only the node's own disk has; None: all nodes
+    can see its segments. `tail_reads`: parts of segments that were served to other agents.
+    `left_out`: nodes whose entries, or a part of them, the last merge left out, with the reason.
+    `read_from_copies`: nodes that it could not read, whose acknowledged changes other logs have.
+    `feature_level`: of the log at the last merge; 0: none yet."""
 
     namespace: str
     cluster: str
@@ -63,6 +64,7 @@ class AgentSnapshot:
     unmerged_bytes: int
     merged: MergeStatistics
     merge: MergeProgress | None
+    merge_error: str
     conflicts: int
     disks: Mapping[str, DiskState]
     positions: Mapping[str, str]

@@ -3,7 +3,7 @@ logs: the names of maps, schemas, nodes that cannot be read.
 
     at start        all logs, again and again until it succeeds
     for a request   what was acknowledged before it arrived
-    without one     when this node has appended much since the last merge
+    without one     when this node has appended much since the last merge, or that failed
 
 All methods except the properties are called on the thread of reads.
 """
@@ -23,8 +23,8 @@ from imap_wal.schemas import Schema, sound_schemas
 from storage_backends import StorageError
 
 AGAIN_S, AGAIN_S_MAX = 1.0, 600.0
-"""The pause before a failed restore at start is tried again; it doubles each time, up to the
-maximum, because a restore may read all logs."""
+"""The pause before a failed merge is tried again without a request. It doubles each time, up to
+the maximum, because a merge may read all logs."""
 
 TAIL_LOOK_S = 0.25
 """The pause before a merge looks again for disks of other nodes that could not be read."""
@@ -62,7 +62,8 @@ class Merges:
         view has what was acknowledged before this request."""
         self._restore_at: float | None = clock.monotonic() if at_once else None
         """When to merge all logs without a request; None: not needed any more."""
-        self._pause = AGAIN_S
+        self._pause, self._again_at = AGAIN_S, 0.0
+        """The next pause after a failure, and the end of the last one."""
         self._fresh_at = clock.monotonic()
         """When to check next how much was appended."""
         self._merged_bytes = 0
@@ -83,6 +84,9 @@ class Merges:
         self.copied: dict[str, str] = {}
         """Nodes that the last merge could not read, with the reason: other logs have their
         acknowledged changes."""
+        self.error = ""
+        """Why the last merge failed; "" if it succeeded, or if there was none. Until a merge
+        succeeds, members cannot load their maps."""
         self._metadata = 0
         self._named: set[str] = set()
 
@@ -109,7 +113,7 @@ class Merges:
         read here."""
         until = self._restore_at
         if until is None and is_read and FRESH_BYTES:
-            until = self._fresh_at
+            until = max(self._fresh_at, self._again_at) if self.error else self._fresh_at
         return None if until is None else max(0.0, until - self._clock.monotonic())
 
     def without_request(self, stopping: threading.Event, *, is_read: bool) -> bool:
@@ -124,11 +128,15 @@ class Merges:
         error = "merge failed"
         try:
             self._merge_all(stopping)
-            error = ""
+            error = self.error = ""
+            self._pause = AGAIN_S
         except (ImapWalError, StorageError) as raised:
-            error = type(raised).__name__
+            error, self.error = type(raised).__name__, str(raised)
             raise
         finally:
+            if error:
+                self._again_at = self._clock.monotonic() + self._pause
+                self._pause = min(2 * self._pause, AGAIN_S_MAX)
             tracer, now = tracing.current(), self.view.merged
             if tracer is not None and (error or now.merges > before.merges):
                 tracer.ended(
@@ -172,24 +180,22 @@ class Merges:
     def _restore(self, stopping: threading.Event) -> bool:
         """The merge at start. Requests that arrive meanwhile wait. Returns whether it succeeded; if
         not, it is tried again later."""
-        self._restore_at, self._pause = (
-            self._clock.monotonic() + self._pause,
-            min(2 * self._pause, AGAIN_S_MAX),
-        )
+        done = False
         try:
             self._merge(stopping)
+            done = True
         except (ImapWalError, StorageError) as error:
             _log.warning("restore at start failed", error=str(error))
-            return False
-        self._restore_at = None
-        return True
+        finally:
+            self._restore_at = None if done else self._again_at
+        return done
 
     def _refresh(self, stopping: threading.Event, *, is_read: bool) -> bool:
-        """Merge what was appended, if that is enough and members read here. Returns whether it was
-        done."""
+        """Merge what was appended, if that is enough, or if the last merge failed, and members read
+        here. Returns whether it was done."""
         began, appended = self._clock.monotonic(), self._appended()
         self._fresh_at = began + FRESH_LOOK_S
-        if not is_read or self.unmerged_bytes < FRESH_BYTES:
+        if not is_read or (self.unmerged_bytes < FRESH_BYTES and not self.error):
             return False
         try:
             self._merge(stopping)

@@ -133,7 +133,9 @@ def _nodes(now: AgentSnapshot) -> Iterator[Fact]:
 
 def _restore(now: AgentSnapshot, rate: float) -> Iterator[Fact]:
     merge, merged = now.merge, now.merged
-    if merge is None:
+    if now.merge_error:
+        yield Fact("Merge", "failed: imap-wal doctor --agent names the reason", Level.BAD)
+    elif merge is None:
         yield Fact("Merge", "has not begun")
     elif merge.bytes < merge.bytes_total:
         left = (merge.bytes_total - merge.bytes) / rate if rate else None
