@@ -150,11 +150,19 @@ class ClusterView:
         away = [node.name for node in self.nodes if not node.manifest.is_whole(node.wal)]
         return sorted({*self.missing_nodes, *away})
 
+    @property
+    def returned_nodes(self) -> list[str]:
+        """Forgotten nodes whose folder has the forgotten log again, such as that of a lost disk
+        that came back. It is not read, and cannot be opened."""
+        return [
+            node.name for node in self.nodes if node.manifest.directory in self.manifest.forgotten
+        ]
+
     def state_of(self, name: str) -> str:
         """The state of a node, for people: MISSING, forgotten, closed, or "open or crashed"."""
         if name in self.unreadable_nodes:
             return "MISSING"
-        if any(node.name == name for node in self.forgotten):
+        if name in self.returned_nodes or any(node.name == name for node in self.forgotten):
             return "forgotten"
         found = next(node for node in self.nodes if node.name == name)
         return "closed" if found.manifest.clean else "open or crashed"

@@ -115,9 +115,18 @@ def _level(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
 def _writers(store: SegmentStore, view: ClusterView) -> Generator[Check, None, list[str]]:
     """Who writes the nodes' logs. Returns the nodes that were not closed and have no writer."""
     name = f"cluster {view}"
-    crashed = []
+    returned, crashed = view.returned_nodes, []
     for node in view.nodes:
-        if node.manifest.clean or not store.capabilities.locks:
+        if node.name in returned:
+            yield Check(
+                name,
+                WARNING,
+                f"{node.folder} has the log of node {node.name!r} again, which was forgotten: it "
+                "is not read, and no process can write it",
+                "move this folder away; then a new log can begin under this name",
+            )
+    for node in view.nodes:
+        if node.manifest.clean or node.name in returned or not store.capabilities.locks:
             continue
         writer = writer_of(store, node.folder, "imap-wal doctor")
         if writer is None:

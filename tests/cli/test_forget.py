@@ -260,6 +260,35 @@ def uncovered(root: Path) -> None:
         store.map("m").update({f"b{number}": number for number in range(5)})
 
 
+def test_forget_node_names_the_process_that_writes_the_log(run: Run, tmp_path: Path) -> None:
+    """An operator who names the wrong node must see that before the log is deleted."""
+    url = f"file://{tmp_path}/log"
+    with imap_wal.open(url, node="n1") as store:
+        store.map("m")["a"] = 1
+        for options in (("--dry-run",), ()):  # without a terminal, it asks in vain
+            tried = run("forget-node", url, "--node", "n1", "--lose", *options)
+            assert f"node 'n1' is being written by imap_wal.open('{url}')" in tried.err
+    tried = run("forget-node", url, "--node", "n1", "--lose", "--dry-run")
+    assert "is being written" not in tried.err
+
+
+def test_a_forgotten_log_that_returns_is_called_forgotten(run: Run, tmp_path: Path) -> None:
+    """The next start does not recover it: `doctor` must not promise that."""
+    url = str(tmp_path / "log")
+    for node in ("n1", "n2"):
+        with imap_wal.open(url, node=node, shared=True, preallocate=False) as store:
+            store.map("m")[node] = 1
+    folder = tmp_path / "log" / "default" / "embedded" / "nodes" / "n2"
+    folder.rename(tmp_path / "away")
+    assert run("forget-node", url, "--node", "n2", "--lose", "--yes").code == 0
+    (tmp_path / "away").rename(folder)
+    states = {each["node"]: each["state"] for each in run("ls", url, "-o", "json").json["nodes"]}
+    assert states == {"n1": "closed", "n2": "forgotten"}
+    said = run("doctor", url).out
+    assert "default/embedded/nodes/n2 has the log of node 'n2' again, which was forgotten" in said
+    assert "the next start recovers" not in said
+
+
 def test_forget_node_says_how_many_entries_are_lost(run: Run, tmp_path: Path) -> None:
     url = tmp_path / "log"
     uncovered(url)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import click
 
 from imap_wal.agent.membership.forget_node import ForgetReport, forget_node
 from imap_wal.errors import InvalidSetting
+from imap_wal.inspect.inventory import ClusterView
+from imap_wal.inspect.writer import writer_of
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import Selection, selection_options
+from storage_backends import SegmentStore, StorageError
 
 
 @click.command()
@@ -85,6 +89,26 @@ def _print(reports: list[ForgetReport], dry_run: bool, output: str) -> None:
     out.print_table(titles, rows)
 
 
+def _note_writers(
+    store: SegmentStore, clusters: Sequence[ClusterView], names: Sequence[str]
+) -> None:
+    """Name the processes that write the logs of these nodes: perhaps the wrong node is named. A
+    lease is not asked for, because that could take it over."""
+    if not store.capabilities.locks:
+        return
+    for node in (node for view in clusters for node in view.nodes if node.name in names):
+        try:
+            writer = writer_of(store, node.folder, "imap-wal forget-node")
+        except StorageError as error:
+            out.note(f"node {node.name!r}: it is unknown whether it is being written ({error})")
+            continue
+        if writer is not None:
+            out.note(
+                f"node {node.name!r} is being written by {writer}: if it is forgotten, this "
+                "process cannot write its log any more"
+            )
+
+
 def _forget(selection: Selection, *, lose: bool, dry_run: bool) -> list[ForgetReport]:
     # Without `nodes`, because a node without a folder can be forgotten too.
     with replace(selection, nodes=()).open() as (store, clusters):
@@ -101,6 +125,8 @@ def _forget(selection: Selection, *, lose: bool, dry_run: bool) -> list[ForgetRe
             raise Failed(
                 f"{selection.url}: no node {', '.join(sorted(map(repr, absent)))}; found: {there}"
             )
+        if dry_run:  # a run begins with one
+            _note_writers(store, clusters, selection.nodes)
         return [
             forget_node(
                 ClusterLog(store, view.namespace, view.cluster), node, lose=lose, dry_run=dry_run
