@@ -1,8 +1,10 @@
-"""Every file, folder, decision and name of the code that ARCHITECTURE.md names exists."""
+"""ARCHITECTURE.md: every file, folder, decision and name of the code on it exists, and it asks each
+question once."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +41,13 @@ def defines(file: Path, name: str) -> bool:
         re.search(rf"^\s*(?:(?:async )?def|class) {part}\b|^{part}\b.* = ", text, re.MULTILINE)
         for part in name.split(".")
     )
+
+
+def test_no_question_is_asked_twice() -> None:
+    lines = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()
+    asked = [line.split("|")[1] for line in lines if line.startswith("| ") and "`" in line]
+    assert [each for each, count in Counter(asked).items() if count > 1] == []
+    assert len(asked) > 80
 
 
 def test_every_name_on_the_page_exists() -> None:
