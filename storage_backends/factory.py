@@ -94,7 +94,7 @@ def _at_home(url: Location) -> Location:
     found = os.path.expanduser(path)
     if found == path:
         raise StorageError(
-            f"{url}: there is no such home folder; write ./{path} for a folder of that name"
+            f"there is no such home folder; write ./{path} for a folder of that name"
         )
     return url.moved(f"{protocol}{separator}{found}")
 
@@ -149,5 +149,5 @@ def _local_path(url: str, rest: str) -> str:
     if rest.startswith("localhost/"):
         rest = rest.removeprefix("localhost")
     if not rest.startswith("/"):
-        raise StorageError(f"{url}: a file URL has three slashes, as in file:///var/lib/maps")
+        raise StorageError("a file URL has three slashes, as in file:///var/lib/maps")
     return rest

@@ -12,7 +12,10 @@ from imap_wal.errors import (
 )
 from imap_wal.manifest.older import MISSING_ADVICE
 
-MISSING = "bring its log back, or leave it out: export, restore and rewrite take --partial"
+MISSING = (
+    "bring its log back, or leave it out: export, restore and rewrite take --partial; if the node "
+    "will not return: `imap-wal forget-node`"
+)
 
 
 def advice(error: ImapWalError) -> str:

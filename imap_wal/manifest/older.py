@@ -15,7 +15,7 @@ from storage_backends import SegmentStore
 
 MISSING_ADVICE = (
     "bring the log back, or continue without the entries that only it has: "
-    "recovery_policy='partial'"
+    "recovery_policy='partial'; if the node will not return: `imap-wal forget-node`"
 )
 
 

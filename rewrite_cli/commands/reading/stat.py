@@ -241,9 +241,10 @@ def _print_counts(counts: list[Count]) -> None:
 
 def _print_forecast(forecast: Forecast) -> None:
     dead = 1 - forecast.entries / forecast.records if forecast.records else 0
+    percent = int(100 * dead)  # rounded down: 100% means that nothing lives
     out.prose(
         f"{forecast.namespace}/{forecast.cluster}: a restart reads {forecast.records:,} "
-        f"records ({dead:.0%} dead), merges them in "
+        f"records ({percent}% dead), merges them in "
         f"{out.duration(forecast.merge_seconds)}"
         f" and loads {forecast.entries:,} entries in about "
         f"{out.duration(forecast.member_seconds)}"
