@@ -93,8 +93,7 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
             "agent's merge",
             PROBLEM,
             f"the logs cannot be merged, and members cannot load maps: {error}",
-            "correct what the text names; the agent tries again. If a node will not return: "
-            "`imap-wal forget-node`",
+            "correct what the text names; the agent tries again",
         )
     yield from _metrics(health)
     yield from _own_disk(health)
