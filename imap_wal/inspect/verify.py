@@ -6,7 +6,7 @@
 A finding has one of four statuses (`imap_wal.segment.verdict` has those of a segment):
 
     clean        whole
-    torn-tail    a torn tail, or a torn header: a crash; no acknowledged entry is lost
+    torn-tail    a torn tail, or a torn header: the next open cuts it off
     corrupt      bytes changed, missing or of another log; `first_lost` is the first position that
                  cannot be read
     unsupported  written by a newer version

@@ -61,6 +61,11 @@ from storage_backends import NotFound, SegmentStore
 
 CLEAN, TORN, HEADER_TORN, CORRUPT = "clean", "torn-tail", "header-torn", "corrupt"
 SHORT, FOREIGN, UNSUPPORTED, FORGED = "short", "foreign", "unsupported", "forged"
+INCOMPLETE = (
+    "an incomplete last commit: a commit that a crash interrupted was not acknowledged, but damage "
+    "to an acknowledged last commit looks the same"
+)
+"""What is known about a torn tail without whole frames after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,8 @@ class Verdict:
 
     @property
     def is_tail(self) -> bool:
-        """Whether nothing that was synced is lost: the next open cuts it."""
+        """Whether the next open cuts it: nothing shows that a lost byte was synced (see
+        `INCOMPLETE`)."""
         return self.status in (TORN, HEADER_TORN)
 
     @property
@@ -208,7 +214,7 @@ def at_end(reader: SegmentReader, place: Place, said: Callable[[], int] = lambda
         what = "the frame that the manifest names as the last good one is missing"
         return Verdict(SHORT, place, tail.end, tail.size, what)
     if tail.status == "torn-tail":
-        what = "an incomplete last commit: a crash, nothing acknowledged is lost"
+        what = INCOMPLETE
         if tail.frames_after:
             what = (
                 f"damage above the last synced position, with {tail.frames_after} whole frames "

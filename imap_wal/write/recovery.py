@@ -165,14 +165,9 @@ class _Recovery:
         if verdict.is_tail:
             advice = (
                 "recovery_mode='absolute' accepts only a whole log; open with 'torn-tail' to cut "
-                "off entries that were never acknowledged"
+                "off what is incomplete"
             )
-            return CorruptLog(
-                verdict.place.path,
-                verdict.end,
-                f"an incomplete last commit ({verdict.what})",
-                advice,
-            )
+            return CorruptLog(verdict.place.path, verdict.end, verdict.what, advice)
         frames, records, last = self._scan.count(damage)
         return verdict.error(
             "no whole frame follows it"

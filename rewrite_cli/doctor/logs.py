@@ -21,6 +21,7 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.retention.kept import kept_for_readers
 from imap_wal.rewrite import conflicts
+from imap_wal.segment.verdict import INCOMPLETE
 from rewrite_cli.console import output
 from rewrite_cli.console.check import OK, PROBLEM, WARNING, Check
 from rewrite_cli.entries.own_disks import tail_check
@@ -139,7 +140,7 @@ def _writers(store: SegmentStore, view: ClusterView) -> Generator[Check, None, l
             WARNING,
             f"no process writes {', '.join(map(repr, crashed))}, and they were not closed: a "
             "crash or kill",
-            "the next start recovers them; nothing acknowledged is lost",
+            f"the next start recovers them, and cuts off {INCOMPLETE}",
         )
     return crashed
 

@@ -124,7 +124,7 @@ def test_unsynced_frames_after_a_torn_one_are_quarantined(
     left = copy_files(memory)
     flip(left, 0, 2)
     damaged = left.read(segments(left)[0])
-    with pytest.raises(CorruptLog, match="incomplete last commit"):
+    with pytest.raises(CorruptLog, match="damage above the last synced position"):
         node_log(copy_files(left), recovery_mode="absolute")
     with caplog.at_level(logging.WARNING, logger="imap_wal"):
         log = node_log(left, recovery_mode=mode)
