@@ -29,6 +29,7 @@ from storage_backends.errors import (
     StorageError,
     Unavailable,
     Unsupported,
+    with_url,
 )
 from storage_backends.extras import MissingExtra
 from storage_backends.factory import open_store
@@ -52,4 +53,5 @@ __all__ = [
     "Unsupported",
     "lock_holder",
     "open_store",
+    "with_url",
 ]

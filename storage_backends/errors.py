@@ -4,10 +4,11 @@ from __future__ import annotations
 
 
 class StorageError(Exception):
-    """The storage did not do what was asked. `path` is relative to the root of the store."""
+    """The storage did not do what was asked. `path` is relative to the root of the store. `url`: of
+    the root, if the text has to name it, because the text of a driver may name neither."""
 
-    def __init__(self, message: str, path: str = "") -> None:
-        super().__init__(f"{path}: {message}" if path else message)
+    def __init__(self, message: str, path: str = "", url: str = "") -> None:
+        super().__init__(": ".join(filter(None, (url, path, message))))
         self.path = path
 
 
@@ -25,6 +26,22 @@ class NoSpace(StorageError):
 
 class Unavailable(StorageError):
     """The storage could not be reached, refused the credentials, or had an input/output error."""
+
+
+def unreachable(why: str, path: str, url: str) -> Unavailable:
+    """The error for a service that did not answer."""
+    return Unavailable(
+        f"cannot be reached ({why}); check that the URL is right, and that the service runs and "
+        "accepts connections from this machine",
+        path,
+        url,
+    )
+
+
+def with_url(url: str, error: BaseException) -> str:
+    """The text of an error of the store at `url`; it names the URL once."""
+    text = str(error)
+    return text if url and url in text else f"{url}: {text}"
 
 
 class Linked(StorageError):

@@ -39,6 +39,7 @@ from storage_backends.errors import (
     StorageError,
     Unavailable,
     Unsupported,
+    unreachable,
 )
 from storage_backends.interface import Appender, Capabilities, StoredFile, discard_each
 from storage_backends.lease import DEFAULT_LEASE_MS, LeasedLocks, system_clock_ms
@@ -338,12 +339,14 @@ class HdfsStore(LeasedLocks):
             )
         except requests.exceptions.Timeout as error:
             raise self._veil.over(
-                Unavailable(f"no answer in time: {error}", path)
+                unreachable(f"no answer in time: {error}", path, self.url)
             ) from self._veil.cause(error)
         except requests.exceptions.RequestException as error:
-            raise self._veil.over(Unavailable(str(error), path)) from self._veil.cause(error)
+            raise self._veil.over(unreachable(_why(error), path, self.url)) from self._veil.cause(
+                error
+            )
         if answer.status_code >= 400:
-            raise self._veil.over(_translated(answer, path))
+            raise self._veil.over(_translated(answer, path, self.url))
         return answer
 
 
@@ -421,7 +424,13 @@ class _Ranges(io.RawIOBase):
         return len(data)
 
 
-def _translated(answer: Any, path: str) -> StorageError:
+def _why(error: Exception) -> str:
+    """The innermost reason of an error of `requests`, whose own text has the parts of a URL."""
+    inner: Any = error.args[0] if error.args else error
+    return str(getattr(inner, "reason", None) or error)
+
+
+def _translated(answer: Any, path: str, url: str) -> StorageError:
     try:
         remote = answer.json()["RemoteException"]
         kind, text = (
@@ -435,12 +444,13 @@ def _translated(answer: Any, path: str) -> StorageError:
     if kind == "FileAlreadyExistsException":
         return AlreadyExists(text, path)
     if kind in _NO_SPACE:
-        return NoSpace(text, path)
+        return NoSpace(text, path, url)
     if kind == "UnsupportedOperationException":
         return Unsupported(text, path)
     if kind in _REFUSED or answer.status_code == 401:
         return Unavailable(
             f"refused: {text} (check the user, as in webhdfs://user@namenode/path, or the ticket)",
             path,
+            url,
         )
-    return Unavailable(text, path)
+    return Unavailable(f"the storage failed: {text}", path, url)

@@ -17,14 +17,17 @@ import builtins
 import contextlib
 import errno
 import os
+import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from glob import has_magic
 from secrets import token_hex
 from typing import Any, BinaryIO, TypeVar, cast
 
 import fsspec
+from fsspec.asyn import AsyncFileSystem
+from fsspec.spec import AbstractFileSystem
 
 from storage_backends.errors import (
     AlreadyExists,
@@ -34,6 +37,7 @@ from storage_backends.errors import (
     StorageError,
     Unavailable,
     Unsupported,
+    unreachable,
 )
 from storage_backends.extras import EXTRA_OF_SCHEME
 from storage_backends.interface import Appender, Capabilities, StoredFile
@@ -52,6 +56,17 @@ _PROBE_PREFIX = ".probe-"
 _CONFLICTS_MAX = 10
 _DELETED_AT_ONCE = {"s3": 1_000, "s3a": 1_000}
 """fsspec protocol → the most keys of one request that deletes objects."""
+_NO_ANSWER = frozenset(
+    [
+        "ConnectionError",  # Python, botocore, requests
+        "ClientConnectionError",  # aiohttp
+        "HTTPClientError",  # botocore
+        "ServiceRequestError",  # azure: no connection
+        "ServiceResponseError",  # azure: no answer
+        "TransportError",  # google.auth
+    ]
+)
+"""Names of classes for a service that does not answer; their subclasses count too."""
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _MODIFIED_KEYS = ("LastModified", "last_modified", "updated", "mtime", "modificationTime")
 
@@ -104,6 +119,10 @@ class ObjectStore(_Immutable):
             raise self._veil.over(
                 StorageError(f"{protocol}:// cannot be opened: {type(error).__name__}: {error}")
             ) from self._veil.cause(error)
+        kind = type(self._fs)
+        self._has_find = kind.find is not AbstractFileSystem.find or (
+            issubclass(kind, AsyncFileSystem) and kind._find is not AsyncFileSystem._find
+        )
         # With its options: another process of this program may have to open it, for example a
         # worker of Spark. Its text does not have them.
         self.url: str = Location(url.rstrip("/"), storage_options)
@@ -128,7 +147,7 @@ class ObjectStore(_Immutable):
         nothing: dict[str, Any] = {}
         found = self._call(
             folder,
-            lambda: self._fs.find(self._full(prefix.rstrip("/")), detail=True),
+            lambda: self._find(self._full(prefix.rstrip("/"))),
             missing=nothing,
         )
         start = len(self._root) + 1
@@ -142,6 +161,31 @@ class ObjectStore(_Immutable):
             (file for file in files if file.path.startswith(prefix) and not _is_probe(file.path)),
             key=lambda file: file.path,
         )
+
+    def _find(self, full: str) -> dict[str, Any]:
+        """The driver's information on each file below a folder."""
+        if self._has_find:
+            return cast("dict[str, Any]", self._fs.find(full, detail=True))
+        # fsspec's own `find` takes a folder for empty if its listing ends with an `OSError`, which
+        # the errors of many drivers are: a server that cannot be reached would be an empty log.
+        found: dict[str, Any] = {}
+        waiting, seen = [full], {full}
+        while waiting:
+            folder = waiting.pop()
+            try:
+                listed = self._fs.ls(folder, detail=True)
+            except FileNotFoundError as error:
+                if folder == full or not isinstance(translated(error, "", ""), NotFound):
+                    raise
+                continue  # it was deleted meanwhile
+            for info in listed:
+                name = info["name"].rstrip("/")
+                if info["type"] != "directory":
+                    found[info["name"]] = info
+                elif name not in seen:
+                    seen.add(name)
+                    waiting.append(name)
+        return found
 
     def folders(self, folder: str) -> builtins.list[str]:
         prefix = folder_prefix(folder)
@@ -180,13 +224,17 @@ class ObjectStore(_Immutable):
         try:
             return bytes(self._fs.cat_file(full, start=offset, end=end))
         except FileNotFoundError as error:
-            raise self._veil.over(translated(error, path)) from self._veil.cause(error)
+            raise self._veil.over(translated(error, path, self.url)) from self._veil.cause(error)
         except Exception as error:  # noqa: BLE001  # drivers raise anything
+            if is_unreachable(error):
+                raise self._veil.over(translated(error, path, self.url)) from self._veil.cause(
+                    error
+                )
             # For a range that begins at or after the end, some services return an error ("416"),
             # others nothing.
             if self.size(path) <= offset:
                 return b""
-            raise self._veil.over(translated(error, path)) from self._veil.cause(error)
+            raise self._veil.over(translated(error, path, self.url)) from self._veil.cause(error)
 
     def open_input(self, path: str) -> BinaryIO:
         return cast(BinaryIO, self._call(path, lambda: self._fs.open(self._full(path), "rb")))
@@ -242,22 +290,22 @@ class ObjectStore(_Immutable):
         try:
             return action()
         except FileNotFoundError as error:
-            absent = translated(error, path)
+            absent = translated(error, path, self.url)
             if "missing" in missing and isinstance(absent, NotFound):
                 return missing["missing"]
             raise self._veil.over(absent) from self._veil.cause(error)
         except Exception as error:  # noqa: BLE001  # drivers raise anything
-            raise self._veil.over(translated(error, path)) from self._veil.cause(error)
+            raise self._veil.over(translated(error, path, self.url)) from self._veil.cause(error)
 
     def _writing(self, path: str, action: Callable[[], object]) -> None:
         try:
             action()
         except FileNotFoundError as error:
             raise self._veil.over(
-                Unavailable(f"the bucket or container is missing: {error}", path)
+                Unavailable(f"the bucket or container is missing: {error}", path, self.url)
             ) from self._veil.cause(error)
         except Exception as error:  # noqa: BLE001  # drivers raise anything
-            raise self._veil.over(translated(error, path)) from self._veil.cause(error)
+            raise self._veil.over(translated(error, path, self.url)) from self._veil.cause(error)
 
     def _exclusive(self, path: str, action: Callable[[], object]) -> None:
         check_path(path)
@@ -277,7 +325,7 @@ class ObjectStore(_Immutable):
                 ) from self._veil.cause(error)
             except FileNotFoundError as error:
                 raise self._veil.over(
-                    Unavailable(f"the bucket or container is missing: {error}", path)
+                    Unavailable(f"the bucket or container is missing: {error}", path, self.url)
                 ) from self._veil.cause(error)
             except Exception as error:  # noqa: BLE001  # drivers raise anything
                 code, status = service_code(error)
@@ -289,7 +337,9 @@ class ObjectStore(_Immutable):
                 # nothing and must be sent again.
                 if code == "ConditionalRequestConflict" and attempt < _CONFLICTS_MAX - 1:
                     continue
-                raise self._veil.over(translated(error, path)) from self._veil.cause(error)
+                raise self._veil.over(translated(error, path, self.url)) from self._veil.cause(
+                    error
+                )
 
     def _probe(self) -> None:
         with self._probe_mutex:
@@ -345,8 +395,7 @@ class LocalObjects(_Immutable, LocalStore):
 def service_code(error: BaseException) -> tuple[str, int]:
     """The service's own code and HTTP status ("" and 0: unknown), from the causes of an error, for
     any driver."""
-    found: BaseException | None = error
-    while found is not None:
+    for found in _causes(error):
         response = getattr(found, "response", None)
         if isinstance(response, Mapping):  # botocore
             return str(response.get("Error", {}).get("Code", "")), int(
@@ -356,36 +405,59 @@ def service_code(error: BaseException) -> tuple[str, int]:
             status = getattr(found, name, None)
             if isinstance(status, int):
                 return str(getattr(found, "error_code", "")), status
-        found = found.__cause__ or found.__context__
     return "", 0
 
 
-def translated(error: Exception, path: str) -> StorageError:
-    """The store's error for an error of a driver."""
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what it was raised from."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether a driver got no answer from its service. The libraries of the drivers have classes of
+    their own for this, and not all of them are an `OSError`."""
+    return service_code(error) == ("", 0) and any(
+        isinstance(each, TimeoutError | socket.gaierror)
+        or any(known.__name__ in _NO_ANSWER for known in type(each).__mro__)
+        for each in _causes(error)
+    )
+
+
+def translated(error: Exception, path: str, url: str) -> StorageError:
+    """The error of the store at `url` for an error of a driver."""
     if isinstance(error, FileExistsError):
         return AlreadyExists("an object of this name already exists", path)
     code, status = service_code(error)
     if code in _NO_BUCKET:  # a misspelt bucket must not look like an empty map
-        return Unavailable(f"the bucket or container is missing: {error}", path)
+        return Unavailable(f"the bucket or container is missing: {error}", path, url)
+    shown: BaseException = error
     if isinstance(error, FileNotFoundError):
-        return NotFound("no such object", path)
-    text = f"{type(error).__name__}: {error}"
+        # The driver for HTTP says that a file is missing if its server gives no answer or fails.
+        if not is_unreachable(error) and status < 500:
+            return NotFound("no such object", path)
+        shown = next((each for each in _causes(error) if each is not error), error)
+    text = f"{type(shown).__name__}: {shown}"
+    if is_unreachable(error):
+        return unreachable(text, path, url)
     number = error.errno if isinstance(error, OSError) else None
     if (
         number in (errno.ENOSPC, errno.EDQUOT)
         or status == 507
         or code in ("QuotaExceeded", "XMinioStorageFull")
     ):
-        return NoSpace(text, path)
+        return NoSpace(text, path, url)
     if (
         isinstance(error, PermissionError)
         or status in (401, 403)
         or "Credentials" in type(error).__name__
     ):
-        return Unavailable(f"refused: {text} (check the credentials and what they allow)", path)
-    if isinstance(error, TimeoutError):
-        return Unavailable(f"no answer in time: {text}", path)
-    return Unavailable(text, path)
+        return Unavailable(
+            f"refused: {text} (check the credentials and what they allow)", path, url
+        )
+    return Unavailable(f"the storage failed: {text}", path, url)
 
 
 def _modified_ms(info: Mapping[str, Any]) -> int:

@@ -14,7 +14,7 @@ from imap_wal.agent.bounds import raise_file_limit, wanted_files
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
 from imap_wal.errors import StorageUnavailable
-from storage_backends import StorageError
+from storage_backends import StorageError, with_url
 from storage_backends.ownership import doubts
 
 SWITCH_S = 0.0005
@@ -33,7 +33,7 @@ def run(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> No
     try:
         agent = Agent(config)
     except StorageError as error:
-        raise StorageUnavailable(f"{config.url}: {error}") from error
+        raise StorageUnavailable(with_url(config.url, error)) from error
     for doubt in (*doubts(config.url), *doubts(config.wal_dir)):
         _log.warning("storage of another user", doubt=doubt)
     for doubt in config.doubts:

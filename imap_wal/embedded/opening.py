@@ -34,7 +34,7 @@ from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import open_node_log, shut_out_others
 from imap_wal.write.permit import OTHER_NODE
-from storage_backends import SegmentStore, StorageError, open_store
+from storage_backends import SegmentStore, StorageError, open_store, with_url
 
 
 class OpenOptions(SettingsOptions, total=False):
@@ -154,7 +154,7 @@ def open(  # the public name: imap_wal.open
             log.close(clean=False)
             raise
     except StorageError as error:
-        raise StorageUnavailable(f"{url}: {error}") from error
+        raise StorageUnavailable(with_url(url, error)) from error
 
 
 def _demand_ours(logs: ClusterLog, node: str, policy: RecoveryPolicy) -> None:

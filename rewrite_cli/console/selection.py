@@ -24,7 +24,7 @@ from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.param_type import ParamType
-from storage_backends import SegmentStore, StorageError
+from storage_backends import SegmentStore, StorageError, with_url
 from storage_backends.location import Location
 from storage_backends.own_disk import Tails, Unasked
 from storage_backends.ownership import doubts, mode_of
@@ -115,7 +115,7 @@ class Selection:
         try:
             store = open_store(self.url, tails=tails)
         except (StorageError, ImportError) as error:
-            raise Failed(f"{self.url}: {error}") from error
+            raise Failed(with_url(self.url, error)) from error
         for doubt in doubts(self.url):
             out.note(f"warning: {doubt}")
         kept = reserves(store) if upkeep else []
@@ -278,6 +278,6 @@ def open_empty(url: str) -> None:
         present = take_inventory(store)
         store.close()
     except (StorageError, ImportError) as error:
-        raise Failed(f"{url}: {error}") from error
+        raise Failed(with_url(url, error)) from error
     if present:
         raise Failed(f"{url} already has {', '.join(map(str, present))}; name an empty place")

@@ -15,7 +15,7 @@ from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output
 from rewrite_cli.console.check import OK, PROBLEM, WARNING, Check
 from rewrite_cli.doctor.logs import log_checks
-from storage_backends import SegmentStore, StorageError
+from storage_backends import SegmentStore, StorageError, with_url
 from storage_backends.links import local_folder
 from storage_backends.location import located
 from storage_backends.ownership import doubts
@@ -32,7 +32,7 @@ def storage_checks(url: str, key: KeyPair | None = None) -> Iterator[Check]:
         yield Check(
             "storage",
             PROBLEM,
-            f"{url}: {error}",
+            with_url(url, error),
             "remove the cause that is named, or correct the URL",
         )
         return

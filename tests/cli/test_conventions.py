@@ -331,3 +331,14 @@ def test_claim_without_a_terminal_names_an_option_that_exists(run: Run, tmp_path
         store.map("m")["k"] = 1
     ended = run("claim", str(tmp_path / "log"), "--force")
     assert ended.code == 2 and "--yes" in ended.err and "--dry-run" not in ended.err
+
+
+@pytest.mark.parametrize("command", ["stat", "ls", "verify", "dump", "doctor"])
+def test_a_storage_that_cannot_be_reached_is_named(run: Run, command: str) -> None:
+    """With its URL, once, and what to do."""
+    ended = run(command, "http://127.0.0.1:1/maps")
+    assert ended.code in (1, 3)
+    said = " ".join(f"{ended.out} {ended.err}".split())
+    assert said.count("http://127.0.0.1:1/maps") == 1, said
+    assert "cannot be reached" in said
+    assert "check that the URL is right" in said

@@ -16,7 +16,7 @@ from rewrite_cli.console.failures import CLEAN, FINDINGS, Failed
 from rewrite_cli.console.progress import Reached, working
 from rewrite_cli.console.selection import Url, open_empty, refuse_nested
 from rewrite_cli.console.times import iso
-from storage_backends import NotFound, SegmentStore, StorageError
+from storage_backends import NotFound, SegmentStore, StorageError, with_url
 from storage_backends.location import Location
 from storage_backends.own_disk import own_disk_of
 from storage_backends.split import SegmentsPlace, record
@@ -134,7 +134,7 @@ def _restore(
     try:
         target = open_store(url)
     except (StorageError, ImportError) as error:
-        raise Failed(f"{url}: {error}") from error
+        raise Failed(with_url(url, error)) from error
     earlier = own_disk_of(target)  # left by a restore that was stopped
     root = target if earlier is None else earlier.root
     with closing(target), working("writing") as tell:

@@ -26,7 +26,7 @@ from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import FINDINGS, Failed
 from rewrite_cli.console.progress import progress as progress_bar
 from rewrite_cli.console.selection import Selection, Url, refuse_nested, selection_options
-from storage_backends import NotFound, SegmentStore, StorageError
+from storage_backends import NotFound, SegmentStore, StorageError, with_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ def _open(url: str) -> SegmentStore:
     try:
         return open_store(url)
     except (StorageError, ImportError) as error:
-        raise Failed(f"{url}: {error}") from error
+        raise Failed(with_url(url, error)) from error
 
 
 def _must_be_empty(target: SegmentStore, url: str) -> None:

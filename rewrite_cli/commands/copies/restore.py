@@ -33,7 +33,7 @@ from rewrite_cli.console.selection import (
 )
 from rewrite_cli.console.times import Moment
 from rewrite_cli.entries.live import LiveCluster, Reading, merge_all, partial_option
-from storage_backends import SegmentStore, StorageError
+from storage_backends import SegmentStore, StorageError, with_url
 
 NODE = "restored"
 FRAME_BYTES = 4 * 1024 * 1024
@@ -150,7 +150,7 @@ def _open_target(url: str) -> SegmentStore:
     try:
         return open_store(url)
     except (StorageError, ImportError) as error:
-        raise Failed(f"{url}: {error}") from error
+        raise Failed(with_url(url, error)) from error
 
 
 def _copy(cluster: LiveCluster, target: SegmentStore) -> dict[str, tuple[int, int]]:
