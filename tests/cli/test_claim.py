@@ -53,10 +53,13 @@ def test_a_claim_shuts_the_former_cluster_out_at_once(run: Run, tmp_path: Path) 
 
 
 def test_without_yes_nothing_is_claimed(run: Run, tmp_path: Path) -> None:
-    one = config(tmp_path, "n1")
+    one = config(tmp_path, "n1", lifetime_timeout_s=600)
     with serving(one), plugin(one) as old:
+        eventually(lambda: signs(open_store(one.url), "default/c"), "the sign of the cluster")
         ended = run("claim", one.url, "--force")
-        assert ended.code == 2 and "cluster-1" in named(ended.out + ended.err)
+        asked = " ".join(named(ended.out + ended.err).split())
+        assert ended.code == 2
+        assert "The agents of n1 hear members of cluster-1" in asked, asked
         assert old.put(a="1")[0] == "ack"
 
 

@@ -85,7 +85,13 @@ def _force(selection: Selection, reports: list[ClaimReport], *, yes: bool) -> li
         "Their members refuse all changes until they are restarted, and changes in flight, "
         "which are not acknowledged, may be lost."
     )
-    out.agree(f"Take the log from the Hazelcast clusters {which}? {cost}", yes, LOOK)
+    alive = "".join(
+        f"The agents of {', '.join(each.signs)} hear members of {each.former}, or did until they "
+        "were killed. "
+        for each in reports
+        if each.signs
+    )
+    out.agree(f"{alive}Take the log from the Hazelcast clusters {which}? {cost}", yes, LOOK)
     taken = _take(selection, dry_run=False)
     for each in taken:
         audit(
