@@ -88,7 +88,8 @@ class WriterLocked(ImapWalError):
 
     advice = "stop that process, or fence it with takeover=True"
 
-    def __init__(self, node: str, holder: str) -> None:
+    def __init__(self, node: str, holder: str, advice: str = "") -> None:
+        self.advice = advice or self.advice
         super().__init__(f"the log of node {node!r} is being written by {holder}; {self.advice}")
         self.node, self.holder = node, holder
 

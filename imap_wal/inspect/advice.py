@@ -21,7 +21,7 @@ MISSING = (
 def advice(error: ImapWalError) -> str:
     """What a user of the command line can do about an error."""
     match error:
-        case WriterLocked():
+        case WriterLocked() if error.advice == WriterLocked.advice:
             return (
                 "stop that process and run the command again (an agent can take over: --takeover)"
             )

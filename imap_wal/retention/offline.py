@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.errors import WriterLocked
 from imap_wal.layout import Identity
 from imap_wal.retention.archive import Archived, archive_sealed
 from imap_wal.settings import Settings
@@ -10,15 +11,23 @@ from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
 from storage_backends import SegmentStore
 
+ARCHIVES_BY_ITSELF = (
+    "an agent or embedded store archives by itself if archive_interval_s or max_total_wal_size is "
+    "set; to archive now, stop that process and run the command again"
+)
+
 
 def archive_offline(store: SegmentStore, identity: Identity, node_folder: str) -> Archived:
     """Turn all segments of a node's log into archives. Raises `WriterLocked` if another process is
     writing it, and the errors of `open_node_log` and `archive_sealed`."""
     # Opening the log cuts off a torn tail, and locks the log while the segments are removed.
-    log = open_node_log(
-        LogContext(store, identity, Settings(), SystemClock(), SystemRandomness()),
-        what="imap-wal archive",
-    )
+    try:
+        log = open_node_log(
+            LogContext(store, identity, Settings(), SystemClock(), SystemRandomness()),
+            what="imap-wal archive",
+        )
+    except WriterLocked as error:
+        raise WriterLocked(error.node, error.holder, ARCHIVES_BY_ITSELF) from error
     try:
         return archive_sealed(store, node_folder, identity.node, log.manifests, epoch=log.epoch)
     finally:

@@ -158,6 +158,8 @@ def test_library_errors_carry_command_line_advice(
     with imap_wal.open(url, namespace="prod", cluster="eu", node="n1"):
         locked = run("archive", url, "--node", "n1")
     assert "stop that process and run the command again" in locked.err
+    assert "an agent or embedded store archives by itself if archive_interval_s" in locked.err
+    assert locked.code == 4
     hidden = root / "prod/eu/nodes/n2"
     hidden.rename(root.parent / "n2")
     missing = run("export", url)
@@ -342,3 +344,13 @@ def test_a_storage_that_cannot_be_reached_is_named(run: Run, command: str) -> No
     assert said.count("http://127.0.0.1:1/maps") == 1, said
     assert "cannot be reached" in said
     assert "check that the URL is right" in said
+
+
+def test_a_warning_about_a_log_is_printed_once(
+    run: Run, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some commands open their selection again for each step."""
+    monkeypatch.setattr("rewrite_cli.console.selection.doubts", lambda _: ["of another user"])
+    for words in (("prune", url, "--yes"), ("claim", url, "--force", "--yes"), ("ls", url)):
+        for _ in range(2):
+            assert run(*words).err.count("warning: of another user") == 1, words
