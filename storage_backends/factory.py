@@ -85,6 +85,12 @@ def open_store(
         raise
 
 
+def check_url(url: str | os.PathLike[str]) -> None:
+    """Raises `StorageError` if no store can be made for the URL: unknown scheme, driver that is not
+    installed, wrong options. It reads no file of the storage, and creates nothing."""
+    _open(_at_home(located(os.fspath(url))), system_clock_ms).close()
+
+
 def _at_home(url: Location) -> Location:
     """Replaces a leading `~` by the home folder. It must happen before the root records `wal_dir`:
     another user has another home folder."""

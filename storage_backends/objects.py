@@ -115,7 +115,10 @@ class ObjectStore(_Immutable):
             raise StorageError(f"the driver for {protocol}:// is not installed: {what}") from error
         except Exception as error:
             if protocol not in fsspec.available_protocols():
-                raise StorageError(f"no driver knows {protocol}://") from error
+                raise StorageError(
+                    f"no driver knows {protocol}://; a URL begins as in file:///var/lib/maps or "
+                    "s3://bucket/maps"
+                ) from error
             raise self._veil.over(
                 StorageError(f"{protocol}:// cannot be opened: {type(error).__name__}: {error}")
             ) from self._veil.cause(error)

@@ -284,3 +284,19 @@ def _alive(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_a_check_of_a_configuration_finds_a_storage_without_a_driver(
+    run: Run, tmp_path: Path
+) -> None:
+    """As a start does; it creates nothing."""
+    file, root = tmp_path / "agent.toml", tmp_path / "root"
+    for lines in (f'url = "fil://{root}"', f'url = "file://{root}"\nwal_dir = "fil://{root}/wal"'):
+        file.write_text(f"{lines}\n")
+        ended = run("agent", "--config", file, "--check")
+        assert ended.code == 1
+        assert str(file) in ended.err and f"fil://{root}" in ended.err
+        assert "no driver knows fil://" in ended.err
+    file.write_text(f'url = "file://{root}"\nwal_dir = "file://{root}/wal"\n')
+    assert run("agent", "--config", file, "--check").code == 0
+    assert not root.exists()

@@ -11,6 +11,8 @@ from pathlib import Path
 import click
 
 from rewrite_cli.console import output as out
+from rewrite_cli.console.failures import Failed
+from storage_backends import StorageError, check_url, with_url
 
 
 @click.command()
@@ -29,7 +31,8 @@ from rewrite_cli.console import output as out
 @click.option(
     "--check",
     is_flag=True,
-    help="Read the configuration and the keys that it names, print it, and stop.",
+    help="Read the configuration and the keys that it names, look for the drivers of its storages, "
+    "print it, and stop.",
 )
 @click.option(
     "--log-format",
@@ -71,6 +74,11 @@ def command(
     if check:
         config.access.check_files()
         Keys(config.log.encryption_keys)
+        for place in filter(None, (config.url, config.wal_dir)):
+            try:
+                check_url(place)
+            except StorageError as error:
+                raise Failed(f"{config_file}: {with_url(place, error)}") from error
         for doubt in config.doubts:
             click.echo(f"warning: {doubt}", err=True)
         out.echo(
