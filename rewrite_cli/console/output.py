@@ -17,6 +17,7 @@ from rich.table import Table
 
 from imap_wal import progress
 from rewrite_cli.console.encoding import is_unicode, suited
+from rewrite_cli.console.whole_file import writing
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,7 +75,16 @@ def echo(text: str, *, err: bool = False) -> None:
         "\n".join("\t".join(map(shown, line.split("\t"))) for line in part.split("\n"))
         for part in parts[::2]
     ]
-    click.echo(suited("".join(parts), err=err), err=err)
+    if err:
+        click.echo(suited("".join(parts), err=True), err=True)
+    else:
+        raw(suited("".join(parts)))
+
+
+def raw(text: str, *, nl: bool = True) -> None:
+    """Print text of ours, unchanged, on the standard output."""
+    with writing():
+        click.echo(text, nl=nl)
 
 
 def prose(text: str) -> None:
@@ -154,7 +164,8 @@ def print_table(
         )
     for row in cells:
         table.add_row(*(suited(text).replace("[", r"\[") for text in row))
-    console.print(table)
+    with writing():
+        console.print(table)
 
 
 def _headings(

@@ -1,15 +1,55 @@
-"""A file that a command writes whole or not at all."""
+"""What a command writes: the standard output, and files, whole or not at all. An error of a write
+names which of them it is."""
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 from rewrite_cli.console.failures import Failed
+
+STDOUT = "the standard output"
+
+
+@contextmanager
+def writing(target: object = STDOUT) -> Iterator[None]:
+    """Names the target in the error of a write, which the system's own text does not. An ended
+    reader of a pipe is no error: click ends the command then."""
+    try:
+        yield
+    except OSError as error:
+        raise _failure(target, error) from error
+
+
+def _failure(target: object, error: OSError) -> Exception:
+    if error.errno == errno.EPIPE:
+        return error
+    advice = "free space there, or write to another place"
+    return Failed(f"{target} cannot be written: {error.strerror or error}; {advice}")
+
+
+class Written:
+    """A file that is written. `file`: of text or bytes."""
+
+    closed = False
+
+    def __init__(self, file: Any, target: object) -> None:
+        self._file, self._target = file, target
+
+    def write(self, data: Any) -> int:
+        try:
+            return int(self._file.write(data))
+        except OSError as error:
+            raise _failure(self._target, error) from error
+
+    def flush(self) -> None:
+        with writing(self._target):
+            self._file.flush()
 
 
 @contextmanager
@@ -20,11 +60,15 @@ def whole_file(target: Path) -> Iterator[Path]:
         target: The file to write.
 
     Returns:
-        A context manager of the temporary name. After an error the target is as it was.
+        A context manager of the temporary name. After an error the target is as it was. A device
+        or pipe is not replaced: then this is the target itself.
 
     Raises:
         Failed: No file can be created there.
     """
+    if _is_special(target):
+        yield target
+        return
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         temporary.touch()
@@ -35,18 +79,36 @@ def whole_file(target: Path) -> Iterator[Path]:
         ) from error
     try:
         yield temporary
-        temporary.replace(target)
+        with writing(target):
+            temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def text_file(target: Path | None) -> Iterator[TextIO]:
+def text_file(target: Path | None) -> Iterator[Written]:
     """The target for text, replaced at the end as by `whole_file`; None: the standard output.
     Raises the error of `whole_file`."""
     if target is None:
-        yield sys.stdout
-        sys.stdout.flush()
+        output = Written(sys.stdout, STDOUT)
+        yield output
+        output.flush()
         return
-    with whole_file(target) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        yield file
+    with whole_file(target) as temporary:
+        with writing(target):
+            file = temporary.open("w", encoding="utf-8", newline="")
+        try:
+            written = Written(file, target)
+            yield written
+            written.flush()
+        finally:
+            with suppress(OSError):
+                file.close()
+
+
+def _is_special(target: Path) -> bool:
+    """Whether it is a device, a pipe or the like, or a name such as /dev/stdout."""
+    if target.is_dir():
+        return False
+    system = {Path("/dev"), Path("/proc")} & {*target.absolute().parents}
+    return target.exists() and (not target.is_file() or bool(system))

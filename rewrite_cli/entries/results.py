@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from rewrite_cli.console import output as out
-from rewrite_cli.console.whole_file import text_file, whole_file
+from rewrite_cli.console.whole_file import Written, text_file, whole_file
 from rewrite_cli.entries.columns import finite
 from rewrite_cli.entries.database import QueryResult
 from storage_backends.extras import needs
@@ -109,9 +109,11 @@ def write_parquet(batches: Iterator[Any], target: Path) -> int:
 
     count = 0
     first = next(batches)
-    with whole_file(target) as temporary:
+    with whole_file(target) as temporary, temporary.open("wb", buffering=0) as file:
         try:
-            with pq.ParquetWriter(temporary, first.schema, compression="zstd") as writer:
+            with pq.ParquetWriter(
+                Written(file, target), first.schema, compression="zstd"
+            ) as writer:
                 for batch in batches:
                     count += batch.num_rows
                     writer.write_table(batch)

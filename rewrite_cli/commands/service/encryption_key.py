@@ -40,7 +40,7 @@ def new(name: str) -> None:
     key = base64.b64encode((random.token() + random.token())[:KEY_BYTES]).decode()
     line = f"{name}:{key}"
     KeyRing.parse(line, "--id")
-    click.echo(line)
+    out.raw(line)
 
 
 @command.command()
@@ -68,4 +68,4 @@ def parquet(ctx: click.Context, output: str) -> None:
         out.print_json({"active": keys.key_ring.active, "keys": found})
     else:
         for name, key in found.items():
-            click.echo(f"{name} {key}")
+            out.raw(f"{name} {key}")

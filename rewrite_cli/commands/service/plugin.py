@@ -29,7 +29,7 @@ def path(output: str) -> None:
     if output == out.JSON:
         out.print_json({"jar": jar, "factory": hazelcast_yaml.FACTORY})
     else:
-        click.echo(jar)
+        out.raw(jar)
 
 
 @command.command()
@@ -99,6 +99,6 @@ def config(
         "cluster-token-file": token_file,
     }
     properties = {name: value for name, value in given.items() if value}
-    click.echo(
+    out.raw(
         hazelcast_yaml.to_paste(maps or ("default",), agent, cluster_name, properties), nl=False
     )

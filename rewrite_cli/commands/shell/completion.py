@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from rewrite_cli.console import output as out
+
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -22,4 +24,4 @@ def command(ctx: click.Context, shell: str) -> None:
     """
     kind = get_completion_class(shell)
     assert kind is not None  # one of SHELLS
-    click.echo(kind(ctx.find_root().command, {}, "imap-wal", "_IMAP_WAL_COMPLETE").source())
+    out.raw(kind(ctx.find_root().command, {}, "imap-wal", "_IMAP_WAL_COMPLETE").source())

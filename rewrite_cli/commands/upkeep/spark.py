@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from rewrite_cli.console import output as out
-from rewrite_cli.console.whole_file import whole_file
+from rewrite_cli.console.whole_file import whole_file, writing
 
 
 @click.group()
@@ -41,7 +41,7 @@ def package(target: Path, extras: tuple[str, ...], output: str) -> None:
         raise click.UsageError(f"{target} does not end with .zip; Spark unpacks by the ending")
     from pyspark_imap_wal.package import write_package
 
-    with whole_file(target) as temporary:
+    with whole_file(target) as temporary, writing(target):
         written = replace(write_package(temporary, extras), file=target.absolute())
     if output == out.JSON:
         out.print_json(
