@@ -34,12 +34,15 @@ from imap_wal.read.newest.rivals import Claim, Conflict
 from imap_wal.read.scan import read_scan
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
+from imap_wal.rewrite.report import Winner
 from imap_wal.security.encryption_keys import Keys
 from imap_wal.settings import RecoveryPolicy, Settings
 from storage_backends import NotFound
 
 NEWEST = "newest"
 SHOWN_MAX = 100
+WINNERS_MAX = 10
+"""Decided keys that a report names, for each map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +186,7 @@ def decide(
         winners[conflict.map, conflict.key] = (conflict.pair, winner[1])
         if aside is not None:
             lost = [claim for claim in conflict.claims if claim is not winner]
-            aside.add(conflict.map, lost)
+            aside.add(conflict, winner, lost)
     return Decisions(winners)
 
 
@@ -200,6 +203,8 @@ class Aside:
         self._files: dict[str, ParquetFile] = {}
         self.keys: Counter[str] = Counter()
         """Map → number of decided keys."""
+        self.winners: dict[str, list[Winner]] = {}
+        """Map → the first of them."""
 
     def __enter__(self) -> Self:
         return self
@@ -207,7 +212,15 @@ class Aside:
     def __exit__(self, *_: object) -> None:
         self._folder.cleanup()
 
-    def add(self, name: str, claims: Sequence[Claim]) -> None:
+    def add(self, conflict: Conflict, winner: Claim, claims: Sequence[Claim]) -> None:
+        """`claims`: those that lost."""
+        name, (row, node) = conflict.map, winner
+        winners = self.winners.setdefault(name, [])
+        if len(winners) < WINNERS_MAX:
+            over = tuple(node for _, node in claims)
+            winners.append(
+                Winner(conflict.key_text, node, row[TIMESTAMP_MS], bool(row[DELETED]), over)
+            )
         file = self._files.get(name)
         if file is None:
             file = self._files[name] = ParquetFile(

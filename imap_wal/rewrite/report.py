@@ -13,6 +13,18 @@ from imap_wal.retention.kept import KeptFor
 
 
 @dataclass(frozen=True, slots=True)
+class Winner:
+    """A key in conflict that was decided: the change of `node` counts. `over`: the nodes of the
+    other changes. `key`: its start, for people."""
+
+    key: str
+    node: str
+    timestamp_ms: int
+    deleted: bool
+    over: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MapRewrite:
     """One map of a rewrite. `records_read`: from logs and the former snapshot; of these, `dropped`
     were replaced by newer ones, permanently deleted or expired. `bytes_before`: the size of the map
@@ -30,6 +42,8 @@ class MapRewrite:
     unchanged: bool = False
     conflicts: int = 0
     """Keys in conflict that were decided."""
+    winners: tuple[Winner, ...] = ()
+    """The first of them."""
     undecided: int = 0
     """Keys in conflict that were not decided: all claims are kept."""
     set_aside: str = ""

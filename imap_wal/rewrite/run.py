@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from imap_wal.errors import InvalidSetting, LostRace, ShortLog
@@ -12,7 +12,7 @@ from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.plan import ATTEMPTS, Engine, Merged, Result, RewritePlan, prepare
 from imap_wal.rewrite.publish import archived_bytes, confirm, discard, publish, report_of
-from imap_wal.rewrite.report import MapRewrite, RewriteReport, memory_max_bytes
+from imap_wal.rewrite.report import MapRewrite, RewriteReport, Winner, memory_max_bytes
 from imap_wal.security.encryption import keys_of, with_fixed_keys
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
@@ -98,7 +98,7 @@ def _merge(
     """Plan, decide, merge; repeated if files were removed while they were read. The last value is
     that of `archived_bytes`."""
     for attempt in range(ATTEMPTS):
-        job, aside = plan(), _Aside({}, {})
+        job, aside = plan(), _Aside({}, {}, {})
         try:
             archived = archived_bytes(job)
             if resolve is not None:
@@ -127,6 +127,7 @@ def _of_map(job: RewritePlan, item: Merged, aside: _Aside, archived: int) -> Map
     return replace(
         report_of(job, item, archived),
         conflicts=aside.keys.get(item.map, 0),
+        winners=tuple(aside.winners.get(item.map, ())),
         undecided=sum(part.conflicts for part in item.parts),
         set_aside=aside.paths.get(item.map, ""),
     )
@@ -134,10 +135,11 @@ def _of_map(job: RewritePlan, item: Merged, aside: _Aside, archived: int) -> Map
 
 @dataclass(frozen=True, slots=True)
 class _Aside:
-    """Map → number of decided keys, and map → file with the losing claims."""
+    """Map → number of decided keys, map → file with the losing claims, and map → the winners."""
 
     keys: Mapping[str, int]
     paths: Mapping[str, str]
+    winners: Mapping[str, Sequence[Winner]]
 
 
 def _decide(log: ClusterLog, job: RewritePlan, resolve: Resolution) -> tuple[RewritePlan, _Aside]:
@@ -153,4 +155,4 @@ def _decide(log: ClusterLog, job: RewritePlan, resolve: Resolution) -> tuple[Rew
         found = conflicts.find(log, maps=job.maps, state=job.state, until=job.until)
         decisions = conflicts.decide(found, resolve, aside)
         paths = {} if job.dry_run else aside.publish(log, job.generation)
-        return replace(job, decisions=decisions), _Aside(dict(aside.keys), paths)
+        return replace(job, decisions=decisions), _Aside(dict(aside.keys), paths, aside.winners)

@@ -90,7 +90,7 @@ def test_a_rewrite_keeps_all_claims_without_a_resolution(
         assert f"{store.list('ns/c/snapshot')[0].path} (order" in " ".join(looked.out.split()), (
             "both are in the snapshot"
         )
-    assert "1 keys in conflict; the snapshot keeps all claims" in run("rewrite", split).err
+    assert "1 key in conflict; the snapshot keeps all claims" in run("rewrite", split).err
     assert run("rewrite", split, "--resolve", "node=n2").code == 0
     assert live(store) == {b"a": b"2", b"b": b"1", b"c": b"3"}
     assert run("verify", split).code == 0
@@ -102,6 +102,13 @@ def test_an_invalid_resolution_is_refused(run: Run, split: str, store: SegmentSt
     assert run("rewrite", split, "--resolve", "node=n3").code == 2
     tried = run("rewrite", split, "--resolve", "newest", "--dry-run", "-o", "json").json
     assert tried["clusters"][0]["maps"][0]["conflicts"] == 1
+    (winner,) = tried["clusters"][0]["maps"][0]["winners"]
+    assert (winner["key"], {winner["node"], *winner["over"]}) == ("b'a'", {"n1", "n2"})
+    for chosen, other in (("n1", "n2"), ("n2", "n1")):
+        shown = run("rewrite", split, "--resolve", f"node={chosen}", "--dry-run").out
+        assert "1 key in conflict would be decided" in shown
+        assert f"key b'a': the change by node {chosen!r} of " in shown
+        assert f" counts, not that of {other!r}" in shown
     assert store.list("ns/c/set-aside") == store.list("ns/c/snapshot") == []
 
 

@@ -96,6 +96,12 @@ class Conflict:
         incarnation, version, _, _ = self.claims[0][0][ORDER]
         return incarnation, version
 
+    @property
+    def key_text(self) -> str:
+        """The start of the key, for people."""
+        more = "…" if len(self.key) > KEY_BYTES_SHOWN else ""
+        return repr(self.key[:KEY_BYTES_SHOWN]) + more
+
     def text(self, places: Mapping[tuple[str, str, bytes], str] | None = None) -> str:
         """For people. `places`: (node, map, key) → file and position, if known."""
         said = []
@@ -103,10 +109,9 @@ class Conflict:
             place = (places or {}).get((node, self.map, self.key), "")
             said.append(f"node {node!r}{f' in {place}' if place else ''} (order {row[ORDER]})")
         incarnation, version = self.pair
-        key = repr(self.key[:KEY_BYTES_SHOWN]) + ("…" if len(self.key) > KEY_BYTES_SHOWN else "")
         return (
-            f"map {self.map!r}, key {key}: {' and '.join(said)} have a change of incarnation "
-            f"{incarnation}, "
+            f"map {self.map!r}, key {self.key_text}: {' and '.join(said)} have a change of "
+            f"incarnation {incarnation}, "
             f"partition version {version}; that of node {self.claims[0][1]!r} counts"
         )
 

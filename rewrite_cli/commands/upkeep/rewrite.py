@@ -14,7 +14,7 @@ from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.read.statistics import MergeProgress
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.plan import Engine
-from imap_wal.rewrite.report import RewriteReport
+from imap_wal.rewrite.report import RewriteReport, Winner
 from imap_wal.rewrite.run import rewrite
 from imap_wal.rewrite.turn import turn
 from imap_wal.settings import RecoveryPolicy
@@ -22,7 +22,7 @@ from rewrite_cli.console import output as out
 from rewrite_cli.console import spark_properties
 from rewrite_cli.console.progress import Reached, Tell, working
 from rewrite_cli.console.selection import Selection, selection_options
-from rewrite_cli.console.times import Duration, Moment
+from rewrite_cli.console.times import Duration, Moment, iso
 from rewrite_cli.entries.live import partial_option
 
 if TYPE_CHECKING:
@@ -175,14 +175,31 @@ def _show_remarks(report: RewriteReport) -> None:
     for each in report.maps:
         if each.conflicts:
             where = f"; the losing changes are in {each.set_aside}" if each.set_aside else ""
-            out.prose(f"map {each.map!r}: {each.conflicts:,} keys in conflict were decided{where}")
+            were = "was" if each.conflicts == 1 else "were"
+            done = "would be decided" if report.dry_run else f"{were} decided"
+            out.prose(f"map {each.map!r}: {_keys(each.conflicts)} {done}{where}")
+            for winner in each.winners:
+                out.prose(f"  key {_winner(winner)}")
+            if len(each.winners) < each.conflicts:
+                out.prose(f"  and {_keys(each.conflicts - len(each.winners), '')}")
         if each.undecided:
             out.note(
-                f"map {each.map!r}: {each.undecided:,} keys in conflict; the snapshot "
+                f"map {each.map!r}: {_keys(each.undecided)}; the snapshot "
                 f"keeps all claims. {ADVICE}"
             )
     for node, why in report.missing.items():
         out.note(f"left out: node {node!r}: {why}")
+
+
+def _keys(count: int, about: str = " in conflict") -> str:
+    return f"{count:,} {'key' if count == 1 else 'keys'}{about}"
+
+
+def _winner(winner: Winner) -> str:
+    kind = "deletion" if winner.deleted else "change"
+    over = ", ".join(map(repr, winner.over))
+    when = iso(winner.timestamp_ms)
+    return f"{winner.key}: the {kind} by node {winner.node!r} of {when} counts, not that of {over}"
 
 
 def rewrite_all(
