@@ -17,7 +17,7 @@ from rich.table import Table
 
 from imap_wal import progress
 from rewrite_cli.console.encoding import is_unicode, suited
-from rewrite_cli.console.whole_file import writing
+from rewrite_cli.console.written import writing
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -1,55 +1,15 @@
-"""What a command writes: the standard output, and files, whole or not at all. An error of a write
-names which of them it is."""
+"""A file that a command writes whole or not at all."""
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from rewrite_cli.console.failures import Failed
-
-STDOUT = "the standard output"
-
-
-@contextmanager
-def writing(target: object = STDOUT) -> Iterator[None]:
-    """Names the target in the error of a write, which the system's own text does not. An ended
-    reader of a pipe is no error: click ends the command then."""
-    try:
-        yield
-    except OSError as error:
-        raise _failure(target, error) from error
-
-
-def _failure(target: object, error: OSError) -> Exception:
-    if error.errno == errno.EPIPE:
-        return error
-    advice = "free space there, or write to another place"
-    return Failed(f"{target} cannot be written: {error.strerror or error}; {advice}")
-
-
-class Written:
-    """A file that is written. `file`: of text or bytes."""
-
-    closed = False
-
-    def __init__(self, file: Any, target: object) -> None:
-        self._file, self._target = file, target
-
-    def write(self, data: Any) -> int:
-        try:
-            return int(self._file.write(data))
-        except OSError as error:
-            raise _failure(self._target, error) from error
-
-    def flush(self) -> None:
-        with writing(self._target):
-            self._file.flush()
+from rewrite_cli.console.written import STDOUT, Written, writing
 
 
 @contextmanager

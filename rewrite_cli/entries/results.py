@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from rewrite_cli.console import output as out
-from rewrite_cli.console.whole_file import Written, text_file, whole_file
+from rewrite_cli.console.whole_file import text_file, whole_file
+from rewrite_cli.console.written import Written
 from rewrite_cli.entries.columns import finite
 from rewrite_cli.entries.database import QueryResult
 from storage_backends.extras import needs

@@ -19,7 +19,8 @@ from rewrite_cli.console.failures import CLEAN, FINDINGS, message
 from rewrite_cli.console.progress import working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Moment, iso
-from rewrite_cli.console.whole_file import Written, text_file, whole_file
+from rewrite_cli.console.whole_file import text_file, whole_file
+from rewrite_cli.console.written import Written
 from rewrite_cli.entries.live import LiveCluster, Reading, merge_all, partial_option
 from storage_backends.extras import needs
 

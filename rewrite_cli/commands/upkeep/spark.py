@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from rewrite_cli.console import output as out
-from rewrite_cli.console.whole_file import whole_file, writing
+from rewrite_cli.console.whole_file import whole_file
+from rewrite_cli.console.written import writing
 
 
 @click.group()
