@@ -153,5 +153,5 @@ def test_former_is_omitted_during_another_claim(
     monkeypatch.setattr(counted_requests, "last_that_count", meanwhile)
     refused = greet(halves.b)
     assert refused[:2] == ["error", "not-ready"]
-    assert "send hello again" in refused[2]
+    assert "has to say hello again" in refused[2]
     assert greet(halves.b)[:2] == ["error", "void-incarnation"]

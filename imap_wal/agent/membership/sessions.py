@@ -217,8 +217,8 @@ class SessionRegistry:
         found = counted_requests.last_that_count(self._log, self._cluster, ended) if ended else {}
         if found and self.claims.newest() != incarnation:
             raise NotAppended(
-                f"incarnation {incarnation} was followed by another one during this hello; "
-                "send hello again"
+                f"incarnation {incarnation} was followed by another one during this hello; the "
+                "plug-in has to say hello again"
             )
         return found
 
@@ -349,11 +349,12 @@ class SessionRegistry:
         if session.incarnation != newest:
             return (
                 "void-incarnation",
-                f"this cluster's incarnation {session.incarnation} was followed by {newest}; "  # noqa: ISC004
-                "send hello again",
+                f"this cluster's incarnation {session.incarnation} was followed by {newest}; the "  # noqa: ISC004
+                "plug-in has to say hello again",
             )
         if sender in self._shut:
-            return "not-ready", "an earlier append of this connection was refused; send hello again"
+            refused = "an earlier append of this connection was refused"
+            return "not-ready", f"{refused}; the plug-in has to say hello again"
         return None
 
     def session(self, number: int) -> Session:
@@ -371,4 +372,4 @@ class SessionRegistry:
                     f"this log was claimed after incarnation {own}, by another cluster or for a "
                     "newer view of this one"
                 )
-                batch.error = OutcomeUnknown(f"{what}; send hello again")
+                batch.error = OutcomeUnknown(what)

@@ -255,7 +255,8 @@ final class AgentWriter implements InFlightWindow.Sender {
         if (channel.session() == null) {
             for (InFlightAppend append : open) {
                 boolean unknown = append.state() == InFlightAppend.State.UNKNOWN;
-                fail(append, append.mayBeInLog(), unknown ? cause : why);
+                // The refusal of a hello says what to do if another cluster has the log now.
+                fail(append, append.mayBeInLog(), unknown && !Outcomes.isVoid(why) ? cause : why);
             }
             return;
         }

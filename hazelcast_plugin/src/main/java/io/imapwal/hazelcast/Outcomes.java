@@ -31,6 +31,10 @@ final class Outcomes {
     private static final String SETTLING =
             "memory keeps the former value until the agent answers and the plug-in settles the key"
             + " from the log";
+    /** A newer cluster or view has the log: this member does not settle the key. */
+    private static final String LOST =
+            "this member may not write the log any more; when it has joined again or was restarted,"
+            + " read the key: the log decides";
 
     private final Doubts doubts;
     private final Repeats repeats;
@@ -79,7 +83,7 @@ final class Outcomes {
         doubts.add(change, welcomes, append.sessionNumber());
         change.pending.fail(change, new OutcomeUnknown(map(change) + "no acknowledgement by "
                 + agent.get() + ": " + reason(cause) + ". The change may be in the log; "
-                + SETTLING, cause));
+                + (isVoid(cause) ? LOST : SETTLING), cause));
     }
 
     /**

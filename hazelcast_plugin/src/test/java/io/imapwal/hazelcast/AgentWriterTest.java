@@ -228,6 +228,20 @@ class AgentWriterTest {
         assertInstanceOf(OutcomeUnknown.class, pending.failure());
     }
 
+    /** The caller reads what the next hello says, and no promise that the key is settled. */
+    @Test
+    void callerOfVoidClusterLearnsWhatToDo() {
+        agent.answers.add(new AgentError("outcome-unknown", "this log was claimed"));
+        agent.unreachable = new AgentError(AgentError.VOID, "restart the members of this cluster");
+        PendingAppend pending = send(0);
+        settle();
+        String text = assertInstanceOf(OutcomeUnknown.class, pending.failure()).getMessage();
+        assertTrue(text.contains("restart the members of this cluster"), text);
+        assertTrue(text.contains("The change may be in the log"), text);
+        assertTrue(text.contains("read the key: the log decides"), text);
+        assertTrue(!text.contains("settles the key"), text);
+    }
+
     @Test
     void supersededNodeDoesNotReconnect() {
         agent.answers.add(new AgentError("superseded", "by another"));
