@@ -75,6 +75,7 @@ class OpenLog:
             if process is not None:  # in this process it would delay answers
                 self.compactor.start()
             if self.sessions.sign is not None:
+                self.sessions.sign.look = self.writer.committer.look
                 self.sessions.sign.start()
             undo.pop_all()
         for reserve in reserves(all_logs.store):

@@ -236,12 +236,22 @@ class Committer:
                 self.log.permit.renew()
                 self._renewed_at = self._clock.monotonic()
             except Fenced as error:
-                lost = error
+                self._lose(error)
 
-                def work() -> None:
-                    self._failure = lost
+    def look(self) -> None:
+        """Notice between commits that another process has taken the log over, or that the node was
+        forgotten. One stat on a local file system. Raises StorageError."""
+        if self._failure is None:
+            try:
+                self.log.permit.check()
+            except Fenced as error:
+                self._lose(error)
 
-                self._lead(work)
+    def _lose(self, error: Fenced) -> None:
+        def work() -> None:
+            self._failure = self._failure or error
+
+        self._lead(work)
 
     def close(self, clean: bool = True) -> None:
         """Commit the rest, then close the log, as clean if `clean`. Safe to call again after an

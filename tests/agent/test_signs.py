@@ -8,12 +8,21 @@ from typing import Any
 
 import pytest
 
+from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.agent.membership.sessions import SessionRegistry
+from imap_wal.agent.monitoring.health import why_not_ready
 from imap_wal.agent.reads import work as works
 from imap_wal.agent.reads.work import Work
 from imap_wal.agent.requests import Append, Beat
+from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.errors import Fenced
+from imap_wal.layout import Identity
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.statistics import MergeProgress
+from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
+from imap_wal.write.opening import open_node_log
+from storage_backends import open_store
 from tests.agent.harness import config, plugin, serving
 from tests.support import eventually
 
@@ -171,3 +180,22 @@ def test_after_bye_a_plug_in_must_say_hello_again(tmp_path: Path) -> None:
         assert member.hello()["last_request"] == 1
         assert member.send(2, {"b": "1"})[0] == "ack"
         assert member.values() == {"a": "1", "b": "1", "c": "1"}
+
+
+@pytest.mark.parametrize("how", ["forgotten", "taken over"])
+def test_an_idle_agent_notices_that_it_lost_its_log(tmp_path: Path, how: str) -> None:
+    """It ends, as at its next commit, and is not called ready until then."""
+    settings = config(tmp_path, lifetime_timeout_s=0.6)
+    with pytest.raises(Fenced, match=how), serving(settings) as agent:
+        with plugin(settings) as member:
+            assert member.put(a="1")[0] == "ack"
+        store = open_store(settings.url)
+        if how == "forgotten":
+            forget_node(ClusterLog(store, "default", "c"), settings.node, lose=True)
+        else:
+            identity = Identity("default", "c", settings.node)
+            randomness = SystemRandomness()
+            context = LogContext(store, identity, settings.log, SystemClock(), randomness)
+            open_node_log(context, what="another", takeover=True, maps=True).close()
+        eventually(lambda: agent.snapshot().fenced, "the agent noticed it")
+        assert "taken over" in why_not_ready(agent.snapshot())

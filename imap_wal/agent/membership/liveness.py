@@ -47,6 +47,9 @@ class SignOfLife:
         watch: Watch,
         clock: Clock,
     ) -> None:
+        self.look: Callable[[], object] = lambda: None
+        """Called whenever a sign is due. An agent without changes notices by it that it lost its
+        log."""
         self._store, self._cluster, self._node, self._watch, self._clock = (
             store,
             cluster,
@@ -156,6 +159,8 @@ class SignOfLife:
         # other.
         if look.asked or over or (due and not heard):
             self._watch.look(look)
+        if due:
+            self.look()
         return True
 
     def _next_at(self) -> float:
