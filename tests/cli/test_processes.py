@@ -286,9 +286,7 @@ def _alive(process: int) -> bool:
         return False
 
 
-def test_a_check_of_a_configuration_finds_a_storage_without_a_driver(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_check_of_a_configuration_finds_a_missing_driver(run: Run, tmp_path: Path) -> None:
     """As a start does; it creates nothing."""
     file, root = tmp_path / "agent.toml", tmp_path / "root"
     for lines in (f'url = "fil://{root}"', f'url = "file://{root}"\nwal_dir = "fil://{root}/wal"'):
