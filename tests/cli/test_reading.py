@@ -46,9 +46,7 @@ def test_stat_counts_live_and_dead_per_map_and_node(run: Run, url: str) -> None:
     assert found["forecast"][0]["merge_seconds"] > 0
 
 
-def test_stat_calls_a_log_with_a_live_entry_less_than_100_percent_dead(
-    run: Run, tmp_path: Path
-) -> None:
+def test_stat_never_rounds_to_100_percent_dead(run: Run, tmp_path: Path) -> None:
     with imap_wal.open(str(tmp_path / "log"), preallocate=False) as store:
         store.map("m").update({"a": 0})
         for number in range(300):
