@@ -3,13 +3,18 @@ writes without Python's interpreter lock, so the jobs use other processors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 THREADS = 2
 """How many jobs run at the same time. 0: each runs at once in the calling thread."""
+
+WAITING = 4
+"""How many items of `beside` may wait to be taken."""
 
 T = TypeVar("T")
 
@@ -56,3 +61,62 @@ class Overlap(Generic[T]):
     ) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=error is not None)
+
+
+def beside(works: Iterable[Iterator[T]]) -> Generator[T]:
+    """The items of several iterators, in any order. Up to `THREADS` other threads run one iterator
+    each; only one at a time asks `works` for the next. Raises their errors."""
+    if not THREADS:
+        for work in works:
+            yield from work
+        return
+    reading = _Beside(works)
+    try:
+        yield from reading.items()
+    finally:
+        reading.stop()
+
+
+class _Beside(Generic[T]):
+    """The threads of `beside`. Each ends with an empty list in the queue."""
+
+    def __init__(self, works: Iterable[Iterator[T]]) -> None:
+        self._works = iter(works)
+        self._next = threading.Lock()
+        self._found: queue.Queue[list[T]] = queue.Queue(WAITING)
+        self._stopped = threading.Event()
+        self._pool = ThreadPoolExecutor(THREADS, "imap-wal-read")
+        self._threads = [self._pool.submit(self._run) for _ in range(THREADS)]
+        self._open = THREADS
+
+    def items(self) -> Iterator[T]:
+        while self._open:
+            found = self._found.get()
+            self._open -= not found
+            yield from found
+        for each in self._threads:
+            each.result()
+
+    def stop(self) -> None:
+        """End the threads, also if they have more items."""
+        self._stopped.set()
+        while self._open:  # a thread may wait for space in the queue
+            self._open -= not self._found.get()
+        self._pool.shutdown()
+
+    def _run(self) -> None:
+        try:
+            while (work := self._take()) is not None:
+                for each in work:
+                    self._found.put([each])
+                    if self._stopped.is_set():
+                        return
+        except BaseException:
+            self._stopped.set()
+            raise
+        finally:
+            self._found.put([])
+
+    def _take(self) -> Iterator[T] | None:
+        with self._next:
+            return next(self._works, None)

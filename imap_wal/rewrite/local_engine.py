@@ -19,9 +19,10 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import snapshot_scans
 from imap_wal.read.statistics import MergeProgress
+from imap_wal.retention.overlap import Overlap
 from imap_wal.rewrite.columns.merge import ColumnMerge, scratch_errors
 from imap_wal.rewrite.part_writer import KeyRange, PartWriter
-from imap_wal.rewrite.plan import Merged, Result, RewritePlan, worth_reading
+from imap_wal.rewrite.plan import Merged, Result, RewritePlan, Totals, worth_reading
 from imap_wal.rewrite.processes import ProcessEngine, useful_processes
 from imap_wal.rewrite.ranges import KeptPart, kept_parts, parts_of
 from imap_wal.settings import Settings
@@ -82,23 +83,28 @@ class LocalEngine:
                     merge.read_snapshot(scan)
             touched.add(name)
         merge.sources.flush()
-        for name in sorted(touched):
-            with tempfile.TemporaryDirectory(
+        writers: dict[str, PartWriter] = {}
+        with (
+            tempfile.TemporaryDirectory(
                 prefix="imap-wal-rewrite-", dir=self._settings.scratch, ignore_cleanup_errors=True
-            ) as folder:
-                writer = PartWriter(
+            ) as folder,
+            Overlap[None]() as publishing,
+        ):
+            for name in sorted(touched):
+                writers[name] = writer = PartWriter(
                     log.store,
                     job,
                     name,
                     Path(folder),
                     KeyRange(kept=kept.get(name, ())),
                     log.randomness,
+                    publishing.run,
                 )
                 writer.add_clears(merge.cleared.claims(name), merge.tally.late)
                 merge.write(name, writer)
-                parts = writer.close()
-            totals = tally.maps.get(name)
-            merged.append(
-                Merged(name, totals.records if totals else 0, totals.bytes if totals else 0, parts)
-            )
+                writer.end()
+            publishing.results()
+        for name, writer in writers.items():
+            totals = tally.maps.get(name, Totals())
+            merged.append(Merged(name, totals.records, totals.bytes, writer.parts()))
         return Result(tuple(merged), tuple(tally.pairs.items()))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from imap_wal.clock import Randomness, SystemRandomness
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, VALUE, Row, subject
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_batch
 from imap_wal.parquet.file import GROUP_BYTES_MAX
-from imap_wal.parquet.writer import ParquetFile
+from imap_wal.parquet.writer import ParquetFile, Published
 from imap_wal.read.newest.rivals import Claim, Conflict
 from imap_wal.read.newest.table import in_pages
 from imap_wal.rewrite.plan import DROP, Part, RewritePlan, Subject
@@ -50,6 +50,13 @@ class KeyRange:
 
 WHOLE_MAP = KeyRange()
 
+Publish: TypeAlias = Callable[[Callable[[], None]], None]
+"""Runs a job that compresses a part and stores it: now, or later in another thread."""
+
+
+def at_once(job: Callable[[], None]) -> None:
+    job()
+
 
 class PartWriter:
     """Writes the rows of one map that are kept as part files, in key order. In a dry run it only
@@ -64,8 +71,10 @@ class PartWriter:
         folder: Path,
         keys: KeyRange = WHOLE_MAP,
         randomness: Randomness | None = None,
+        publish: Publish = at_once,
     ) -> None:
         self._store, self._job, self._name, self._folder = store, job, name, folder
+        self._publish = publish
         self._partition, self._growth = keys.partition, keys.growth
         self._randomness = randomness or SystemRandomness()
         self._file: ParquetFile | None = None
@@ -74,6 +83,8 @@ class PartWriter:
         self._expiry_ms: list[int] = []
         self._first_expiry_ms = 0
         self._parts: list[Part] = []
+        """Those that are not kept have no size and no checksum yet: `_published`, by number."""
+        self._published: dict[int, Published] = {}
         self._kept = deque(keys.kept)
         self._lower: bytes | None = keys.lower
         """The lower border of the current file, or of the next one."""
@@ -202,12 +213,18 @@ class PartWriter:
             first = pc.min(some).as_py()
             self._first_expiry_ms = min(first, self._first_expiry_ms or first)
 
-    def close(self) -> tuple[Part, ...]:
-        """Store the last part. Returns all parts."""
+    def end(self) -> None:
+        """There are no more rows: store the last part."""
         self._finish()
         while self._kept:
             self._take_kept()
-        return tuple(self._parts)
+
+    def parts(self) -> tuple[Part, ...]:
+        """All parts, after `end`, when all jobs of `publish` have ended."""
+        return tuple(
+            part if part.is_kept else replace(part, **self._published[number]._asdict())
+            for number, part in enumerate(self._parts)
+        )
 
     def _finish(self) -> None:
         file, self._file = self._file, None
@@ -215,7 +232,11 @@ class PartWriter:
             return
         number = len(self._parts)
         path = self._job.part_path(self._name, self._partition, number, self._randomness.name())
-        size, checksum = file.discard() if self._job.dry_run else file.publish(self._store, path)
+
+        def publish() -> None:
+            dry_run, store = self._job.dry_run, self._store
+            self._published[number] = file.discard() if dry_run else file.publish(store, path)
+
         expiry = latest_expiry(self._expiry_ms)
         live = file.records - file.tombstones
         self._parts.append(
@@ -223,8 +244,8 @@ class PartWriter:
                 path,
                 live,
                 file.tombstones,
-                size,
-                checksum,
+                0,
+                0,
                 self._partition,
                 number,
                 expiry,
@@ -234,6 +255,7 @@ class PartWriter:
                 self._first_expiry_ms,
             )
         )
+        self._publish(publish)
         self._rows = self._bytes = self._conflicts = self._first_expiry_ms = 0
         self._clears = False
         self._expiry_ms = []

@@ -224,7 +224,8 @@ def merge_range(
             randomness,
         )
         merge.write(task.map, writer)
-        parts = writer.close()
+        writer.end()
+        parts = writer.parts()
         for part in parts:
             read_again(log.store, part)
         pairs = tuple(merge.tally.pairs.items())

@@ -289,7 +289,8 @@ def clears_part(
     ) as folder:
         writer = PartWriter(log.store, job, name, Path(folder), randomness=log.randomness)
         writer.add_clears(claims, late)
-        parts = writer.close()
+        writer.end()
+        parts = writer.parts()
     for part in parts:
         read_again(log.store, part)
     return parts

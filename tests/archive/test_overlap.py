@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from imap_wal.parquet import archive_rows
 from imap_wal.parquet.archive_rows import ArchiveRows
 from imap_wal.parquet.scratch import Scratch
 from imap_wal.retention import overlap
-from imap_wal.retention.overlap import Overlap
+from imap_wal.retention.overlap import WAITING, Overlap, beside
+from tests.support import eventually
 
 
 def test_results_are_in_order_and_two_jobs_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +74,54 @@ def test_the_error_of_a_job_is_raised(monkeypatch: pytest.MonkeyPatch, threads: 
         with pytest.raises(OSError, match="No space left"):
             some(count)()
     assert not [each for each in threading.enumerate() if each.name.startswith("imap-wal-archive")]
+
+
+def test_iterators_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap, "THREADS", 2)
+    meeting = threading.Barrier(2, timeout=60)
+
+    def work(first: int) -> Iterator[int]:
+        meeting.wait()
+        yield from range(first, first + 100)
+
+    assert sorted(beside(work(100 * number) for number in range(8))) == [*range(800)]
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_the_error_of_an_iterator_is_raised(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    monkeypatch.setattr(overlap, "THREADS", threads)
+
+    def work(number: int) -> Iterator[int]:
+        yield number
+        if number == 3:
+            failing()
+
+    with pytest.raises(OSError, match="No space left"):
+        [*beside(work(number) for number in range(100))]
+    assert not reading_threads()
+
+
+def test_iterators_that_are_not_needed_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller failed, for example. Few items wait for it, because they take memory."""
+    monkeypatch.setattr(overlap, "THREADS", 2)
+    made = 0
+
+    def work() -> Iterator[int]:
+        nonlocal made
+        while True:
+            made += 1
+            yield made
+
+    found = beside(work() for _ in range(8))
+    next(found)
+    eventually(lambda: made >= WAITING, "full queue")
+    found.close()
+    assert made <= 2 * (WAITING + 5)
+    assert not reading_threads()
+
+
+def reading_threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name.startswith("imap-wal-read")]
 
 
 @pytest.mark.parametrize("free", [10_000, 0])

@@ -73,7 +73,8 @@ class RowEngine:
                 writer.add_clears(index.clears(name), tally.late)
                 for rows, nodes, conflicts in index.batches_with_rivals(name):
                     writer.add(rows, nodes, tally.late, conflicts)
-                parts = writer.close()
+                writer.end()
+                parts = writer.parts()
             totals = tally.maps.get(name)
             read = (totals.records, totals.bytes) if totals else (0, 0)
             merged.append(Merged(name, *read, parts))

@@ -24,6 +24,7 @@ from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, EntryBatch, File
 from imap_wal.read.newest.clears import Cleared
 from imap_wal.read.newest.rivals import Noted
 from imap_wal.read.scan import read_scan
+from imap_wal.retention.overlap import beside
 from imap_wal.rewrite.columns.choice import PICK_SCHEMA, decided, picks, without_cleared
 from imap_wal.rewrite.columns.key_columns import (
     KeyBatch,
@@ -199,12 +200,13 @@ class ColumnMerge:
     def counted(self, scan: FileScan) -> Iterator[KeyBatch]:
         """Count the entries of a Parquet file that is large enough (`by_columns`), and add its
         clears. Its keys are not added to the merge."""
-        for found in read_keys(self.sources.store, scan):
-            self._count(scan, found, self._is_late(scan, found))
-            for row, node in found.clears:
-                self.cleared.take(node or scan.node, [row])
-            self.records += len(found.clears) * self._span.has(None)
-            yield found
+        with closing(beside([read_keys(self.sources.store, scan)])) as read:
+            for found in read:
+                self._count(scan, found, self._is_late(scan, found))
+                for row, node in found.clears:
+                    self.cleared.take(node or scan.node, [row])
+                self.records += len(found.clears) * self._span.has(None)
+                yield found
 
     def _read_columns(self, scan: FileScan) -> None:
         source = self.sources.file(scan)
@@ -269,8 +271,11 @@ class ColumnMerge:
                 rank += found.num_rows
                 for source, batch in _by_source(found):
                     wanted.add(source, batch)
-            for source in sorted(wanted.tags()):
-                for batch in self._rows(source, list(wanted.taken(source))):
+            sources = (
+                self._rows(source, list(wanted.taken(source))) for source in sorted(wanted.tags())
+            )
+            with closing(beside(sources)) as read:
+                for batch in read:
                     sorter.add(batch)
 
     def _rows(self, source: int, picked: list[Any]) -> Iterator[Any]:

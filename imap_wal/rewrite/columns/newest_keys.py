@@ -184,8 +184,10 @@ def contenders(table: Any) -> Any:
     if late.true_count:
         late_of = _by_group(ids, late, "any")
     order, counter_bits = packed(table)
-    newest = pc.equal(order, _by_group(ids, order, "max").take(ids))
-    rivals = _rivals(table, ids, order, counter_bits, newest)
+    order_of = _by_group(ids, order, "max").take(ids)
+    newest = pc.equal(order, order_of)
+    pairs, pair_of = (pc.shift_right(each, counter_bits) for each in (order, order_of))
+    rivals = _rivals(table, ids, newest, pc.equal(pairs, pair_of))
     if rivals is None:
         kept = _first_of_each(ids, newest) if newest.true_count > count else newest
         found, found_ids = table.filter(kept), ids.filter(kept)
@@ -201,17 +203,15 @@ def contenders(table: Any) -> Any:
     return found
 
 
-def _rivals(table: Any, ids: Any, order: Any, counter_bits: int, newest: Any) -> Any:
+def _rivals(table: Any, ids: Any, newest: Any, greatest: Any) -> Any:
     """Which rows are of keys that several writers claim with the greatest pair; None: there are
-    none."""
+    none. `newest`, `greatest`: which rows have the greatest order, and the greatest pair."""
     nodes = _writers(table)
     low_high = pc.min_max(nodes)
     if low_high["min"] == low_high["max"]:
         return None
-    pairs = pc.shift_right(order, counter_bits)
-    pair_of = _by_group(ids, pairs, "max").take(ids)
     node_of = _by_group(ids.filter(newest), nodes.filter(newest), "min").take(ids)
-    found = pc.and_(pc.equal(pairs, pair_of), pc.not_equal(nodes, node_of))
+    found = pc.and_(greatest, pc.not_equal(nodes, node_of))
     if not found.true_count:
         return None
     return pc.is_in(ids, value_set=pc.unique(ids.filter(found)))

@@ -8,6 +8,7 @@ memory or in a scratch file.
 from __future__ import annotations
 
 import io
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -181,6 +182,7 @@ class Copies:
             self._file = tempfile.TemporaryFile(prefix="imap-wal-", dir=self._folder)
         self._file.seek(self._end)
         self._file.write(data)
+        self._file.flush()  # it is read by its descriptor, which threads can share
         self._places[path] = self._end, len(data)
         self._end += len(data)
 
@@ -189,8 +191,7 @@ class Copies:
             return self.inner.open_input(path)
         assert self._file is not None
         offset, length = self._places[path]
-        self._file.seek(offset)
-        return io.BytesIO(self._file.read(length))
+        return io.BytesIO(os.pread(self._file.fileno(), length, offset))
 
     def close(self) -> None:
         if self._file is not None:
