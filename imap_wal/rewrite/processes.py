@@ -3,8 +3,8 @@
     LocalEngine ─▶ little to do, one processor, segments: one process
                 └▶ `ProcessEngine` ─▶ `count` processes, each runs a task at a time
 
-On two processors, two processes save about a tenth of the time of one. See
-docs/decisions/0065-an-archive-is-a-run.md.
+On two processors, one process with its threads is faster; more were not measured. See
+docs/decisions/0065-an-archive-is-a-run.md and 0067-a-rewrite-reads-and-stores-in-threads.md.
 """
 
 from __future__ import annotations
