@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rewrite_cli.console.failures import Failed
-from rewrite_cli.console.written import STDOUT, Written, writing
+from rewrite_cli.console.written import STDOUT, NamedOutput, writing
 
 
 @contextmanager
@@ -46,11 +46,11 @@ def whole_file(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def text_file(target: Path | None) -> Iterator[Written]:
+def text_file(target: Path | None) -> Iterator[NamedOutput]:
     """The target for text, replaced at the end as by `whole_file`; None: the standard output.
     Raises the error of `whole_file`."""
     if target is None:
-        output = Written(sys.stdout, STDOUT)
+        output = NamedOutput(sys.stdout, STDOUT)
         yield output
         output.flush()
         return
@@ -58,7 +58,7 @@ def text_file(target: Path | None) -> Iterator[Written]:
         with writing(target):
             file = temporary.open("w", encoding="utf-8", newline="")
         try:
-            written = Written(file, target)
+            written = NamedOutput(file, target)
             yield written
             written.flush()
         finally:

@@ -30,8 +30,8 @@ def _failure(target: object, error: OSError) -> Exception:
     return click.ClickException(f"{target} cannot be written: {error.strerror or error}; {advice}")
 
 
-class Written:
-    """A file that is written. `file`: of text or bytes."""
+class NamedOutput:
+    """A file whose write errors name the target. `file`: of text or bytes."""
 
     closed = False
 

@@ -14,7 +14,7 @@ import click
 
 from rewrite_cli.console import output as out
 from rewrite_cli.console.whole_file import text_file, whole_file
-from rewrite_cli.console.written import Written
+from rewrite_cli.console.written import NamedOutput
 from rewrite_cli.entries.columns import finite
 from rewrite_cli.entries.database import QueryResult
 from storage_backends.extras import needs
@@ -113,7 +113,7 @@ def write_parquet(batches: Iterator[Any], target: Path) -> int:
     with whole_file(target) as temporary, temporary.open("wb", buffering=0) as file:
         try:
             with pq.ParquetWriter(
-                Written(file, target), first.schema, compression="zstd"
+                NamedOutput(file, target), first.schema, compression="zstd"
             ) as writer:
                 for batch in batches:
                     count += batch.num_rows

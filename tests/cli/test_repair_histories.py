@@ -29,7 +29,7 @@ numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
-class Written:
+class NamedOutput:
     """A frame of entries as it was before the damage."""
 
     node: str
@@ -41,7 +41,7 @@ class Written:
     rows: list[Row]
 
 
-def history(seed: int, url: str) -> tuple[MemoryStore, list[Written]]:
+def history(seed: int, url: str) -> tuple[MemoryStore, list[NamedOutput]]:
     """A log of two nodes, closed or killed."""
     rng = random.Random(seed)
     for _ in range(rng.randint(1, 3)):
@@ -82,7 +82,7 @@ def history(seed: int, url: str) -> tuple[MemoryStore, list[Written]]:
             for frame in reader.frames():
                 rows = list(entry.rows(frame.payload)) if frame.kind == format.ENTRIES else []
                 written.append(
-                    Written(
+                    NamedOutput(
                         reader.header.node,
                         file.path,
                         reader.header.epoch,
@@ -95,7 +95,7 @@ def history(seed: int, url: str) -> tuple[MemoryStore, list[Written]]:
     return store, written
 
 
-def damage(seed: int, store: MemoryStore, written: list[Written]) -> list[Written]:
+def damage(seed: int, store: MemoryStore, written: list[NamedOutput]) -> list[NamedOutput]:
     """Damage some segments; the frames that are still whole."""
     rng = random.Random(seed)
     whole = list(written)
@@ -221,8 +221,8 @@ def summary_of(items: list[Any]) -> dict[str, Any]:
 
 
 def unseen_losses(
-    store: MemoryStore, intact: MemoryStore, written: list[Written], whole: list[Written]
-) -> list[Written]:
+    store: MemoryStore, intact: MemoryStore, written: list[NamedOutput], whole: list[NamedOutput]
+) -> list[NamedOutput]:
     """Lost frames that nothing shows: the file ends before them at the end of a frame, or of a
     sound header, the header of the next segment is damaged, and no manifest names a frame that is
     gone."""
@@ -234,7 +234,7 @@ def unseen_losses(
     ]
     nodes = ClusterLog(intact, "default", "embedded").state().nodes
     known += [(name, node.manifest.checkpoint) for name, node in nodes.items()]
-    found: list[Written] = []
+    found: list[NamedOutput] = []
     for path in {frame.path for frame in written}:
         frames = [frame for frame in written if frame.path == path]
         size = store.size(path) if store.exists(path) else -1

@@ -20,7 +20,7 @@ from rewrite_cli.console.progress import working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Moment, iso
 from rewrite_cli.console.whole_file import text_file, whole_file
-from rewrite_cli.console.written import Written
+from rewrite_cli.console.written import NamedOutput
 from rewrite_cli.entries.live import LiveCluster, Reading, merge_all, partial_option
 from storage_backends.extras import needs
 
@@ -127,7 +127,7 @@ def write(form: str, target: Path | None, entries: Iterable[dict[str, Any]]) -> 
         return _jsonl(file, entries) if form == "jsonl" else _csv(file, entries)
 
 
-def _jsonl(file: Written, entries: Iterable[dict[str, Any]]) -> int:
+def _jsonl(file: NamedOutput, entries: Iterable[dict[str, Any]]) -> int:
     count = 0
     for entry in entries:
         count += 1
@@ -141,7 +141,7 @@ def _jsonl(file: Written, entries: Iterable[dict[str, Any]]) -> int:
     return count
 
 
-def _csv(file: Written, entries: Iterable[dict[str, Any]]) -> int:
+def _csv(file: NamedOutput, entries: Iterable[dict[str, Any]]) -> int:
     writer = csv.writer(file)
     writer.writerow(COLUMNS)
     count = 0
@@ -161,7 +161,7 @@ def _parquet(target: Path, entries: Iterable[dict[str, Any]]) -> int:
     with (
         whole_file(target) as temporary,
         temporary.open("wb", buffering=0) as file,
-        pq.ParquetWriter(Written(file, target), schema, compression="zstd") as writer,
+        pq.ParquetWriter(NamedOutput(file, target), schema, compression="zstd") as writer,
     ):
         batch: list[dict[str, Any]] = []
         size = 0
