@@ -29,7 +29,7 @@ numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
-class NamedOutput:
+class Written:
     """A frame of entries as it was before the damage."""
 
     node: str
@@ -41,7 +41,7 @@ class NamedOutput:
     rows: list[Row]
 
 
-def history(seed: int, url: str) -> tuple[MemoryStore, list[NamedOutput]]:
+def history(seed: int, url: str) -> tuple[MemoryStore, list[Written]]:
     """A log of two nodes, closed or killed."""
     rng = random.Random(seed)
     for _ in range(rng.randint(1, 3)):
@@ -82,7 +82,7 @@ def history(seed: int, url: str) -> tuple[MemoryStore, list[NamedOutput]]:
             for frame in reader.frames():
                 rows = list(entry.rows(frame.payload)) if frame.kind == format.ENTRIES else []
                 written.append(
-                    NamedOutput(
+                    Written(
                         reader.header.node,
                         file.path,
                         reader.header.epoch,
@@ -95,7 +95,7 @@ def history(seed: int, url: str) -> tuple[MemoryStore, list[NamedOutput]]:
     return store, written
 
 
-def damage(seed: int, store: MemoryStore, written: list[NamedOutput]) -> list[NamedOutput]:
+def damage(seed: int, store: MemoryStore, written: list[Written]) -> list[Written]:
     """Damage some segments; the frames that are still whole."""
     rng = random.Random(seed)
     whole = list(written)
@@ -221,8 +221,8 @@ def summary_of(items: list[Any]) -> dict[str, Any]:
 
 
 def unseen_losses(
-    store: MemoryStore, intact: MemoryStore, written: list[NamedOutput], whole: list[NamedOutput]
-) -> list[NamedOutput]:
+    store: MemoryStore, intact: MemoryStore, written: list[Written], whole: list[Written]
+) -> list[Written]:
     """Lost frames that nothing shows: the file ends before them at the end of a frame, or of a
     sound header, the header of the next segment is damaged, and no manifest names a frame that is
     gone."""
@@ -234,7 +234,7 @@ def unseen_losses(
     ]
     nodes = ClusterLog(intact, "default", "embedded").state().nodes
     known += [(name, node.manifest.checkpoint) for name, node in nodes.items()]
-    found: list[NamedOutput] = []
+    found: list[Written] = []
     for path in {frame.path for frame in written}:
         frames = [frame for frame in written if frame.path == path]
         size = store.size(path) if store.exists(path) else -1
