@@ -70,18 +70,18 @@ class SparkEngine(TaskEngine):
         self._properties = dict(properties or {})
         self._progress = progress
 
-    def run(self, job: RewritePlan, log: ClusterLog) -> Result:
+    def run(self, plan: RewritePlan, log: ClusterLog) -> Result:
         with spark_errors():
-            self._start(job)
-            if not job.dry_run:
-                return self._in_tasks(job, log)
+            self._start(plan)
+            if not plan.dry_run:
+                return self._in_tasks(plan, log)
             self._steps = []
-            work = _Measuring(job, SETTINGS)
-            (measured,) = self._step(job, "measuring", work, [None], 0, _of_measured)
+            work = _Measuring(plan, SETTINGS)
+            (measured,) = self._step(plan, "measuring", work, [None], 0, _of_measured)
             return replace(cast(Result, measured), steps=tuple(self._steps))
 
-    def _start(self, job: RewritePlan) -> None:
-        if job.url.startswith("memory:"):
+    def _start(self, plan: RewritePlan) -> None:
+        if plan.url.startswith("memory:"):
             raise InvalidSetting(
                 "Spark's workers cannot see memory:// of this process; use --engine local"
             )
@@ -90,9 +90,9 @@ class SparkEngine(TaskEngine):
             self._spark = session(**self._properties)
 
     def _answers(
-        self, job: RewritePlan, step: str, work: TaskWork, inputs: Sequence[Any], size: int
+        self, plan: RewritePlan, step: str, work: TaskWork, inputs: Sequence[Any], size: int
     ) -> list[TaskAnswer]:
-        return self._each(step, _answering(job, work), inputs, size)
+        return self._each(step, _answering(plan, work), inputs, size)
 
     def _each(
         self, step: str, work: Partition, inputs: Sequence[Any], size: int
@@ -126,14 +126,14 @@ def _of_measured(result: Result) -> tuple[int, int]:
 class _Measuring:
     """A dry run."""
 
-    job: RewritePlan
+    plan: RewritePlan
     settings: Settings
 
     def __call__(self, log: ClusterLog, given: None, number: int, randomness: Randomness) -> Result:
-        return LocalEngine(self.settings).run(self.job, log)
+        return LocalEngine(self.settings).run(self.plan, log)
 
 
-def _answering(job: RewritePlan, work: TaskWork) -> Partition:
+def _answering(plan: RewritePlan, work: TaskWork) -> Partition:
     """A function for Spark. An attempt has its own names for everything that it writes, since two
     attempts may do the same work at the same time. It also answers if there is nothing to do."""
     version = VERSION
@@ -144,7 +144,7 @@ def _answering(job: RewritePlan, work: TaskWork) -> Partition:
         for number, given in inputs:
             meter = Meter()
             try:
-                with worker_log(job, version, meter) as log:
+                with worker_log(plan, version, meter) as log:
                     result = work(log, given, number, randomness)
             except (ImapWalError, StorageError) as error:
                 yield TaskAnswer(number, attempt, error=freeze(error))

@@ -18,11 +18,11 @@ from storage_backends.metered import Meter
 
 
 @contextmanager
-def worker_log(job: RewritePlan, version: str, meter: Meter | None = None) -> Iterator[ClusterLog]:
+def worker_log(plan: RewritePlan, version: str, meter: Meter | None = None) -> Iterator[ClusterLog]:
     """The log of a plan, opened with the driver's options and this worker's own credentials.
 
     Args:
-        job: The plan; its `url` has the options of the storages.
+        plan: The plan; its `url` has the options of the storages.
         version: The version of imap-wal in the driver.
         meter: Counts the bytes that are read and written.
 
@@ -37,16 +37,16 @@ def worker_log(job: RewritePlan, version: str, meter: Meter | None = None) -> It
             "install the same version, or make a new `imap-wal spark package`"
         )
     try:
-        store = (meter or Meter()).on(open_store(known(job.url)))
+        store = (meter or Meter()).on(open_store(known(plan.url)))
     except StorageError as error:
         if type(error) is not StorageError:  # the driver handles the subclasses
             raise
         raise StorageError(f"on worker {socket.gethostname()}: {error}") from error
     try:
-        log = ClusterLog(store, job.namespace, job.cluster)
-        if job.state.number and not log.manifests.read()[0]:
+        log = ClusterLog(store, plan.namespace, plan.cluster)
+        if plan.state.number and not log.manifests.read()[0]:
             # Otherwise a task would write its part files into an empty folder of this machine.
-            raise MissingNode(f"there is no {log.folder}/manifest in {job.url}")
+            raise MissingNode(f"there is no {log.folder}/manifest in {plan.url}")
         yield log
     except MissingNode as error:
         raise MissingNode(

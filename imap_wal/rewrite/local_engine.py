@@ -46,18 +46,18 @@ class LocalEngine:
         self._progress = progress
         self._processes = processes
 
-    def run(self, job: RewritePlan, log: ClusterLog) -> Result:
-        count = useful_processes(job, self._settings, self._processes)
+    def run(self, plan: RewritePlan, log: ClusterLog) -> Result:
+        count = useful_processes(plan, self._settings, self._processes)
         if count > 1:
-            return ProcessEngine(self._settings, count, self._progress).run(job, log)
+            return ProcessEngine(self._settings, count, self._progress).run(plan, log)
         with (
             scratch_errors(self._settings),
-            closing(ColumnMerge(job, log, self._settings)) as merge,
+            closing(ColumnMerge(plan, log, self._settings)) as merge,
         ):
-            return self._run(merge, job, log)
+            return self._run(merge, plan, log)
 
-    def _run(self, merge: ColumnMerge, job: RewritePlan, log: ClusterLog) -> Result:
-        scans = job.log_scans()
+    def _run(self, merge: ColumnMerge, plan: RewritePlan, log: ClusterLog) -> Result:
+        scans = plan.log_scans()
         total, done = sum(scan.bytes for scan in scans), 0
         for count, (scan, store) in enumerate(ahead(log.store, scans)):
             merge.read_log(scan, store)
@@ -69,14 +69,14 @@ class LocalEngine:
         tally = merge.tally
         touched = set(tally.maps)
         kept: dict[str, tuple[KeptPart, ...]] = {}
-        for name, snapshot in sorted(job.state.manifest.snapshots.items()):
-            if not job.wants(name):
+        for name, snapshot in sorted(plan.state.manifest.snapshots.items()):
+            if not plan.wants(name):
                 continue
-            if name not in touched and not worth_reading(job, snapshot, log.store):
+            if name not in touched and not worth_reading(plan, snapshot, log.store):
                 merged.append(Merged(name, 0, 0, (), unchanged=True))
                 continue
             if name not in merge.cleared:
-                kept[name] = kept_parts(job, parts_of(snapshot), merge.keys.keys(name), log.store)
+                kept[name] = kept_parts(plan, parts_of(snapshot), merge.keys.keys(name), log.store)
             paths = {each.part.path for each in kept.get(name, ())}
             for scan in snapshot_scans(name, snapshot):
                 if scan.path not in paths:
@@ -93,7 +93,7 @@ class LocalEngine:
             for name in sorted(touched):
                 writers[name] = writer = PartWriter(
                     log.store,
-                    job,
+                    plan,
                     name,
                     Path(folder),
                     KeyRange(kept=kept.get(name, ())),

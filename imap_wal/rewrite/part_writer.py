@@ -51,11 +51,11 @@ class KeyRange:
 WHOLE_MAP = KeyRange()
 
 Publish: TypeAlias = Callable[[Callable[[], None]], None]
-"""Runs a job that compresses a part and stores it: now, or later in another thread."""
+"""Runs what compresses a part and stores it: now, or later in another thread."""
 
 
-def at_once(job: Callable[[], None]) -> None:
-    job()
+def at_once(work: Callable[[], None]) -> None:
+    work()
 
 
 class PartWriter:
@@ -66,14 +66,14 @@ class PartWriter:
     def __init__(
         self,
         store: SegmentStore,
-        job: RewritePlan,
+        plan: RewritePlan,
         name: str,
         folder: Path,
         keys: KeyRange = WHOLE_MAP,
         randomness: Randomness | None = None,
         publish: Publish = at_once,
     ) -> None:
-        self._store, self._job, self._name, self._folder = store, job, name, folder
+        self._store, self._plan, self._name, self._folder = store, plan, name, folder
         self._publish = publish
         self._partition, self._growth = keys.partition, keys.growth
         self._randomness = randomness or SystemRandomness()
@@ -93,7 +93,7 @@ class PartWriter:
 
     def add_clears(self, claims: Sequence[Claim], late: set[Subject]) -> None:
         """Add the newest clears. Must be called before all else."""
-        rule = self._job.rule
+        rule = self._plan.rule
         kept = [
             (row, node)
             for row, node in claims
@@ -112,7 +112,7 @@ class PartWriter:
     ) -> None:
         """Add the newest rows of the next keys, and the nodes that wrote them. For keys in
         `conflicts`, all claims are kept."""
-        decide = self._job.rule.decide
+        decide = self._plan.rule.decide
         claims = list(zip(rows, nodes, strict=True))
         dead = [row[DELETED] or row[EXPIRES_AT_MS] for row in rows]
         if any(dead):
@@ -220,7 +220,7 @@ class PartWriter:
             self._take_kept()
 
     def parts(self) -> tuple[Part, ...]:
-        """All parts, after `end`, when all jobs of `publish` have ended."""
+        """All parts, after `end`, when everything that was given to `publish` has ended."""
         return tuple(
             part if part.is_kept else replace(part, **self._published[number]._asdict())
             for number, part in enumerate(self._parts)
@@ -231,10 +231,10 @@ class PartWriter:
         if file is None:
             return
         number = len(self._parts)
-        path = self._job.part_path(self._name, self._partition, number, self._randomness.name())
+        path = self._plan.part_path(self._name, self._partition, number, self._randomness.name())
 
         def publish() -> None:
-            dry_run, store = self._job.dry_run, self._store
+            dry_run, store = self._plan.dry_run, self._store
             self._published[number] = file.discard() if dry_run else file.publish(store, path)
 
         expiry = latest_expiry(self._expiry_ms)

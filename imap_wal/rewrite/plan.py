@@ -204,13 +204,13 @@ class Engine(Protocol):
 
     name: str
 
-    def run(self, job: RewritePlan, log: ClusterLog) -> Result: ...
+    def run(self, plan: RewritePlan, log: ClusterLog) -> Result: ...
 
 
-def worth_reading(job: RewritePlan, snapshot: Snapshot, store: SegmentStore) -> bool:
+def worth_reading(plan: RewritePlan, snapshot: Snapshot, store: SegmentStore) -> bool:
     """Whether a snapshot without new entries may become smaller, or is not encrypted with the
     active key."""
-    if snapshot.tombstones > 0 or job.rule.expired(snapshot.last_expiry_ms):
+    if snapshot.tombstones > 0 or plan.rule.expired(snapshot.last_expiry_ms):
         return True
     return any(written_otherwise(store, path) for path in snapshot.files)
 
@@ -227,8 +227,8 @@ class Tally:
     """Counts the entries of a merge. It also records the tombstones above `settled`, and the
     highest pair of each partition at or below it."""
 
-    def __init__(self, job: RewritePlan) -> None:
-        self._settled, self.pairs_wanted = job.settled, job.versions is not None
+    def __init__(self, plan: RewritePlan) -> None:
+        self._settled, self.pairs_wanted = plan.settled, plan.versions is not None
         self.maps: dict[str, Totals] = {}
         self.late: set[Subject] = set()
         self.pairs: dict[int, tuple[int, int]] = {}

@@ -46,13 +46,13 @@ WAIT_S = 600.0
 step."""
 
 
-def useful_processes(job: RewritePlan, settings: Settings, count: int) -> int:
+def useful_processes(plan: RewritePlan, settings: Settings, count: int) -> int:
     """How many processes make a rewrite faster, at most `count`. 1: this process does the rewrite
     alone."""
     count = min(count, settings.restore_memory_bytes // MEMORY_BYTES_MIN)
-    if count < 2 or job.dry_run or not is_reachable(job.url):
+    if count < 2 or plan.dry_run or not is_reachable(plan.url):
         return 1
-    scans = job.log_scans()
+    scans = plan.log_scans()
     direct = read_directly(scans, sizes_of(settings, count))
     sorted_bytes = sum(scan.unpacked for scan in scans if scan.path in direct)
     others = sum(max(scan.unpacked, scan.bytes) for scan in scans if scan.path not in direct)
@@ -86,12 +86,12 @@ class ProcessEngine(TaskEngine):
         self._settings, self._count, self._progress = settings, count, progress
         self._processes: _Processes | None = None
 
-    def run(self, job: RewritePlan, log: ClusterLog) -> Result:
+    def run(self, plan: RewritePlan, log: ClusterLog) -> Result:
         with (
             scratch_errors(self._settings),
-            _processes(job.url, self._count, self._settings) as self._processes,
+            _processes(plan.url, self._count, self._settings) as self._processes,
         ):
-            return self._in_tasks(job, log)
+            return self._in_tasks(plan, log)
 
     def _parallel(self) -> int:
         return self._count
@@ -101,11 +101,11 @@ class ProcessEngine(TaskEngine):
         return replace(self._settings, restore_memory_bytes=memory, scratch=None)  # see `_Task`
 
     def _answers(
-        self, job: RewritePlan, step: str, work: TaskWork, inputs: Sequence[Any], size: int
+        self, plan: RewritePlan, step: str, work: TaskWork, inputs: Sequence[Any], size: int
     ) -> list[TaskAnswer]:
         assert self._processes is not None
         found: list[TaskAnswer] = []
-        for answer in self._processes.run(job, work, inputs):
+        for answer in self._processes.run(plan, work, inputs):
             found.append(answer)
             if self._progress is not None:
                 done = size * len(found) // len(inputs)
@@ -160,20 +160,20 @@ class _Processes:
         for each in all_:
             self._free.put(each)
 
-    def run(self, job: RewritePlan, work: TaskWork, inputs: Sequence[Any]) -> Iterator[TaskAnswer]:
+    def run(self, plan: RewritePlan, work: TaskWork, inputs: Sequence[Any]) -> Iterator[TaskAnswer]:
         """A task for each input; the answers as they come. Raises the first error of a task."""
         packed = pickle.dumps(work)
         waiting = [
-            self._pool.submit(self._answer, job, packed, number, given)
+            self._pool.submit(self._answer, plan, packed, number, given)
             for number, given in enumerate(inputs)
         ]
         for each in as_completed(waiting):
             yield each.result()
 
-    def _answer(self, job: RewritePlan, work: bytes, number: int, given: Any) -> TaskAnswer:
+    def _answer(self, plan: RewritePlan, work: bytes, number: int, given: Any) -> TaskAnswer:
         process, folder = self._free.get()
         try:
-            task = _Task(folder, job.namespace, job.cluster, work, number, given)
+            task = _Task(folder, plan.namespace, plan.cluster, work, number, given)
             try:
                 return cast(TaskAnswer, process.run(task))
             except ProcessDied:  # perhaps memory ran out; its names are not used again

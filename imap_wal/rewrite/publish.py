@@ -20,7 +20,7 @@ from imap_wal.rewrite.report import MapRewrite
 from storage_backends import NotFound, SegmentStore, StorageError
 
 
-def confirm(log: ClusterLog, job: RewritePlan, result: Result) -> None:
+def confirm(log: ClusterLog, plan: RewritePlan, result: Result) -> None:
     """Check that every new file exists with the bytes and rows that were written: by reading it
     again, or by its size if a task has read it. Raises `CorruptLog`, `ShortLog`, and `LostRace` if
     a prune treated this rewrite as dead, or another rewrite published first."""
@@ -33,8 +33,8 @@ def confirm(log: ClusterLog, job: RewritePlan, result: Result) -> None:
                     read_again(log.store, part)
             except NotFound as error:
                 manifest = log.manifest()
-                demand_floor(manifest, job)
-                demand_former(manifest, job, [item.map])
+                demand_floor(manifest, plan)
+                demand_former(manifest, plan, [item.map])
                 kind = "kept file of the former" if part.is_kept else "new file of the"
                 what = f"this {kind} snapshot disappeared before it was published"
                 raise ShortLog(part.path, 0, what, _advice(part)) from error
@@ -64,54 +64,54 @@ def _confirm_size(log: ClusterLog, part: Part) -> None:
         )
 
 
-def demand_floor(manifest: ClusterManifest, job: RewritePlan) -> None:
+def demand_floor(manifest: ClusterManifest, plan: RewritePlan) -> None:
     """Raises `LostRace` if files of this generation may have been deleted."""
-    if job.generation < manifest.orphan_floor:
+    if plan.generation < manifest.orphan_floor:
         raise LostRace(
-            f"a prune treated this rewrite (generation {job.generation}) as dead, and may have "
+            f"a prune treated this rewrite (generation {plan.generation}) as dead, and may have "
             "deleted its files; nothing was published; run it again"
         )
 
 
-def demand_former(manifest: ClusterManifest, job: RewritePlan, maps: Iterable[str]) -> None:
+def demand_former(manifest: ClusterManifest, plan: RewritePlan, maps: Iterable[str]) -> None:
     """Raises `LostRace` if a map has another snapshot than when this rewrite began."""
     for name in maps:
-        if manifest.snapshots.get(name) != job.state.manifest.snapshots.get(name):
+        if manifest.snapshots.get(name) != plan.state.manifest.snapshots.get(name):
             raise LostRace(
                 f"map {name!r} was rewritten or dropped by another process while this "
                 "rewrite read; run it again"
             )
 
 
-def publish(log: ClusterLog, job: RewritePlan, result: Result) -> ClusterManifest:
+def publish(log: ClusterLog, plan: RewritePlan, result: Result) -> ClusterManifest:
     """Publish the new snapshots, all or none. Raises `LostRace`."""
-    before = job.state.manifest
-    made = {item.map: _snapshot(log, job, item) for item in result.maps}
-    table = job.versions.raised(result.pairs) if job.versions is not None else NO_VERSIONS
+    before = plan.state.manifest
+    made = {item.map: _snapshot(log, plan, item) for item in result.maps}
+    table = plan.versions.raised(result.pairs) if plan.versions is not None else NO_VERSIONS
 
     def change(manifest: ClusterManifest) -> ClusterManifest:
-        number, versions = with_table(manifest, job.generation, table)
+        number, versions = with_table(manifest, plan.generation, table)
         snapshots = {
             name: replace(each, versions=number)
-            if each.generation == job.generation and table.pairs
+            if each.generation == plan.generation and table.pairs
             else each
             for name, each in made.items()
         }
         if all(manifest.snapshots.get(name) == snapshot for name, snapshot in snapshots.items()):
             return manifest  # it was published, only the response was lost
-        demand_floor(manifest, job)
+        demand_floor(manifest, plan)
         if any(
             each not in before.lifetimes for each in manifest.lifetimes
         ):  # a prune may remove older ones
             raise LostRace("a new cluster lifetime began while this rewrite read; run it again")
         if manifest.nodes != before.nodes:
             raise LostRace("nodes joined or left the log while this rewrite read; run it again")
-        demand_former(manifest, job, snapshots)
+        demand_former(manifest, plan, snapshots)
         left = {**manifest.snapshots, **snapshots}
         clears = manifest.clears or any(part.clears for item in result.maps for part in item.parts)
         all_maps = manifest.all_maps
-        if job.maps is None:
-            raised = _raised(all_maps, job)
+        if plan.maps is None:
+            raised = _raised(all_maps, plan)
             all_maps = {node: raised[node] for node in raised if node in manifest.nodes}
         return replace(
             manifest, snapshots=left, versions=versions, clears=clears, all_maps=all_maps
@@ -133,57 +133,57 @@ def with_table(
     return generation, {**versions, generation: table}
 
 
-def discard(log: ClusterLog, job: RewritePlan) -> None:
+def discard(log: ClusterLog, plan: RewritePlan) -> None:
     """Delete the files of a rewrite that was certainly not published. A later prune deletes those
     that cannot be deleted now."""
-    if job.generation:
+    if plan.generation:
         with suppress(StorageError):
             named = {
                 path for snapshot in log.manifest().snapshots.values() for path in snapshot.files
             }
-            for file in log.store.list(f"{job.folder}/snapshot"):
-                if file.path.split("/")[-2] == f"{job.generation:08d}" and file.path not in named:
-                    dispose(log.store, [file.path], f"{job.folder}/snapshot")
-            for file in log.store.list(conflicts.folder(job.folder)):
-                if file.path.split("/")[-1].startswith(f"{job.generation:08d}-"):
+            for file in log.store.list(f"{plan.folder}/snapshot"):
+                if file.path.split("/")[-2] == f"{plan.generation:08d}" and file.path not in named:
+                    dispose(log.store, [file.path], f"{plan.folder}/snapshot")
+            for file in log.store.list(conflicts.folder(plan.folder)):
+                if file.path.split("/")[-1].startswith(f"{plan.generation:08d}-"):
                     log.store.delete(file.path)
 
 
-def marks(job: RewritePlan, name: str) -> dict[str, LowWaterMark]:
+def marks(plan: RewritePlan, name: str) -> dict[str, LowWaterMark]:
     """The low-water marks of a map's new snapshot. A node that was not read keeps the mark of the
     former snapshot."""
-    former = job.state.manifest.snapshots.get(name)
-    return _raised(former.marks if former is not None else {}, job)
+    former = plan.state.manifest.snapshots.get(name)
+    return _raised(former.marks if former is not None else {}, plan)
 
 
-def _raised(former: Mapping[str, LowWaterMark], job: RewritePlan) -> dict[str, LowWaterMark]:
+def _raised(former: Mapping[str, LowWaterMark], plan: RewritePlan) -> dict[str, LowWaterMark]:
     """Marks up to which this rewrite has read, where they are higher."""
     found = dict(former)
-    for node, position in job.until.items():
-        directory = job.state.nodes[node].manifest.directory
+    for node, position in plan.until.items():
+        directory = plan.state.nodes[node].manifest.directory
         known = found.get(node)
         if known is None or known.directory != directory or known.position < position:
             found[node] = LowWaterMark(directory, position)
     return found
 
 
-def _snapshot(log: ClusterLog, job: RewritePlan, item: Merged) -> Snapshot:
-    former = job.state.manifest.snapshots.get(item.map)
+def _snapshot(log: ClusterLog, plan: RewritePlan, item: Merged) -> Snapshot:
+    former = plan.state.manifest.snapshots.get(item.map)
     if item.unchanged and former is not None:
-        return replace(former, marks=marks(job, item.map))
+        return replace(former, marks=marks(plan, item.map))
     borders = tuple(part.lower.hex() for part in item.parts if part.lower is not None)
     known = len(borders) == len(item.parts)
     return Snapshot(
-        generation=job.generation,
+        generation=plan.generation,
         files=tuple(part.path for part in item.parts),
-        marks=marks(job, item.map),
+        marks=marks(plan, item.map),
         live=sum(part.live for part in item.parts),
         tombstones=sum(part.tombstones for part in item.parts),
         bytes=sum(part.bytes for part in item.parts),
         checksums=tuple(part.checksum for part in item.parts),
         created_ms=log.clock.now_ms(),
         dropped=former.dropped if former is not None else 0,
-        until_ms=job.rule.now_ms,
+        until_ms=plan.rule.now_ms,
         sizes=tuple(part.bytes for part in item.parts),
         rows=tuple(part.rows for part in item.parts),
         versions=former.versions if former is not None else 0,
@@ -199,24 +199,24 @@ def latest_expiry(expiries: Iterable[int]) -> int:
     return max(found) if found and all(found) else 0
 
 
-def archived_bytes(job: RewritePlan) -> Mapping[str, int]:
+def archived_bytes(plan: RewritePlan) -> Mapping[str, int]:
     """Map → the size of the archives that its new snapshot covers. Raises `NotFound` if a list of
     archives was deleted, which may happen long after the plan."""
     covered: dict[str, Mapping[str, LowWaterMark]] = {}
     found: Counter[str] = Counter()
-    for node in job.state.nodes.values():
+    for node in plan.state.nodes.values():
         for archive in node.manifest.archives:
             if archive.map not in covered:
-                covered[archive.map] = marks(job, archive.map)
+                covered[archive.map] = marks(plan, archive.map)
             mark = covered[archive.map].get(node.name)
             if mark is not None and archive.last <= mark.position:
                 found[archive.map] += archive.bytes
     return found
 
 
-def report_of(job: RewritePlan, item: Merged, archived: int) -> MapRewrite:
+def report_of(plan: RewritePlan, item: Merged, archived: int) -> MapRewrite:
     """`archived`: of `archived_bytes`."""
-    former = job.state.manifest.snapshots.get(item.map)
+    former = plan.state.manifest.snapshots.get(item.map)
     before = item.read_bytes + archived + (former.bytes if former is not None else 0)
     if item.unchanged and former is not None:
         return MapRewrite(
@@ -237,7 +237,7 @@ def report_of(job: RewritePlan, item: Merged, archived: int) -> MapRewrite:
         sum(part.tombstones for part in item.parts),
         before,
         sum(part.bytes for part in item.parts),
-        job.generation,
+        plan.generation,
         tuple(part.path for part in item.parts),
         records_kept=sum(part.rows for part in item.parts if part.is_kept),
         bytes_written=sum(part.bytes for part in item.parts if not part.is_kept),

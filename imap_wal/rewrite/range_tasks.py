@@ -84,7 +84,7 @@ class MapPlan:
 
 
 def plan_map(
-    job: RewritePlan,
+    plan: RewritePlan,
     log: ClusterLog,
     name: str,
     runs: Sequence[SortedRun],
@@ -95,14 +95,14 @@ def plan_map(
 ) -> MapPlan:
     """Decide which files of the former snapshot are kept, and cut the rest into ranges. `cleared`:
     the map has clears, so each of its ranges may have something to drop."""
-    snapshot = job.state.manifest.snapshots.get(name)
+    snapshot = plan.state.manifest.snapshots.get(name)
     former = snapshot_scans(name, snapshot) if snapshot is not None else []
     lowers = borders_of(snapshot) if snapshot is not None else None
     kept: dict[str, KeptPart] = {}
     if snapshot is not None and not cleared:
         parts = parts_of(snapshot)
         pages = [[lowers[number] for number in sorted(touched)]] if lowers else []
-        kept = {each.part.path: each for each in kept_parts(job, parts, pages, log.store)}
+        kept = {each.part.path: each for each in kept_parts(plan, parts, pages, log.store)}
     growth = _growth(
         sum(size for run in runs for size in run.sizes)
         + sum(scan.bytes for scan in former if scan.path not in kept)
@@ -178,11 +178,11 @@ def _growth(size: int) -> int:
     return growth
 
 
-def former_clears(log: ClusterLog, job: RewritePlan, name: str) -> list[Claim]:
+def former_clears(log: ClusterLog, plan: RewritePlan, name: str) -> list[Claim]:
     """The clears of a map's former snapshot. They are at its start, since they have no key."""
-    snapshot = job.state.manifest.snapshots.get(name)
+    snapshot = plan.state.manifest.snapshots.get(name)
     found: list[Claim] = []
-    if snapshot is None or not snapshot.tombstones or not job.state.manifest.clears:
+    if snapshot is None or not snapshot.tombstones or not plan.state.manifest.clears:
         return found
     for scan in snapshot_scans(name, snapshot):
         for changes in read_scan(log.store, scan):
@@ -193,7 +193,7 @@ def former_clears(log: ClusterLog, job: RewritePlan, name: str) -> list[Claim]:
 
 
 def merge_range(
-    job: RewritePlan,
+    plan: RewritePlan,
     log: ClusterLog,
     task: RangeTask,
     cleared: Cleared,
@@ -205,7 +205,7 @@ def merge_range(
     does."""
     with (
         scratch_errors(settings),
-        closing(ColumnMerge(job, log, settings, span=task.span, cleared=cleared)) as merge,
+        closing(ColumnMerge(plan, log, settings, span=task.span, cleared=cleared)) as merge,
         tempfile.TemporaryDirectory(
             prefix="imap-wal-rewrite-", dir=settings.scratch, ignore_cleanup_errors=True
         ) as folder,
@@ -217,7 +217,7 @@ def merge_range(
         merge.sources.flush()
         writer = PartWriter(
             log.store,
-            job,
+            plan,
             task.map,
             Path(folder),
             KeyRange(partition, task.span.lower, growth=task.growth),

@@ -86,7 +86,7 @@ def parts_of(snapshot: Snapshot) -> tuple[Part, ...]:
 
 
 def kept_parts(
-    job: RewritePlan,
+    plan: RewritePlan,
     parts: Sequence[Part],
     pages: Iterable[Iterable[bytes]],
     store: SegmentStore,
@@ -97,7 +97,7 @@ def kept_parts(
         return ()
     lowers = [part.lower or b"" for part in parts]
     touched = [
-        bool(part.first_expiry_ms) and job.rule.expired(part.first_expiry_ms) for part in parts
+        bool(part.first_expiry_ms) and plan.rule.expired(part.first_expiry_ms) for part in parts
     ]
     left = touched.count(False)
     for page in pages:

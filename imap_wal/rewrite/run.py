@@ -41,7 +41,7 @@ def rewrite(
     log = _with_fixed_keys(log)
     skew_ms = None if dry_run else _enter(log, skew_ms_max)
 
-    def plan() -> RewritePlan:
+    def prepared() -> RewritePlan:
         return prepare(
             log,
             maps=maps,
@@ -51,25 +51,25 @@ def rewrite(
             skew_ms_max=skew_ms_max,
         )
 
-    job, aside, result, archived = _merge(log, engine, plan, resolve)
+    plan, aside, result, archived = _merge(log, engine, prepared, resolve)
     if not dry_run:
         try:
-            publish(log, job, result)
+            publish(log, plan, result)
         except LostRace:
-            discard(log, job)
+            discard(log, plan)
             raise
         # After any other error it is not known whether the manifest names the new files, so they
         # are kept. If it does not, a later prune deletes them.
     return RewriteReport(
-        namespace=job.namespace,
-        cluster=job.cluster,
+        namespace=plan.namespace,
+        cluster=plan.cluster,
         engine=engine.name,
         maps=tuple(
-            _of_map(job, item, aside, archived.get(item.map, 0))
+            _of_map(plan, item, aside, archived.get(item.map, 0))
             for item in sorted(result.maps, key=lambda item: item.map)
         ),
-        covered=job.until,
-        missing=job.state.missing,
+        covered=plan.until,
+        missing=plan.state.missing,
         records_read=sum(item.records for item in result.maps),
         seconds=log.clock.monotonic() - start,
         memory_max_bytes=memory_max_bytes(),
@@ -93,22 +93,22 @@ def _enter(log: ClusterLog, skew_ms_max: int) -> int | None:
 
 
 def _merge(
-    log: ClusterLog, engine: Engine, plan: Callable[[], RewritePlan], resolve: Resolution | None
+    log: ClusterLog, engine: Engine, prepared: Callable[[], RewritePlan], resolve: Resolution | None
 ) -> tuple[RewritePlan, _Aside, Result, Mapping[str, int]]:
     """Plan, decide, merge; repeated if files were removed while they were read. The last value is
     that of `archived_bytes`."""
     for attempt in range(ATTEMPTS):
-        job, aside = plan(), _Aside({}, {}, {})
+        plan, aside = prepared(), _Aside({}, {}, {})
         try:
-            archived = archived_bytes(job)
+            archived = archived_bytes(plan)
             if resolve is not None:
-                job, aside = _decide(log, job, resolve)
-            result = engine.run(job, log)
-            if not job.dry_run:
-                confirm(log, job, result)
-            return job, aside, result, archived
+                plan, aside = _decide(log, plan, resolve)
+            result = engine.run(plan, log)
+            if not plan.dry_run:
+                confirm(log, plan, result)
+            return plan, aside, result, archived
         except NotFound as error:
-            discard(log, job)
+            discard(log, plan)
             if attempt == ATTEMPTS - 1:
                 lost = log.lost(error)
                 if isinstance(lost, ShortLog):
@@ -118,14 +118,14 @@ def _merge(
                     f"row ({error}); run it again"
                 ) from error
         except BaseException:
-            discard(log, job)
+            discard(log, plan)
             raise
     raise AssertionError
 
 
-def _of_map(job: RewritePlan, item: Merged, aside: _Aside, archived: int) -> MapRewrite:
+def _of_map(plan: RewritePlan, item: Merged, aside: _Aside, archived: int) -> MapRewrite:
     return replace(
-        report_of(job, item, archived),
+        report_of(plan, item, archived),
         conflicts=aside.keys.get(item.map, 0),
         winners=tuple(aside.winners.get(item.map, ())),
         undecided=sum(part.conflicts for part in item.parts),
@@ -142,17 +142,17 @@ class _Aside:
     winners: Mapping[str, Sequence[Winner]]
 
 
-def _decide(log: ClusterLog, job: RewritePlan, resolve: Resolution) -> tuple[RewritePlan, _Aside]:
+def _decide(log: ClusterLog, plan: RewritePlan, resolve: Resolution) -> tuple[RewritePlan, _Aside]:
     """Find and decide the conflicts. A dry run writes nothing. Raises `InvalidSetting` for an
     unknown node."""
-    nodes = conflicts.writers(job.state.manifest)
+    nodes = conflicts.writers(plan.state.manifest)
     if resolve.node and resolve.node not in nodes:
         known = ", ".join(sorted(nodes))
         raise InvalidSetting(
             f"--resolve names node {resolve.node!r}, which this log does not have; it has {known}"
         )
     with conflicts.Aside(keys_of(log.store)) as aside:
-        found = conflicts.find(log, maps=job.maps, state=job.state, until=job.until)
+        found = conflicts.find(log, maps=plan.maps, state=plan.state, until=plan.until)
         decisions = conflicts.decide(found, resolve, aside)
-        paths = {} if job.dry_run else aside.publish(log, job.generation)
-        return replace(job, decisions=decisions), _Aside(dict(aside.keys), paths, aside.winners)
+        paths = {} if plan.dry_run else aside.publish(log, plan.generation)
+        return replace(plan, decisions=decisions), _Aside(dict(aside.keys), paths, aside.winners)

@@ -142,7 +142,7 @@ def read_directly(scans: Iterable[FileScan], sizes: Sizes) -> frozenset[str]:
 
 
 def sort_files(
-    job: RewritePlan,
+    plan: RewritePlan,
     log: ClusterLog,
     scans: Iterable[FileScan],
     direct: Collection[str],
@@ -153,19 +153,19 @@ def sort_files(
     """Read files of logs, and write what may still win of each map as a run. Of the files with the
     paths `direct` (`read_directly`), only the keys are read. Raises `NotFound`, `LogError`,
     `StorageUnavailable`."""
-    everything = replace(job.rule, complete=False)  # a tombstone may hide an entry of another task
+    everything = replace(plan.rule, complete=False)  # a tombstone may hide an entry of another task
     runs: list[SortedRun] = []
     touched: dict[str, set[int]] = {}
     with (
         scratch_errors(settings),
-        closing(ColumnMerge(job, log, settings)) as merge,
+        closing(ColumnMerge(plan, log, settings)) as merge,
         tempfile.TemporaryDirectory(
             prefix="imap-wal-rewrite-", dir=settings.scratch, ignore_cleanup_errors=True
         ) as folder,
     ):
 
         def touch(name: str, keys: Any) -> None:
-            snapshot = job.state.manifest.snapshots.get(name)
+            snapshot = plan.state.manifest.snapshots.get(name)
             lowers = (borders_of(snapshot) if snapshot is not None else None) or [b""]
             touched.setdefault(name, set()).update(touched_by(lowers, keys))
 
@@ -176,7 +176,7 @@ def sort_files(
                 merge.read_log(scan, store)
         merge.sources.flush()
         for name in merge.keys.maps():
-            files = [_RunFile(job, log, name, late, Path(folder), sizes) for late in (False, True)]
+            files = [_RunFile(plan, log, name, late, Path(folder), sizes) for late in (False, True)]
             for batch in merge.sorted_rows(name, everything):
                 touch(name, batch.column("key"))
                 for file in files:
@@ -241,14 +241,14 @@ class _RunFile:
 
     def __init__(
         self,
-        job: RewritePlan,
+        plan: RewritePlan,
         log: ClusterLog,
         name: str,
         late: bool,
         folder: Path,
         sizes: Sizes,
     ) -> None:
-        self._job, self._log, self._name, self._late = job, log, name, late
+        self._plan, self._log, self._name, self._late = plan, log, name, late
         self._folder, self._sizes = folder, sizes
         self._file: ParquetFile | None = None
         self._firsts: list[bytes] = []
@@ -277,7 +277,7 @@ class _RunFile:
         """Store the file. Returns its run; nothing if it has no rows."""
         if self._file is None:
             return []
-        path = self._job.run_path(self._name, randomness.name())
+        path = self._plan.run_path(self._name, randomness.name())
         published = self._file.publish(self._log.store, path)
         scan = FileScan(
             SNAPSHOT,

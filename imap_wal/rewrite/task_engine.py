@@ -91,7 +91,7 @@ class TaskEngine(ABC):
 
     @abstractmethod
     def _answers(
-        self, job: RewritePlan, step: str, work: TaskWork, inputs: Sequence[Any], size: int
+        self, plan: RewritePlan, step: str, work: TaskWork, inputs: Sequence[Any], size: int
     ) -> list[TaskAnswer]:
         """Run a task for each input. Returns the answers that count. `size`: the bytes of all
         inputs."""
@@ -104,13 +104,13 @@ class TaskEngine(ABC):
     def _task_settings(self) -> Settings:
         """Those of a task."""
 
-    def _in_tasks(self, job: RewritePlan, log: ClusterLog) -> Result:
+    def _in_tasks(self, plan: RewritePlan, log: ClusterLog) -> Result:
         """Sort, merge, delete the runs. Raises `LostRace` if the answer of a task is missing, and
         the errors of tasks."""
         self._steps = []
-        sorted_files = self._sort(job)
+        sorted_files = self._sort(plan)
         try:
-            merged = self._merge(job, log, sorted_files)
+            merged = self._merge(plan, log, sorted_files)
             return replace(merged, steps=tuple(self._steps))
         finally:
             runs = [run.scan.path for each in sorted_files for run in each.written]
@@ -119,7 +119,7 @@ class TaskEngine(ABC):
 
     def _step(
         self,
-        job: RewritePlan,
+        plan: RewritePlan,
         step: str,
         work: TaskWork,
         inputs: Sequence[Any],
@@ -132,21 +132,21 @@ class TaskEngine(ABC):
             return []
         clock = SystemClock()
         start = clock.monotonic()
-        answers = self._answers(job, step, work, inputs, size)
+        answers = self._answers(plan, step, work, inputs, size)
         found = taken(answers, len(inputs))
         counts = [records(each) for each in found]
         self._steps.append(report_of(step, answers, counts, clock.monotonic() - start))
         return found
 
-    def _sort(self, job: RewritePlan) -> list[SortedFiles]:
-        scans = job.log_scans()
+    def _sort(self, plan: RewritePlan) -> list[SortedFiles]:
+        scans = plan.log_scans()
         groups = grouped(scans, self._parallel(), self._sizes) if scans else []
         size = sum(scan.bytes for scan in scans)
         direct = read_directly(scans, self._sizes)
-        work = Sorting(job, direct, self._task_settings(), self._sizes)
-        return self._step(job, "sorting", work, groups, size, _of_sorted)
+        work = Sorting(plan, direct, self._task_settings(), self._sizes)
+        return self._step(plan, "sorting", work, groups, size, _of_sorted)
 
-    def _merge(self, job: RewritePlan, log: ClusterLog, found: Sequence[SortedFiles]) -> Result:
+    def _merge(self, plan: RewritePlan, log: ClusterLog, found: Sequence[SortedFiles]) -> Result:
         totals, versions = _totals(found), NO_VERSIONS
         runs: dict[str, list[SortedRun]] = {}
         touched: dict[str, set[int]] = {}
@@ -162,20 +162,20 @@ class TaskEngine(ABC):
         late = {subject for each in found for subject in each.late_clears}
         merged: list[Merged] = []
         wanted = set(totals)
-        for name, snapshot in sorted(job.state.manifest.snapshots.items()):
-            if not job.wants(name):
+        for name, snapshot in sorted(plan.state.manifest.snapshots.items()):
+            if not plan.wants(name):
                 continue
-            if name not in wanted and not worth_reading(job, snapshot, log.store):
+            if name not in wanted and not worth_reading(plan, snapshot, log.store):
                 merged.append(Merged(name, 0, 0, (), unchanged=True))
                 continue
             wanted.add(name)
-            for row, node in former_clears(log, job, name):
+            for row, node in former_clears(log, plan, name):
                 cleared.take(node, [row])
         size = sum(sum(run.sizes) for each in runs.values() for run in each)
         sizes = self._sizes.for_ranges(size, self._parallel())
-        plans = [
+        map_plans = [
             plan_map(
-                job,
+                plan,
                 log,
                 name,
                 runs.get(name, ()),
@@ -185,31 +185,33 @@ class TaskEngine(ABC):
             )
             for name in sorted(wanted)
         ]
-        done = self._ranges(job, plans, cleared)
-        for plan in plans:
-            own = [done.pop(0) for _ in plan.tasks]
+        done = self._ranges(plan, map_plans, cleared)
+        for map_plan in map_plans:
+            own = [done.pop(0) for _ in map_plan.tasks]
             for part in own:
                 versions = versions.raised(part.pairs)
-            clears = clears_part(log, job, plan.map, cleared.claims(plan.map), late)
-            read = totals.get(plan.map, Totals())
+            clears = clears_part(log, plan, map_plan.map, cleared.claims(map_plan.map), late)
+            read = totals.get(map_plan.map, Totals())
             records = read.records + sum(each.records for each in own)
-            merged.append(Merged(plan.map, records, read.bytes, (*clears, *plan.joined(own))))
+            merged.append(
+                Merged(map_plan.map, records, read.bytes, (*clears, *map_plan.joined(own)))
+            )
         return Result(tuple(merged), tuple(versions.pairs.items()), confirmed=True)
 
     def _ranges(
-        self, job: RewritePlan, plans: Sequence[MapPlan], cleared: Cleared
+        self, plan: RewritePlan, map_plans: Sequence[MapPlan], cleared: Cleared
     ) -> list[RangeParts]:
-        tasks = [task for plan in plans for task in plan.tasks]
+        tasks = [task for map_plan in map_plans for task in map_plan.tasks]
         size = sum(task.bytes for task in tasks)
-        work = Merging(job, cleared, self._task_settings())
-        return self._step(job, "merging", work, tasks, size, _of_merged)
+        work = Merging(plan, cleared, self._task_settings())
+        return self._step(plan, "merging", work, tasks, size, _of_merged)
 
 
 @dataclass(frozen=True, slots=True)
 class Sorting:
     """The first step: a group of files becomes sorted runs."""
 
-    job: RewritePlan
+    plan: RewritePlan
     direct: Collection[str]
     settings: Settings
     sizes: Sizes
@@ -217,21 +219,21 @@ class Sorting:
     def __call__(
         self, log: ClusterLog, given: list[FileScan], number: int, randomness: Randomness
     ) -> SortedFiles:
-        return sort_files(self.job, log, given, self.direct, self.settings, self.sizes, randomness)
+        return sort_files(self.plan, log, given, self.direct, self.settings, self.sizes, randomness)
 
 
 @dataclass(frozen=True, slots=True)
 class Merging:
     """The last step: a range of keys becomes part files."""
 
-    job: RewritePlan
+    plan: RewritePlan
     cleared: Cleared
     settings: Settings
 
     def __call__(
         self, log: ClusterLog, given: RangeTask, number: int, randomness: Randomness
     ) -> RangeParts:
-        return merge_range(self.job, log, given, self.cleared, self.settings, number, randomness)
+        return merge_range(self.plan, log, given, self.cleared, self.settings, number, randomness)
 
 
 def _of_sorted(result: SortedFiles) -> tuple[int, int]:
@@ -275,7 +277,7 @@ def _totals(found: Sequence[SortedFiles]) -> dict[str, Totals]:
 
 def clears_part(
     log: ClusterLog,
-    job: RewritePlan,
+    plan: RewritePlan,
     name: str,
     claims: Sequence[Claim],
     late: set[Subject],
@@ -287,7 +289,7 @@ def clears_part(
     with tempfile.TemporaryDirectory(
         prefix="imap-wal-rewrite-", ignore_cleanup_errors=True
     ) as folder:
-        writer = PartWriter(log.store, job, name, Path(folder), randomness=log.randomness)
+        writer = PartWriter(log.store, plan, name, Path(folder), randomness=log.randomness)
         writer.add_clears(claims, late)
         writer.end()
         parts = writer.parts()

@@ -148,8 +148,8 @@ MUTATIONS = (
     Mutation(
         "a rewrite below the orphan floor is published",
         "imap_wal/rewrite/publish.py",
-        "if job.generation < manifest.orphan_floor:",
-        "if job.generation < 0:",
+        "if plan.generation < manifest.orphan_floor:",
+        "if plan.generation < 0:",
         f"{_REWRITES}/test_prune.py::test_the_floor_is_checked_in_the_compare_and_swap",
     ),
     Mutation(
@@ -162,7 +162,7 @@ MUTATIONS = (
     Mutation(
         "new snapshot files not read before they are published",
         "imap_wal/rewrite/run.py",
-        "                confirm(log, job, result)\n",
+        "                confirm(log, plan, result)\n",
         "                pass\n",
         f"{_REWRITES}/test_damaged_files.py::test_rewrite_with_a_changed_part_publishes_nothing",
     ),

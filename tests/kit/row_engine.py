@@ -29,15 +29,15 @@ class RowEngine:
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings or Settings()
 
-    def run(self, job: RewritePlan, log: ClusterLog) -> Result:
+    def run(self, plan: RewritePlan, log: ClusterLog) -> Result:
         index = NewestIndex(self._settings.restore_memory_bytes)
         try:
-            return self._run(job, log, index)
+            return self._run(plan, log, index)
         finally:
             index.close()
 
-    def _run(self, job: RewritePlan, log: ClusterLog, index: NewestIndex) -> Result:
-        tally, counting = Tally(job), job.decisions.counting
+    def _run(self, plan: RewritePlan, log: ClusterLog, index: NewestIndex) -> Result:
+        tally, counting = Tally(plan), plan.decisions.counting
 
         def add(found: Iterable[EntryBatch], kind: str) -> None:
             for changes in found:
@@ -46,20 +46,20 @@ class RowEngine:
                     rows = counting(changes.node, changes.rows)
                     index.add(changes.node, rows, changes.bytes, clears=changes.clears)
 
-        for scan in cluster_scans(job.state, until=job.until, maps=job.maps, snapshots=False):
+        for scan in cluster_scans(plan.state, until=plan.until, maps=plan.maps, snapshots=False):
             # By the marks of each map, so that a wrong mark of all maps is noticed.
-            add(log.read_on(replace(scan, complete=START), job.maps), scan.kind)
+            add(log.read_on(replace(scan, complete=START), plan.maps), scan.kind)
         merged: list[Merged] = []
         touched = set(tally.maps)
         kept: dict[str, tuple[KeptPart, ...]] = {}
-        for name, snapshot in sorted(job.state.manifest.snapshots.items()):
-            if not job.wants(name):
+        for name, snapshot in sorted(plan.state.manifest.snapshots.items()):
+            if not plan.wants(name):
                 continue
-            if name not in touched and not worth_reading(job, snapshot, log.store):
+            if name not in touched and not worth_reading(plan, snapshot, log.store):
                 merged.append(Merged(name, 0, 0, (), unchanged=True))
                 continue
             if not index.clears(name):
-                kept[name] = kept_parts(job, parts_of(snapshot), _keys(index, name), log.store)
+                kept[name] = kept_parts(plan, parts_of(snapshot), _keys(index, name), log.store)
             paths = {each.part.path for each in kept.get(name, ())}
             for scan in snapshot_scans(name, snapshot):
                 if scan.path not in paths:
@@ -68,7 +68,7 @@ class RowEngine:
         for name in sorted(touched):
             with tempfile.TemporaryDirectory() as folder:
                 writer = PartWriter(
-                    log.store, job, name, Path(folder), KeyRange(kept=kept.get(name, ()))
+                    log.store, plan, name, Path(folder), KeyRange(kept=kept.get(name, ()))
                 )
                 writer.add_clears(index.clears(name), tally.late)
                 for rows, nodes, conflicts in index.batches_with_rivals(name):
@@ -89,11 +89,11 @@ def _keys(index: NewestIndex, name: str) -> Iterator[list[bytes]]:
 class ComparedEngine(LocalEngine):
     """The local engine; its result must be that of `RowEngine`."""
 
-    def run(self, job: RewritePlan, log: ClusterLog) -> Result:
+    def run(self, plan: RewritePlan, log: ClusterLog) -> Result:
         # Without other writers each reading of a log is the same.
-        reference = replace(job, generation=job.generation + 1_000_000)
+        reference = replace(plan, generation=plan.generation + 1_000_000)
         expected = RowEngine(self._settings).run(reference, log)
-        result = super().run(job, log)
+        result = super().run(plan, log)
         compare(result, expected, log)
         return result
 

@@ -22,7 +22,7 @@ class TaskEngine(SparkEngine):
     def __init__(self, sizes: Sizes = TINY) -> None:
         super().__init__(tasks=2, sizes=sizes)
 
-    def _start(self, job: RewritePlan) -> None:
+    def _start(self, plan: RewritePlan) -> None:
         """Does nothing: there is no Spark."""
 
     def _each(
@@ -43,11 +43,11 @@ class ComparedTasks(TaskEngine):
         super().__init__()
         self._settings = settings
 
-    def run(self, job: RewritePlan, log: ClusterLog) -> Result:
+    def run(self, plan: RewritePlan, log: ClusterLog) -> Result:
         # Without other writers each reading of a log is the same.
-        reference = replace(job, generation=job.generation + 1_000_000)
+        reference = replace(plan, generation=plan.generation + 1_000_000)
         expected = RowEngine(self._settings).run(reference, log)
-        result = super().run(job, log)
+        result = super().run(plan, log)
         compare(result, expected, log)
         assert not [file for file in log.store.list("") if "/run-" in file.path]
         return result

@@ -207,8 +207,8 @@ def test_late_rows_of_an_archive_keep_their_tombstones(memory: MemoryStore) -> N
     class Early(TaskEngine):
         settled = early
 
-        def run(self, job: RewritePlan, log: Any) -> Any:
-            return super().run(replace(job, settled={"n1": self.settled}), log)
+        def run(self, plan: RewritePlan, log: Any) -> Any:
+            return super().run(replace(plan, settled={"n1": self.settled}), log)
 
     rewrite(cluster(memory), Early())
     assert snapshot(memory).tombstones == 20

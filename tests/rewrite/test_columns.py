@@ -245,9 +245,9 @@ def test_a_large_archive_that_disappears_begins_the_rewrite_again(
             memory.delete(each.path)
 
     class Back(local_engine.LocalEngine):
-        def run(self, job: Any, log: Any) -> Any:
+        def run(self, plan: Any, log: Any) -> Any:
             try:
-                return super().run(job, log)
+                return super().run(plan, log)
             except NotFound:
                 while moved:
                     memory.create(*moved.pop())

@@ -33,8 +33,8 @@ def test_rewrite_with_a_changed_part_publishes_nothing(memory: MemoryStore, dama
     append(node(memory), put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2), "other"))
 
     class Losing(LocalEngine):
-        def run(self, job: RewritePlan, log: ClusterLog) -> Result:
-            result = super().run(job, log)
+        def run(self, plan: RewritePlan, log: ClusterLog) -> Result:
+            result = super().run(plan, log)
             spoil(memory, result.maps[0].parts[0].path, damage, result.maps[1].parts[0].path)
             return result
 

@@ -35,8 +35,8 @@ def test_replaced_owners_change_stays_void_after_drop(memory: MemoryStore, found
     if found_in == "an archive":
         archive(memory, second)
     elif found_in == "a snapshot":
-        job = prepare(cluster(memory))  # one that knows nothing of partitions
-        late = replace(job, settled=dict.fromkeys(job.settled, START), versions=None)
+        plan = prepare(cluster(memory))  # one that knows nothing of partitions
+        late = replace(plan, settled=dict.fromkeys(plan.settled, START), versions=None)
         publish(cluster(memory), late, ENGINE.run(late, cluster(memory)))
         assert snapshot(memory).tombstones == 1 and cluster(memory).manifest().versions == {}
     drop_map(cluster(memory), "orders")

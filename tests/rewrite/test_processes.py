@@ -76,17 +76,17 @@ def test_all_engines_agree(tmp_path: Path, small: None, seed: int, has_snapshot:
     if has_snapshot:
         rewrite(log, LocalEngine(), skew_ms_max=2**60)
         filled(store, seed + 1, iter(range(200, 260)))
-    job = prepare(log, maps=None, as_of_ms=None, dry_run=False, skew_ms_max=2**60)
-    assert len([scan for scan in job.log_scans() if scan.kind == ARCHIVE]) > 1
-    expected = RowEngine().run(replace(job, generation=job.generation + 1000), log)
+    plan = prepare(log, maps=None, as_of_ms=None, dry_run=False, skew_ms_max=2**60)
+    assert len([scan for scan in plan.log_scans() if scan.kind == ARCHIVE]) > 1
+    expected = RowEngine().run(replace(plan, generation=plan.generation + 1000), log)
 
     class InTasks(TaskEngine):
-        def run(self, job: RewritePlan, log: ClusterLog) -> Result:
-            return self._in_tasks(job, log)
+        def run(self, plan: RewritePlan, log: ClusterLog) -> Result:
+            return self._in_tasks(plan, log)
 
     engines: list[Any] = [LocalEngine(), InTasks(), ProcessEngine(Settings(), 2, sizes=TINY)]
     for number, engine in enumerate(engines, 2):
-        result = engine.run(replace(job, generation=job.generation + 1000 * number), log)
+        result = engine.run(replace(plan, generation=plan.generation + 1000 * number), log)
         compare(result, expected, log)
         assert len(result.steps) == (0 if isinstance(engine, LocalEngine) else 2)
     assert not [file for file in store.list("") if "/run-" in file.path]
@@ -116,16 +116,16 @@ class _InTwo(ProcessEngine):
 def test_a_task_whose_process_is_killed_runs_once_more(tmp_path: Path, times: int) -> None:
     gate = tmp_path / "gate"
     gate.mkdir()
-    job = _plan(tmp_path / "root")
+    plan = _plan(tmp_path / "root")
     (tmp_path / "scratch").mkdir()
     settings = Settings(scratch=tmp_path / "scratch")
-    with processes._processes(job.url, 1, settings) as two:
+    with processes._processes(plan.url, 1, settings) as two:
         work = Killed(str(gate), times)
         if times == 1:
-            assert [each.result for each in two.run(job, work, ["a"])] == ["a"]
+            assert [each.result for each in two.run(plan, work, ["a"])] == ["a"]
         else:
             with pytest.raises(ProcessDied, match=r"ended with -9; .*published.*fewer --processes"):
-                list(two.run(job, work, ["a"]))
+                list(two.run(plan, work, ["a"]))
     assert len(list(gate.iterdir())) == 2
     assert not list((tmp_path / "scratch").iterdir())
 
@@ -135,46 +135,46 @@ def test_each_attempt_has_an_empty_folder(tmp_path: Path) -> None:
     that ends because no task comes may remove its folder."""
     gate = tmp_path / "gate"
     gate.mkdir()
-    job = _plan(tmp_path / "root")
-    with processes._processes(job.url, 1, Settings(scratch=tmp_path)) as one:
+    plan = _plan(tmp_path / "root")
+    with processes._processes(plan.url, 1, Settings(scratch=tmp_path)) as one:
         work = Leaves(str(gate))
-        assert [each.result for each in one.run(job, work, ["a"])] == [0]
+        assert [each.result for each in one.run(plan, work, ["a"])] == [0]
         assert len(list(gate.iterdir())) == 2, "the first attempt was killed"
         for folder in tmp_path.glob("imap-wal-rewrite-*/*"):
             shutil.rmtree(folder)
-        assert [each.result for each in one.run(job, work, ["a"])] == [0]
+        assert [each.result for each in one.run(plan, work, ["a"])] == [0]
 
 
 def test_tasks_of_a_step_read_one_plan(tmp_path: Path) -> None:
     """Each map has a task, and the plan has all maps."""
     gate = tmp_path / "gate"
     gate.mkdir()
-    job = _plan(tmp_path / "root")
-    with processes._processes(job.url, 1, Settings(scratch=tmp_path)) as one:
-        answers = one.run(job, Counted(str(gate)), list(range(20)))
+    plan = _plan(tmp_path / "root")
+    with processes._processes(plan.url, 1, Settings(scratch=tmp_path)) as one:
+        answers = one.run(plan, Counted(str(gate)), list(range(20)))
         assert sorted(each.result for each in answers) == list(range(20))
     assert len(list(gate.iterdir())) == 1
 
 
 def test_an_unusable_scratch_folder_is_a_clear_error(tmp_path: Path) -> None:
-    job = _plan(tmp_path / "root")
+    plan = _plan(tmp_path / "root")
     scratch = tmp_path / "missing"
     scratch.mkdir()
     settings = Settings(scratch=scratch)
     scratch.rmdir()
     log = cluster(LocalStore(str(tmp_path / "root")))
     with pytest.raises(StorageUnavailable, match=r"missing: .*; nothing was published"):
-        ProcessEngine(settings, 2).run(job, log)
+        ProcessEngine(settings, 2).run(plan, log)
 
 
 def test_the_error_of_a_task_ends_the_others(tmp_path: Path) -> None:
-    job, gate = _plan(tmp_path / "root"), tmp_path / "gate"
+    plan, gate = _plan(tmp_path / "root"), tmp_path / "gate"
     gate.mkdir()
     with (
         pytest.raises(CorruptLog, match="a defect"),
-        processes._processes(job.url, 2, Settings(scratch=tmp_path)) as two,
+        processes._processes(plan.url, 2, Settings(scratch=tmp_path)) as two,
     ):
-        list(two.run(job, Fails(str(gate)), ["waits", "fails", "waits"]))
+        list(two.run(plan, Fails(str(gate)), ["waits", "fails", "waits"]))
     assert not any(_is_alive(pid) for pid in _started(gate, 2))
 
 
@@ -233,7 +233,7 @@ def test_an_early_end_leaves_no_process_and_no_file(tmp_path: Path, number: sign
 
 
 def test_processes_are_used_only_if_they_help(tmp_path: Path) -> None:
-    job = _plan(tmp_path / "root")
+    plan = _plan(tmp_path / "root")
     full = FileScan(ARCHIVE, "n1", "a", "m", bytes=30 * MIB, records=60_000, unpacked=64 * MIB)
     archives = [replace(full, path=str(number)) for number in range(8)]
     segment = FileScan(SEGMENT, "n1", "s", "", bytes=40 * MIB)
@@ -243,9 +243,9 @@ def test_processes_are_used_only_if_they_help(tmp_path: Path) -> None:
             def log_scans(self) -> list[FileScan]:
                 return list(scans)
 
-        fields = {name: getattr(job, name) for name in job.__dataclass_fields__}
-        plan = Plan(**{**fields, **changes})
-        return useful_processes(plan, Settings(restore_memory_bytes=memory * MIB), wanted)
+        fields = {name: getattr(plan, name) for name in plan.__dataclass_fields__}
+        changed = Plan(**{**fields, **changes})
+        return useful_processes(changed, Settings(restore_memory_bytes=memory * MIB), wanted)
 
     assert count(*archives, segment) == 4
     assert count(*archives, wanted=2) == 2

@@ -219,8 +219,8 @@ def test_a_rewrite_that_a_prune_treated_as_dead_publishes_nothing(tmp_path: Path
     append(log, put("c", "1", (1, 1, 1, 3)))
 
     class Slow(LocalEngine):
-        def run(self, job: RewritePlan, log: ClusterLog) -> Result:
-            result = super().run(job, log)
+        def run(self, plan: RewritePlan, log: ClusterLog) -> Result:
+            result = super().run(plan, log)
             for file in store.list("ns/c/snapshot"):
                 aged(store, file.path, ORPHAN_MS / 1000 + 60)
             assert len(prune(real_log(store)).snapshot_files) == 2
@@ -238,14 +238,14 @@ def test_the_floor_is_checked_in_the_compare_and_swap(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     append(node(store), put("a", "1", (1, 1, 1, 1)))
     log = real_log(store)
-    job = prepare(log)
-    result = ENGINE.run(job, log)
-    confirm(log, job, result)
+    plan = prepare(log)
+    result = ENGINE.run(plan, log)
+    confirm(log, plan, result)
     for file in store.list("ns/c/snapshot"):
         aged(store, file.path, ORPHAN_MS / 1000 + 60)
     prune(real_log(store))
     with pytest.raises(LostRace):
-        publish(log, job, result)
+        publish(log, plan, result)
     assert real_log(store).manifest().snapshots == {}
 
 

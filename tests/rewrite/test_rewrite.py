@@ -70,8 +70,8 @@ def test_the_report_of_a_rewrite_reads_no_list(
             return self.inner
 
     class Slow(LocalEngine):
-        def run(self, job: RewritePlan, log: ClusterLog) -> Result:
-            result = super().run(job, log)
+        def run(self, plan: RewritePlan, log: ClusterLog) -> Result:
+            result = super().run(plan, log)
             reads.clear()
             return result
 
@@ -150,8 +150,8 @@ def test_one_of_two_rewriters_publishes(memory: MemoryStore) -> None:
     gate = threading.Event()
 
     class Slow(LocalEngine):
-        def run(self, job: RewritePlan, log: ClusterLog) -> Result:
-            merged = super().run(job, log)
+        def run(self, plan: RewritePlan, log: ClusterLog) -> Result:
+            merged = super().run(plan, log)
             run(memory)
             gate.set()
             return merged
@@ -172,8 +172,8 @@ def test_a_rewrite_whose_plan_is_outdated_is_not_published(
     append(node(memory), put("a", "1", (1, 1, 1, 1)))
 
     class Disturbed(LocalEngine):
-        def run(self, job: RewritePlan, log: ClusterLog) -> Result:
-            merged = super().run(job, log)
+        def run(self, plan: RewritePlan, log: ClusterLog) -> Result:
+            merged = super().run(plan, log)
             if meanwhile == "lifetime":
                 cuts = find_cutoffs(log).cuts
                 log.manifests.update(
@@ -196,8 +196,8 @@ def test_files_of_a_rewrite_that_failed_are_removed(memory: MemoryStore) -> None
     append(node(memory), put("a", "1", (1, 1, 1, 1)))
 
     class Failing(LocalEngine):
-        def run(self, job: RewritePlan, log: ClusterLog) -> Result:
-            super().run(job, log)
+        def run(self, plan: RewritePlan, log: ClusterLog) -> Result:
+            super().run(plan, log)
             assert memory.list("ns/c/snapshot")
             raise KeyboardInterrupt
 
@@ -278,10 +278,10 @@ def test_a_rewrite_that_takes_longer_than_the_archive_interval_ends(
     attempts = []
 
     class Counting(LocalEngine):
-        def run(self, job: RewritePlan, log: ClusterLog) -> Result:
-            attempts.append(job)
+        def run(self, plan: RewritePlan, log: ClusterLog) -> Result:
+            attempts.append(plan)
             slow.armed = True
-            result = super().run(job, log)
+            result = super().run(plan, log)
             slow.armed = False
             return result
 
@@ -310,11 +310,11 @@ def test_rewrite_restarts_when_its_log_was_pruned(
             run(memory)
             prune(cluster(memory))
 
-    job = prepare(cluster(memory))
+    plan = prepare(cluster(memory))
     slow = Between(name, 3, other)
     slow.armed = True
     with pytest.raises(NotFound, match="newer snapshot covers"):
-        ENGINE.run(job, cluster(slow))
+        ENGINE.run(plan, cluster(slow))
     assert done
     append(log, put("k9", 9, (1, 1, 1, 9)))
     run(memory)

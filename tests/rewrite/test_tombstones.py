@@ -113,11 +113,11 @@ def test_tombstone_dropped_by_second_rewrite_still_voids_older(
     members(memory)
     deletion = put("a", None, (1, 2, 1, 1), timestamp_ms=clock.now_ms())
     if kept_because == "it came late":
-        job = prepare(cluster(memory, clock))
+        plan = prepare(cluster(memory, clock))
         append(second, deletion)
         now = cluster(memory, clock).ends()
-        job = replace(job, until=now, state=cluster(memory, clock).state())
-        publish(cluster(memory, clock), job, ENGINE.run(job, cluster(memory, clock)))
+        plan = replace(plan, until=now, state=cluster(memory, clock).state())
+        publish(cluster(memory, clock), plan, ENGINE.run(plan, cluster(memory, clock)))
     elif kept_because == "as of a time":
         append(second, deletion)
         clock.advance(2)

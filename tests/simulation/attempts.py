@@ -27,8 +27,8 @@ class TwoAttempts(SparkEngine):
         self._actor, self._kills = actor, kills
         self._seeds = 0
 
-    def _start(self, job: RewritePlan) -> None:
-        self._seeds = job.generation * 64
+    def _start(self, plan: RewritePlan) -> None:
+        self._seeds = plan.generation * 64
 
     def _each(
         self, step: str, work: Partition, inputs: Sequence[Any], size: int

@@ -53,10 +53,10 @@ class Maintainer(Actor):
         begun = 0
 
         class Counting(LocalEngine):
-            def run(self, job: RewritePlan, log: ClusterLog) -> Result:
+            def run(self, plan: RewritePlan, log: ClusterLog) -> Result:
                 nonlocal begun
                 begun += 1
-                return super().run(job, log)
+                return super().run(plan, log)
 
         try:
             rewrite(self.cluster(), Counting(MEMORY))

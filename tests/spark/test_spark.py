@@ -68,8 +68,8 @@ def test_both_engines_give_the_same_snapshot(
         log = history_cluster.log
         found = []
         for engine in (LocalEngine(SMALL), SparkEngine(spark)):
-            job = prepare(log)
-            result = engine.run(job, log)
+            plan = prepare(log)
+            result = engine.run(plan, log)
             merged = {item.map: item for item in result.maps}
             rows = {
                 name: [parquet_rows(log.store, part.path) for part in item.parts]
@@ -78,7 +78,7 @@ def test_both_engines_give_the_same_snapshot(
             counts = {name: (item.records, item.unchanged) for name, item in merged.items()}
             flat = {name: [row for part in parts for row in part] for name, parts in rows.items()}
             found.append((flat, counts, dict(result.pairs)))
-            discard(log, job)
+            discard(log, plan)
         assert found[0] == found[1]
         run(log, SparkEngine(spark))
         prune(log)
@@ -182,15 +182,15 @@ def test_spark_resolves_claims_like_every_other_reader(
     log = cluster(store)
     found = []
     for engine in (LocalEngine(SMALL), SparkEngine(spark)):
-        job = prepare(log)
-        result = engine.run(job, log)
+        plan = prepare(log)
+        result = engine.run(plan, log)
         parts = [part for item in result.maps for part in item.parts]
         counts = [
             sum(getattr(part, name) for part in parts)
             for name in ("live", "tombstones", "conflicts")
         ]
         found.append(([row for part in parts for row in parquet_rows(store, part.path)], counts))
-        discard(log, job)
+        discard(log, plan)
     assert found[0] == found[1]
     assert found[0][1][2] == len(in_conflict)
     run(log, SparkEngine(spark))
@@ -260,8 +260,8 @@ def test_a_dropped_tombstone_of_a_snapshot_still_voids_older_changes(
     born = IncarnationRecord("id", 1, find_cutoffs(cluster(store)).cuts)
     cluster(store).manifests.update(lambda now: replace(now, lifetimes=(born,)))
     append(second, put("a", None, (1, 2, 1, 1)))
-    job = prepare(cluster(store))  # a rewrite for which all changes are late
-    late = replace(job, settled=dict.fromkeys(job.settled, START), versions=None)
+    plan = prepare(cluster(store))  # a rewrite for which all changes are late
+    late = replace(plan, settled=dict.fromkeys(plan.settled, START), versions=None)
     publish(cluster(store), late, LocalEngine(SMALL).run(late, cluster(store)))
     assert cluster(store).manifest().snapshots["orders"].tombstones == 1
     run(cluster(store), SparkEngine(spark))

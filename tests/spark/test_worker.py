@@ -28,10 +28,10 @@ def test_a_worker_without_the_root_or_wal_dir_is_named(tmp_path: Path) -> None:
     """It would write part files into an empty folder of its own machine."""
     store = SplitStore(LocalStore(str(tmp_path / "root")), LocalStore(str(tmp_path / "wal")))
     append(node(store), put("a", "1", (1, 1, 1, 1)))
-    job = prepare(cluster(store))
-    with worker_log(job, VERSION) as log:
-        assert [len(each.rows) for each in log.read_on(cluster_scans(job.state)[0])] == [1]
-    nowhere = replace(job, url=f"{tmp_path}/nowhere")
+    plan = prepare(cluster(store))
+    with worker_log(plan, VERSION) as log:
+        assert [len(each.rows) for each in log.read_on(cluster_scans(plan.state)[0])] == [1]
+    nowhere = replace(plan, url=f"{tmp_path}/nowhere")
     with (
         pytest.raises(MissingNode, match=r"on worker .*manifest.*every worker"),
         worker_log(nowhere, VERSION),
@@ -41,9 +41,9 @@ def test_a_worker_without_the_root_or_wal_dir_is_named(tmp_path: Path) -> None:
     (tmp_path / "wal").rename(tmp_path / "unmounted")
     with (
         pytest.raises(MissingNode, match=r"on worker .*node 'n1'.*wal_dir.*every worker"),
-        worker_log(job, VERSION) as log,
+        worker_log(plan, VERSION) as log,
     ):
-        list(log.read_on(cluster_scans(job.state)[0]))
+        list(log.read_on(cluster_scans(plan.state)[0]))
 
 
 def test_a_worker_with_another_version_is_refused(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ class ColumnMerge:
 
     def __init__(
         self,
-        job: RewritePlan,
+        plan: RewritePlan,
         log: ClusterLog,
         settings: Settings,
         *,
@@ -105,10 +105,10 @@ class ColumnMerge:
         cleared: Cleared | None = None,
     ) -> None:
         """`span`: only these keys are merged. `cleared`: clears that are known already."""
-        self._job, self._log, self._folder, self._span = job, log, settings.scratch, span
+        self._plan, self._log, self._folder, self._span = plan, log, settings.scratch, span
         # Each of these needs several times its own limit while it works.
         self._part_bytes = min(max(settings.restore_memory_bytes // 10, 1), PART_BYTES_MAX)
-        self.tally = Tally(job)
+        self.tally = Tally(plan)
         self.cleared = cleared or Cleared()
         self.keys = NewestKeys(self._part_bytes, self._folder)
         self.sources = Sources(
@@ -129,7 +129,7 @@ class ColumnMerge:
                 # It was merged into another archive, which has its entries. Entries that were
                 # already read are read twice, which changes nothing.
                 store = self._log.store
-        for changes in self._log.read_on(scan, self._job.maps, store=store):
+        for changes in self._log.read_on(scan, self._plan.maps, store=store):
             self._add(changes, scan)
 
     def read_snapshot(self, scan: FileScan) -> None:
@@ -162,7 +162,7 @@ class ColumnMerge:
 
     def write(self, name: str, writer: PartWriter) -> None:
         """Write the rows of a map that are kept, without its clears."""
-        for batch, losers, conflicts in decided(name, self.sorted_rows(name, self._job.rule)):
+        for batch, losers, conflicts in decided(name, self.sorted_rows(name, self._plan.rule)):
             self._noted.note(conflicts)
             writer.count_conflicts(len(conflicts))
             writer.write(batch, losers)
@@ -189,7 +189,7 @@ class ColumnMerge:
         if changes.clears:
             self.cleared.take(changes.node, changes.rows)
             rows = [row for row in rows if not is_clear(row)]
-        rows = self._job.decisions.counting(changes.node, rows)
+        rows = self._plan.decisions.counting(changes.node, rows)
         self.sources.add_rows(rows, changes.node, changes.bytes)
 
     def _within(self, rows: list[Row]) -> list[Row]:
@@ -239,7 +239,7 @@ class ColumnMerge:
         """`Decisions.counting` for columns."""
         decisions = {
             key: decision
-            for (name, key), decision in self._job.decisions.winners.items()
+            for (name, key), decision in self._plan.decisions.winners.items()
             if name == scan.map
         }
         if not decisions:
