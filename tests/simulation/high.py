@@ -262,8 +262,10 @@ ORDERS |= CHOSEN
 
 
 def _a_rewrite_does_not_go_on(put: Put) -> None:
-    def read_on(self: Any, each: Any, maps: Any = None, attempts: int = 0) -> Any:
-        return scan.read_scan(self.store, each, maps)
+    def read_on(
+        self: Any, each: Any, maps: Any = None, attempts: int = 0, store: Any = None
+    ) -> Any:
+        return scan.read_scan(store or self.store, each, maps)
 
     put(cluster.ClusterLog, "read_on", read_on)
 
@@ -317,10 +319,10 @@ def _a_snapshot_teaches_nothing(put: Put) -> None:
     add = plan.Tally.add
 
     def without(self: Any, changes: Any, *, count_bytes: bool, settled: bool = False) -> None:
-        wanted = self._pairs_wanted
-        self._pairs_wanted = wanted and not settled
+        wanted = self.pairs_wanted
+        self.pairs_wanted = wanted and not settled
         add(self, changes, count_bytes=count_bytes, settled=settled)
-        self._pairs_wanted = wanted
+        self.pairs_wanted = wanted
 
     put(plan.Tally, "add", without)
 

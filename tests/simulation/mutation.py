@@ -11,6 +11,7 @@ from typing import Any
 from tests.simulation.drills import DRILLS, ORDERS
 from tests.simulation.explore import run_seed, sweep
 from tests.simulation.install import installed
+from tests.simulation.world import UNEXPECTED, Violation
 
 Put = Callable[[Any, str, Any], None]
 """Replaces an attribute until the end of the trial."""
@@ -19,13 +20,14 @@ Put = Callable[[Any, str, Any], None]
 @dataclass(frozen=True)
 class Mutation:
     """`take_back` replaces functions by what they did before; `drills` names plans that catch
-    it."""
+    it. `crashes`: the other code does not expect what it then finds, and fails."""
 
     item: str
     what: str
     take_back: Callable[[Put], None]
     drills: tuple[str, ...]
     scenario: str
+    crashes: bool = False
 
     @property
     def name(self) -> str:
@@ -60,7 +62,7 @@ def caught_by_drills(mutation: Mutation) -> tuple[int, str]:
             for result in sweep(DRILLS[name], ORDERS.get(name, ())):
                 number = next(count)
                 if result.violation is not None:
-                    return number, str(result.violation)
+                    return number, _what(mutation, result.violation)
     return 0, ""
 
 
@@ -70,5 +72,12 @@ def caught_by_itself(mutation: Mutation, runs: int) -> tuple[int, str]:
         for seed in range(1, runs + 1):
             result = run_seed(mutation.scenario, seed)
             if result.violation is not None:
-                return seed, str(result.violation)
+                return seed, _what(mutation, result.violation)
     return 0, ""
+
+
+def _what(mutation: Mutation, violation: Violation) -> str:
+    """A function of `take_back` that no longer fits the code fails too, and proves nothing."""
+    crashed = violation.rule == UNEXPECTED
+    assert crashed == mutation.crashes, f"{mutation.name}: {violation}"
+    return str(violation)

@@ -54,11 +54,11 @@ def _state_of_the_cluster_first(put: Put) -> None:
 
 
 def _archive_without_its_epoch(put: Put) -> None:
-    def publish(self: Any, work: Any) -> None:
+    def publish(self: Any, work: Any, *, listed: bool) -> None:
         last = self._segments[-1].name
 
         def change(now: NodeManifest) -> NodeManifest:
-            named = replace(now, archives=(*now.archives, *work.archives))
+            named = (now.listed() if listed else now).with_archives(work.archives, work.absorbed)
             return carried(named, last, [work.summary])
 
         self._manifests.update(change)
@@ -219,7 +219,7 @@ def _recovered_under_the_same_name(put: Put) -> None:
 
 
 def _orphans_by_their_age_alone(put: Put) -> None:
-    def remove_former(log: Any, *, dry_run: bool = False) -> tuple[Any, ...]:
+    def remove_former(log: Any, *, dry_run: bool = False, check: bool = True) -> tuple[Any, ...]:
         files = log.store.list(f"{log.folder}/snapshot")
         manifest = log.manifest()
         now_ms = log.clock.now_ms()
@@ -432,6 +432,7 @@ MUTATIONS = (
         _archived_clears_are_entries,
         ("a clear beside an archive and a rewrite",),
         "clears",
+        crashes=True,
     ),
 )
 

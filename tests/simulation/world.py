@@ -38,6 +38,10 @@ class Killed(BaseException):
     """The process died here. No handler of the code under test may catch it."""
 
 
+UNEXPECTED = "unexpected error"
+"""The rule that is broken by an error that no code raises on purpose."""
+
+
 class Violation(Exception):
     """A promise was broken. `rule` is a short name for it."""
 
@@ -128,7 +132,7 @@ class Task(greenlet):
         except Violation as error:
             self.world.violate(error)
         except Exception as error:  # an unexpected error ends the run
-            self.world.violate(Violation("unexpected error", f"{self.name}: {error!r}"), error)
+            self.world.violate(Violation(UNEXPECTED, f"{self.name}: {error!r}"), error)
         self.world.finished(self)
 
 
