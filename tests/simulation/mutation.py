@@ -20,7 +20,8 @@ Put = Callable[[Any, str, Any], None]
 @dataclass(frozen=True)
 class Mutation:
     """`take_back` replaces functions by what they did before; `drills` names plans that catch
-    it. `crashes`: the other code does not expect what it then finds, and fails."""
+    it. `crashes`: the other code does not expect what it then finds, and fails. `is_rare`: 20,000
+    random schedules of its scenario do not meet it; only a drill does."""
 
     item: str
     what: str
@@ -28,6 +29,7 @@ class Mutation:
     drills: tuple[str, ...]
     scenario: str
     crashes: bool = False
+    is_rare: bool = False
 
     @property
     def name(self) -> str:

@@ -348,6 +348,7 @@ MUTATIONS = (
         _permits_named_by_their_epoch,
         ("an open that comes after two others",),
         "takeovers",
+        is_rare=True,
     ),
     Mutation(
         "drop",
