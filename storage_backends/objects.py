@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import errno
 import os
-import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from glob import has_magic
 from secrets import token_hex
@@ -32,18 +30,17 @@ from fsspec.spec import AbstractFileSystem
 from storage_backends.errors import (
     AlreadyExists,
     Linked,
-    NoSpace,
     NotFound,
     StorageError,
     Unavailable,
     Unsupported,
-    unreachable,
 )
 from storage_backends.extras import EXTRA_OF_SCHEME
 from storage_backends.interface import Appender, Capabilities, StoredFile
 from storage_backends.lease import DEFAULT_LEASE_MS, LeasedLocks, system_clock_ms
 from storage_backends.local import LocalStore
 from storage_backends.location import PRIVATE, Location
+from storage_backends.object_errors import is_unreachable, service_code, translated
 from storage_backends.paths import check_path, folder_prefix
 from storage_backends.veil import Veil
 
@@ -56,18 +53,6 @@ _PROBE_PREFIX = ".probe-"
 _CONFLICTS_MAX = 10
 _DELETED_AT_ONCE = {"s3": 1_000, "s3a": 1_000}
 """fsspec protocol → the most keys of one request that deletes objects."""
-_NO_ANSWER = frozenset(
-    [
-        "ConnectionError",  # Python, botocore, requests
-        "ClientConnectionError",  # aiohttp
-        "HTTPClientError",  # botocore
-        "ServiceRequestError",  # azure: no connection
-        "ServiceResponseError",  # azure: no answer
-        "TransportError",  # google.auth
-    ]
-)
-"""Names of classes for a service that does not answer; their subclasses count too."""
-_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _MODIFIED_KEYS = ("LastModified", "last_modified", "updated", "mtime", "modificationTime")
 
 T = TypeVar("T")
@@ -393,74 +378,6 @@ class LocalObjects(_Immutable, LocalStore):
         )
         self._clock_ms = clock_ms
         self._lease_ms = lease_ms
-
-
-def service_code(error: BaseException) -> tuple[str, int]:
-    """The service's own code and HTTP status ("" and 0: unknown), from the causes of an error, for
-    any driver."""
-    for found in _causes(error):
-        response = getattr(found, "response", None)
-        if isinstance(response, Mapping):  # botocore
-            return str(response.get("Error", {}).get("Code", "")), int(
-                response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            )
-        for name in ("status_code", "status", "code"):  # azure, aiohttp, gcsfs
-            status = getattr(found, name, None)
-            if isinstance(status, int):
-                return str(getattr(found, "error_code", "")), status
-    return "", 0
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what it was raised from."""
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__ or found.__context__
-
-
-def is_unreachable(error: BaseException) -> bool:
-    """Whether a driver got no answer from its service. The libraries of the drivers have classes of
-    their own for this, and not all of them are an `OSError`."""
-    return service_code(error) == ("", 0) and any(
-        isinstance(each, TimeoutError | socket.gaierror)
-        or any(known.__name__ in _NO_ANSWER for known in type(each).__mro__)
-        for each in _causes(error)
-    )
-
-
-def translated(error: Exception, path: str, url: str) -> StorageError:
-    """The error of the store at `url` for an error of a driver."""
-    if isinstance(error, FileExistsError):
-        return AlreadyExists("an object of this name already exists", path)
-    code, status = service_code(error)
-    if code in _NO_BUCKET:  # a misspelt bucket must not look like an empty map
-        return Unavailable(f"the bucket or container is missing: {error}", path, url)
-    shown: BaseException = error
-    if isinstance(error, FileNotFoundError):
-        # The driver for HTTP says that a file is missing if its server gives no answer or fails.
-        if not is_unreachable(error) and status < 500:
-            return NotFound("no such object", path)
-        shown = next((each for each in _causes(error) if each is not error), error)
-    text = f"{type(shown).__name__}: {shown}"
-    if is_unreachable(error):
-        return unreachable(text, path, url)
-    number = error.errno if isinstance(error, OSError) else None
-    if (
-        number in (errno.ENOSPC, errno.EDQUOT)
-        or status == 507
-        or code in ("QuotaExceeded", "XMinioStorageFull")
-    ):
-        return NoSpace(text, path, url)
-    if (
-        isinstance(error, PermissionError)
-        or status in (401, 403)
-        or "Credentials" in type(error).__name__
-    ):
-        return Unavailable(
-            f"refused: {text} (check the credentials and what they allow)", path, url
-        )
-    return Unavailable(f"the storage failed: {text}", path, url)
 
 
 def _modified_ms(info: Mapping[str, Any]) -> int:
