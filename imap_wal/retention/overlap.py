@@ -72,6 +72,7 @@ def beside(works: Iterable[Iterator[T]]) -> Generator[T]:
         return
     reading = _Beside(works)
     try:
+        reading.start()
         yield from reading.items()
     finally:
         reading.stop()
@@ -83,34 +84,43 @@ class _Beside(Generic[T]):
     def __init__(self, works: Iterable[Iterator[T]]) -> None:
         self._works = iter(works)
         self._next = threading.Lock()
-        self._found: queue.Queue[list[T]] = queue.Queue(WAITING)
+        self._found: queue.SimpleQueue[list[T]] = queue.SimpleQueue()
+        self._free = threading.Semaphore(WAITING)
+        """How many more items may wait in the queue."""
         self._stopped = threading.Event()
         self._pool = ThreadPoolExecutor(THREADS, "imap-wal-read")
-        self._threads = [self._pool.submit(self._run) for _ in range(THREADS)]
-        self._open = THREADS
+        self._threads: list[Future[None]] = []
+
+    def start(self) -> None:
+        for _ in range(THREADS):
+            self._threads.append(self._pool.submit(self._run))
 
     def items(self) -> Iterator[T]:
-        while self._open:
-            found = self._found.get()
-            self._open -= not found
-            yield from found
+        running = len(self._threads)
+        while running:
+            if found := self._found.get():
+                self._free.release()
+                yield from found
+            else:
+                running -= 1
         for each in self._threads:
             each.result()
 
     def stop(self) -> None:
-        """End the threads, also if they have more items."""
+        """End the threads, also if they have more items, and if an interrupt came at any point of
+        `start` or `items`."""
         self._stopped.set()
-        while self._open:  # a thread may wait for space in the queue
-            self._open -= not self._found.get()
+        self._free.release(THREADS)  # each may wait once more
         self._pool.shutdown()
 
     def _run(self) -> None:
         try:
             while (work := self._take()) is not None:
                 for each in work:
-                    self._found.put([each])
+                    self._free.acquire()
                     if self._stopped.is_set():
                         return
+                    self._found.put([each])
         except BaseException:
             self._stopped.set()
             raise
@@ -119,4 +129,4 @@ class _Beside(Generic[T]):
 
     def _take(self) -> Iterator[T] | None:
         with self._next:
-            return next(self._works, None)
+            return None if self._stopped.is_set() else next(self._works, None)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import queue
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,6 +121,49 @@ def test_iterators_that_are_not_needed_end(monkeypatch: pytest.MonkeyPatch) -> N
     eventually(lambda: made >= WAITING, "full queue")
     found.close()
     assert made <= 2 * (WAITING + 5)
+    assert not reading_threads()
+
+
+@pytest.mark.parametrize("started", [1, 2])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_threads_end_if_not_all_were_started(
+    monkeypatch: pytest.MonkeyPatch, started: int, error: type[BaseException]
+) -> None:
+    """Ctrl-C while they start, or the system has no more threads. A thread that waits for space
+    would keep the process from ending."""
+    monkeypatch.setattr(overlap, "THREADS", 2)
+    submit, submitted = ThreadPoolExecutor.submit, 0
+
+    def interrupted(pool: ThreadPoolExecutor, *job: Any) -> Any:
+        nonlocal submitted
+        submitted += 1
+        found = submit(pool, *job)
+        if submitted == started:
+            raise error
+        return found
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    with pytest.raises(error):
+        [*beside([itertools.count()] * 3)]
+    eventually(lambda: not reading_threads(), "no threads")
+
+
+def test_an_interrupt_after_the_end_of_a_thread_was_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It comes when something was removed from the queue and not counted yet."""
+    monkeypatch.setattr(overlap, "THREADS", 2)
+
+    class Interrupted(queue.SimpleQueue[Any]):
+        def get(self) -> Any:  # type: ignore[override]
+            found = super().get(timeout=60)
+            if not found:
+                raise KeyboardInterrupt
+            return found
+
+    monkeypatch.setattr(overlap, "queue", SimpleNamespace(SimpleQueue=Interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        [*beside([iter(range(3))])]
     assert not reading_threads()
 
 
