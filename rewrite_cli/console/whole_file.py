@@ -11,6 +11,8 @@ from pathlib import Path
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.written import STDOUT, NamedOutput, writing
 
+SYSTEM = Path("/dev"), Path("/proc")
+
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
@@ -67,8 +69,9 @@ def text_file(target: Path | None) -> Iterator[NamedOutput]:
 
 
 def _is_special(target: Path) -> bool:
-    """Whether it is a device, a pipe or the like, or a name such as /dev/stdout."""
+    """Whether it is a device, a pipe or the like, or a name such as /dev/stdout: a link there. But
+    /dev/shm has files as any other folder."""
     if target.is_dir():
         return False
-    system = {Path("/dev"), Path("/proc")} & {*target.absolute().parents}
-    return target.exists() and (not target.is_file() or bool(system))
+    of_system = target.is_symlink() and bool({*SYSTEM} & {*target.absolute().parents})
+    return target.exists() and (not target.is_file() or of_system)

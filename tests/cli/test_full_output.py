@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rewrite_cli.console import whole_file
 from tests.cli.conftest import Run
 
 FULL = Path("/dev/full")
@@ -51,3 +52,22 @@ def test_a_device_is_written_and_not_replaced(
     assert f"{target} cannot be written: No space left on device; free space there" in ended.err
     assert target.is_symlink()
     assert stat.S_ISCHR(os.stat(FULL).st_mode)
+
+
+def test_only_links_of_the_system_are_written_in_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """/dev/stdout may lead to a file. But a file in /dev/shm is written whole or not at all."""
+    monkeypatch.setattr(whole_file, "SYSTEM", (tmp_path,))
+    file, link = tmp_path / "shm" / "file", tmp_path / "stdout"
+    file.parent.mkdir()
+    file.write_text("before")
+    link.symlink_to(file)
+    with pytest.raises(ValueError, match="failed"), whole_file.text_file(file) as target:
+        target.write("half")
+        raise ValueError("failed")
+    assert file.read_text() == "before"
+    with whole_file.text_file(link) as target:
+        target.write("after")
+    assert link.is_symlink()
+    assert file.read_text() == "after"
