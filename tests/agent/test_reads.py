@@ -202,7 +202,7 @@ def test_a_read_error_stays_until_a_read_succeeds(
     with serving(settings) as agent, plugin(settings) as member:
         member.put(a="1")
         with monkeypatch.context() as patch:
-            patch.setattr(agent._reads._view, "catch_up", lambda: 1 // 0)
+            patch.setattr(agent._reads._view, "keys", lambda *arguments: 1 // 0)
             assert member.client.ask("keys", "orders", None, 10)[0][0] == "error"
         looks, merges = [], agent._reads.merges
         refresh = merges.without_request
@@ -349,6 +349,39 @@ def test_an_agent_without_requests_merges_again_after_a_failure(
         faulty._seen, faulty.plan = [0], Plan((Fault("error", kind="list", error=Unavailable),))
         assert member.client.ask("keys", "orders", None, 10)[0][2] == "storage"
         eventually(lambda: not failing(agent), "it merges again")
+
+
+def test_failing_requests_do_not_delay_the_next_merge(
+    tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member asks again and again while the storage is down for a moment. When it is up, and the
+    member asks no more, the agent notices soon."""
+    monkeypatch.setattr("imap_wal.agent.reads.merges.FRESH_LOOK_S", 0.01)
+    faulty = FaultyStore(memory)
+    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: faulty)
+    settings = config(tmp_path, url=memory.url)
+    with serving(settings) as agent, plugin(settings) as member:
+        member.put(a="1")
+        down = Fault("error", kind="list", error=Unavailable, times=0)
+        faulty._seen, faulty.plan = [0], Plan((down,))
+        for _ in range(10):
+            assert member.client.ask("keys", "orders", None, 10)[0][2] == "storage"
+        faulty.plan = Plan(())
+        eventually(lambda: not failing(agent), "it merges again")
+
+
+def test_a_merge_that_fails_unexpectedly_is_reported(
+    settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scratch disk is full, for example."""
+    with serving(settings) as agent, plugin(settings) as member:
+        member.put(a="1")
+        with monkeypatch.context() as patch:
+            patch.setattr(agent._reads._view, "catch_up", lambda: 1 // 0)
+            assert member.client.ask("keys", "orders", None, 10)[0][2] == "restore-failed"
+            assert failing(agent) == 1
+        assert member.keys() == ["a"]
+        assert failing(agent) == 0
 
 
 def test_an_unexpected_error_in_a_read_is_answered(

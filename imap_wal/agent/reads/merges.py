@@ -24,7 +24,7 @@ from storage_backends import StorageError
 
 AGAIN_S, AGAIN_S_MAX = 1.0, 600.0
 """The pause before a failed merge is tried again without a request. It doubles each time, up to
-the maximum, because a merge may read all logs."""
+the maximum, because a merge may read all logs. Requests that fail meanwhile do not extend it."""
 
 TAIL_LOOK_S = 0.25
 """The pause before a merge looks again for disks of other nodes that could not be read."""
@@ -129,13 +129,13 @@ class Merges:
         try:
             self._merge_all(stopping)
             error = self.error = ""
-            self._pause = AGAIN_S
-        except (ImapWalError, StorageError) as raised:
-            error, self.error = type(raised).__name__, str(raised)
+            self._pause, self._again_at = AGAIN_S, 0.0
+        except Exception as raised:
+            error, self.error = type(raised).__name__, str(raised) or type(raised).__name__
             raise
         finally:
-            if error:
-                self._again_at = self._clock.monotonic() + self._pause
+            if error and (at := self._clock.monotonic()) >= self._again_at:
+                self._again_at = at + self._pause
                 self._pause = min(2 * self._pause, AGAIN_S_MAX)
             tracer, now = tracing.current(), self.view.merged
             if tracer is not None and (error or now.merges > before.merges):
