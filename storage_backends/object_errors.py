@@ -28,6 +28,8 @@ _NO_ANSWER = frozenset(
 )
 """Names of classes for a service that does not answer; their subclasses count too."""
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+_ABSENT = (0, 404, 410)
+"""HTTP statuses of a missing object; 0: unknown."""
 
 
 def service_code(error: BaseException) -> tuple[str, int]:
@@ -49,7 +51,9 @@ def service_code(error: BaseException) -> tuple[str, int]:
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """The error, and what it was raised from."""
     found: BaseException | None = error
-    while found is not None:
+    seen = set[int]()
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
         yield found
         found = found.__cause__ or found.__context__
 
@@ -73,8 +77,9 @@ def translated(error: Exception, path: str, url: str) -> StorageError:
         return Unavailable(f"the bucket or container is missing: {error}", path, url)
     shown: BaseException = error
     if isinstance(error, FileNotFoundError):
-        # The driver for HTTP says that a file is missing if its server gives no answer or fails.
-        if not is_unreachable(error) and status < 500:
+        # The driver for HTTP says that a file is missing if its server gives no answer, refuses
+        # the request or fails.
+        if not is_unreachable(error) and status in _ABSENT:
             return NotFound("no such object", path)
         shown = next((each for each in _causes(error) if each is not error), error)
     text = f"{type(shown).__name__}: {shown}"

@@ -76,6 +76,28 @@ def test_a_failing_server_is_no_absent_file(operation: str) -> None:
     assert "500" in str(raised.value)
 
 
+@pytest.mark.parametrize("operation", ["read", "size", "exists"])
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (401, "refused: .*check the credentials"),
+        (403, "refused: .*check the credentials"),
+        (429, "the storage failed"),
+    ],
+)
+def test_a_file_that_a_server_refuses_is_not_absent(operation: str, status: int, said: str) -> None:
+    answer = f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    with answering(answer.encode()) as port, pytest.raises(Unavailable, match=said):
+        _do(operation, "http", port)
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_a_file_that_a_server_does_not_have_is_absent(status: int) -> None:
+    answer = f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    with answering(answer.encode()) as port:
+        assert _do("exists", "http", port) is False
+
+
 @pytest.mark.storage
 def test_an_s3_service_that_cannot_be_reached_is_named() -> None:
     """Its library has classes of its own for this."""
