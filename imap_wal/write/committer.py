@@ -240,12 +240,9 @@ class Committer:
 
     def look(self) -> None:
         """Notice between commits that another process has taken the log over, or that the node was
-        forgotten. One stat on a local file system. Raises StorageError."""
-        if self._failure is None:
-            try:
-                self.log.permit.check()
-            except Fenced as error:
-                self._lose(error)
+        forgotten. One stat on a local file system. Raises StorageError and LogError."""
+        if self._failure is None and (lost := self.log.permit.lost()) is not None:
+            self._lose(lost)
 
     def _lose(self, error: Fenced) -> None:
         def work() -> None:

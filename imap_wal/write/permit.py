@@ -46,6 +46,18 @@ class Permit:
         if self._appends and not self._store.exists(self._path):
             raise self.fenced()
 
+    def lost(self) -> Fenced | None:
+        """The error of `check`, if a manifest says so too: a folder that is not mounted for a
+        moment has no files. Raises StorageError and LogError."""
+        try:
+            self.check()
+        except Fenced as error:
+            number, manifest = self._manifests.read()
+            is_other = (manifest.epoch, manifest.permit) != (self._epoch, self._nonce)
+            is_forgotten = self._directory in self._clusters.read()[1].forgotten
+            return error if (number and is_other) or is_forgotten else None
+        return None
+
     def demand(self, manifest: NodeManifest) -> None:
         """Raises `Fenced` if the node's manifest is that of another open."""
         if manifest.epoch != self._epoch:

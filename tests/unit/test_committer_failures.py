@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -13,6 +14,7 @@ from imap_wal.segment.reader import SegmentReader
 from imap_wal.write.commit_request import CommitRequest
 from storage_backends import NoSpace, SegmentStore
 from storage_backends.faults import Fault, FaultyStore, Plan
+from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from tests.kit.commits import WAL, batch, commit, committer, frames
 from tests.support import IDENTITY, FakeClock, Threads, node_log, segments
@@ -40,6 +42,19 @@ def test_full_disk_appends_nothing_and_stops_acknowledgements(
     target.close()
     with_new_epoch = node_log(memory)
     assert with_new_epoch.requests == {1: 1}
+
+
+def test_a_folder_away_for_a_moment_fences_no_writer(tmp_path: Path) -> None:
+    """Its file system is not mounted while the agent looks whether its log is still its own."""
+    root = tmp_path / "root"
+    target = committer(LocalStore(str(root)))
+    root.rename(tmp_path / "away")
+    target.look()
+    assert target.failure is None
+    (tmp_path / "away").rename(root)
+    target.look()
+    commit(target, batch(1))
+    target.close()
 
 
 def test_failed_write_that_cannot_be_truncated_is_unknown(
