@@ -347,11 +347,8 @@ class SessionRegistry:
             return "superseded", "a later connection of this plug-in has taken over"
         newest = self.claims.known.newest
         if session.incarnation != newest:
-            return (
-                "void-incarnation",
-                f"this cluster's incarnation {session.incarnation} was followed by {newest}; the "  # noqa: ISC004
-                "plug-in has to say hello again",
-            )
+            what = f"this cluster's incarnation {session.incarnation} was followed by {newest}"
+            return "void-incarnation", f"{what}; the plug-in has to say hello again"
         if sender in self._shut:
             refused = "an earlier append of this connection was refused"
             return "not-ready", f"{refused}; the plug-in has to say hello again"
