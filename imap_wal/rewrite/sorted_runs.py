@@ -171,7 +171,8 @@ def sort_files(
 
         for scan, store in ahead(log.store, scans):
             if scan.path in direct:
-                runs += archive_run(scan, _touching(merge.counted(scan), scan.map, touch))
+                with closing(merge.counted(scan)) as found:
+                    runs += archive_run(scan, _touching(found, scan.map, touch))
             else:
                 merge.read_log(scan, store)
         merge.sources.flush()

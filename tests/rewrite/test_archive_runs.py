@@ -7,6 +7,7 @@ import itertools
 import random
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import imap_wal
-from imap_wal.errors import CorruptLog
+from imap_wal.errors import CorruptLog, StorageUnavailable
 from imap_wal.format import Position
 from imap_wal.parquet import archive_rows
 from imap_wal.read.file_scan import ARCHIVE, FileScan
 from imap_wal.rewrite import part_writer, range_tasks, sorted_runs
 from imap_wal.rewrite.columns import merge
+from imap_wal.rewrite.columns.sources import Sources
 from imap_wal.rewrite.conflicts import Resolution
+from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.plan import RewritePlan
 from imap_wal.rewrite.run import rewrite
 from imap_wal.rewrite.sorted_runs import Sizes, read_directly
@@ -193,6 +196,25 @@ def test_a_wrong_promise_of_an_order_loses_nothing(memory: MemoryStore) -> None:
     assert values(view(memory)) == dict.fromkeys(keys, "1")
 
 
+@pytest.mark.parametrize("engine", [LocalEngine, TaskEngine])
+def test_an_error_between_two_batches_leaves_no_thread(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, engine: Any
+) -> None:
+    """A thread that reads ahead would keep the process from ending."""
+    log = node(memory)
+    append(log, *(put(f"k{key:03d}", "1", (1, 1, 1, key)) for key in range(1, 21)))
+    archive(memory, log)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    for where, name in ((Sources, "add_columns"), (sorted_runs, "_decrease")):
+        monkeypatch.setattr(where, name, full)
+    with pytest.raises(StorageUnavailable):
+        rewrite(cluster(memory), engine())
+    assert not [each for each in threading.enumerate() if each.name.startswith("imap-wal-read")]
+
+
 def test_late_rows_of_an_archive_keep_their_tombstones(memory: MemoryStore) -> None:
     """An older change may follow a tombstone that was appended after the first look at the ends."""
     members(memory)
@@ -262,6 +284,7 @@ import sys
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import sorted_runs
 from imap_wal.rewrite.columns import merge
+from imap_wal.rewrite.columns.sources import Sources
 from imap_wal.rewrite.run import rewrite
 from imap_wal.rewrite.sorted_runs import Sizes
 from imap_wal.settings import Settings

@@ -11,7 +11,7 @@ columns. See docs/decisions/0044-a-rewrite-by-columns.md and 0065-an-archive-is-
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -197,7 +197,7 @@ class ColumnMerge:
             return rows
         return [row for row in rows if self._span.has(row[KEY])]
 
-    def counted(self, scan: FileScan) -> Iterator[KeyBatch]:
+    def counted(self, scan: FileScan) -> Generator[KeyBatch]:
         """Count the entries of a Parquet file that is large enough (`by_columns`), and add its
         clears. Its keys are not added to the merge."""
         with closing(beside([read_keys(self.sources.store, scan)])) as read:
