@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -17,8 +19,9 @@ from urllib.parse import urlencode
 
 import pytest
 
+from tests.kit.browser import installed
+
 ROOT = Path(__file__).parents[2]
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 SCREEN, TELEPHONE = 1280, 390
 """Widths in pixels."""
 LOOKED_AT = (
@@ -57,13 +60,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> str:
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        pytest.skip(
-            f"no browser on the path: install one of {', '.join(BROWSERS)} (Debian: apt-get "
-            "install chromium-headless-shell)"
-        )
-    return found
+    return installed()
 
 
 class _Site(http.server.SimpleHTTPRequestHandler):
@@ -132,11 +129,12 @@ def test_no_element_of_any_page_is_wider_than_its_place(
         command(browser, "--remote-debugging-port=0", address),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,
     ) as running:
         try:
             found = _Site.found.get(timeout=150)
         finally:
-            running.kill()
+            os.killpg(running.pid, signal.SIGKILL)  # the command may be a script that starts it
     assert set(found) == set(pages(site))
     assert not any(found.values()), json.dumps(
         {page: wide for page, wide in found.items() if wide}, indent=1

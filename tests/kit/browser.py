@@ -8,6 +8,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -109,12 +110,21 @@ class Browser:
         ]
 
 
+def installed() -> str:
+    """The browser of this machine. Without one, the test is skipped."""
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        pytest.skip(
+            f"no browser on the path: install one of {', '.join(NAMES)} (Debian: apt-get install "
+            "chromium-headless-shell)"
+        )
+    return found
+
+
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
     """A browser with its profile in `folder`."""
-    program = next((found for name in NAMES if (found := shutil.which(name))), None)
-    if program is None:
-        pytest.skip("no Chromium is installed; the package `chromium-headless-shell` has one")
+    program = installed()
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()
     # The browser reads its descriptor 3 and writes its descriptor 4.
@@ -137,6 +147,7 @@ def browser(folder: Path) -> Iterator[Browser]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     os.close(to_read)
     os.close(from_write)
@@ -145,5 +156,5 @@ def browser(folder: Path) -> Iterator[Browser]:
     finally:
         os.close(to_write)
         os.close(from_read)
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # the command may be a script that starts it
         process.wait(30)
