@@ -57,7 +57,7 @@ class Lost:
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
     """The findings of `open` after the last checkpoint. `torn_bytes` were cut: an incomplete
-    commit, never acknowledged unless `lost` says so."""
+    commit, never acknowledged unless `lost` says so, and the unused rest of its file."""
 
     clean: bool
     frames: int = 0
