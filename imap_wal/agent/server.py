@@ -74,8 +74,8 @@ _log = structlog.get_logger("imap_wal.agent")
 
 
 class Agent:
-    """One run of the agent. `serve` returns after `stop`. Raises `InvalidSetting`, and the errors
-    of `open_node_log`."""
+    """One run of the agent. `serve` returns after `stop`. Raises the errors of `EndpointLock` and
+    `open_node_log`."""
 
     def __init__(self, config: AgentConfig) -> None:
         self.config = config
@@ -437,6 +437,7 @@ def _endpoint(config: AgentConfig) -> EndpointLock:
         config.endpoint,
         owner,
         holder_text(owner),
+        node=config.node,
         takeover=config.takeover,
         mode=mode(config.endpoint_mode, "endpoint_mode"),
     )

@@ -16,8 +16,9 @@ import pytest
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
 from imap_wal.agent.transport.endpoint import EndpointLock
-from imap_wal.errors import InvalidSetting
+from imap_wal.errors import InvalidSetting, WriterLocked
 from imap_wal.write.opening import holder_text
+from rewrite_cli.console.failures import LOCKED, exit_code, message
 from storage_backends.ownership import user_name
 from tests.agent.harness import config, plugin, serving
 
@@ -52,6 +53,19 @@ def test_a_second_agent_at_an_endpoint_is_refused(tmp_path: Path, takeover: bool
         assert member.put(b="2")[0] == "ack"
         with plugin(first, greet=False) as late:
             assert late.stat()["node"] == "n1"
+
+
+def test_an_agent_started_twice_ends_as_another_writer(tmp_path: Path) -> None:
+    """With one configuration; the first one continues."""
+    first = config(tmp_path, "n1")
+    with serving(first), plugin(first) as member:
+        with pytest.raises(WriterLocked) as refused:
+            Agent(agent_of("n1", first.endpoint, first.url))
+        assert exit_code(refused.value) == LOCKED
+        assert f"(process {os.getpid()} " in refused.value.holder
+        assert refused.value.holder.endswith(f"which listens at {first.endpoint}")
+        assert "--takeover" in message(refused.value)
+        assert member.put(a="1")[0] == "ack"
 
 
 def test_a_takeover_replaces_the_agent_of_its_node(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 
 import structlog
 
-from imap_wal.errors import InvalidSetting
+from imap_wal.errors import InvalidSetting, WriterLocked
 from storage_backends import Lock, Locked, StorageError
 from storage_backends.local import LocalStore
 from storage_backends.ownership import user_name
@@ -40,13 +40,21 @@ class EndpointLock:
 
     `owner` names the node of this agent; `holder` also names its process, for the error of another
     agent. `takeover` takes the lock of a running agent of the same `owner`; that agent keeps its
-    connections and gets no new ones. Raises `InvalidSetting` if another agent or process listens
-    there, if the path is not a socket, or if the folder cannot be used."""
+    connections and gets no new ones. Raises `WriterLocked` if an agent of the same `owner`, which
+    writes the log of `node`, listens there; and `InvalidSetting` if another agent or process does,
+    if the path is not a socket, or if the folder cannot be used."""
 
     def __init__(
-        self, endpoint: str, owner: str, holder: str, *, takeover: bool = False, mode: int = 0o600
+        self,
+        endpoint: str,
+        owner: str,
+        holder: str,
+        *,
+        node: str = "",
+        takeover: bool = False,
+        mode: int = 0o600,
     ) -> None:
-        self.endpoint, self._mode = endpoint, mode
+        self.endpoint, self._node, self._mode = endpoint, node, mode
         self._lock: Lock | None = None
         if not endpoint.startswith(IPC):
             return
@@ -79,7 +87,12 @@ class EndpointLock:
         try:
             self._lock = locks.lock(f"{name}.lock", holder)
         except Locked as error:
-            if not takeover or not error.holder.startswith(f"{owner} "):
+            is_same = error.holder.startswith(f"{owner} ")
+            if is_same and not takeover:
+                raise WriterLocked(
+                    self._node, f"{error.holder}, which listens at {self.endpoint}"
+                ) from error
+            if not is_same:
                 raise InvalidSetting(
                     f"endpoint {self.endpoint} is held by "
                     f"{error.holder or 'another process'}; stop it, or give this agent "
