@@ -98,6 +98,15 @@ public final class JmxBeans {
 
         /** Why one of them waits; empty: none does. */
         String getReason();
+
+        /**
+         * Seconds in which partitions were compared with the log, also in restores, since the
+         * member started.
+         */
+        double getSettleSeconds();
+
+        /** How often a partition was settled. */
+        long getSettledPartitions();
     }
 
     JmxBeans(String instance, ILogger logger, boolean enabled) {

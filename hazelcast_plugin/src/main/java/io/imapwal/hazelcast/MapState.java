@@ -15,6 +15,7 @@ import com.hazelcast.spi.exception.RetryableHazelcastException;
 import com.hazelcast.spi.impl.operationservice.ReadonlyOperation;
 
 import java.util.UUID;
+import java.util.concurrent.atomic.LongAdder;
 import java.util.concurrent.locks.ReentrantLock;
 
 /**
@@ -35,6 +36,8 @@ final class MapState {
     private final ReentrantLock settling = new ReentrantLock();
     /** Kept while a settlement is retried, because computing digests takes time. */
     private MemoryDigests memoryDigests;
+    private final LongAdder settleNanos = new LongAdder();
+    private final LongAdder settledPartitions = new LongAdder();
 
     MapState(WalPlugin plugin, String map) {
         this.plugin = plugin;
@@ -64,6 +67,12 @@ final class MapState {
 
     ReentrantLock settling() {
         return settling;
+    }
+
+    /** Counts partitions that were compared with the log together. */
+    void countSettled(long partitions, long nanos) {
+        settledPartitions.add(partitions);
+        settleNanos.add(nanos);
     }
 
     /** The digests for the current settlement. Used by the thread that has {@link #settling}. */
@@ -391,6 +400,16 @@ final class MapState {
         public String getReason() {
             return wholeness.unsettled().values().stream().map(each -> each.reason).findFirst()
                     .orElse("");
+        }
+
+        @Override
+        public double getSettleSeconds() {
+            return settleNanos.sum() / 1e9;
+        }
+
+        @Override
+        public long getSettledPartitions() {
+            return settledPartitions.sum();
         }
     }
 

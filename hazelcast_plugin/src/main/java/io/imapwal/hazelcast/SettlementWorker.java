@@ -286,6 +286,8 @@ final class SettlementWorker {
         } finally {
             // Some of them may be settled, also if one failed.
             long settled = partitions.keySet().stream().filter(state.wholeness()::whole).count();
+            long nanos = System.nanoTime() - from;
+            state.countSettled(settled, nanos);
             Level level = read + set + removed == 0 && settled == partitions.size()
                     ? Level.FINE : Level.INFO;
             // For thousands of empty maps, making the text took most of the time here.
@@ -295,7 +297,7 @@ final class SettlementWorker {
                         + "%,d removed, in %,d ms", state.map(), settled, partitions.size(),
                         state.isLoaded() ? "settled" : "restored", plugin.link(settings).agent(),
                         read, set, removed,
-                        TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - from)));
+                        TimeUnit.NANOSECONDS.toMillis(nanos)));
             }
         }
     }

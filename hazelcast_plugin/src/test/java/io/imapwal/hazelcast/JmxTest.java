@@ -71,6 +71,8 @@ class JmxTest {
         assertEquals(true, value(member, "Map", "Open"));
         assertEquals(true, value(member, "Map", "Loaded"));
         assertEquals(0, value(member, "Map", "UnsettledPartitions"));
+        assertTrue((Long) value(member, "Map", "SettledPartitions") > 0);
+        assertTrue((Double) value(member, "Map", "SettleSeconds") > 0);
         assertEquals(1, value(member, "Member", "Maps"));
         assertEquals(0, value(member, "Member", "KeysInDoubt"));
 
