@@ -100,6 +100,21 @@ def test_hadolint_accepts_the_containerfiles() -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_base_images_are_pinned_by_digest() -> None:
+    """Each stage begins with one of them, or with another stage."""
+    for file in sorted((ROOT / "deploy").glob("*.Containerfile")):
+        text = file.read_text()
+        images = dict(re.findall(r"^ARG (BUILDER|RUNTIME)=(.*)$", text, re.MULTILINE))
+        assert len(images) == 2
+        for image in images.values():
+            assert re.fullmatch(r"[a-z-]+:[\w.-]+@sha256:[0-9a-f]{64}", image), (file, image)
+        stages = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", text, re.MULTILINE)
+        assert stages
+        assert {begin for begin, _ in stages} <= {"${BUILDER}", "${RUNTIME}"} | {
+            name for _, name in stages
+        }
+
+
 def test_the_alert_rules_are_those_of_the_documentation() -> None:
     rules = yaml.safe_load((ROOT / "docs/reference/imap-wal-alerts.yml").read_text())
     assert one(rendered(CURVE), "PrometheusRule")["spec"] == rules
