@@ -17,6 +17,7 @@ import yaml
 from imap_wal.agent.monitoring.exporter import Exporter
 from imap_wal.agent.monitoring.metrics import METRICS
 from tests.monitoring.snapshots import OF_MEMBERS, snapshot
+from tests.storage.services import debian_program
 
 DOCS = Path(__file__).parents[2] / "docs"
 RULES = DOCS / "reference" / "imap-wal-alerts.yml"
@@ -46,7 +47,7 @@ def panels() -> Iterator[dict[str, Any]]:
 
 
 def promtool(*arguments: str | Path, text: bytes = b"") -> None:
-    found = shutil.which("promtool")
+    found = debian_program("promtool", "prometheus")
     if found is None:
         pytest.skip("promtool is not installed; the package `prometheus` has it")
     done = subprocess.run([found, *map(str, arguments)], input=text, capture_output=True)

@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,29 @@ def _found_or_installed(name: str, module: str) -> str:
             pytest.fail(f"go install {module}: {built.stderr[-2000:]}", pytrace=False)
         found = str(BUILD / name)
     return found
+
+
+def debian_program(name: str, package: str) -> str | None:
+    """A program of a package of Debian, unpacked into build/services if it is not installed, which
+    needs no root. None: there is no apt-get here."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = shutil.which(name) or shutil.which(name, path=str(BUILD))
+        if found is not None or shutil.which("apt-get") is None:
+            return found
+        with tempfile.TemporaryDirectory(dir=BUILD) as folder:
+            for command in (
+                ["apt-get", "download", package],
+                ["sh", "-c", "dpkg-deb --fsys-tarfile *.deb | tar -x"],
+            ):
+                done = subprocess.run(
+                    command, cwd=folder, capture_output=True, text=True, check=False
+                )
+                if done.returncode:
+                    pytest.fail(f"{' '.join(command)}: {done.stderr[-2000:]}", pytrace=False)
+            os.replace(Path(folder, "usr", "bin", name), BUILD / name)
+        return str(BUILD / name)
 
 
 def free_port() -> int:
