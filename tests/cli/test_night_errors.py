@@ -11,16 +11,16 @@ import imap_wal
 from imap_wal.clock import SystemClock
 from tests.cli.conftest import Run
 
-COMMANDS = ("dump", "export", "restore", "rewrite", "query", "stat", "drop")
+COMMANDS = ("dump", "export", "restore", "rewrite", "query", "stat", "drop", "tail", "diff")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_unknown_map_is_an_error(run: Run, url: str, name: str) -> None:
     """Also beside a map that exists; the error names the maps."""
-    extra = ("--yes",) if name == "drop" else ()
+    extra = {"drop": ("--yes",), "diff": ("--as-of", "0s")}.get(name, ())
     for words in (("--map", "oders"), ("--map", "oders", "--map", "orders")):
         ended = run(name, url, *words, *extra)
-        assert (ended.code, ended.out) == (1, "")
+        assert (ended.code, ended.out) == (2 if name == "diff" else 1, "")
         assert "no map 'oders'; found: orders, sessions; did you mean 'orders'?" in ended.err
 
 

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -46,6 +52,30 @@ def test_few_events_are_printed_and_the_last_one(run: Run, url: str, tmp_path: P
     first, last = map(json.loads, ended.err.splitlines())
     assert first["bytes"] < last["bytes"] == last["bytes_total"]
     assert run("--progress", "bar", "ls", url).code == 2
+
+
+@pytest.mark.parametrize(
+    "words", ["export URL", "restore URL", "rewrite URL", "verify URL", "backup URL TMP/b"]
+)
+def test_a_terminal_shows_a_bar_with_bytes(url: str, tmp_path: Path, words: str) -> None:
+    ours, theirs = pty.openpty()
+    named = words.replace("URL", url).replace("TMP", str(tmp_path)).split()
+    environment = {**os.environ, "COLUMNS": "100", "TERM": "xterm", "LC_ALL": "C.UTF-8"}
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rewrite_cli.cli", *named],
+            stdout=subprocess.DEVNULL,
+            stderr=theirs,
+            env=environment,
+        )
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # the other end is closed
+            while part := terminal.read(65536):
+                shown += part
+        assert process.wait(20) == 0, shown
+    assert re.search(rb"\d/\d+(\.\d)? (bytes|KiB)", shown), shown
+    assert re.search(rb"\d+:\d\d:\d\d|-:--:--", shown), "the time left"
 
 
 def test_rate_and_time_left_are_those_of_a_step(
