@@ -345,7 +345,7 @@ class Agent:
         config, log, handler, reads = self.config, self._log, self._handler, self._reads
         committer, claims, start = log.writer.committer, log.sessions.claims, log.sessions.start
         failure, now = committer.failure, self._clock.monotonic()
-        gate = self._router.gate
+        gate, (members, superseded) = self._router.gate, log.sessions.connected()
         return AgentSnapshot(
             namespace=config.namespace,
             cluster=config.cluster,
@@ -373,6 +373,8 @@ class Agent:
             incarnation=claims.known.newest,
             alive=start.alive(),
             waiting_seconds=start.waiting_s(),
+            members=members,
+            superseded=superseded,
             reads=reads.served,
             unmerged_bytes=reads.merges.unmerged_bytes,
             merged=self._view.merged,

@@ -87,7 +87,7 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
             "agents gave signs of life, also ones that were killed since",
         )
     if "members" in health:  # not from an agent of an earlier release
-        yield Check("agent's members", OK, _members(health["members"]))
+        yield _members(health["members"])
     if error := health.get("merge_error"):
         yield Check(
             "agent's merge",
@@ -102,16 +102,28 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
             yield Check(f"agent's {work}", WARNING, str(error), f"{meaning}; nothing is lost")
 
 
-def _members(members: Sequence[Mapping[str, Any]]) -> str:
-    """Which members are connected to an agent."""
+def _members(members: Sequence[Mapping[str, Any]]) -> Check:
+    """Which members are connected to an agent, and which of them have lost the log."""
     if not members:
-        return "no member is connected"
+        return Check("agent's members", OK, "no member is connected")
+    count = len(members)
+    text = f"{count} {'member is' if count == 1 else 'members are'} connected: {_names(members)}"
+    # An agent of an earlier release does not say it.
+    former = [each for each in members if each.get("superseded")]
+    if not former:
+        return Check("agent's members", OK, text)
+    return Check(
+        "agent's members",
+        PROBLEM,
+        f"{text}; another cluster has claimed the log, so every change of {_names(former)} fails",
+        "restart these members, one after the other or all at once",
+    )
+
+
+def _names(members: Sequence[Mapping[str, Any]]) -> str:
     names = [f"{each['member']} ({each['peer']})" for each in members[:MEMBERS_MAX]]
     more = f" and {len(members) - MEMBERS_MAX} more" if len(members) > MEMBERS_MAX else ""
-    count = len(members)
-    return f"{count} {'member is' if count == 1 else 'members are'} connected: " + (
-        ", ".join(names) + more
-    )
+    return ", ".join(names) + more
 
 
 def _own_disk(health: Mapping[str, Any]) -> Iterator[Check]:

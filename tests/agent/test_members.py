@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
+from imap_wal.agent.membership.liveness import signs
+from imap_wal.agent.membership.operator_claim import take_log
+from imap_wal.agent.monitoring.health import why_not_ready
+from rewrite_cli.console.check import OK, PROBLEM
 from rewrite_cli.doctor.agent import agent_checks
+from storage_backends import open_store
 from tests.agent.harness import config, identity, plugin, serving
 from tests.support import eventually
 
@@ -26,11 +34,101 @@ def test_stat_names_the_members_that_have_said_hello(tmp_path: Path) -> None:
                 two.hello(purpose="read")
                 found = {each.pop("member"): each for each in asking.stat()["members"]}
                 assert found == {
-                    "member-1": {"peer": "local", "session": one.session, "connections": 2},
-                    "member-2": {"peer": "local", "session": 0, "connections": 1},
+                    "member-1": {
+                        "peer": "local",
+                        "session": one.session,
+                        "connections": 2,
+                        "superseded": False,
+                    },
+                    "member-2": {
+                        "peer": "local",
+                        "session": 0,
+                        "connections": 1,
+                        "superseded": False,
+                    },
                 }
                 text = text_of(settings.endpoint)
                 assert text.startswith("2 members are connected: ")
                 assert f"{identity('member-2')} (local)" in text
             eventually(lambda: len(asking.stat()["members"]) == 1, "member-2 has left")
         eventually(lambda: not asking.stat()["members"], "both have left")
+
+
+def status_of(endpoint: str) -> str:
+    (check,) = (each for each in agent_checks(endpoint) if each.name == "agent's members")
+    return check.status
+
+
+@pytest.mark.parametrize("elsewhere", ["operator", "agent"])
+def test_idle_members_of_a_superseded_cluster_are_noticed(tmp_path: Path, elsewhere: str) -> None:
+    """They stay connected and send beats, but no change. An operator takes the log, or another
+    cluster claims it at another agent."""
+    settings, other = (config(tmp_path, node, lifetime_timeout_s=0.3) for node in ("n1", "n2"))
+    with ExitStack() as stack:
+        agent = stack.enter_context(serving(settings))
+        old = stack.enter_context(plugin(settings))
+        eventually(lambda: signs(open_store(settings.url), "default/c"), "its sign")
+        assert (why_not_ready(agent.snapshot()), status_of(settings.endpoint)) == ("", OK)
+
+        take_log(agent._all_logs, dry_run=False)
+        if elsewhere == "agent":
+            stack.enter_context(serving(other))
+            new = stack.enter_context(
+                plugin(other, greet=False, cluster_id="cluster-2", uuid="plugin-2")
+            )
+            eventually(lambda: new.asked()[0] == "welcome", "the next cluster")
+
+        def noticed() -> bool:
+            assert old.client.ask("beat")[0][0] == "beat"
+            return "restart the connected members" in why_not_ready(agent.snapshot())
+
+        eventually(noticed, "the agent is not ready")
+        assert (agent.snapshot().members, agent.snapshot().superseded) == (1, 1)
+        assert [each["superseded"] for each in old.stat()["members"]] == [True]
+        assert status_of(settings.endpoint) == PROBLEM
+        assert f"every change of {identity('member-1')} (local) fails" in text_of(settings.endpoint)
+
+
+def test_a_member_of_the_next_cluster_makes_an_agent_ready(tmp_path: Path) -> None:
+    """Also while a member of the former one is still connected."""
+    settings = config(tmp_path, lifetime_timeout_s=0.3)
+    with serving(settings) as agent, plugin(settings) as old:
+        take_log(agent._all_logs, dry_run=False)
+        assert old.put(a="1")[0] == "error"
+        assert why_not_ready(agent.snapshot())
+        with plugin(settings, greet=False, cluster_id="cluster-2", uuid="plugin-2") as new:
+            eventually(lambda: new.asked()[0] == "welcome", "the next cluster")
+            assert why_not_ready(agent.snapshot()) == ""
+            assert (agent.snapshot().members, agent.snapshot().superseded) == (2, 1)
+        eventually(lambda: agent.snapshot().members == 1, "it has left")
+        assert why_not_ready(agent.snapshot())
+
+
+def test_a_view_of_the_same_cluster_supersedes_no_member(tmp_path: Path) -> None:
+    """Its idle member says hello only before its next change."""
+    one, two = (config(tmp_path, node, lifetime_timeout_s=0.3) for node in ("n1", "n2"))
+    with (
+        serving(one) as agent,
+        serving(two),
+        plugin(one, member="a") as idle,
+        plugin(two, member="b", uuid="plugin-2") as asking,
+    ):
+        about = {
+            "cluster_id": "cluster-1",
+            "member_uuid": "b",
+            "members": ["a", "b"],
+            "lost": ["c"],
+        }
+        before = idle.incarnation
+        assert asking.client.ask("view", about)[0][0] == "view"
+        sign = agent._sessions.sign
+        assert sign is not None
+
+        def noticed() -> bool:
+            assert idle.client.ask("beat")[0][0] == "beat"
+            return sign.followed is not None
+
+        eventually(noticed, "the permit of its incarnation is gone")
+        assert sign.followed == (before, identity("cluster-1"))
+        assert why_not_ready(agent.snapshot()) == ""
+        assert [each["superseded"] for each in idle.stat()["members"]] == [False]

@@ -53,6 +53,8 @@ def snapshot(**changes: Any) -> AgentSnapshot:
         "incarnation": 3,
         "alive": True,
         "waiting_seconds": 0.0,
+        "members": 2,
+        "superseded": 1,
         "reads": 12,
         "unmerged_bytes": 900,
         "merged": MergeStatistics(2, 80, 1400, 0.25, 60),

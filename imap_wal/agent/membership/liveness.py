@@ -35,7 +35,7 @@ killed. A live one tries again after at most a tenth of it, and then more and mo
 class SignOfLife:
     """This agent's sign, renewed by its own thread. While the agent hears no member, the thread
     also updates `watch`, so that a new cluster need not wait for the whole timeout. `heard`,
-    `greeted`, `silent` and `left` do not wait for the storage."""
+    `greeted`, `silent`, `left` and `followed` do not wait for the storage."""
 
     def __init__(
         self,
@@ -50,6 +50,12 @@ class SignOfLife:
         self.look: Callable[[], object] = lambda: None
         """Called whenever a sign is due. An agent without changes notices by it that it lost its
         log."""
+        self.claimed_by: Callable[[], str] = lambda: ""
+        """Reads the cluster of the newest claim from the storage. It is called if the incarnation
+        of a heard member has no permit any more."""
+        self.followed: tuple[int, str] | None = None
+        """The incarnation of the members that were heard last, and the cluster of the newest claim;
+        None: this incarnation still had its permit. Replaced as a whole."""
         self._store, self._cluster, self._node, self._watch, self._clock = (
             store,
             cluster,
@@ -175,7 +181,10 @@ class SignOfLife:
         heard, self._heard = self._heard, 0
         # Another cluster may have claimed the log meanwhile, and this member may not know it yet.
         if not self._store.exists(layout.claim_path(self._cluster, heard)):
+            if due or self.followed is None or self.followed[0] != heard:  # not at each message
+                self.followed = heard, self.claimed_by()
             return False
+        self.followed = None
         self._alive.renew()
         self._present.remove()
         return True

@@ -86,6 +86,8 @@ class SessionRegistry:
             if timeout_s
             else None
         )
+        if self.sign is not None:
+            self.sign.claimed_by = lambda: log.claims.read()[1].cluster_id
         self.start = Start(node, rules, watch, log.clock)
         self.claims = Claims(log, cluster, self.start)
         self._by_plugin: dict[tuple[str, int], Session] = {}
@@ -266,16 +268,41 @@ class SessionRegistry:
 
     def members(self) -> list[dict[str, Any]]:
         """The members that are connected and have said hello, for `stat`: UUID, name of the peer,
-        number of connections, and the session in which it may append here (0: in none)."""
+        number of connections, the session in which it may append here (0: in none), and whether
+        another cluster has claimed the log."""
         found: dict[str, dict[str, Any]] = {}
         for connection in list(self._connections.values()):
             who = connection.who
-            about = {"member": who.member, "peer": who.peer.name, "session": 0, "connections": 0}
+            about = {
+                "member": who.member,
+                "peer": who.peer.name,
+                "session": 0,
+                "connections": 0,
+                "superseded": self._is_superseded(connection),
+            }
             found.setdefault(who.plugin, about)["connections"] += 1
         for session in list(self._by_number.values()):
             if session.writer and session.plugin in found:
                 found[session.plugin]["session"] = session.number
         return list(found.values())
+
+    def connected(self) -> tuple[int, int]:
+        """How many members are connected, and how many of them have lost the log to another
+        cluster. Safe to call from any thread; asks nothing of the storage."""
+        found = {
+            each.who.plugin: self._is_superseded(each) for each in list(self._connections.values())
+        }
+        return len(found), sum(found.values())
+
+    def _is_superseded(self, connection: Connection) -> bool:
+        """Whether another cluster has claimed the log, as far as is known. Members of the former
+        one cannot change the log any more. Without changes they do not notice it."""
+        known, cluster_id = self.claims.known, connection.who.cluster_id
+        if known.cluster_id != cluster_id:
+            return True
+        followed = self.sign.followed if self.sign is not None else None
+        # Otherwise it is older than the known claims.
+        return followed is not None and followed[0] == known.newest and followed[1] != cluster_id
 
     def shut(self, sender: bytes) -> None:
         """Refuse all appends of this connection until its next hello. A plug-in may have sent a

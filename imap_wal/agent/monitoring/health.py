@@ -2,7 +2,8 @@
 
     live    all its threads run. If not, only a restart helps.
     ready   changes can be appended too, and the loop answers; so a member may use the agent, even
-            while a new cluster waits for the log
+            while a new cluster waits for the log. Not ready if all members that are connected have
+            lost the log to another cluster: they must be restarted
 
 A storage that is unavailable makes an agent unready, never dead: it recovers without a restart. The
 texts have no detail that an error could contain; `imap-wal doctor --agent` shows those.
@@ -32,4 +33,6 @@ def why_not_ready(now: AgentSnapshot) -> str:
         reasons.append("the log failed; it is opened again when the storage can be reached")
     if now.turn_seconds >= STUCK_S:
         reasons.append("the loop is waiting for the storage")
+    if 0 < now.members == now.superseded:
+        reasons.append("another cluster has claimed the log: restart the connected members")
     return "; ".join(reason for reason in reasons if reason)

@@ -390,6 +390,12 @@ METRICS: tuple[AgentMetric, ...] = (
         "How long a new cluster has waited for the log here; 0: none waits.",
         lambda now: now.waiting_seconds,
     ),
+    AgentMetric(
+        "imap_wal_superseded_members",
+        "gauge",
+        "Connected members that have lost the log to another cluster, and must be restarted.",
+        lambda now: now.superseded,
+    ),
     # Reading
     AgentMetric(
         "imap_wal_reads_total",

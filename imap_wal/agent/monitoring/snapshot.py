@@ -25,7 +25,9 @@ class AgentSnapshot:
     lasted. `appends`, `duplicates`: changes that members sent, and those of them that were already
     in the log. `errors`: answers with an error, by code. `peers_refused`: connections that were not
     admitted. `incarnation`: of the newest claim. `alive`: its members may be alive.
-    `waiting_seconds`: how long a new cluster has waited for the log; 0: none waits. `lease_age_s`:
+    `waiting_seconds`: how long a new cluster has waited for the log; 0: none waits. `members`,
+    `superseded`: connected members, and those of them that have lost the log to another cluster.
+    `lease_age_s`:
     None without a lease. `merge`: the last part of the last merge. `merge_error`: why the last
     merge failed; "" if it did not. `disks`: of local folders, by `root` and `wal`. `positions`: up
     to where each node's log is merged. `upload`: what only the node's own disk has; None: all nodes
@@ -60,6 +62,8 @@ class AgentSnapshot:
     incarnation: int
     alive: bool
     waiting_seconds: float
+    members: int
+    superseded: int
     reads: int
     unmerged_bytes: int
     merged: MergeStatistics
