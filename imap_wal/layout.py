@@ -85,6 +85,15 @@ def node_folder(cluster: str, node: str) -> str:
     return f"{cluster}/nodes/{encode(node)}"
 
 
+BACKFILL = "backfill-"
+"""How the names of nodes begin that have no writer (`imap_wal.retention.backfill`)."""
+
+
+def is_backfill(node: str) -> bool:
+    """Whether a node of this name is a backfill: no program opens it."""
+    return node.startswith(BACKFILL)
+
+
 def cluster_of(node_folder: str) -> str:
     """The folder of the cluster of a node."""
     return node_folder.rpartition("/nodes/")[0]

@@ -17,20 +17,21 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from imap_wal import layout
 from imap_wal.entry import RAW
 from imap_wal.errors import InvalidSetting, LostRace
-from imap_wal.format import Position
 from imap_wal.manifest.archives import Archive
 from imap_wal.names import check_map_name
+from imap_wal.parquet.archive_rows import WAITING_SCHEMA, write_sorted
 from imap_wal.parquet.columns import ARCHIVE_SCHEMA
 from imap_wal.parquet.writer import ParquetFile
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention import backfill
+from imap_wal.retention.archive_writer import COLUMN_BYTES_MAX, FULL
 from imap_wal.retention.backfill import EPOCH, SESSION, Backfill
 from imap_wal.security.encryption import keys_of, open_store
 from pyspark_imap_wal.options import known
 from storage_backends import SegmentStore
 
-FILE_BYTES = 256 * 1024 * 1024
-"""A task begins another file after about this many bytes of one map."""
+WAITING_BYTES = 2 * FULL
+"""The rows of all maps that a task keeps in memory. Above it, the largest map gets a file."""
 ROWS_A_TASK = 2**40
 """More rows than a task has: the requests of two tasks do not overlap."""
 TAKEN = {
@@ -145,54 +146,55 @@ class ImapWalWriter(DataSourceArrowWriter):
 
 
 class _Task:
-    """The files of one task, one for each map at a time."""
+    """The files of one task: sorted runs, as an archive run writes them."""
 
     def __init__(self, log: ClusterLog, of: Backfill, partition: int, folder: Path) -> None:
         self._log, self._of, self._partition, self._folder = log, of, partition, folder
         self._rows = 0
-        self._files: dict[str, tuple[ParquetFile, int]] = {}
-        self._lasts: dict[str, int] = {}
+        self._waiting: dict[str, list[Any]] = {}
+        self._sizes: dict[str, int] = {}
         self._done: list[Archive] = []
 
     def add(self, name: str, batch: Any, now_ms: int) -> None:
-        """Append rows to the file of their map."""
+        """Take rows of a map."""
         if not len(batch):
             return
         if batch["key"].null_count:
             raise InvalidSetting(f"a row of map {name!r} has no key")
-        if name not in self._files:
-            keys = keys_of(self._log.store)
-            made = ParquetFile(self._folder, ARCHIVE_SCHEMA, keys, self._of.directory)
-            self._files[name] = made, self._rows
-        file, _ = self._files[name]
-        deleted = pc.is_null(batch["value"])
-        file.write(self._columns(name, batch, deleted, now_ms), pc.sum(deleted).as_py())
-        self._rows += len(batch)
-        self._lasts[name] = self._rows - 1
-        if file.local.stat().st_size + file.buffered >= FILE_BYTES:
+        rows = self._columns(batch, pc.is_null(batch["value"]), now_ms)
+        if name in self._sizes and self._sizes[name] + rows.nbytes > COLUMN_BYTES_MAX:
             self._publish(name)
+        self._waiting.setdefault(name, []).append(rows)
+        self._sizes[name] = self._sizes.get(name, 0) + rows.nbytes
+        self._rows += len(batch)
+        if self._sizes[name] >= FULL:
+            self._publish(name)
+        while sum(self._sizes.values()) >= WAITING_BYTES:
+            self._publish(max(self._sizes, key=self._sizes.__getitem__))
 
     def end(self) -> tuple[Archive, ...]:
         """Publish all files under their names."""
-        for name in list(self._files):
+        for name in list(self._waiting):
             self._publish(name)
         return tuple(self._done)
 
     def _publish(self, name: str) -> None:
-        (file, first), last = self._files.pop(name), self._lasts.pop(name)
-        store, node = self._log.store, self._of.folder(self._log)
-        places = self._position(first), self._position(last)
+        rows, size = self._waiting.pop(name), self._sizes.pop(name)
+        store, node, by_key = self._log.store, self._of.folder(self._log), self._of.by_key
+        file = ParquetFile(
+            self._folder, ARCHIVE_SCHEMA, keys_of(store), self._of.directory, by_key=by_key
+        )
         with ExitStack() as stack:
             stack.callback(file.local.unlink, missing_ok=True)
+            places = write_sorted(file, rows, name, self._of.node, by_key=by_key)
             nonce = self._log.randomness.token().hex()[:16]
             path = layout.part_path(node, name, nonce)
             published = file.publish(store, path)
-        self._done.append(Archive(name, path, *places, file.records, file.tombstones, *published))
+        counts = file.records, file.tombstones
+        unpacked = max(size, 1) if by_key else 0
+        self._done.append(Archive(name, path, *places, *counts, *published, unpacked))
 
-    def _position(self, row: int) -> Position:
-        return Position(EPOCH, self._partition + 1, 0, row)
-
-    def _columns(self, name: str, batch: Any, deleted: Any, now_ms: int) -> Any:
+    def _columns(self, batch: Any, deleted: Any, now_ms: int) -> Any:
         count, start = len(batch), self._partition * ROWS_A_TASK + self._rows
         there = {each: batch[each] for each in batch.schema.names}
 
@@ -203,7 +205,6 @@ class _Task:
         expires = pc.if_else(deleted, 0, given("expires_at_ms", 0))
         numbers = pa.array(range(self._rows, self._rows + count), pa.int64())
         columns = {
-            "map": pa.repeat(name, count),
             "key": there["key"],
             "key_class": given("key_class", RAW),
             "value": there["value"],
@@ -216,13 +217,12 @@ class _Task:
             "partition_version": pa.repeat(0, count),
             "session": pa.repeat(SESSION, count),
             "request": pc.add(numbers, start - self._rows + 1),
-            "node": pa.repeat(self._of.node, count),
             "epoch": pa.repeat(EPOCH, count),
             "segment": pa.repeat(self._partition + 1, count),
             "frame": pa.repeat(0, count),
             "index": numbers,
         }
         return pa.record_batch(
-            [columns[field.name].cast(field.type) for field in ARCHIVE_SCHEMA],
-            schema=ARCHIVE_SCHEMA,
+            [columns[field.name].cast(field.type) for field in WAITING_SCHEMA],
+            schema=WAITING_SCHEMA,
         )

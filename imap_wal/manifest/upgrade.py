@@ -1,6 +1,7 @@
 """Raises the feature level of a log when every registered node can read it.
 
-    node opens its log     enters its release and its highest level in its own manifest
+    node opens its log     enters its release and its highest level in its own manifest; nodes of
+                           backfills are never opened, and do not count
     upgrade                reads these, and publishes the level in the cluster's manifest
 
 A node that an older release opens in between keeps no level in its manifest, or finds the raised
@@ -100,7 +101,7 @@ class Upgrade:
         nodes = (
             self._level_of(node, directory)
             for node, directory in sorted(manifest.nodes.items())
-            if node not in fenced
+            if node not in fenced and not layout.is_backfill(node)
         )
         return LevelReport(manifest.feature_level, tuple(nodes))
 

@@ -17,7 +17,6 @@ from imap_wal.parquet import salvage
 from imap_wal.repair.node import Highest, NodeRepair
 from imap_wal.repair.report import COPIED, GIVEN_UP, REWRITTEN, Extent, Item
 from imap_wal.repair.snapshots import SnapshotRepair
-from imap_wal.retention import backfill
 from imap_wal.security.encryption import keys_of
 from storage_backends import SegmentStore
 
@@ -209,7 +208,7 @@ class ManifestRepair:
         known = [
             repair.node.manifest
             for repair in nodes
-            if not repair.older and not repair.node.name.startswith(backfill.PREFIX)
+            if not repair.older and not layout.is_backfill(repair.node.name)
         ]
         reads = [node.level for node in known if not node.embedded]
         programs = [node.level for node in known if node.embedded]

@@ -23,6 +23,7 @@ from imap_wal.errors import CorruptLog, InvalidSetting, LostRace, WriterLocked
 from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.node import NodeManifest, Seen, node_manifests
 from imap_wal.manifest.older import current_cluster
 from imap_wal.names import decode
@@ -32,18 +33,20 @@ from imap_wal.storage_clock import storage_now
 from storage_backends import NotFound
 
 EPOCH = 1
-PREFIX = "backfill-"
 SESSION = 1
 """Of the node: there is one writer, once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backfill:
-    """A backfill under way: its node, the UUID of its log directory, and its incarnation."""
+    """A backfill under way: its node, the UUID of its log directory, and its incarnation.
+    `by_key`: its files are sorted by key. `listed`: its manifest may name list files."""
 
     node: str
     directory: str
     incarnation: int
+    by_key: bool
+    listed: bool
 
     def folder(self, log: ClusterLog) -> str:
         """The folder of its node."""
@@ -62,9 +65,15 @@ def begin(log: ClusterLog) -> Backfill:
         number = manifest.incarnation + 1
         return replace(manifest, incarnation=number, embedded=number)
 
-    incarnation = log.manifests.update(claim).incarnation
+    claimed = log.manifests.update(claim)
     directory = str(UUID(bytes=log.randomness.token(), version=4))
-    backfill = Backfill(f"{PREFIX}{directory}", directory, incarnation)
+    backfill = Backfill(
+        f"{layout.BACKFILL}{directory}",
+        directory,
+        claimed.incarnation,
+        by_key=claimed.feature_level >= FeatureLevel.SORTED_ARCHIVES,
+        listed=claimed.feature_level >= FeatureLevel.LISTS,
+    )
     number, cluster = log.manifests.read()
     empty = NodeManifest(
         directory=directory,
@@ -110,12 +119,13 @@ def publish(log: ClusterLog, backfill: Backfill, archives: Sequence[Archive]) ->
     def name(manifest: NodeManifest) -> NodeManifest:
         if manifest.archives or manifest.forgotten:
             raise LostRace(f"{backfill.folder(log)}: this backfill was published or swept before")
+        ordered = sorted(archives, key=lambda archive: (archive.first, archive.map))
         return replace(
-            manifest,
+            (manifest.listed() if backfill.listed else manifest).with_archives(ordered),
             checkpoint=last,
             archived=last[:2],
-            archives=tuple(sorted(archives, key=lambda archive: (archive.first, archive.map))),
             newest=last.segment,
+            by_key=backfill.by_key,
         )
 
     nodes.update(name)
@@ -132,7 +142,7 @@ def _sweep(log: ClusterLog) -> None:
     registered, now_ms = log.manifest().nodes, 0
     for component in log.store.folders(f"{log.folder}/nodes"):
         node = decode(component)
-        if not node.startswith(PREFIX) or node in registered:
+        if not layout.is_backfill(node) or node in registered:
             continue
         folder = log.node_folder(node)
         files = [
