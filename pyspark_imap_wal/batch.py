@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import START
-from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import SEGMENT, FileScan, Metadata, from_manifest
 from imap_wal.read.scan import ahead, read_scan
 from imap_wal.read.scan_list import cluster_scans
@@ -29,7 +30,9 @@ from pyspark_imap_wal.options import (
     known,
 )
 from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS
+from storage_backends import NotFound
 
+T = TypeVar("T")
 _ARROW = {
     "string": pa.string(),
     "binary": pa.binary(),
@@ -86,13 +89,16 @@ class ClusterReader(DataSourceReader):
             namespaces = filters.only("namespace", options.namespaces)
             found = clusters_of(store, namespaces, filters.only("cluster", options.clusters))
             self._check(found)
-            made = [task for names in found for task in self._of_cluster(ClusterLog(store, *names))]
+            made = [task for names in found for task in self._planned(ClusterLog(store, *names))]
         finally:
             store.close()
         return made or [self._nothing()]  # Spark requires at least one
 
     def _check(self, clusters: Sequence[tuple[str, str]]) -> None:
         """Refuse clusters that do not fit the options."""
+
+    def _planned(self, log: ClusterLog) -> list[InputPartition]:
+        return planned_again(lambda: list(self._of_cluster(log)))
 
     def _of_cluster(self, log: ClusterLog) -> Iterable[InputPartition]:
         raise NotImplementedError
@@ -166,6 +172,14 @@ class ImapWalReader(ClusterReader):
 def schema_of(kinds: dict[str, str]) -> Any:
     """Columns as a schema of Arrow."""
     return pa.schema([(name, _ARROW[kind]) for name, kind in kinds.items()])
+
+
+def planned_again(plan: Callable[[], T]) -> T:
+    """A plan, made again if a file that it reads is archived meanwhile."""
+    for _ in range(ATTEMPTS - 1):
+        with suppress(NotFound):
+            return plan()
+    return plan()
 
 
 def by_bytes(scans: Iterable[FileScan], size: int) -> Iterator[list[FileScan]]:

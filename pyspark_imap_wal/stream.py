@@ -10,7 +10,6 @@ writes a batch once, every entry is there exactly once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -26,7 +25,13 @@ from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans, node_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.security.encryption import open_store
-from pyspark_imap_wal.batch import FilePartition, by_bytes, metadata_of, schema_of
+from pyspark_imap_wal.batch import (
+    FilePartition,
+    by_bytes,
+    metadata_of,
+    planned_again,
+    schema_of,
+)
 from pyspark_imap_wal.changes.bases import ReaderRegistration
 from pyspark_imap_wal.changes.batch import read_task
 from pyspark_imap_wal.changes.batch import tasks as image_tasks
@@ -51,7 +56,6 @@ from pyspark_imap_wal.options import (
     known,
 )
 from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS
-from storage_backends import NotFound
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -122,7 +126,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             kept = registered is None or found == given or registered.keep(state, state)
             return found, kept
 
-        self._last = _again(lambda: _until(end))
+        self._last = planned_again(lambda: _until(end))
         return self._last.to_json()
 
     def _end(self, given: Offset, state: ClusterState, rows_max: int) -> Offset:
@@ -158,13 +162,15 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Read no further than the log's end now."""
-        self._target = _again(lambda: _ends(self._open(), self._state(), {}))
+        self._target = planned_again(lambda: _ends(self._open(), self._state(), {}))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a batch."""
         first, last = Offset.from_json(start), Offset.from_json(end)
         return (
-            [] if first.start == LATEST or last.start else _again(lambda: self._tasks(first, last))
+            []
+            if first.start == LATEST or last.start
+            else planned_again(lambda: self._tasks(first, last))
         )
 
     def _tasks(self, first: Offset, last: Offset) -> list[InputPartition]:
@@ -206,7 +212,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         `InvalidSetting` if the reader was forgotten."""
         done, registered = Offset.from_json(end), self._registered()
         if registered is not None and not done.start:
-            _again(lambda: registered.advance(done.nodes, self._state))
+            planned_again(lambda: registered.advance(done.nodes, self._state))
 
     def stop(self) -> None:
         """Close connections."""
@@ -284,7 +290,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         registered.read()
         if not given.start:
-            _again(lambda: registered.advance(given.nodes, self._state))
+            planned_again(lambda: registered.advance(given.nodes, self._state))
 
     def _demand_same_logs(self, state: ClusterState, offset: Offset) -> None:
         for node, directory in offset.directories.items():
@@ -343,14 +349,6 @@ def _until(keep: Callable[[], tuple[T, bool]]) -> T:
         if kept:
             break
     return found
-
-
-def _again(plan: Callable[[], T]) -> T:
-    """A plan, made again if a file that it reads is archived meanwhile."""
-    for _ in range(ATTEMPTS - 1):
-        with suppress(NotFound):
-            return plan()
-    return plan()
 
 
 def _ends(

@@ -30,6 +30,7 @@ from imap_wal.write.node_log import NodeLog
 from pyspark_imap_wal import columns as columns_module
 from pyspark_imap_wal.batch import ImapWalReader, by_bytes, schema_of
 from pyspark_imap_wal.columns import Wanted, read_columns
+from pyspark_imap_wal.data_source import ImapWalDataSource
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.options import AsOf, Options
 from pyspark_imap_wal.tables.schemas import ENTRY_COLUMNS, POSITION_COLUMNS
@@ -200,6 +201,34 @@ def test_segment_archived_while_read_is_read_once(
                 break
             keys += [line["key"] for line in batch.to_pylist()]
     assert sorted(keys) == sorted({*keys}) and len(keys) == 19
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"mode": "latest"}, {"table": "history"}, {"changes": "images"}]
+)
+def test_a_plan_that_meets_an_archiver_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, str]
+) -> None:
+    """Decoding needs the schemas that segments have, so the plan reads them."""
+    log = node(open_store(str(tmp_path)))
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    log.rotate()
+    append(log, put("b", "1", (1, 1, 1, 2)))
+
+    def beside_an_archiver(*given: Any) -> Any:
+        archive(log)
+        return read_scan(*given)
+
+    monkeypatch.setattr("pyspark_imap_wal.batch.read_scan", beside_an_archiver)
+    source = ImapWalDataSource({"path": str(tmp_path), "decode": "true", **more})
+    reader: Any = source.reader(source.schema())
+    lines = [
+        line
+        for task in reader.partitions()
+        for batch in reader.read(task)
+        for line in batch.to_pylist()
+    ]
+    assert sorted(line["key"] for line in lines) == [b"a", b"b"]
 
 
 def test_a_deleted_archive_is_an_error_after_its_first_rows(
