@@ -5,12 +5,12 @@ The driver is a process of its own, because a process has only one session of Sp
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from pyspark_imap_wal.package import write_package
 from rewrite_cli.local_cluster.launcher import die_with_parent
-from storage_backends import open_store
+from storage_backends import SegmentStore, open_store
 from tests.histories import put
 from tests.kit import spark_cluster
 from tests.kit.logs import SMALL, append, cluster, node, parquet_rows, values, view
 from tests.kit.spark_cluster import SparkCluster, parent_of
+from tests.storage.s3_gateway import S3, running_s3
 
 pytestmark = [pytest.mark.spark, pytest.mark.torture, pytest.mark.timeout(900)]
 
@@ -42,14 +43,47 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return dict(write_package(tmp_path_factory.mktemp("package") / "imap-wal.zip").properties)
+    file = tmp_path_factory.mktemp("package") / "imap-wal.zip"
+    return dict(write_package(file, extras=["s3"]).properties)
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    with running_s3(tmp_path_factory.mktemp("s3")) as gateway:
+        yield gateway
+
+
+@dataclass(frozen=True)
+class Root:
+    """The root of a log, and where a copy of it can be. Both URLs have the options of the
+    storage."""
+
+    url: str
+    copy: str
+
+    def open(self) -> SegmentStore:
+        return open_store(self.url)
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A log of two nodes, with archives, deletions, and keys that both have changed."""
-    found = tmp_path / "root"
-    store = open_store(str(found))
+def root(tmp_path: Path) -> Root:
+    """A log in a folder."""
+    return filled(Root(str(tmp_path / "root"), str(tmp_path / "copy")))
+
+
+@pytest.fixture(params=["folder", "S3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Root:
+    """A log in a folder, and one on S3."""
+    if request.param == "folder":
+        return filled(Root(str(tmp_path / "root"), str(tmp_path / "copy")))
+    gateway: S3 = request.getfixturevalue("s3")
+    name = f"bucket/{tmp_path.name}"
+    return filled(Root(gateway.url(name), gateway.url(f"{name}-copy")))
+
+
+def filled(found: Root) -> Root:
+    """With a log of two nodes: archives, deletions, and keys that both have changed."""
+    store = found.open()
     first, second = node(store), node(store, "n2")
     keys = [f"k{number:05d}" for number in range(KEYS)]
     append(first, *(put(key, "1", (1, 1, 1, at)) for at, key in enumerate(keys)), frames=5)
@@ -62,41 +96,41 @@ def root(tmp_path: Path) -> Path:
     return found
 
 
-def snapshot(root: Path) -> dict[str, list[Any]]:
+def snapshot(store: SegmentStore) -> dict[str, list[Any]]:
     """Map → the rows of its published snapshot, with their nodes."""
-    store = open_store(str(root))
     return {
         name: [row for path in each.files for row in parquet_rows(store, path)]
         for name, each in cluster(store).manifest().snapshots.items()
     }
 
 
-def expected(root: Path, folder: Path) -> dict[str, list[Any]]:
+def expected(root: Root) -> dict[str, list[Any]]:
     """The rows of the snapshots of a copy that the local engine rewrites."""
-    copy = folder / "copy"
-    shutil.copytree(root, copy)
-    rewrite(cluster(open_store(str(copy))), LocalEngine(SMALL), skew_ms_max=2**60)
+    store, copy = root.open(), open_store(root.copy)
+    for file in store.list(""):
+        copy.create(file.path, store.read(file.path))
+    rewrite(cluster(copy), LocalEngine(SMALL), skew_ms_max=2**60)
     return snapshot(copy)
 
 
-def named(root: Path) -> set[str]:
-    manifest = cluster(open_store(str(root))).manifest()
+def named(store: SegmentStore) -> set[str]:
+    manifest = cluster(store).manifest()
     return {path for each in manifest.snapshots.values() for path in each.files}
 
 
-def files(root: Path) -> set[str]:
-    return {file.path for file in open_store(str(root)).list("ns/c/snapshot")}
+def files(store: SegmentStore) -> set[str]:
+    return {file.path for file in store.list("ns/c/snapshot")}
 
 
-def check_swept(root: Path, wanted: dict[str, list[Any]], *, left_over: bool) -> None:
+def check_swept(root: Root, wanted: dict[str, list[Any]], *, left_over: bool) -> None:
     """The snapshot is right, and a prune removes what other attempts have left, and nothing
     else."""
-    assert snapshot(root) == wanted
-    assert bool(files(root) - named(root)) == left_over
-    store = open_store(str(root))
+    store = root.open()
+    assert snapshot(store) == wanted
+    assert bool(files(store) - named(store)) == left_over
     before = values(view(store))
     prune(cluster(store))
-    assert files(root) == named(root)
+    assert files(store) == named(store)
     assert values(view(store)) == before
     assert len(before) == KEYS - len(range(0, KEYS, 5))
 
@@ -105,8 +139,8 @@ def words(properties: dict[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in properties.items()]
 
 
-def command(root: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "rewrite_cli", "rewrite", str(root), "--engine", "spark", *more]
+def command(root: Root, *more: str) -> list[str]:
+    return [sys.executable, "-m", "rewrite_cli", "rewrite", root.url, "--engine", "spark", *more]
 
 
 def conf(properties: dict[str, str]) -> list[str]:
@@ -127,14 +161,14 @@ def ended(words: list[str], **environment: str) -> subprocess.CompletedProcess[s
 class Driver:
     """A rewrite whose last step waits at a gate."""
 
-    def __init__(self, root: Path, gate: Path, mode: str, properties: dict[str, str]) -> None:
+    def __init__(self, root: Root, gate: Path, mode: str, properties: dict[str, str]) -> None:
         gate.mkdir()
         self.gate = gate
         self._log = gate.with_suffix(".log")
         with self._log.open("wb") as output:
             self.process = subprocess.Popen(
                 [
-                    sys.executable, str(DRIVER), str(root), str(gate), mode, str(GROUP_ROWS),
+                    sys.executable, str(DRIVER), root.url, str(gate), mode, str(GROUP_ROWS),
                     *words(properties),
                 ],
                 stdout=output,
@@ -170,13 +204,13 @@ class Driver:
 
 @pytest.fixture
 def driver(
-    running: SparkCluster, package: dict[str, str], root: Path, tmp_path: Path
+    running: SparkCluster, package: dict[str, str], place: Root, tmp_path: Path
 ) -> Iterator[Callable[..., Driver]]:
     made: list[Driver] = []
 
     def start(mode: str, **more: str) -> Driver:
         properties = running.properties(**package, **more)
-        made.append(Driver(root, tmp_path / "gate", mode, properties))
+        made.append(Driver(place, tmp_path / "gate", mode, properties))
         return made[-1]
 
     yield start
@@ -186,11 +220,11 @@ def driver(
 
 
 def test_the_cluster_writes_what_the_local_engine_writes(
-    running: SparkCluster, package: dict[str, str], root: Path, tmp_path: Path
+    running: SparkCluster, package: dict[str, str], root: Root, tmp_path: Path
 ) -> None:
     """Master, interpreter and package come from the TOML file; a property on the command line
     overrides it. The workers' Python has no imap-wal."""
-    wanted = expected(root, tmp_path)
+    wanted = expected(root)
     lines = [f'"{name}" = "{value}"' for name, value in running.properties(**package).items()]
     file = tmp_path / "settings.toml"
     file.write_text("\n".join(["[spark]", *lines]).replace(running.master, "spark://nowhere:1"))
@@ -206,7 +240,7 @@ def test_the_cluster_writes_what_the_local_engine_writes(
 
 
 def test_the_master_of_spark_submit_holds(
-    running: SparkCluster, package: dict[str, str], root: Path, tmp_path: Path
+    running: SparkCluster, package: dict[str, str], root: Root, tmp_path: Path
 ) -> None:
     import pyspark
 
@@ -215,7 +249,7 @@ def test_the_master_of_spark_submit_holds(
     properties = running.properties(**package)
     del properties["spark.master"]
     properties["spark.pyspark.driver.python"] = sys.executable
-    wanted = expected(root, tmp_path)
+    wanted = expected(root)
     done = ended(
         [
             str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
@@ -231,29 +265,27 @@ def test_the_master_of_spark_submit_holds(
     assert len(list((running.folder / "work").rglob("stderr"))) >= 2, "it ran on the workers"
 
 
-def test_workers_without_imap_wal_are_named(running: SparkCluster, root: Path) -> None:
+def test_workers_without_imap_wal_are_named(running: SparkCluster, root: Root) -> None:
     done = ended(
         command(root, *conf(running.properties())),
     )
     assert done.returncode == 1
     assert "imap-wal spark package" in done.stderr, done.stderr[-3000:]
-    assert snapshot(root) == {} and files(root) == set()
+    assert snapshot(root.open()) == {} and files(root.open()) == set()
 
 
-def test_a_killed_python_worker_is_replaced(
-    driver: Callable[..., Driver], root: Path, tmp_path: Path
-) -> None:
-    wanted = expected(root, tmp_path)
+def test_a_killed_python_worker_is_replaced(driver: Callable[..., Driver], place: Root) -> None:
+    wanted = expected(place)
     job = driver("held")
     os.kill(job.attempts(2)[0], signal.SIGKILL)
     job.go()
     job.finish()
-    check_swept(root, wanted, left_over=True)
+    check_swept(place, wanted, left_over=True)
 
 
-def test_without_a_master_a_killed_python_worker_is_replaced(root: Path, tmp_path: Path) -> None:
+def test_without_a_master_a_killed_python_worker_is_replaced(root: Root, tmp_path: Path) -> None:
     """On this machine, with no configuration of the master at all."""
-    wanted = expected(root, tmp_path)
+    wanted = expected(root)
     job = Driver(root, tmp_path / "gate", "held", {"spark.sql.shuffle.partitions": "2"})
     try:
         os.kill(job.attempts(1)[0], signal.SIGKILL)
@@ -265,24 +297,22 @@ def test_without_a_master_a_killed_python_worker_is_replaced(root: Path, tmp_pat
     check_swept(root, wanted, left_over=True)
 
 
-def test_a_killed_executor_is_replaced(
-    driver: Callable[..., Driver], root: Path, tmp_path: Path
-) -> None:
+def test_a_killed_executor_is_replaced(driver: Callable[..., Driver], place: Root) -> None:
     """Its part of the first step is lost with it: Spark tries that stage again, and its attempts
     are counted from 0 again."""
-    wanted = expected(root, tmp_path)
+    wanted = expected(place)
     job = driver("held")
     worker = job.attempts(2)[0]
     os.kill(parent_of(parent_of(worker)), signal.SIGKILL)
     job.go()
     job.finish()
-    check_swept(root, wanted, left_over=True)
+    check_swept(place, wanted, left_over=True)
 
 
 def test_speculation_beside_a_slow_upload_takes_one_answer(
-    driver: Callable[..., Driver], root: Path, tmp_path: Path
+    driver: Callable[..., Driver], place: Root
 ) -> None:
-    wanted = expected(root, tmp_path)
+    wanted = expected(place)
     job = driver(
         "slow",
         **{
@@ -294,19 +324,18 @@ def test_speculation_beside_a_slow_upload_takes_one_answer(
     )
     job.finish()
     assert len(list(job.gate.glob("0-*"))) >= 2, "there was a second attempt"
-    check_swept(root, wanted, left_over=True)
+    check_swept(place, wanted, left_over=True)
 
 
-def test_a_killed_driver_publishes_nothing(
-    driver: Callable[..., Driver], root: Path, tmp_path: Path
-) -> None:
+def test_a_killed_driver_publishes_nothing(driver: Callable[..., Driver], place: Root) -> None:
     """The next rewrite is right, and what the first one wrote is swept."""
-    wanted = expected(root, tmp_path)
+    wanted = expected(place)
     job = driver("held")
     job.attempts(2)
     job.process.kill()
     job.process.wait()
-    assert snapshot(root) == {} and files(root)
-    rewrite(cluster(open_store(str(root))), LocalEngine(SMALL), skew_ms_max=2**60)
+    store = place.open()
+    assert snapshot(store) == {} and files(store)
+    rewrite(cluster(store), LocalEngine(SMALL), skew_ms_max=2**60)
     job.go()
-    check_swept(root, wanted, left_over=True)
+    check_swept(place, wanted, left_over=True)

@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,42 +35,17 @@ from storage_backends.objects import ObjectStore
 from storage_backends.testing import check_segment_store
 from tests.agent.harness import plugin, serving
 from tests.kit.own_disks import own_disk_config
-from tests.storage.services import free_port, go_program, running
+from tests.storage.s3_gateway import S3, running_s3
+from tests.storage.services import free_port
 
 # The first run builds the gateway.
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(900)]
 
 
-@dataclass(frozen=True)
-class S3:
-    folder: Path
-    options: dict[str, Any]
-
-    def open(self, root: str = "bucket/some/root", **options: Any) -> SegmentStore:
-        """The backend alone: `open_store` already reads whether the log has a `wal_dir`."""
-        return ObjectStore(f"s3://{root}", {**self.options, **options})
-
-
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    program = go_program("versitygw", "github.com/versity/versitygw/cmd/versitygw@v1.8.0")
-    folder = tmp_path_factory.mktemp("s3")
-    (folder / "data" / "bucket").mkdir(parents=True)
-    port = free_port()
-    with running(
-        [program, "--port", f"127.0.0.1:{port}", "posix", str(folder / "data")],
-        port,
-        folder / "log",
-        environment={"ROOT_ACCESS_KEY": "access", "ROOT_SECRET_KEY": "secret-secret"},
-    ):
-        yield S3(
-            folder,
-            {
-                "key": "access",
-                "secret": "secret-secret",
-                "endpoint_url": f"http://127.0.0.1:{port}",
-            },
-        )
+    with running_s3(tmp_path_factory.mktemp("s3")) as gateway:
+        yield gateway
 
 
 def test_s3_keeps_every_promise(s3: S3) -> None:
@@ -83,8 +57,7 @@ def test_s3_at_the_root_of_a_bucket_keeps_every_promise(s3: S3) -> None:
 
 
 def test_options_in_the_url(s3: S3) -> None:
-    options = "&".join(f"{key}={value}" for key, value in s3.options.items())
-    store = open_store(f"s3://bucket/by-url?{options}&use_ssl=false")
+    store = open_store(s3.url("bucket/by-url"))
     store.create("1", b"x")
     assert s3.open("bucket/by-url").read("1") == b"x"
     assert "secret" not in store.url
