@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import runpy
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,22 @@ def test_examples_copy_a_table_into_a_log_and_back(
     run(monkeypatch, "stream_to_parquet.py", root, tmp_path / "changes")
     copied = spark.read.parquet(f"{tmp_path}/changes")
     assert copied.where("map = 'customers'").count() == 2 and copied.count() == 6
+
+
+def test_the_nightly_example_rewrites_and_prunes(
+    spark: Any, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with imap_wal.open(str(root)) as store:
+        store.archive()
+    before = entries(root, "orders")
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        run(monkeypatch, "nightly_rewrite.py", root)
+    finally:
+        signal.signal(signal.SIGTERM, handler)  # the command line has its own
+    names = [path.parts[-3] for path in root.rglob("*.parquet")]
+    assert names == ["orders"], "a snapshot, and no archive"
+    assert entries(root, "orders") == before
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
