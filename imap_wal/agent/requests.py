@@ -155,7 +155,10 @@ class Stat(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag
 
 
 class Beat(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="beat"):
+    """`settling`: how many partitions of the member are not yet compared with the log."""
+
     number: Number
+    settling: Number = 0
 
 
 class Bye(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="bye"):

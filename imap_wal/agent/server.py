@@ -375,6 +375,8 @@ class Agent:
             waiting_seconds=start.waiting_s(),
             members=members,
             superseded=superseded,
+            settling=log.sessions.settling.partitions,
+            settling_seconds=log.sessions.settling.seconds,
             reads=reads.served,
             unmerged_bytes=reads.merges.unmerged_bytes,
             merged=self._view.merged,

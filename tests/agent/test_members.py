@@ -38,12 +38,14 @@ def test_stat_names_the_members_that_have_said_hello(tmp_path: Path) -> None:
                         "peer": "local",
                         "session": one.session,
                         "connections": 2,
+                        "settling": 0,
                         "superseded": False,
                     },
                     "member-2": {
                         "peer": "local",
                         "session": 0,
                         "connections": 1,
+                        "settling": 0,
                         "superseded": False,
                     },
                 }
@@ -52,6 +54,23 @@ def test_stat_names_the_members_that_have_said_hello(tmp_path: Path) -> None:
                 assert f"{identity('member-2')} (local)" in text
             eventually(lambda: len(asking.stat()["members"]) == 1, "member-2 has left")
         eventually(lambda: not asking.stat()["members"], "both have left")
+
+
+def test_an_agent_is_not_ready_while_its_members_settle(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    with serving(settings) as agent:
+        with plugin(settings) as one:
+            assert one.client.ask("beat", 7)[0][0] == "beat"
+            assert one.stat()["members"][0]["settling"] == 7
+            assert why_not_ready(agent.snapshot()) == "members compare 7 partitions with the log"
+            assert one.client.ask("beat", 0)[0][0] == "beat"
+            assert why_not_ready(agent.snapshot()) == ""
+            seconds = agent.snapshot().settling_seconds
+            assert 0 < seconds == agent.snapshot().settling_seconds, "it does not grow any more"
+            for wrong in (-1, 1.5, True, None):
+                assert one.client.ask("beat", wrong)[0][2] == "bad-request"
+            assert one.client.ask("beat", 3)[0][0] == "beat"
+        eventually(lambda: agent.snapshot().settling == 0, "the member has left")
 
 
 def status_of(endpoint: str) -> str:

@@ -11,10 +11,17 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.configuration import logged_map
 from tests.cluster.contents import contents, refusal_for_a_disk
+from tests.cluster.waiting import until
 
 pytestmark = pytest.mark.timeout(400)
 NAME = "orders"
 ENTRIES = {f"k{number}": f"value {number}" for number in range(300)}
+
+
+def settling(cluster: Cluster, machine: int) -> int:
+    """How many partitions the member of a machine compares with the log, as its agent knows."""
+    members = (cluster.agents[machine].stat() or {}).get("members", [])
+    return sum(each["settling"] for each in members)
 
 
 def put_all(cluster: Cluster, entries: dict[str, str]) -> None:
@@ -45,8 +52,12 @@ def test_own_disks_lose_nothing_until_one_is_lost(tmp_path: Path, classpath: str
         put_all(cluster, more)
         cluster.members[2].kill()
         cluster.agents[2].kill()
+        until(
+            "its partitions wait at both others", lambda: all(settling(cluster, n) for n in (0, 1))
+        )
         cluster.agents[2].launch()
         assert contents(cluster, NAME) == {**ENTRIES, **more}
+        until("none waits", lambda: not any(settling(cluster, n) for n in (0, 1)))
 
         # What that agent had on its disk was sealed and uploaded when it opened its log again. So
         # the machine writes again, before it is lost once more.

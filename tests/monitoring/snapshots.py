@@ -55,6 +55,8 @@ def snapshot(**changes: Any) -> AgentSnapshot:
         "waiting_seconds": 0.0,
         "members": 2,
         "superseded": 1,
+        "settling": 0,
+        "settling_seconds": 12.5,
         "reads": 12,
         "unmerged_bytes": 900,
         "merged": MergeStatistics(2, 80, 1400, 0.25, 60),

@@ -88,6 +88,7 @@ def test_the_page_lists_exactly_what_is_exported() -> None:
         ({"failure": "another process", "fenced": True}, False, False),
         ({"turn_seconds": STUCK_S}, False, False),
         ({"stopping": True}, False, False),
+        ({"settling": 3}, False, False),
         ({"threads": DEAD}, True, False),
         ({"threads": {"imap-wal-reads": WorkerState(True, "OSError: full", 9)}}, False, True),
     ],

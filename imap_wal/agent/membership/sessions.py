@@ -16,6 +16,7 @@ from imap_wal.agent.access.peers import LOCAL, Peer
 from imap_wal.agent.membership import counted_requests
 from imap_wal.agent.membership.claims import ClaimedView, Claims, Greeting
 from imap_wal.agent.membership.liveness import SignOfLife, Watch
+from imap_wal.agent.membership.settling import Settling
 from imap_wal.agent.membership.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
 from imap_wal.agent.requests import About, Wish
 from imap_wal.entry import COPIES_MAX, shared_session
@@ -94,6 +95,7 @@ class SessionRegistry:
         self._by_number: dict[int, Session] = {}
         self._connections: dict[bytes, Connection] = {}
         self._readers: dict[bytes, ReadSession] = {}
+        self.settling = Settling(log.clock)
         self._shut: set[bytes] = set()
         """Connections with a refused append, until they say hello again."""
         log.writers = self._writers
@@ -268,19 +270,23 @@ class SessionRegistry:
 
     def members(self) -> list[dict[str, Any]]:
         """The members that are connected and have said hello, for `stat`: UUID, name of the peer,
-        number of connections, the session in which it may append here (0: in none), and whether
-        another cluster has claimed the log."""
+        number of connections, the session in which it may append here (0: in none), how many
+        partitions it still compares with the log, and whether another cluster has claimed the
+        log."""
         found: dict[str, dict[str, Any]] = {}
-        for connection in list(self._connections.values()):
+        for sender, connection in list(self._connections.items()):
             who = connection.who
             about = {
                 "member": who.member,
                 "peer": who.peer.name,
                 "session": 0,
                 "connections": 0,
+                "settling": 0,
                 "superseded": self._is_superseded(connection),
             }
-            found.setdefault(who.plugin, about)["connections"] += 1
+            member = found.setdefault(who.plugin, about)
+            member["connections"] += 1
+            member["settling"] += self.settling.of(sender)
         for session in list(self._by_number.values()):
             if session.writer and session.plugin in found:
                 found[session.plugin]["session"] = session.number
@@ -319,6 +325,11 @@ class SessionRegistry:
             if self._is_alive(connection):
                 self.sign.heard(self.claims.known.newest)
 
+    def beat(self, sender: bytes, settling: int) -> None:
+        """A beat of a member says how many of its partitions are not yet compared with the log."""
+        if sender in self._connections:
+            self.settling.told(sender, settling)
+
     def connection(self, sender: bytes) -> Connection | ReadSession | None:
         """The connection of this sender; None: it has not said hello."""
         return self._connections.get(sender) or self._readers.get(sender)
@@ -337,6 +348,7 @@ class SessionRegistry:
         ]:
             del self._connections[each]
             self._shut.discard(each)
+            self.settling.gone(each)
         for session in self._by_number.values():
             if session.plugin == plugin:
                 session.writer = b""
@@ -350,6 +362,7 @@ class SessionRegistry:
         connection = self._connections.pop(sender, None)
         self._readers.pop(sender, None)
         self._shut.discard(sender)
+        self.settling.gone(sender)
         if connection is not None:
             for session in self._by_number.values():
                 if session.writer == sender:

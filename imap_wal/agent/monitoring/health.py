@@ -2,8 +2,9 @@
 
     live    all its threads run. If not, only a restart helps.
     ready   changes can be appended too, and the loop answers; so a member may use the agent, even
-            while a new cluster waits for the log. Not ready if all members that are connected have
-            lost the log to another cluster: they must be restarted
+            while a new cluster waits for the log. Not ready while connected members compare
+            partitions with the log, because operations on these wait; and if all members that are
+            connected have lost the log to another cluster: they must be restarted
 
 A storage that is unavailable makes an agent unready, never dead: it recovers without a restart. The
 texts have no detail that an error could contain; `imap-wal doctor --agent` shows those.
@@ -23,7 +24,7 @@ def why_dead(now: AgentSnapshot) -> str:
 
 
 def why_not_ready(now: AgentSnapshot) -> str:
-    """Why no change can be appended now; "" if it can."""
+    """Why operations cannot all be carried out now; "" if they can."""
     reasons = [why_dead(now)]
     if now.stopping:
         reasons.append("the agent is stopping")
@@ -35,4 +36,6 @@ def why_not_ready(now: AgentSnapshot) -> str:
         reasons.append("the loop is waiting for the storage")
     if 0 < now.members == now.superseded:
         reasons.append("another cluster has claimed the log: restart the connected members")
+    if now.settling:
+        reasons.append(f"members compare {now.settling} partitions with the log")
     return "; ".join(reason for reason in reasons if reason)

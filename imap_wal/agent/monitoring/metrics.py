@@ -65,7 +65,7 @@ METRICS: tuple[AgentMetric, ...] = (
     AgentMetric(
         "imap_wal_ready",
         "gauge",
-        "1 if /readyz answers 200: changes can be appended.",
+        "1 if /readyz answers 200: changes can be appended, and no operation waits for the log.",
         lambda now: float(not why_not_ready(now)),
     ),
     AgentMetric(
@@ -395,6 +395,18 @@ METRICS: tuple[AgentMetric, ...] = (
         "gauge",
         "Connected members that have lost the log to another cluster, and must be restarted.",
         lambda now: now.superseded,
+    ),
+    AgentMetric(
+        "imap_wal_settling_partitions",
+        "gauge",
+        "Partitions that connected members still compare with the log; operations on them wait.",
+        lambda now: now.settling,
+    ),
+    AgentMetric(
+        "imap_wal_settling_seconds_total",
+        "counter",
+        "Seconds in which there were such partitions.",
+        lambda now: now.settling_seconds,
     ),
     # Reading
     AgentMetric(

@@ -27,9 +27,10 @@ class AgentSnapshot:
     admitted. `incarnation`: of the newest claim. `alive`: its members may be alive.
     `waiting_seconds`: how long a new cluster has waited for the log; 0: none waits. `members`,
     `superseded`: connected members, and those of them that have lost the log to another cluster.
-    `lease_age_s`:
-    None without a lease. `merge`: the last part of the last merge. `merge_error`: why the last
-    merge failed; "" if it did not. `disks`: of local folders, by `root` and `wal`. `positions`: up
+    `settling`: partitions that connected members still compare with the log, `settling_seconds`:
+    for how long there were any since the log was opened. `lease_age_s`: None without a lease.
+    `merge`: the last part of the last merge. `merge_error`: why the last merge failed; "" if it
+    did not. `disks`: of local folders, by `root` and `wal`. `positions`: up
     to where each node's log is merged. `upload`: what only the node's own disk has; None: all nodes
     can see its segments. `tail_reads`: parts of segments that were served to other agents.
     `left_out`: nodes whose entries, or a part of them, the last merge left out, with the reason.
@@ -64,6 +65,8 @@ class AgentSnapshot:
     waiting_seconds: float
     members: int
     superseded: int
+    settling: int
+    settling_seconds: float
     reads: int
     unmerged_bytes: int
     merged: MergeStatistics

@@ -393,7 +393,7 @@ final class MapState {
 
         @Override
         public int getUnsettledPartitions() {
-            return wholeness.unsettled().size();
+            return wholeness.unsettledCount();
         }
 
         @Override

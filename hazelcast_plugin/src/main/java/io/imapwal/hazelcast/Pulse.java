@@ -3,10 +3,12 @@ package io.imapwal.hazelcast;
 import java.io.IOException;
 import java.net.SocketTimeoutException;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
+import java.util.function.IntSupplier;
 
 /**
  * Watches one agent over a separate connection, at least twice a second.
@@ -15,8 +17,9 @@ import java.util.concurrent.TimeUnit;
  * ZMTP PING   ZeroMQ's own thread in the agent answers it, also while the agent waits for its
  *             storage. No answer within agent-timeout-ms: the agent hangs. All connections to it
  *             are closed, and none is opened until it answers again
- * beat        shows that a member of this cluster is alive; the loop of the agent answers it,
- *             perhaps late. The answer has a number that grows while the agent reads logs
+ * beat        shows that a member of this cluster is alive, and how many of its partitions are
+ *             not compared with the log yet; the loop of the agent answers it, perhaps late. The
+ *             answer has a number that grows while the agent reads logs
  * </pre>
  *
  * So a slow storage is not a hung agent: appends wait for it up to {@code timeout-ms}. And an agent
@@ -34,6 +37,7 @@ final class Pulse {
     private static final int UNANSWERED_MAX = 3;
 
     private final AgentSettings settings;
+    private final IntSupplier settling;
     private final long pauseMs;
     private final Set<AgentConnection> open = ConcurrentHashMap.newKeySet();
     private volatile HungAgent hung;
@@ -52,6 +56,8 @@ final class Pulse {
     /** The number of the hello without an answer; 0: none. */
     private long asked;
     private boolean greeted;
+    /** Whether the agent knows beats with a number of partitions. */
+    private boolean counts;
     /** The agent's number of parts of reads. */
     private long parts = -1;
     private final MsgpackWriter header = new MsgpackWriter(64);
@@ -60,8 +66,13 @@ final class Pulse {
     private record Hello(UUID cluster, UUID member, long view) {
     }
 
-    Pulse(AgentSettings settings) {
+    /**
+     * @param settling how many partitions of this member are not compared with the log of this
+     *                 agent yet
+     */
+    Pulse(AgentSettings settings, IntSupplier settling) {
         this.settings = settings;
+        this.settling = settling;
         this.pauseMs = Math.max(1, Math.min(PAUSE_MS_MAX, settings.agentTimeoutMs() / 4));
     }
 
@@ -213,7 +224,7 @@ final class Pulse {
         number = answered = 0;
         said = null;
         asked = 0;
-        greeted = false;
+        greeted = counts = false;
         hung = null;
     }
 
@@ -232,7 +243,10 @@ final class Pulse {
         // Without a hello, the answer to a beat is an error. The error also shows that the loop
         // runs.
         if (now == null || greeted || asked != 0) {
-            header.clear().array(2).string("beat").integer(++number);
+            header.clear().array(counts ? 3 : 2).string("beat").integer(++number);
+            if (counts) {
+                header.integer(settling.getAsInt());
+            }
         } else {
             AgentConnection.hello(header.clear().array(3).string("hello").integer(++number),
                     identity, now.cluster, now.member, "read", settings.secrets().token());
@@ -254,6 +268,8 @@ final class Pulse {
         if (to == asked) {
             asked = 0;
             greeted = kind.equals("welcome");
+            counts = greeted && answer.value() instanceof Map<?, ?> welcome
+                    && Boolean.TRUE.equals(welcome.get("settling"));
         } else if (!kind.equals("beat")) {
             greeted = false;
         } else if (answer.hasMore()) {

@@ -360,7 +360,15 @@ final class WalPlugin {
     Candidates candidates(AgentSettings settings) {
         return candidates.computeIfAbsent(settings.agent(), agent ->
                 new Candidates(settings, cluster, VERSION,
-                        nodeEngine.getPartitionService().getPartitionCount()));
+                        nodeEngine.getPartitionService().getPartitionCount(),
+                        () -> unsettled(agent)));
+    }
+
+    /** How many partitions of this agent's maps are not compared with the log yet. */
+    private int unsettled(AgentEndpoint agent) {
+        return maps.values().stream()
+                .filter(state -> state.isOpen() && state.settings().agent().equals(agent))
+                .mapToInt(state -> state.wholeness().unsettledCount()).sum();
     }
 
     /** Whether memory is known to have all entries of the map in the partition. */

@@ -94,6 +94,10 @@ final class Wholeness {
         return Map.copyOf(unsettled);
     }
 
+    int unsettledCount() {
+        return unsettled.size();
+    }
+
     boolean isAnyUnsettled() {
         return !unsettled.isEmpty();
     }

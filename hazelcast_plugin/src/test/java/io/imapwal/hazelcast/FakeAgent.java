@@ -35,6 +35,8 @@ final class FakeAgent implements Closeable {
     /** Loads that failed because of a key that cannot be read. */
     volatile int unreadableLoads;
     volatile int beats;
+    /** What the last beat said; -1: it had no number. */
+    volatile long settling = -1;
     /** Hellos, connections and questions about maps that have arrived. */
     volatile int hellos;
     volatile int greetings;

@@ -80,6 +80,7 @@ final class FakeConnection {
                 return reads.load(number, header, payload);
             case "beat":
                 agent.beats++;
+                agent.settling = header.hasMore() ? header.integer() : -1;
                 return FakeAnswers.answer(header("beat", number, 1).integer(agent.parts()));
             case "bye":
                 agent.byes++;
@@ -126,8 +127,12 @@ final class FakeConnection {
     }
 
     private List<byte[]> welcome(long number, long session) {
-        MsgpackWriter answer = header("welcome", number, 1).map(8);
+        boolean counts = !faults.isOfEarlierRelease;
+        MsgpackWriter answer = header("welcome", number, 1).map(counts ? 9 : 8);
         answer.string("protocol").integer(1);
+        if (counts) {
+            answer.string("settling").bool(true);
+        }
         answer.string("node").string(agent.node);
         answer.string("session").integer(session);
         answer.string("incarnation").integer(log.newestView);

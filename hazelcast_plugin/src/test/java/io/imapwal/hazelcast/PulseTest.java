@@ -28,13 +28,14 @@ class PulseTest {
 
     private final FakeLog log = new FakeLog();
     private FakeAgent agent;
+    private Config config;
     private HazelcastInstance member;
     private IMap<String, Integer> map;
 
     @BeforeEach
     void start() throws Exception {
         agent = new FakeAgent(log).start();
-        Config config = Members.config("pulse", Members.port(), agent.endpoint());
+        config = Members.config("pulse", Members.port(), agent.endpoint());
         config.getMapConfig("*").getMapStoreConfig()
                 .setProperty("agent-timeout-ms", String.valueOf(HUNG_MS))
                 // A test that waits for these has failed.
@@ -102,6 +103,30 @@ class PulseTest {
         agent.faults.delayMs = 3 * HUNG_MS;
         map.set("slow", 2);
         assertEquals(2, map.get("slow"));
+    }
+
+    @Test
+    void beatsSayHowManyPartitionsWait() throws Exception {
+        eventually(() -> agent.settling == 0);
+        member.shutdown();
+        agent.faults.holdsAfterLoads = agent.loads;
+        member = Members.start(config);
+        CompletableFuture<Integer> waiting = CompletableFuture.supplyAsync(
+                () -> member.<String, Integer>getMap("orders").get("before"));
+        eventually(() -> agent.settling > 0);
+        agent.faults.heldLoads.countDown();
+        assertEquals(1, waiting.join());
+        eventually(() -> agent.settling == 0);
+    }
+
+    @Test
+    void earlierAgentGetsBeatsWithoutNumbers() throws Exception {
+        agent.faults.isOfEarlierRelease = true;
+        agent.faults.frozen = true;
+        saysThatItHangs(assertThrows(OutcomeUnknown.class, () -> map.set("sent", 2)));
+        agent.faults.frozen = false;
+        eventually(() -> agent.settling == -1);
+        eventually(() -> WalPlugin.of(member).reconciler().idle());
     }
 
     @Test
