@@ -81,15 +81,14 @@ def of_log(log: Path, rounds: int, judged: bool = True) -> list[dict[str, Any]]:
             found.setdefault(engine, []).append(once(engine, log))
     if len({each.digest for runs in found.values() for each in runs}) != 1:
         raise RuntimeError(f"the results differ: {found}")
-    files = list(log.rglob("*.parquet"))
-    size, rows = sum(file.stat().st_size for file in files), sum(map(_rows, files))
-    head = f"{rows / 1e6:.3g} M records"
+    size = sum(file.stat().st_size for file in log.rglob("*.parquet"))
+    head = f"{rows_in(log) / 1e6:.3g} M records"
     return list(rows_of(head, found, f"{size / GIB:.2f} GiB of archives", judged))
 
 
-def _rows(file: Path) -> int:
-    rows: int = pq.read_metadata(file).num_rows
-    return rows
+def rows_in(log: Path) -> int:
+    """How many rows the archives of a log have."""
+    return sum(pq.read_metadata(file).num_rows for file in log.rglob("*.parquet"))
 
 
 def rows_of(
