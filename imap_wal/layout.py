@@ -38,6 +38,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position, SegmentHeader
 from imap_wal.names import check_name, decode, encode, map_component
 from storage_backends import StoredFile
@@ -126,10 +127,16 @@ class Identity:
     node: str
 
     def check(self) -> None:
-        """Raises `InvalidSetting` if a storage could refuse one of the names."""
+        """Raises `InvalidSetting` if a storage could refuse one of the names, or if no program may
+        open the node."""
         check_name(self.namespace, "namespace")
         check_name(self.cluster, "cluster")
         check_name(self.node, "node")
+        if is_backfill(self.node):
+            raise InvalidSetting(
+                f"node {self.node!r}: names that begin with {BACKFILL!r} are those of backfills, "
+                "which no program opens; choose another name"
+            )
 
     @property
     def cluster_folder(self) -> str:

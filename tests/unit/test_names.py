@@ -22,6 +22,12 @@ def test_an_empty_name_is_refused() -> None:
         encode("")
 
 
+def test_no_program_opens_the_node_of_a_backfill() -> None:
+    layout.Identity("default", "c", "my-backfill").check()
+    with pytest.raises(InvalidSetting, match="names that begin with 'backfill-'"):
+        layout.Identity("default", "c", "backfill-1").check()
+
+
 def test_segment_name_has_only_epoch_and_number() -> None:
     """Any other name is not the name of a segment."""
     assert layout.parse_wal_path(layout.wal_path("n", 3, 123456789)) == (3, 123456789)
