@@ -366,6 +366,7 @@ class Agent:
             ring_bytes_max=config.log.ring_bytes,
             maintenance=log.writer.maintenance.statistics,
             compaction=log.compactor.statistics,
+            compaction_part=log.compactor.part,
             lease_age_s=committer.lease_age_s,
             connections=self._router.door.statistics,
             revoked=self._router.revoked,

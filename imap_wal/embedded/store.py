@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from imap_wal.collector import collecting_rarely
 from imap_wal.embedded.changes import MapState
 from imap_wal.embedded.durable_map import DurableMap
 from imap_wal.embedded.map_writer import MapWriter
@@ -296,11 +297,16 @@ class Store:
                 self._fill(name, live(list(newest.values()), now))
             return
         progress = Progress(self._clock, f"opening the maps of cluster {cluster.cluster!r}")
-        with closing(
-            MaterializedView(
-                cluster, self._log.settings, lambda done: progress.reached(done.records, done.part)
-            )
-        ) as view:
+        with (
+            collecting_rarely(),
+            closing(
+                MaterializedView(
+                    cluster,
+                    self._log.settings,
+                    lambda done: progress.reached(done.records, done.part),
+                )
+            ) as view,
+        ):
             view.catch_up()
             progress.over(view.statistics.records, REWRITE_ADVICE)
             for node, why in view.missing.items():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imap_wal.retention.archive_writer import ArchiveJob, WrittenArchives, write_archives
-from imap_wal.retention.other_process import OtherProcess, is_reachable
+from imap_wal.retention.other_process import OtherProcess, Report, is_reachable
 from storage_backends import SegmentStore
 
 HERE_BYTES_MAX = 1024 * 1024
@@ -28,7 +28,7 @@ class _Archiving:
     def folder(self) -> Path:
         return self.job.folder
 
-    def run(self, store: SegmentStore) -> WrittenArchives:
+    def run(self, store: SegmentStore, report: Report) -> WrittenArchives:
         return write_archives(store, self.job)
 
 

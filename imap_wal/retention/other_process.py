@@ -3,6 +3,7 @@ interpreter lock, so in this process commits would wait for them.
 
     this process                 the other process
     task ─▶ stdin ────────────▶  opens the storage, runs the task
+    report ◀──── stdout ◀──────  how much of it is done, from 0 to 1, at most once a second
     result ◀──── stdout ◀──────  the result, or the error
     ends it when there was no
     other task for some seconds
@@ -21,10 +22,12 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TypeAlias
 
 from imap_wal.collector import collect_rarely
 from imap_wal.errors import Closed, ImapWalError
@@ -35,6 +38,16 @@ NICENESS = 10
 """Beside a log that is open, the other process runs at a low priority: commits and Hazelcast come
 first."""
 END_S = 5.0
+REPORT_S = 1.0
+"""At most one report in this time."""
+
+Report: TypeAlias = Callable[[float], None]
+"""Is told how much of a task is done, from 0 to 1."""
+
+
+def unreported(part: float) -> None:
+    """A `Report` that is not wanted."""
+
 
 _MAIN = (
     "import sys; sys.path[:] = sys.argv[2:]; from imap_wal.retention.other_process import main; "
@@ -56,7 +69,14 @@ class Task(Protocol):
         """A local folder for its files. The caller that runs the task removes it."""
         ...
 
-    def run(self, store: SegmentStore) -> Any: ...
+    def run(self, store: SegmentStore, report: Report) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What `Task.run` reported."""
+
+    part: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +105,14 @@ class OtherProcess:
         """Ends the process if no task comes. Used under `_running`."""
         self._stopped = False
 
-    def run(self, task: Task) -> Any:
-        """Run the task and return its result. Raises the same errors as the task, `ProcessDied`,
-        and `Closed` after `stop`."""
+    def run(self, task: Task, report: Report = unreported) -> Any:
+        """Run the task and return its result. `report`: called by this thread. Raises the same
+        errors as the task, `ProcessDied`, and `Closed` after `stop`."""
         request = pickle.dumps(_Request(self._url, self._wal_dir, task))
         with self._running:
             process = self._begin()
             try:
-                answer = _ask(process, request)
+                answer = _ask(process, request, report)
             except BaseException:
                 self._end(process)
                 raise
@@ -205,7 +225,7 @@ def is_reachable(url: str, wal_dir: str = "") -> bool:
     )
 
 
-def _ask(process: subprocess.Popen[bytes], request: bytes) -> Any:
+def _ask(process: subprocess.Popen[bytes], request: bytes, report: Report) -> Any:
     """Send the request and return the answer; None: the process ended without one."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -213,7 +233,11 @@ def _ask(process: subprocess.Popen[bytes], request: bytes) -> Any:
         process.stdin.write(request)
         # The pipe stays open: its end shows the other process that this one has ended.
         process.stdin.flush()
-        return _received(pickle.load(process.stdout))  # noqa: S301  # our own child wrote it
+        while True:
+            answer = pickle.load(process.stdout)  # noqa: S301  # our own child wrote it
+            if not isinstance(answer, _Done):
+                return _received(answer)
+            report(answer.part)
     except (BrokenPipeError, EOFError, pickle.UnpicklingError):
         return None
 
@@ -232,19 +256,37 @@ def main(niceness: int) -> None:
     parent = _Parent(sys.stdin.buffer)
     threading.Thread(target=parent.follow, daemon=True).start()
     while True:
-        try:
-            answers.write(_sendable(_answer(parent.requests.get())))
-            answers.flush()
-        except OSError:  # the parent has died
-            threading.Event().wait()
+        request = parent.requests.get()
+        _send(answers, _answer(request, _Reports(answers).send))
 
 
-def _answer(request: _Request) -> Any:
+def _send(answers: BinaryIO, answer: Any) -> None:
+    try:
+        answers.write(_sendable(answer))
+        answers.flush()
+    except OSError:  # the parent has died
+        threading.Event().wait()
+
+
+class _Reports:
+    """Sends what a task reports, but not too often."""
+
+    def __init__(self, answers: BinaryIO) -> None:
+        self._answers = answers
+        self._next = 0.0
+
+    def send(self, part: float) -> None:
+        if (now := time.monotonic()) >= self._next:
+            self._next = now + REPORT_S
+            _send(self._answers, _Done(part))
+
+
+def _answer(request: _Request, report: Report) -> Any:
     """The result of a task, or its error."""
     try:
         store = open_store(request.url, wal_dir=request.wal_dir)
         try:
-            return request.task.run(store)
+            return request.task.run(store, report)
         finally:
             store.close()
     except Exception as error:  # noqa: BLE001  # raised again in the process that sent the request

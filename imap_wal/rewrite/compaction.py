@@ -27,7 +27,7 @@ from imap_wal.errors import Closed, ImapWalError, StorageUnavailable
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import storage_errors
 from imap_wal.retention.log_writer import LogWriter
-from imap_wal.retention.other_process import OtherProcess
+from imap_wal.retention.other_process import OtherProcess, Report, unreported
 from imap_wal.rewrite.growth import sizes
 from imap_wal.rewrite.turn import RewriteRunning, turn
 from imap_wal.settings import Settings
@@ -109,11 +109,13 @@ class CompactionTask:
     def run(
         self,
         store: SegmentStore,
+        report: Report = unreported,
         clock: Clock | None = None,
         pause: Callable[[float], object] = time.sleep,
     ) -> Compaction:
-        """Raises the errors of `turn`, `rewrite` and `prune`. `clock`: for tests. `pause`: waits
-        this number of seconds, to keep to `bytes_per_s`."""
+        """Raises the errors of `turn`, `rewrite` and `prune`. `report`: is told how much of the
+        logs is read. `clock`: for tests. `pause`: waits this number of seconds, to keep to
+        `bytes_per_s`."""
         # Imported here, because they load pyarrow.
         from imap_wal.rewrite.local_engine import LocalEngine
         from imap_wal.rewrite.prune import prune
@@ -123,9 +125,11 @@ class CompactionTask:
         log = ClusterLog(limited, self.namespace, self.cluster, clock)
         with turn(log, _holder(self.node), _wait if self.waits else None):
             start = log.clock.monotonic()
-            report = rewrite(
+            done = rewrite(
                 log,
-                LocalEngine(replace(self.settings, scratch=self.folder)),
+                LocalEngine(
+                    replace(self.settings, scratch=self.folder), lambda now: report(now.part)
+                ),
                 policy=self.settings.recovery_policy,
             )
             removed = prune(
@@ -135,9 +139,9 @@ class CompactionTask:
                 unsealed={self.node: self.unsealed},
             )
         return Compaction(
-            records_read=report.records_read,
-            written_bytes=sum(each.bytes_written for each in report.maps if not each.unchanged),
-            snapshot_bytes=sum(each.bytes_after for each in report.maps),
+            records_read=done.records_read,
+            written_bytes=sum(each.bytes_written for each in done.maps if not each.unchanged),
+            snapshot_bytes=sum(each.bytes_after for each in done.maps),
             removed_bytes=removed.bytes,
             seconds=log.clock.monotonic() - start,
             stale_readers=tuple(each.advice for each in removed.kept if each.is_stale),
@@ -171,6 +175,9 @@ class Compactor:
         """`worker` runs."""
         self.statistics = CompactionStatistics()
         """Replaced as a whole: safe to read from any thread."""
+        self.part: float | None = None
+        """How much of the logs the running compaction has read, from 0 to 1; None: none runs. Safe
+        to read from any thread."""
         self.worker = Worker("imap-wal-compactor", self._turn)
 
     def start(self) -> None:
@@ -215,7 +222,11 @@ class Compactor:
                 storage_errors(f"compacting {self._writer.log}; nothing is lost"),
             ):
                 self._writer.committer.checkpoint()
-                done = self._traced(automatic)
+                self.part = 0.0
+                try:
+                    done = self._traced(automatic)
+                finally:
+                    self.part = None
         except (RewriteRunning, Closed):
             raise
         except BaseException:
@@ -238,6 +249,9 @@ class Compactor:
                 "removed_bytes": done.removed_bytes,
             }
         return done
+
+    def _reached(self, part: float) -> None:
+        self.part = part
 
     def _allowed(self, snapshot_bytes: int) -> int:
         """How many bytes may be appended after a compaction before the next one begins."""
@@ -266,10 +280,10 @@ class Compactor:
                     waits=not automatic,
                 )
                 if self._process is not None:
-                    done: Compaction = self._process.run(task)
+                    done: Compaction = self._process.run(task, self._reached)
                     return done
                 store = UntilStop(self._logs.store, self._stop)
-                return task.run(store, self._clock, self._stop.wait)
+                return task.run(store, self._reached, self._clock, self._stop.wait)
         except OSError as error:  # from this machine: the store raises StorageErrors
             room = log.settings.scratch or tempfile.gettempdir()
             raise StorageUnavailable(

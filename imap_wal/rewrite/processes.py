@@ -24,7 +24,7 @@ from typing import Any, cast
 from imap_wal.clock import SystemRandomness
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.statistics import MergeProgress
-from imap_wal.retention.other_process import OtherProcess, ProcessDied, is_reachable
+from imap_wal.retention.other_process import OtherProcess, ProcessDied, Report, is_reachable
 from imap_wal.rewrite.columns.merge import scratch_errors
 from imap_wal.rewrite.plan import Result, RewritePlan
 from imap_wal.rewrite.report import memory_max_bytes
@@ -126,7 +126,7 @@ class _Task:
     number: int
     given: Any
 
-    def run(self, store: SegmentStore) -> TaskAnswer:
+    def run(self, store: SegmentStore, report: Report) -> TaskAnswer:
         # A process that was killed may have left files there, and one that waited too long for a
         # task may have removed the folder.
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from imap_wal.retention import archiver, other_process
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.retention.archive_writer import ArchiveJob, WrittenArchives, write_archives
 from imap_wal.retention.archiver import ArchiverProcess, writer_for
-from imap_wal.retention.other_process import ProcessDied
+from imap_wal.retention.other_process import OtherProcess, ProcessDied, Report
 from storage_backends import NotFound, Unavailable
 from storage_backends.local import LocalStore
 from tests.agent.harness import config, plugin, serving
@@ -52,6 +53,25 @@ def archive(log: Any, write: Any) -> Any:
         writing=log.unsealed,
         write=write,
     )
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """A task that reports twice at once."""
+
+    folder: Path
+
+    def run(self, store: Any, report: Report) -> str:
+        report(0.25)
+        report(0.5)
+        return "done"
+
+
+def test_another_process_reports_at_most_once_a_second(tmp_path: Path) -> None:
+    seen: list[float] = []
+    other = OtherProcess(f"file://{tmp_path}")
+    assert other.run(Reporting(tmp_path / "work"), seen.append) == "done"
+    assert seen == [0.25]
 
 
 def test_archives_are_the_same_from_another_process(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import imap_wal
 from imap_wal.embedded import opening
 from imap_wal.errors import Closed
 from imap_wal.retention.other_process import ProcessDied
+from imap_wal.rewrite.compaction import Compactor
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
 from tests.kit.compactions import SMALL, overwrite, size
@@ -54,6 +55,29 @@ def test_a_store_in_memory_compacts_in_this_process(memory: MemoryStore) -> None
         store.compact()
     with embedded(memory) as store:
         assert dict(store.map("orders").items()) == expected
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["this process", "another process"])
+def test_a_compaction_says_how_much_it_has_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool
+) -> None:
+    reached = Compactor._reached
+    seen: list[float] = []
+
+    def noted(compactor: Compactor, part: float) -> None:
+        reached(compactor, part)
+        seen.append(compactor.part or 0)
+
+    monkeypatch.setattr(Compactor, "_reached", noted)
+    with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
+        if here:
+            store._compactor._process = None
+        overwrite(store, 300)
+        assert store._compactor.part is None
+        store.compact()
+        assert store._compactor.part is None
+    assert seen and all(0 < part <= 1 for part in seen)
+    assert not here or (seen == sorted(seen) and seen[-1] == 1)
 
 
 def test_changes_during_a_compaction_are_kept(tmp_path: Path, seed: int) -> None:

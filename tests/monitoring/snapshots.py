@@ -46,6 +46,7 @@ def snapshot(**changes: Any) -> AgentSnapshot:
         "ring_bytes_max": 1000,
         "maintenance": MaintenanceStatistics(5, 2, "StorageError: full", 3, 1, ""),
         "compaction": CompactionStatistics(),
+        "compaction_part": 0.5,
         "lease_age_s": 4.0,
         "connections": DoorStatistics(10, 1000, 6),
         "revoked": 1,

@@ -77,7 +77,7 @@ def test_entries_of_a_backfill_are_there_after_all_tasks(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("level", [int(FeatureLevel.SORTED_ARCHIVES) - 1, int(NEWEST)])
-def test_files_of_a_backfill_are_sorted_if_all_nodes_read_them(
+def test_backfilled_files_are_sorted_if_all_nodes_read_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: int
 ) -> None:
     """A full file of a map, the largest of many waiting maps, and what is left at the end."""

@@ -244,6 +244,12 @@ METRICS: tuple[AgentMetric, ...] = (
         "Bytes of the files that compactions removed.",
         lambda now: now.compaction.removed_bytes,
     ),
+    AgentMetric(
+        "imap_wal_compaction_progress_ratio",
+        "gauge",
+        "How much of the logs a running compaction has read, from 0 to 1; absent while none runs.",
+        lambda now: now.compaction_part,
+    ),
     # Disks
     AgentMetric(
         "imap_wal_disk_free_bytes",

@@ -23,8 +23,9 @@ class AgentSnapshot:
     `failure`: why nothing can be appended; "" if it can. `fenced`: another process has the log.
     `stopping`: the agent is ending. `turn_seconds`: how long the current turn of the loop has
     lasted. `appends`, `duplicates`: changes that members sent, and those of them that were already
-    in the log. `errors`: answers with an error, by code. `peers_refused`: connections that were not
-    admitted. `incarnation`: of the newest claim. `alive`: its members may be alive.
+    in the log. `errors`: answers with an error, by code. `compaction_part`: how much of the logs
+    the running compaction has read, from 0 to 1; None: none runs. `peers_refused`: connections that
+    were not admitted. `incarnation`: of the newest claim. `alive`: its members may be alive.
     `waiting_seconds`: how long a new cluster has waited for the log; 0: none waits. `members`,
     `superseded`: connected members, and those of them that have lost the log to another cluster.
     `settling`: partitions that connected members still compare with the log, `settling_seconds`:
@@ -56,6 +57,7 @@ class AgentSnapshot:
     ring_bytes_max: int
     maintenance: MaintenanceStatistics
     compaction: CompactionStatistics
+    compaction_part: float | None
     lease_age_s: float | None
     connections: DoorStatistics
     revoked: int
