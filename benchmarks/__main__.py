@@ -1,7 +1,7 @@
-"""python -m benchmarks [--quick] [embedded] [encryption] [rewrite] [rewrite-again] [pipeline]
-[year] [compaction] [metadata] [restore] [restore-members] [settlement] [many-maps] [hello-flood]
-[member] [endpoints] [sizing] [copies]: prints a table, or JSON with -o json. With --save FOLDER,
-also writes result.json and a chart of each part there."""
+"""python -m benchmarks [--quick] [embedded] [open] [encryption] [rewrite] [rewrite-again]
+[pipeline] [year] [compaction] [metadata] [restore] [restore-members] [settlement] [many-maps]
+[hello-flood] [member] [endpoints] [sizing] [copies]: prints a table, or JSON with -o json. With
+--save FOLDER, also writes result.json and a chart of each part there."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from benchmarks import (
     many_maps,
     member,
     metadata,
+    open_store,
     pipeline,
     restore_members,
     rewrite,
@@ -42,6 +43,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
     """The measurements by name."""
     return {
         "embedded": lambda: embedded.run(3 if quick else 7, quick),
+        "open": lambda: open_store.run(200_000 if quick else 5_000_000, 1 if quick else 3),
         "encryption": lambda: encryption.run(4 if quick else 8, quick),
         "rewrite": lambda: rewrite.run(
             1_000_000 if quick else 10_000_000, 200_000, judged=not quick
