@@ -18,7 +18,9 @@ a third of the time or more."""
 
 _lock = threading.Lock()
 _blocks = 0
-_former = (0, 0, 0)
+_former = _set = (0, 0, 0)
+"""The thresholds before the first block, and those that were set then. Python 3.14 returns 0 as the
+third one."""
 
 
 def collect_rarely() -> None:
@@ -29,19 +31,20 @@ def collect_rarely() -> None:
 @contextmanager
 def collecting_rarely() -> Iterator[None]:
     """The same within the block; several threads may be in such blocks. Then the former thresholds
-    are back, unless somebody changed them meanwhile. A program that collects even more rarely, or
-    never, is left alone."""
-    global _blocks, _former  # the collector is the process's
+    are restored, unless other code changed them meanwhile. Nothing changes in a program that
+    collects even more rarely, or never."""
+    global _blocks, _former, _set  # the collector is the process's
     with _lock:
         if not _blocks:
             _former = gc.get_threshold()
             if 0 < _former[0] < THRESHOLDS[0]:
                 collect_rarely()
+            _set = gc.get_threshold()
         _blocks += 1
     try:
         yield
     finally:
         with _lock:
             _blocks -= 1
-            if not _blocks and gc.get_threshold() == THRESHOLDS:
+            if not _blocks and gc.get_threshold() == _set:
                 gc.set_threshold(*_former)

@@ -38,7 +38,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position, SegmentHeader
 from imap_wal.names import check_name, decode, encode, map_component
 from storage_backends import StoredFile
@@ -90,9 +89,12 @@ BACKFILL = "backfill-"
 """How the names of nodes begin that have no writer (`imap_wal.retention.backfill`)."""
 
 
+_BACKFILL = re.compile(BACKFILL + r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
 def is_backfill(node: str) -> bool:
-    """Whether a node of this name is a backfill: no program opens it."""
-    return node.startswith(BACKFILL)
+    """Whether a node of this name is a backfill: no program writes its log."""
+    return _BACKFILL.fullmatch(node) is not None
 
 
 def cluster_of(node_folder: str) -> str:
@@ -127,16 +129,10 @@ class Identity:
     node: str
 
     def check(self) -> None:
-        """Raises `InvalidSetting` if a storage could refuse one of the names, or if no program may
-        open the node."""
+        """Raises `InvalidSetting` if a storage could refuse one of the names."""
         check_name(self.namespace, "namespace")
         check_name(self.cluster, "cluster")
         check_name(self.node, "node")
-        if is_backfill(self.node):
-            raise InvalidSetting(
-                f"node {self.node!r}: names that begin with {BACKFILL!r} are those of backfills, "
-                "which no program opens; choose another name"
-            )
 
     @property
     def cluster_folder(self) -> str:

@@ -30,6 +30,8 @@ from imap_wal.security.encryption import keys_of, open_store
 from pyspark_imap_wal.options import known
 from storage_backends import SegmentStore
 
+BATCH_BYTES = 8 * 1024
+"""About how much memory a batch needs besides its rows."""
 WAITING_BYTES = 2 * FULL
 """The rows of all maps that a task keeps in memory. Above it, the largest map gets a file."""
 ROWS_A_TASK = 2**40
@@ -153,6 +155,8 @@ class _Task:
         self._rows = 0
         self._waiting: dict[str, list[Any]] = {}
         self._sizes: dict[str, int] = {}
+        self._size = 0
+        """All of them together."""
         self._done: list[Archive] = []
 
     def add(self, name: str, batch: Any, now_ms: int) -> None:
@@ -162,14 +166,16 @@ class _Task:
         if batch["key"].null_count:
             raise InvalidSetting(f"a row of map {name!r} has no key")
         rows = self._columns(batch, pc.is_null(batch["value"]), now_ms)
-        if name in self._sizes and self._sizes[name] + rows.nbytes > COLUMN_BYTES_MAX:
+        size = rows.nbytes + BATCH_BYTES
+        if name in self._sizes and self._sizes[name] + size > COLUMN_BYTES_MAX:
             self._publish(name)
         self._waiting.setdefault(name, []).append(rows)
-        self._sizes[name] = self._sizes.get(name, 0) + rows.nbytes
+        self._sizes[name] = self._sizes.get(name, 0) + size
+        self._size += size
         self._rows += len(batch)
         if self._sizes[name] >= FULL:
             self._publish(name)
-        while sum(self._sizes.values()) >= WAITING_BYTES:
+        while self._size >= WAITING_BYTES:
             self._publish(max(self._sizes, key=self._sizes.__getitem__))
 
     def end(self) -> tuple[Archive, ...]:
@@ -180,6 +186,7 @@ class _Task:
 
     def _publish(self, name: str) -> None:
         rows, size = self._waiting.pop(name), self._sizes.pop(name)
+        self._size -= size
         store, node, by_key = self._log.store, self._of.folder(self._log), self._of.by_key
         file = ParquetFile(
             self._folder, ARCHIVE_SCHEMA, keys_of(store), self._of.directory, by_key=by_key

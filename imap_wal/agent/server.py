@@ -378,6 +378,7 @@ class Agent:
             superseded=superseded,
             settling=log.sessions.settling.partitions,
             settling_seconds=log.sessions.settling.seconds,
+            settling_running_s=log.sessions.settling.running_s,
             reads=reads.served,
             unmerged_bytes=reads.merges.unmerged_bytes,
             merged=self._view.merged,

@@ -177,12 +177,12 @@ class ClusterManifest:
 
     def with_node(self, node: str, directory: str) -> ClusterManifest:
         """Registers a node's log. The first one of a new log sets its level."""
+        return replace(self.leveled(), nodes={**self.nodes, node: directory})
+
+    def leveled(self) -> ClusterManifest:
+        """With the newest level, if the log is new: no other release needs to read it."""
         new = not self.nodes and not self.incarnation and not self.forgotten
-        return replace(
-            self,
-            nodes={**self.nodes, node: directory},
-            level=int(NEWEST) if new else self.level,
-        )
+        return replace(self, level=int(NEWEST)) if new else self
 
     def losses_but(self, node: str) -> int:
         """The losses of all other nodes."""

@@ -1,7 +1,7 @@
 """Raises the feature level of a log when every registered node can read it.
 
     node opens its log     enters its release and its highest level in its own manifest; nodes of
-                           backfills are never opened, and do not count
+                           backfills have no program, and do not count
     upgrade                reads these, and publishes the level in the cluster's manifest
 
 A node that an older release opens in between keeps no level in its manifest, or finds the raised
@@ -51,7 +51,7 @@ class LevelReport:
     @property
     def possible(self) -> FeatureLevel:
         """The highest level that all nodes and this release can read, never below `level`."""
-        lowest = min((each.level for each in self.nodes), default=self.level)
+        lowest = min((each.level for each in self.nodes), default=NEWEST)
         return max(self.level, *(each for each in FeatureLevel if each <= max(lowest, FIRST)))
 
     @property

@@ -63,7 +63,7 @@ def begin(log: ClusterLog) -> Backfill:
     def claim(manifest: ClusterManifest) -> ClusterManifest:
         _demand_closed(log, manifest)
         number = manifest.incarnation + 1
-        return replace(manifest, incarnation=number, embedded=number)
+        return replace(manifest.leveled(), incarnation=number, embedded=number)
 
     claimed = log.manifests.update(claim)
     directory = str(UUID(bytes=log.randomness.token(), version=4))

@@ -58,6 +58,7 @@ def snapshot(**changes: Any) -> AgentSnapshot:
         "superseded": 1,
         "settling": 0,
         "settling_seconds": 12.5,
+        "settling_running_s": 0.0,
         "reads": 12,
         "unmerged_bytes": 900,
         "merged": MergeStatistics(2, 80, 1400, 0.25, 60),

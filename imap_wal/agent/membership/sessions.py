@@ -137,6 +137,7 @@ class SessionRegistry:
             if session.writer != sender:
                 self._connections.pop(session.writer, None)
                 self._shut.discard(session.writer)
+                self.settling.gone(session.writer)
             session.writer = sender
         if self._log.context.address and (new or about.purpose == "write"):
             # After the claim, which may have counted losses, and before the welcome. Only logs on
@@ -274,6 +275,7 @@ class SessionRegistry:
         partitions it still compares with the log, and whether another cluster has claimed the
         log."""
         found: dict[str, dict[str, Any]] = {}
+        lost = self._superseded()
         for sender, connection in list(self._connections.items()):
             who = connection.who
             about = {
@@ -282,7 +284,7 @@ class SessionRegistry:
                 "session": 0,
                 "connections": 0,
                 "settling": 0,
-                "superseded": self._is_superseded(connection),
+                "superseded": lost.get(who.plugin, False),
             }
             member = found.setdefault(who.plugin, about)
             member["connections"] += 1
@@ -295,20 +297,22 @@ class SessionRegistry:
     def connected(self) -> tuple[int, int]:
         """How many members are connected, and how many of them have lost the log to another
         cluster. Safe to call from any thread; asks nothing of the storage."""
-        found = {
-            each.who.plugin: self._is_superseded(each) for each in list(self._connections.values())
-        }
+        found = self._superseded()
         return len(found), sum(found.values())
 
-    def _is_superseded(self, connection: Connection) -> bool:
-        """Whether another cluster has claimed the log, as far as is known. Members of the former
-        one cannot change the log any more. Without changes they do not notice it."""
-        known, cluster_id = self.claims.known, connection.who.cluster_id
-        if known.cluster_id != cluster_id:
-            return True
+    def _superseded(self) -> dict[str, bool]:
+        """Of each connected plug-in, whether another cluster has claimed the log, as far as is
+        known: all its connections are of a former one. Its member cannot change the log any more.
+        Without changes it does not notice that."""
+        cluster_id, newest = self.claims.known.cluster_id, self.claims.known.newest
         followed = self.sign.followed if self.sign is not None else None
-        # Otherwise it is older than the known claims.
-        return followed is not None and followed[0] == known.newest and followed[1] != cluster_id
+        if followed is not None and followed[0] == newest:  # else it is older than the known claims
+            cluster_id = followed[1]
+        found: dict[str, bool] = {}
+        for connection in list(self._connections.values()):
+            is_former = connection.who.cluster_id != cluster_id
+            found[connection.who.plugin] = found.get(connection.who.plugin, True) and is_former
+        return found
 
     def shut(self, sender: bytes) -> None:
         """Refuse all appends of this connection until its next hello. A plug-in may have sent a

@@ -411,7 +411,7 @@ METRICS: tuple[AgentMetric, ...] = (
     AgentMetric(
         "imap_wal_settling_seconds_total",
         "counter",
-        "Seconds in which there were such partitions.",
+        "Seconds in which partitions were being compared with the log.",
         lambda now: now.settling_seconds,
     ),
     # Reading

@@ -28,8 +28,9 @@ class AgentSnapshot:
     were not admitted. `incarnation`: of the newest claim. `alive`: its members may be alive.
     `waiting_seconds`: how long a new cluster has waited for the log; 0: none waits. `members`,
     `superseded`: connected members, and those of them that have lost the log to another cluster.
-    `settling`: partitions that connected members still compare with the log, `settling_seconds`:
-    for how long there were any since the log was opened. `lease_age_s`: None without a lease.
+    `settling`: partitions that connected members have not yet compared with the log,
+    `settling_seconds`: for how long there were any since the log was opened, `settling_running_s`:
+    for how long there have been any now. `lease_age_s`: None without a lease.
     `merge`: the last part of the last merge. `merge_error`: why the last merge failed; "" if it
     did not. `disks`: of local folders, by `root` and `wal`. `positions`: up
     to where each node's log is merged. `upload`: what only the node's own disk has; None: all nodes
@@ -69,6 +70,7 @@ class AgentSnapshot:
     superseded: int
     settling: int
     settling_seconds: float
+    settling_running_s: float
     reads: int
     unmerged_bytes: int
     merged: MergeStatistics

@@ -88,7 +88,7 @@ def _agent(now: AgentSnapshot) -> Iterator[Fact]:
         yield Fact("A new cluster has waited", duration(now.waiting_seconds), Level.WARNING)
     if now.settling:
         text = f"{now.settling:,}; operations on them wait"
-        yield Fact("Partitions compared with the log", text, Level.WARNING)
+        yield Fact("Partitions not yet compared with the log", text, Level.WARNING)
     yield Fact("Connections", f"{now.connections.open:,} of {now.connections.most:,}")
 
 
