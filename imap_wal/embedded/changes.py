@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from operator import itemgetter
 from typing import cast
 
 from imap_wal.embedded.serializer import Serializer
-from imap_wal.entry import clear_of, pack, pack_upserts
+from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, Row, clear_of, pack, pack_upserts
 from imap_wal.format import CLEARS, ENTRIES
 
+_KEY_OF: Callable[[Row], bytes] = itemgetter(KEY)
+_VALUE_OF: Callable[[Row], bytes] = itemgetter(VALUE)
 HEAP_SPARE = 64
 """The heap may have this many outdated deadlines before it is built again."""
 
@@ -49,6 +52,14 @@ class MapState:
         if len(self._deadlines) > 2 * len(self.expires) + HEAP_SPARE:
             self._deadlines = [(at, each) for each, at in self.expires.items()]
             heapq.heapify(self._deadlines)
+
+    def fill(self, rows: Sequence[Row]) -> None:
+        """Add live entries of keys that the map does not have. Faster than `set` for each."""
+        with self._mutex:
+            self.values.update(zip(map(_KEY_OF, rows), map(_VALUE_OF, rows), strict=True))
+            for row in rows:
+                if row[EXPIRES_AT_MS]:
+                    self._set(row[KEY], row[VALUE], row[EXPIRES_AT_MS])
 
     def get(self, key: bytes, now_ms: int) -> bytes | None:
         # The deadline is read first. In the other order, the entry could be purged with its

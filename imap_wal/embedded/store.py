@@ -24,7 +24,7 @@ from imap_wal.embedded.durable_map import DurableMap
 from imap_wal.embedded.map_writer import MapWriter
 from imap_wal.embedded.serializer import MsgpackSerializer, RawSerializer, Serializer
 from imap_wal.embedded.wal_filter import WalFilter, filtered
-from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, VALUE, Row
+from imap_wal.entry import KEY_CLASS, Row
 from imap_wal.errors import InvalidSetting, NotAppended, StorageUnavailable
 from imap_wal.names import check_map_name
 from imap_wal.progress import Progress
@@ -327,8 +327,7 @@ class Store:
             }
             label = rows[0][KEY_CLASS]
             state = self._maps[name] = MapState(name, known.get(label) or _Label(label))
-        for row in rows:
-            state.set(row[KEY], row[VALUE], row[EXPIRES_AT_MS])
+        state.fill(rows)
 
 
 class _Label:
