@@ -37,6 +37,7 @@ def test_a_change_is_acknowledged_when_it_is_in_the_log(settings: AgentConfig) -
             "max_message_bytes": 144 * 1024 * 1024,
             "agent_version": "",
             "former": [],
+            "settling": True,
         }
         assert member.put(a="1", b="2") == ["ack", 1, 2]
         assert member.put(a=None) == ["ack", 3, 1]

@@ -114,7 +114,10 @@ def test_a_node_with_a_lost_manifest_does_not_lower_it(memory: MemoryStore) -> N
     assert copied_level(memory) == NEWEST
 
 
-@pytest.mark.parametrize("nodes", [{"backfill-1": 0}, {"former": 0, "program": NEWEST}])
+BACKFILL = "backfill-0f8fad5b-d9cb-469f-a165-70867728950e"
+
+
+@pytest.mark.parametrize("nodes", [{BACKFILL: 0}, {"former": 0, "program": NEWEST}])
 def test_nodes_that_nobody_reads_do_not_lower_it(
     memory: MemoryStore, nodes: dict[str, int]
 ) -> None:

@@ -22,7 +22,7 @@ def test_an_empty_name_is_refused() -> None:
         encode("")
 
 
-def test_only_a_name_with_a_uuid_is_that_of_a_backfill() -> None:
+def test_only_a_name_with_a_uuid_is_a_backfill() -> None:
     assert layout.is_backfill("backfill-0f8fad5b-d9cb-469f-a165-70867728950e")
     for name in ("backfill-0", "my-backfill", "backfill-0f8fad5b-d9cb-469f-a165-70867728950e2"):
         assert not layout.is_backfill(name)
