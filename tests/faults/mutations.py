@@ -381,7 +381,7 @@ MUTATIONS = (
     Mutation(
         "feature level is raised although a node cannot read it",
         "imap_wal/manifest/upgrade.py",
-        "lowest = min((each.level for each in self.nodes), default=self.level)",
+        "lowest = min((each.level for each in self.nodes), default=NEWEST)",
         "lowest = NEWEST",
         "tests/unit/test_feature_level.py::test_a_shared_store_waits_for_other_programs",
     ),
