@@ -3,7 +3,7 @@ restore as a cluster.
 
     put    serialise ─▶ number, encode, publish (one lock: ring order is request order)
            ─▶ committer ─▶ memory ─▶ return
-    open   lock, recover the tail ─▶ merge all logs once, the newest entry of a key wins ─▶ memory
+    open   lock, recover the tail ─▶ read all logs once, the newest entry of a key wins ─▶ memory
 
 Memory contains serialised values. `get` returns a new object each time, equal to what a reopened
 store returns.
@@ -11,25 +11,21 @@ store returns.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from imap_wal.collector import collecting_rarely
 from imap_wal.embedded.changes import MapState
 from imap_wal.embedded.durable_map import DurableMap
+from imap_wal.embedded.loading import load
 from imap_wal.embedded.map_writer import MapWriter
 from imap_wal.embedded.serializer import MsgpackSerializer, RawSerializer, Serializer
-from imap_wal.embedded.wal_filter import WalFilter, filtered
-from imap_wal.entry import KEY_CLASS, Row
+from imap_wal.embedded.wal_filter import WalFilter
+from imap_wal.entry import DELETED, KEY_CLASS, Row
 from imap_wal.errors import InvalidSetting, NotAppended, StorageUnavailable
 from imap_wal.names import check_map_name
-from imap_wal.progress import Progress
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.view import MaterializedView, live
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.retention.other_process import OtherProcess
 from imap_wal.rewrite.compaction import Compaction, CompactionStatistics, Compactor
@@ -38,10 +34,6 @@ from imap_wal.write.maintenance import MaintenanceStatistics
 from imap_wal.write.recovery import RecoveryReport
 from imap_wal.write.ring import RingStatistics
 from storage_backends import StorageError
-
-_log = logging.getLogger("imap_wal")
-
-REWRITE_ADVICE = "an open reads all changes that no snapshot covers; `imap-wal rewrite` makes one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,45 +281,29 @@ class Store:
     # ---- loading ----
 
     def _load(self, cluster: ClusterLog, wal_filter: WalFilter | None) -> None:
-        if wal_filter is not None:
-            now = self._clock.now_ms()
-            for name, newest in filtered(
-                cluster, wal_filter, self._log.settings.recovery_policy
-            ).items():
-                self._fill(name, live(list(newest.values()), now))
-            return
-        progress = Progress(self._clock, f"opening the maps of cluster {cluster.cluster!r}")
-        with (
-            collecting_rarely(),
-            closing(
-                MaterializedView(
-                    cluster,
-                    self._log.settings,
-                    lambda done: progress.reached(done.records, done.part),
-                )
-            ) as view,
-        ):
-            view.catch_up()
-            progress.over(view.statistics.records, REWRITE_ADVICE)
-            for node, why in view.missing.items():
-                _log.warning(
-                    "the entries that are only in the log of node %r are left out: %s", node, why
-                )
-            for name in view.maps():
-                for rows in view.rows(name):
-                    self._fill(name, rows)
+        now = self._clock.now_ms()
+        load(
+            cluster,
+            self._log.settings,
+            lambda name, rows: self._replay(name, rows, now),
+            self._maps.clear,
+            wal_filter,
+        )
+        for name in [name for name, state in self._maps.items() if not state.values]:
+            del self._maps[name]
 
-    def _fill(self, name: str, rows: Sequence[Row]) -> None:
-        if not rows:
-            return
+    def _replay(self, name: str, rows: Sequence[Row], now_ms: int) -> None:
         state = self._maps.get(name)
         if state is None:
+            labels = (row[KEY_CLASS] for row in rows if not row[DELETED])
+            label = next(labels, None)
+            if label is None:
+                return  # there is nothing to delete
             known: dict[str, Serializer] = {
                 kind.name: kind for kind in (MsgpackSerializer(), RawSerializer(), self._serializer)
             }
-            label = rows[0][KEY_CLASS]
             state = self._maps[name] = MapState(name, known.get(label) or _Label(label))
-        state.fill(rows)
+        state.replay(rows, now_ms)
 
 
 class _Label:

@@ -93,8 +93,11 @@ def read_snapshot(store: SegmentStore, scan: FileScan) -> Iterator[EntryBatch]:
         rows, nodes = to_rows(batch), nodes_of(batch)
         clears = _has_clears(rows)
         found: dict[str, list[Row]] = {}
-        for row, node in zip(rows, nodes, strict=True):
-            found.setdefault(node, []).append(row)
+        if len(set(nodes)) == 1:
+            found[nodes[0]] = rows
+        else:
+            for row, node in zip(rows, nodes, strict=True):
+                found.setdefault(node, []).append(row)
         for node, own in found.items():
             yield EntryBatch(
                 node, own, START, START, batch.nbytes * len(own) // len(rows), clears=clears

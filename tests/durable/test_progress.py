@@ -25,7 +25,7 @@ def test_a_long_open_logs_its_progress(
     memory: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "imap_wal")
-    with embedded(memory) as store:
+    with embedded(memory, segment_bytes=8 * 1024) as store:
         for number in range(40):
             store.map("m")[number] = "x" * 5_000
         killed = copy_files(memory)

@@ -1,0 +1,176 @@
+"""Reads a cluster's log when a store is opened, and fills its maps.
+
+    one node has written all   each change goes into its map at once: the log has them in order
+    several nodes              `MaterializedView` finds the newest change of each key, on scratch
+                               if it must, and its rows go into the maps
+    a function of the user     `wal_filter`
+
+See docs/decisions/0070.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from itertools import groupby
+from operator import itemgetter
+from typing import TypeAlias
+
+from imap_wal.collector import collecting_rarely
+from imap_wal.embedded.wal_filter import WalFilter, filtered
+from imap_wal.entry import KEY_CLASS, MAP, ORDER, PARTITION_COUNT, Order, Row, is_clear
+from imap_wal.progress import Progress
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog
+from imap_wal.read.file_scan import SEGMENT, EntryBatch, FileScan
+from imap_wal.read.scan import ahead, read_scan
+from imap_wal.read.scan_list import cluster_scans
+from imap_wal.read.state import ClusterState
+from imap_wal.read.view import MaterializedView
+from imap_wal.settings import Settings
+from storage_backends import NotFound
+
+_log = logging.getLogger("imap_wal")
+
+ADVICE = "an open reads all changes that no snapshot covers; `imap-wal rewrite` makes one"
+
+Fill: TypeAlias = Callable[[str, Sequence[Row]], None]
+"""Applies changes of one map, in order: an upsert, a tombstone, a clear of the whole map, or an
+entry that has expired, which deletes its key like a tombstone."""
+
+_NO_ORDER: Order = (0, 0, 0, 0)
+
+
+class _NotInOrder(Exception):  # an answer, never shown
+    """The changes must be compared with each other."""
+
+
+def load(
+    cluster: ClusterLog,
+    settings: Settings,
+    fill: Fill,
+    forget: Callable[[], None],
+    wal_filter: WalFilter | None = None,
+) -> None:
+    """Call `fill` until the maps are those of the log.
+    `forget` removes all maps: files were removed meanwhile, and reading begins again. Raises
+    `MissingNode`, `LogError`, `StorageError`, and what `wal_filter` raises."""
+    if wal_filter is not None:
+        for name, newest in filtered(cluster, wal_filter, settings.recovery_policy).items():
+            fill(name, list(newest.values()))
+        return
+    progress = Progress(cluster.clock, f"opening the maps of cluster {cluster.cluster!r}")
+    with collecting_rarely():
+        try:
+            records = _in_order(cluster, settings, fill, forget, progress)
+        except _NotInOrder:
+            forget()
+            records = _merged(cluster, settings, fill, progress)
+    progress.over(records, ADVICE)
+
+
+def _merged(cluster: ClusterLog, settings: Settings, fill: Fill, progress: Progress) -> int:
+    """Find the newest change of each key of all nodes first."""
+    view = MaterializedView(
+        cluster, settings, lambda done: progress.reached(done.records, done.part)
+    )
+    with closing(view):
+        view.catch_up()
+        for node, why in view.missing.items():
+            _log.warning(
+                "the entries that are only in the log of node %r are left out: %s", node, why
+            )
+        for name in view.maps():
+            for rows in view.rows(name):
+                fill(name, rows)
+        return view.statistics.records
+
+
+def _in_order(
+    cluster: ClusterLog,
+    settings: Settings,
+    fill: Fill,
+    forget: Callable[[], None],
+    progress: Progress,
+) -> int:
+    """Apply the changes while they are read. Raises `_NotInOrder`; then some are applied."""
+    for attempt in range(ATTEMPTS):
+        state = cluster.state().demand(settings.recovery_policy)
+        try:
+            return _OneNode(cluster, state).fill(fill, progress)
+        except NotFound as error:  # it was archived or pruned meanwhile
+            if attempt == ATTEMPTS - 1:
+                raise cluster.lost(error) from error
+            forget()
+    raise AssertionError("unreachable")
+
+
+class _OneNode:
+    """A log that one node has written: its changes become newer from each file to the next one.
+    Raises `_NotInOrder` if that is not sure:
+
+    - other nodes have a log here, or had one that a snapshot contains;
+    - a file that is sorted by key has clears, which delete only older entries;
+    - a segment has an older change than the one before it, as no release has written;
+    - a map was emptied, and then written with another serializer.
+    """
+
+    def __init__(self, cluster: ClusterLog, state: ClusterState) -> None:
+        if len(state.nodes) != 1 or state.missing:
+            raise _NotInOrder
+        self._node = next(iter(state.nodes))
+        if state.manifest.clears or state.nodes[self._node].manifest.clears:
+            raise _NotInOrder
+        self._cluster, self._scans = cluster, cluster_scans(state, metadata=False)
+        self._newest = _NO_ORDER
+        self._labels: dict[str, str] = {}
+
+    def fill(self, fill: Fill, progress: Progress) -> int:
+        """How many changes were read."""
+        total = sum(scan.bytes for scan in self._scans)
+        records = done = 0
+        for scan, store in ahead(self._cluster.store, self._scans):
+            of_scan = 0
+            for changes in read_scan(store, scan):
+                self._demand_order(scan, changes)
+                for name, rows in _by_map(changes.rows):
+                    self._demand_one_label(name, rows)
+                    fill(name, rows)
+                records += len(changes.rows)
+                of_scan = min(of_scan + changes.bytes, scan.bytes)
+                progress.reached(records, (done + of_scan) / total if total else None)
+            done += scan.bytes
+        return records
+
+    def _demand_order(self, scan: FileScan, changes: EntryBatch) -> None:
+        rows = changes.rows
+        if changes.node != self._node or (changes.clears and scan.kind != SEGMENT):
+            raise _NotInOrder
+        if scan.kind != SEGMENT or not rows:
+            return
+        if changes.clears and any(is_clear(row) and row[PARTITION_COUNT] != 1 for row in rows):
+            raise _NotInOrder
+        if not self._newest < rows[0][ORDER] <= rows[-1][ORDER]:
+            raise _NotInOrder
+        self._newest = rows[-1][ORDER]
+
+    def _demand_one_label(self, name: str, rows: Sequence[Row]) -> None:
+        """The label of a map's serializer is that of any entry that was ever written."""
+        labels = set(map(itemgetter(KEY_CLASS), rows)) - {""}
+        known = self._labels.get(name)
+        if known is not None:
+            labels.add(known)
+        if len(labels) > 1:
+            raise _NotInOrder
+        if labels and known is None:
+            self._labels[name] = labels.pop()
+
+
+def _by_map(rows: Sequence[Row]) -> list[tuple[str, Sequence[Row]]]:
+    """The changes of each map, in order."""
+    if not rows:
+        return []
+    name = rows[0][MAP]
+    if len(set(map(itemgetter(MAP), rows))) == 1:
+        return [(name, rows)]
+    return [(each, list(some)) for each, some in groupby(rows, itemgetter(MAP))]
