@@ -60,6 +60,7 @@ _AT_MOST = {"ring_slots": 2**20, "segment_bytes": 2**40}
 _ADVICE = {"recovery_mode": "; `imap-wal repair` makes a salvaged copy of a damaged log"}
 _MAY_BE_0 = {
     "archive_interval_s",
+    "archive_objects",
     "auto_rewrite_bytes_per_second",
     "auto_rewrite_percentage",
     "max_total_wal_size",
@@ -107,6 +108,9 @@ class Settings:
     max_total_wal_size: int = 0
     """Bytes: archive once unarchived segments, including the one being written, reach this size; 0:
     only by time, or on request."""
+    archive_objects: int = 1000
+    """Where each commit is an object: archive once this many are not archived, because a restore
+    requests each of them; 0: not by number."""
     wal_ttl_seconds: int = 0
     """Remove covered archives and segments that are older than this; 0: not by age. If
     `wal_size_limit_mb` is 0 too, only a compaction or `imap-wal prune` removes files."""
@@ -201,6 +205,7 @@ class SettingsOptions(TypedDict, total=False):
     recovery_mode: RecoveryMode | Literal["absolute", "torn-tail", "point-in-time"]
     archive_interval_s: float
     max_total_wal_size: int
+    archive_objects: int
     wal_ttl_seconds: int
     wal_size_limit_mb: int
     rotate_interval_s: float

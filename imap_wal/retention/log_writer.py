@@ -61,14 +61,15 @@ class LogWriter:
         lost then."""
         from imap_wal.retention import archive, archive_writer  # they load pyarrow
 
-        log, written = self.log, self.maintenance.written(self.log)
+        log = self.log
+        reached = self.maintenance.reached(log)
         self.committer.rotate()
         write = archive_writer.write_archives if self._archiver is None else self._archiver.write
         with (
             self._archiving,
             storage_errors(f"archiving {log}; nothing is lost, its segments are kept"),
         ):
-            store = self.maintenance.until_stop(log.store)
+            store = log.recent.over(self.maintenance.until_stop(log.store))
             done = archive.archive_sealed(
                 store,
                 log.identity.node_folder,
@@ -78,7 +79,7 @@ class LogWriter:
                 writing=log.unsealed,
                 write=write,
             )
-        self.maintenance.count_from(written)
+        self.maintenance.count_from(reached)
         return done
 
     def remove_covered(self) -> Removal:

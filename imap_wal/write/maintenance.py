@@ -6,16 +6,17 @@ and removal."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import inf
 
 from imap_wal.clock import Clock
 from imap_wal.errors import Closed, Fenced, ImapWalError, LostRace
 from imap_wal.format import SegmentHeader
 from imap_wal.security.encryption import keys_of, sealed
-from imap_wal.segment.listing import wal_folder
+from imap_wal.segment.listing import SegmentFile, wal_folder
 from imap_wal.settings import Durability, Settings
 from imap_wal.tracing import span
 from imap_wal.worker import Turn, Worker
@@ -49,6 +50,15 @@ class MaintenanceStatistics:
     retention_error: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far a log has grown. `written`: see `Maintenance.written`. `segment`: the number of its
+    last segment."""
+
+    written: int
+    segment: int
+
+
 class Growth:
     """Wakes a thread when the log has grown. `at`: the value of `Maintenance.written` to reach."""
 
@@ -76,6 +86,8 @@ class Maintenance:
         """Why the last archive failed. Its segments stay, and it is tried again."""
         self.retention_error = ""
         """Why removing covered files failed last time; it is tried again."""
+        self._objects_at: float = inf
+        """The number of the segment after which `archive_objects` are not archived."""
         self._archives = self._archive_failures = self._removals = self._removal_failures = 0
 
     @property
@@ -105,9 +117,14 @@ class Maintenance:
         ):
             self.workers.append(Worker("imap-wal-maintenance", self._keep(committer)))
         archives = bool(settings.archive_interval_s or settings.max_total_wal_size)
+        objects = self._counts_objects(committer.log)
         # Another thread, because syncs and leases must not wait for an archive.
-        if archives or _retain_every(settings):
-            left = _bytes_left(committer.log) if archives else 0
+        if archives or objects or _retain_every(settings):
+            segments = _left(committer.log) if archives or objects else ()
+            left = sum(each.bytes for each in segments) if archives else 0
+            if objects:
+                room = max(settings.archive_objects - len(segments), 1)
+                self._objects_at = committer.log.end.segment + room
             self._header_bytes = _header_bytes(committer.log)
             if settings.max_total_wal_size:
                 # The first archive by size waits until something is written.
@@ -131,10 +148,30 @@ class Maintenance:
         self._full.reach(written)
         self.compaction.reach(written)
 
-    def count_from(self, written: int) -> None:
-        """Everything up to this value of `written` is archived: `max_total_wal_size` counts from
+    def reached(self, log: NodeLog) -> Reached:
+        return Reached(self.written(log), log.end.segment)
+
+    def count_from(self, reached: Reached) -> None:
+        """Everything up to there is archived: `max_total_wal_size` and `archive_objects` count from
         there."""
-        self._full.at = max(self._full.at, written + self._settings.max_total_wal_size)
+        settings = self._settings
+        self._full.at = max(self._full.at, reached.written + settings.max_total_wal_size)
+        if self._objects_at < inf:
+            at = reached.segment + settings.archive_objects
+            self._objects_at = max(self._objects_at, at)
+
+    def _counts_objects(self, log: NodeLog) -> bool:
+        """Whether `archive_objects` counts: each commit is an object, and archives can be
+        written."""
+        return (
+            self._settings.archive_objects > 0
+            and not log.store.capabilities.durable_append
+            and find_spec("pyarrow") is not None
+        )
+
+    def _is_due(self, log: NodeLog) -> bool:
+        """Whether the log has grown enough for an archive."""
+        return self.written(log) >= self._full.at or log.end.segment >= self._objects_at
 
     def stop(self) -> None:
         """End the threads. Work through `until_stop` ends at its next call of the storage."""
@@ -203,8 +240,8 @@ class Maintenance:
         def turn(worker: Worker) -> bool:
             nonlocal archive_at, retain_at, pause
             if committer.failure is None:
-                if now() >= archive_at or self.written(log) >= self._full.at:
-                    tried = self.written(log)
+                if now() >= archive_at or self._is_due(log):
+                    tried = self.reached(log)
                     self.archive_error = _attempt(worker, archive, self._clock, "archive")
                     self._archives += 1
                     self._archive_failures += bool(self.archive_error)
@@ -264,13 +301,11 @@ def _retain_every(settings: Settings) -> float:
     return min(settings.wal_ttl_seconds / 2, RETAIN_S)
 
 
-def _bytes_left(log: NodeLog) -> int:
-    """Bytes of an earlier run in segments that are not archived, without their reserved space,
-    which is already freed."""
+def _left(log: NodeLog) -> Sequence[SegmentFile]:
+    """The segments of an earlier run that are not archived. Their reserved space is already
+    freed."""
     archived = log.manifests.read()[1].archived
-    return sum(
-        each.bytes for each in wal_folder(log.store, log.identity.node_folder, archived).segments
-    )
+    return wal_folder(log.store, log.identity.node_folder, archived).segments
 
 
 def _header_bytes(log: NodeLog) -> int:

@@ -43,6 +43,7 @@ from imap_wal.segment.writer import SegmentWriter
 from imap_wal.write.context import LogContext
 from imap_wal.write.object_segment import ObjectSegment
 from imap_wal.write.permit import Permit
+from imap_wal.write.recent_objects import RecentObjects
 from imap_wal.write.recovery import RecoveredState
 from storage_backends import Lock, StorageError
 
@@ -106,6 +107,8 @@ class NodeLog:
         """Segment `_next_segment` was begun, and its creation perhaps interrupted."""
         self._began: float | None = None
         self._appends = self.store.capabilities.durable_append
+        self.recent = RecentObjects()
+        """Where each commit is an object: the last ones."""
         self._mutex = threading.Lock()
         self.bytes_written = 0
         self._closed = False
@@ -234,7 +237,13 @@ class NodeLog:
                 raise
         else:
             segment = ObjectSegment(
-                self.store, path, header, self.permit.fenced, self.randomness, self._keys_to_write()
+                self.store,
+                path,
+                header,
+                self.permit.fenced,
+                self.randomness,
+                self._keys_to_write(),
+                self.recent,
             )
         began = self.clock.monotonic()
         self._segment, self._began, self._next_segment, self._making = (

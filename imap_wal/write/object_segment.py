@@ -15,6 +15,7 @@ from imap_wal.security.encryption import sealed
 from imap_wal.security.encryption_keys import KeyRing
 from imap_wal.segment.listing import sorted_out
 from imap_wal.write.context import LogContext
+from imap_wal.write.recent_objects import RecentObjects
 from storage_backends import AlreadyExists, NotFound, SegmentStore
 
 
@@ -31,8 +32,9 @@ class ObjectSegment:
         fenced: Callable[[], Fenced],
         randomness: Randomness,
         key_ring: KeyRing,
+        recent: RecentObjects,
     ) -> None:
-        self._store, self.path, self._fenced = store, path, fenced
+        self._store, self.path, self._fenced, self._recent = store, path, fenced, recent
         self.header, self._cipher = sealed(key_ring, header, randomness)
         self._seed = header.checksum_seed
         self._chunks = [self.header.encode()]
@@ -57,6 +59,7 @@ class ObjectSegment:
         except AlreadyExists as error:
             if self._store.read(self.path) != data:  # equal: our own create, its answer was lost
                 raise self._fenced() from error
+        self._recent.add(self.path, data)
 
     def rewind(self, size: int) -> None:
         raise StorageUnavailable(

@@ -13,7 +13,10 @@ import pytest
 
 import imap_wal
 from imap_wal.write import maintenance
+from imap_wal.write.recent_objects import RecentObjects
+from storage_backends import SegmentStore, open_store
 from storage_backends.faults import Fault, FaultyStore, Plan
+from storage_backends.gated import GatedStore
 from storage_backends.memory import MemoryStore
 from tests.support import contents, copy_files, embedded, eventually, overwrite
 
@@ -72,6 +75,76 @@ def test_max_total_wal_size_archives_object_commits(
         eventually(lambda: archives(tmp_path), "an archive")
     with imap_wal.open(f"objects+file://{tmp_path}", node="n") as store:
         assert len(store.map("m", raw=True)) == number
+
+
+class Counted(GatedStore):
+    """Counts the objects with entries that are read."""
+
+    def __init__(self, inner: SegmentStore) -> None:
+        super().__init__(inner)
+        self.reads = 0
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        self.reads += path.endswith(".wal")
+        return super().read(path, offset, length)
+
+
+def test_many_objects_are_archived_without_reading_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.01)
+    objects = Counted(open_store(f"objects+file://{tmp_path}"))
+    with imap_wal.open(objects.url, storage=objects, node="n", archive_objects=50) as store:
+        before = objects.reads
+        for number in range(49):
+            store.map("m")[number] = number
+        assert archives(tmp_path) == []
+        store.map("m")[49] = 49
+        eventually(lambda: store.statistics.maintenance.archives, "an archive")
+        assert objects.reads == before
+        first = len(archives(tmp_path))
+        assert first == 1
+        for number in range(50, 130):
+            store.map("m")[number] = number
+        eventually(lambda: store.statistics.maintenance.archives > 1, "another one")
+    assert objects_left(tmp_path) < 130
+    with imap_wal.open(objects.url, storage=objects, node="n", archive_objects=0) as store:
+        assert dict(store.map("m")) == {number: number for number in range(130)}
+
+
+def objects_left(root: Path) -> int:
+    return len(list(root.rglob("*.wal")))
+
+
+def test_objects_that_an_earlier_run_left_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.01)
+    url = f"objects+file://{tmp_path}"
+    with imap_wal.open(url, node="n", archive_objects=0) as store:
+        for number in range(60):
+            store.map("m")[number] = number
+    assert objects_left(tmp_path) >= 60
+    with imap_wal.open(url, node="n", archive_objects=80) as store:
+        for number in range(60, 85):
+            store.map("m")[number] = number
+        eventually(lambda: objects_left(tmp_path) < 40, "an archive")
+        assert store.statistics.maintenance.archive_error == ""
+        assert dict(store.map("m")) == {number: number for number in range(85)}
+
+
+def test_recent_objects_are_bounded_and_the_oldest_go_first(memory: MemoryStore) -> None:
+    recent = RecentObjects(bytes_max=10)
+    for path in ("a", "b", "c"):
+        memory.create(path, b"12345")
+        recent.add(path, b"12345")
+    store = recent.over(memory)
+    assert recent.get("a") is None
+    assert store.read("a", 1, 2) == b"23"
+    memory.delete("c")
+    assert [store.read("c"), store.read("c", 2), store.read("c", 1, 2)] == [b"12345", b"345", b"23"]
+    recent.add("d", b"x" * 11)
+    assert [recent.get(path) for path in "abcd"] == [None] * 4
 
 
 def test_max_total_wal_size_counts_bytes_and_not_segments(
