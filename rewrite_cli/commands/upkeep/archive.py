@@ -24,8 +24,8 @@ def command(selection: Selection, dry_run: bool, output: str) -> None:
     """Turn sealed segments into Parquet files, one per map, compressed. Only for nodes whose log no
     service is writing (otherwise exit code 4).
 
-    A running agent or embedded store archives automatically: see archive_interval_s and
-    max_total_wal_size in its settings.
+    A running agent or embedded store archives automatically: see archive_interval_s,
+    max_total_wal_size and archive_objects in its settings.
 
     \b
     Examples:
