@@ -27,6 +27,7 @@ import java.util.concurrent.locks.ReentrantLock;
 final class AgentLink {
     private static final long MAX_WAIT_MS = 1000;
     private static final long LOOK_NANOS = 200_000;
+    private static final long COPIES_PAUSE_MS = 500;
 
     /** The agents to which changes are sent: one, or several. */
     interface Connection extends AgentWriter.Channel {
@@ -48,8 +49,11 @@ final class AgentLink {
         /** How many agents can be used now, as far as is known. */
         int usable();
 
-        /** How many acknowledged changes are in fewer logs than they should be. */
-        long underCopied();
+        /** The acknowledged changes that are, or were, in fewer logs than they should be. */
+        CopyCounts counts();
+
+        /** Whether such changes may be copied again, or an agent has failed, since the hello. */
+        boolean isBehind();
     }
 
     private final Candidates agents;
@@ -61,6 +65,8 @@ final class AgentLink {
     private final Outcomes outcomes;
     private final Connection connection;
     private final InFlightWindow window;
+    /** Makes a connection to agents that have returned, without a change that needs it. */
+    private final CheckLoop copying;
     /** For each partition, how many changes have a caller that does not have the outcome yet. */
     private final AtomicIntegerArray pending;
     private final AppendCounts counts = new AppendCounts();
@@ -80,8 +86,10 @@ final class AgentLink {
         List<WriteConnection> each = agents.all().stream().map(one -> new WriteConnection(
                 one.settings(), one.identity(), schemas.new Logged(),
                 () -> agent(one.settings()), refused, logger)).toList();
+        copying = new CheckLoop("copies", COPIES_PAUSE_MS, this::copyAgain, () -> logger);
         connection = settings.copies().shared()
-                ? new Ensemble(settings.copies(), agents, each, logger) : each.get(0);
+                ? new Ensemble(settings.copies(), agents, each, copying::request, logger)
+                : each.get(0);
         AgentWriter writer = new AgentWriter(connection, outcomes, wire, System::nanoTime,
                 settings.timeoutMs());
         window = new InFlightWindow(writer, wire, System::nanoTime, logger);
@@ -299,7 +307,17 @@ final class AgentLink {
 
         @Override
         public long getUnderCopied() {
-            return connection.underCopied();
+            return connection.counts().underCopied();
+        }
+
+        @Override
+        public long getCopiedAgain() {
+            return connection.counts().copiedAgain();
+        }
+
+        @Override
+        public long getWaitingForCopies() {
+            return connection.counts().waiting();
         }
 
         @Override
@@ -379,7 +397,20 @@ final class AgentLink {
         identity.view().learnWithout(clusterId, self, lost);
     }
 
+    /** Returns whether to look again later. */
+    private boolean copyAgain() {
+        if (connection.isBehind()) {
+            try {
+                connect();
+            } catch (LogUnavailable e) {
+                // Too few agents answer. The connections have logged the reason.
+            }
+        }
+        return connection.isBehind();
+    }
+
     void close() {
+        copying.close();
         connection.stop();
         window.close();
     }

@@ -45,12 +45,13 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
     static final String ACKS = "acks";
     static final String COPY_AGENTS = "copy-agents";
     static final String COPY_TIMEOUT_MS = "copy-timeout-ms";
+    static final String COPY_AGAIN_BYTES = "copy-again-bytes";
 
     private static final Set<String> KNOWN = new TreeSet<>(
             Set.of(AGENT, TIMEOUT_MS, AGENT_TIMEOUT_MS, CONNECT_TIMEOUT_MS, RESTORE_TIMEOUT_MS,
                     READ_THROUGH, RESTORE_CHUNK, SETTLE_TIMEOUT_MS, AGENT_KEY_FILE,
                     AGENT_PUBLIC_KEY, CLUSTER_TOKEN_FILE, COPIES, ACKS, COPY_AGENTS,
-                    COPY_TIMEOUT_MS));
+                    COPY_TIMEOUT_MS, COPY_AGAIN_BYTES));
 
     private static final int NAME_BYTES_MAX = 1024;
     private static final int COPIES_MAX = 3;
@@ -111,6 +112,7 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
         int count = number(map, properties, COPIES, 1, 1, COPIES_MAX);
         int acks = number(map, properties, ACKS, count, 1, count);
         int slowMs = number(map, properties, COPY_TIMEOUT_MS, Copies.ONE.slowMs(), 1, 3_600_000);
+        int again = number(map, properties, COPY_AGAIN_BYTES, Copies.ONE.again(), 0, 1 << 30);
         List<Copies.Target> before = new ArrayList<>();
         List<Copies.Target> after = new ArrayList<>();
         boolean passed = false;
@@ -136,7 +138,7 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
                     + (count - 1) + " agents besides " + own + " for copies = " + count
                     + "; with one more, changes are possible while one agent is down");
         }
-        return new Copies(count, acks, slowMs, List.copyOf(after));
+        return new Copies(count, acks, slowMs, again, List.copyOf(after));
     }
 
     private static AgentSecrets secretsOfOther(String map, Properties properties,

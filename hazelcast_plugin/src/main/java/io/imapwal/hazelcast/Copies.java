@@ -11,10 +11,11 @@ import java.util.stream.Collectors;
  * @param acks   logs that must have it before its caller returns
  * @param slowMs an agent that takes longer for an append, in milliseconds, is left out while others
  *               can replace it
+ * @param again  how many bytes of changes with fewer copies are kept, to copy them again; 0: none
  * @param others the agents besides the member's own, in the order in which they are used
  */
-record Copies(int count, int acks, int slowMs, List<Target> others) {
-    static final Copies ONE = new Copies(1, 1, 500, List.of());
+record Copies(int count, int acks, int slowMs, int again, List<Target> others) {
+    static final Copies ONE = new Copies(1, 1, 500, 16 << 20, List.of());
 
     /** Another agent, and its secrets: this member's key and token, and that agent's public key. */
     record Target(AgentEndpoint endpoint, AgentSecrets secrets) {

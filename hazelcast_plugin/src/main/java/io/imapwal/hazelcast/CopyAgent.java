@@ -1,39 +1,48 @@
 package io.imapwal.hazelcast;
 
 import java.io.IOException;
+import java.net.SocketTimeoutException;
 import java.util.ArrayDeque;
 import java.util.Deque;
-import java.util.function.LongConsumer;
+import java.util.List;
 
 /**
  * One agent of an {@link Ensemble}: its connection, and the appends that it has not answered. The
  * thread that holds the wire sends; the leader reads the answers, perhaps at the same time.
  */
 final class CopyAgent {
+    /** The most copies of earlier changes without an answer. */
+    private static final int COPIES_UNANSWERED = 8;
+
     final WriteConnection connection;
     final Breaker breaker;
     private final String name;
+    private final Backlog backlog;
     private final Deque<Sent> unanswered = new ArrayDeque<>();
     /**
      * The incarnation of changes that it was sent before and may still append, because no welcome
      * came after them; 0: there are none.
      */
     private long leftIncarnation;
+    /** The newest one. */
+    private volatile SessionInfo welcome;
 
     /**
      * An append without an answer.
      *
      * @param ticket  the number that it has in the ensemble
      * @param number  of the request on this connection
-     * @param changes how many changes it has
+     * @param appends what it has, as the backlog knows it
+     * @param again   other nodes have acknowledged it before
      */
-    private record Sent(long ticket, long number, int changes) {
+    private record Sent(long ticket, long number, List<Backlog.Append> appends, boolean again) {
     }
 
-    CopyAgent(WriteConnection connection, Breaker breaker, String name) {
+    CopyAgent(WriteConnection connection, Breaker breaker, String name, Backlog backlog) {
         this.connection = connection;
         this.breaker = breaker;
         this.name = name;
+        this.backlog = backlog;
     }
 
     @Override
@@ -50,6 +59,13 @@ final class CopyAgent {
                     + " it, or set copies to 1");
         }
         leftIncarnation = 0;
+        if (session != welcome) {  // of another connection, so nothing is unanswered
+            synchronized (this) {
+                unanswered.clear();
+                welcome = session;
+            }
+            backlog.welcomed(session);
+        }
         return session;
     }
 
@@ -70,13 +86,19 @@ final class CopyAgent {
         }
     }
 
-    synchronized void sent(long ticket, long number, int changes) {
-        unanswered.add(new Sent(ticket, number, changes));
+    /** An append is about to be sent. */
+    void sent(long ticket, Backlog.Append append) {
+        sent(new Sent(ticket, connection.nextNumber(), List.of(append), false));
+    }
+
+    private synchronized void sent(Sent next) {
+        unanswered.add(next);
+        backlog.given(next.appends, welcome.node());
     }
 
     /** No byte of the last append was sent. */
     synchronized void notSent() {
-        unanswered.removeLast();
+        backlog.notGiven(unanswered.removeLast().appends, welcome.node());
     }
 
     synchronized int unanswered() {
@@ -96,30 +118,106 @@ final class CopyAgent {
      */
     void await(long ticket, long deadlineNanos) throws IOException {
         while (!answered(ticket)) {
-            Sent oldest;
-            synchronized (this) {
-                oldest = unanswered.peek();
-            }
+            awaitOldest(deadlineNanos);
+        }
+    }
+
+    private void awaitOldest(long deadlineNanos) throws IOException {
+        Sent oldest;
+        synchronized (this) {
+            oldest = unanswered.peek();
+        }
+        try {
             connection.awaitAck(oldest.number, deadlineNanos);
-            synchronized (this) {
-                unanswered.remove();
+        } catch (AgentError e) {
+            if (!oldest.again || Outcomes.isVoid(e)) {
+                throw e;
             }
+            backlog.refused(oldest.appends);
+            // Not an AgentError: an append that was sent after it was not refused for itself.
+            throw new IOException("it refuses a copy of an earlier change: " + Outcomes.reason(e),
+                    e);
+        }
+        synchronized (this) {
+            unanswered.remove();
+        }
+        backlog.answered(oldest.appends, welcome.node());
+    }
+
+    /** As {@link WriteConnection#logSchemas}, after the answers to all appends. */
+    void logSchemas(long deadlineNanos) throws IOException {
+        if (connection.lacksSchemas()) {
+            await(Long.MAX_VALUE, deadlineNanos);
+            connection.logSchemas(deadlineNanos);
         }
     }
 
     /**
-     * Closes the connection.
+     * Sends what it lacks and can get. It has just been greeted. Answers that are late are taken
+     * with those of the next appends.
      *
-     * @param acked     the last append that counts as acknowledged
-     * @param forgotten gets how many of its changes may be missing here
+     * @param ticket     of the last append
+     * @param untilNanos then nothing more is sent
+     * @param lastNanos  when it must have accepted what was sent
+     * @throws IOException it failed, or does not accept more
      */
-    synchronized void disconnect(long acked, LongConsumer forgotten) {
-        if (!unanswered.isEmpty()) {
-            leftIncarnation = connection.newest().incarnation();
-            forgotten.accept(unanswered.stream().filter(each -> each.ticket <= acked)
-                    .mapToLong(Sent::changes).sum());
-            unanswered.clear();
+    void copyAgain(long ticket, long untilNanos, long lastNanos) throws IOException {
+        List<Backlog.Message> lacking = backlog.lackedBy(welcome);
+        if (lacking.isEmpty()) {
+            return;
         }
+        try {
+            connection.logSchemas(lastNanos);
+        } catch (SocketTimeoutException e) {
+            throw new IOException("it does not take a schema in time", e);
+        }
+        try {
+            for (Backlog.Message each : lacking) {
+                while (unanswered() >= COPIES_UNANSWERED) {
+                    awaitOldest(untilNanos);
+                }
+                if (System.nanoTime() - untilNanos > 0) {
+                    return;
+                }
+                send(each, ticket, lastNanos);
+            }
+            await(ticket, untilNanos);
+        } catch (SocketTimeoutException e) {
+            if (e instanceof HungAgent) {
+                throw e;
+            }
+            // The time is over, and the agent works.
+        }
+    }
+
+    private void send(Backlog.Message copies, long ticket, long deadlineNanos) throws IOException {
+        sent(new Sent(ticket, connection.nextNumber(), copies.appends, true));
+        try {
+            connection.send(welcome.session(), copies.first(), copies.count(),
+                    backlog.payload(copies), deadlineNanos);
+        } catch (SocketTimeoutException e) {
+            throw new IOException("it takes copies of earlier changes too slowly", e);
+        }
+    }
+
+    /** Takes the answers that have arrived. */
+    void takeAnswers() throws IOException {
+        try {
+            await(Long.MAX_VALUE, System.nanoTime());
+        } catch (SocketTimeoutException e) {
+            if (e instanceof HungAgent) {
+                throw e;
+            }
+        }
+    }
+
+    /** Closes the connection. */
+    synchronized void disconnect() {
+        // Nothing waits for copies: other logs have these changes.
+        if (unanswered.stream().anyMatch(each -> !each.again)) {
+            leftIncarnation = connection.newest().incarnation();
+        }
+        unanswered.clear();
         connection.disconnect();
     }
 }

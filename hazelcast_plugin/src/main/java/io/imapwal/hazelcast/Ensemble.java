@@ -10,14 +10,14 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.atomic.LongAdder;
+import java.util.stream.Collectors;
 
 /**
  * The connections to the agents that get each append, as one connection: it is greeted when all
  * are, and broken when one is. The next one is made of agents that answer. So {@link AgentWriter}
  * handles an agent that fails as a connection that breaks: it sends all appends without an outcome
  * again, in their order and with their numbers. An agent that has one already acknowledges it
- * again.
+ * again. Acknowledged changes that it lacks are sent to it before, see {@link Backlog}.
  *
  * <pre>
  * own agent, then the others in their order, without those that a Breaker leaves out
@@ -38,12 +38,12 @@ final class Ensemble implements AgentLink.Connection {
     private final Candidates agents;
     private final List<CopyAgent> all = new ArrayList<>();
     private final ILogger logger;
-    private final LongAdder underCopied = new LongAdder();
+    private final Backlog backlog;
+    private final Runnable behind;
     private MsgpackWriter payload = new MsgpackWriter(1024);
     private long ticket;
-    private volatile long acked;
-    /** Append without an outcome → how many changes it has. */
-    private final Map<Long, Integer> sizes = new ConcurrentHashMap<>();
+    /** The appends without an outcome, by ticket. */
+    private final Map<Long, Backlog.Append> open = new ConcurrentHashMap<>();
     private long written;
 
     private volatile List<CopyAgent> members = List.of();
@@ -59,16 +59,22 @@ final class Ensemble implements AgentLink.Connection {
     private volatile boolean recheck;
     private volatile boolean closing;
 
-    /** @param connections to the candidates, in their order */
-    Ensemble(Copies copies, Candidates agents, List<WriteConnection> connections, ILogger logger) {
+    /**
+     * @param connections to the candidates, in their order
+     * @param behind      is called when {@link #isBehind} has become true; it returns at once
+     */
+    Ensemble(Copies copies, Candidates agents, List<WriteConnection> connections, Runnable behind,
+             ILogger logger) {
         this.copies = copies;
         this.agents = agents;
+        this.behind = behind;
         this.logger = logger;
+        this.backlog = new Backlog(copies.count(), copies.again());
         for (int i = 0; i < connections.size(); i++) {
             Candidates.Candidate one = agents.all().get(i);
             all.add(new CopyAgent(connections.get(i),
                     new Breaker(System::nanoTime, one.identity().pulse()::turnedNanos),
-                    "agent " + one.settings().agent()));
+                    "agent " + one.settings().agent(), backlog));
         }
     }
 
@@ -118,8 +124,13 @@ final class Ensemble implements AgentLink.Connection {
     }
 
     @Override
-    public long underCopied() {
-        return underCopied.sum();
+    public CopyCounts counts() {
+        return backlog.counts();
+    }
+
+    @Override
+    public boolean isBehind() {
+        return worn || backlog.waiting() > 0;
     }
 
     @Override
@@ -150,6 +161,9 @@ final class Ensemble implements AgentLink.Connection {
         if (closing) {
             throw new IOException("the member is shutting down");
         }
+        if (backlog.waiting() > 0 && isWhole()) {
+            takeAnswers();
+        }
         if (!isWhole()) {
             if (recheck) {
                 recheck = false;
@@ -163,12 +177,32 @@ final class Ensemble implements AgentLink.Connection {
         return session;
     }
 
+    /** Copies of earlier changes are acknowledged, perhaps late. */
+    private void takeAnswers() {
+        for (CopyAgent each : members) {
+            try {
+                each.takeAnswers();
+            } catch (IOException e) {
+                fail(each, e);
+                worn = true;
+            }
+        }
+    }
+
     private void make() throws IOException {
+        long from = System.nanoTime();
         for (int round = 0; round < ROUNDS; round++) {
             List<CopyAgent> chosen = choose();
             if (chosen.stream().allMatch(each -> each.connection.isCurrent())) {
+                SessionInfo now = joined(chosen);
+                backlog.decide(now);
+                if (round < ROUNDS - 1 && !copyAgain(chosen, from)) {
+                    continue;
+                }
+                backlog.finish(chosen.stream().map(each -> each.connection.session().node())
+                        .collect(Collectors.toSet()));
                 members = List.copyOf(chosen);
-                session = newest = joined();
+                session = newest = now;
                 worn = false;
                 lastFailure = null;
                 owed = true;
@@ -178,9 +212,39 @@ final class Ensemble implements AgentLink.Connection {
                 return;
             }
         }
-        all.forEach(each -> each.connection.disconnect());
+        all.forEach(CopyAgent::disconnect);
         throw lastFailure = new IOException("the agents are in different views; they may not know"
                 + " the newest one yet");
+    }
+
+    /**
+     * Sends the members what they lack. Callers wait meanwhile, so it takes about as long as one
+     * slow append, at most. What a member does not get in this time, it cannot get any more.
+     *
+     * @return false: one has failed, and is left out
+     */
+    private boolean copyAgain(List<CopyAgent> chosen, long fromNanos) {
+        boolean well = true;
+        long budget = TimeUnit.MILLISECONDS.toNanos(Math.min(copies.slowMs(),
+                agents.own().settings().timeoutMs() / 4));
+        for (CopyAgent each : chosen) {
+            try {
+                each.copyAgain(ticket, fromNanos + budget, fromNanos + budget * 3 / 2);
+            } catch (IOException e) {
+                fail(each, e);
+                each.disconnect();
+                well = false;
+            }
+        }
+        return well;
+    }
+
+    private void fail(CopyAgent agent, IOException cause) {
+        if (!Outcomes.isVoid(cause)) {  // then the agent works, in a newer view
+            agent.breaker.failed();
+        }
+        logger.warning("imap-wal: " + agent + " is left out for a while: "
+                + Outcomes.reason(cause));
     }
 
     /**
@@ -205,7 +269,7 @@ final class Ensemble implements AgentLink.Connection {
             } catch (IOException e) {
                 boolean waits = e instanceof AgentError && !agents.isGreeted();
                 if (Outcomes.isVoid(e) || waits) {
-                    all.forEach(other -> other.connection.disconnect());
+                    all.forEach(CopyAgent::disconnect);
                     throw lastFailure = e;
                 }
                 each.breaker.failed();
@@ -213,7 +277,7 @@ final class Ensemble implements AgentLink.Connection {
             }
         }
         if (chosen.size() < copies.acks()) {
-            chosen.forEach(each -> each.connection.disconnect());
+            chosen.forEach(CopyAgent::disconnect);
             throw lastFailure = new IOException(chosen.size() + " of " + all.size()
                     + " agents can be used, and a change needs " + copies.acks() + " (acks): "
                     + Outcomes.reason(why), why);
@@ -235,8 +299,8 @@ final class Ensemble implements AgentLink.Connection {
     }
 
     /** The welcomes of the members as one: a request counts if at least `acks` members have it. */
-    private SessionInfo joined() {
-        List<SessionInfo> said = members.stream().map(each -> each.connection.session()).toList();
+    private SessionInfo joined(List<CopyAgent> chosen) {
+        List<SessionInfo> said = chosen.stream().map(each -> each.connection.session()).toList();
         SessionInfo first = said.get(0);
         Map<Long, Long> former = new HashMap<>();
         for (SessionInfo one : said) {
@@ -282,7 +346,7 @@ final class Ensemble implements AgentLink.Connection {
     public void logSchemas(long deadlineNanos) throws IOException {
         for (CopyAgent each : members) {
             try {
-                each.connection.logSchemas(deadlineNanos);
+                each.logSchemas(deadlineNanos);
             } catch (IOException e) {
                 each.breaker.failed();
                 throw new IOException(each + ": " + Outcomes.reason(e), e);
@@ -305,12 +369,14 @@ final class Ensemble implements AgentLink.Connection {
         WriteConnection.write(payload, in, changes);
         long until = canReplace(1) ? soon(deadlineNanos) : deadlineNanos;
         ticket++;
-        sizes.put(ticket, changes.size());
+        Backlog.Append append = backlog.sent(in, changes);
+        open.put(ticket, append);
         for (CopyAgent each : members) {
             long before = each.connection.written();
             try {
-                each.sent(ticket, each.connection.nextNumber(), changes.size());
-                each.connection.send(in, changes, payload, until);
+                each.sent(ticket, append);
+                each.connection.send(in.session(), changes.get(0).request, changes.size(), payload,
+                        until);
             } catch (IOException e) {
                 each.breaker.failed();
                 if (each.connection.written() == before) {
@@ -383,7 +449,7 @@ final class Ensemble implements AgentLink.Connection {
             answers.failed.forEach(each -> each.breaker.failed());
         }
         if (answers.acks >= copies.acks()) {
-            succeeded(wanted, now, answers);
+            succeeded(wanted, answers);
             return;
         }
         if (refused && answers.refusals.stream().allMatch(AgentError::certain)) {
@@ -399,11 +465,10 @@ final class Ensemble implements AgentLink.Connection {
         return soon - deadlineNanos > 0 ? deadlineNanos : soon;
     }
 
-    private void succeeded(long wanted, List<CopyAgent> now, Answers answers) {
-        acked = wanted;
-        Integer changes = sizes.remove(wanted);
-        if (changes != null && now.size() < copies.count()) {
-            underCopied.add(changes);
+    private void succeeded(long wanted, Answers answers) {
+        Backlog.Append append = open.remove(wanted);
+        if (append != null) {
+            backlog.acknowledged(append);
         }
         for (CopyAgent each : answers.waiting) {
             if (each.unanswered() >= UNANSWERED_MAX) {
@@ -415,6 +480,13 @@ final class Ensemble implements AgentLink.Connection {
             worn = true;
             logger.warning("imap-wal: an agent is left out for a while: "
                     + Outcomes.reason(answers.failure));
+        }
+        noteBehind();
+    }
+
+    private void noteBehind() {
+        if (isBehind()) {
+            behind.run();
         }
     }
 
@@ -433,10 +505,12 @@ final class Ensemble implements AgentLink.Connection {
     @Override
     public void disconnect() {
         written = written();
-        sizes.clear();
+        open.clear();
         List<CopyAgent> former = members;
         members = List.of();
         session = null;
-        former.forEach(each -> each.disconnect(acked, underCopied::add));
+        former.forEach(CopyAgent::disconnect);
+        backlog.disconnected();
+        noteBehind();
     }
 }

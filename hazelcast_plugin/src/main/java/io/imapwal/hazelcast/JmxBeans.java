@@ -80,6 +80,12 @@ public final class JmxBeans {
         /** Acknowledged changes that are in fewer logs than {@code copies} says. */
         long getUnderCopied();
 
+        /** Of these, how many have as many copies now. */
+        long getCopiedAgain();
+
+        /** Of these, how many are copied again to the next agent that can take them. */
+        long getWaitingForCopies();
+
         /** Changes whose callers wait for the outcome now. */
         int getWaiting();
     }

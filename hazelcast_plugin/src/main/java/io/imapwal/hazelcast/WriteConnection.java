@@ -96,7 +96,7 @@ final class WriteConnection implements AgentLink.Connection {
 
     @Override
     public boolean isReady() {
-        return connection != null && connection.current(identity) && logged.missing().isEmpty();
+        return connection != null && connection.current(identity) && !lacksSchemas();
     }
 
     @Override
@@ -189,7 +189,8 @@ final class WriteConnection implements AgentLink.Connection {
             throws IOException {
         payload = emptied(payload);
         write(payload, session, changes);
-        return send(session, changes, payload, deadlineNanos);
+        return send(session.session(), changes.get(0).request, changes.size(), payload,
+                deadlineNanos);
     }
 
     /** A buffer for the next payload: this one, unless it has become large. */
@@ -205,20 +206,23 @@ final class WriteConnection implements AgentLink.Connection {
         }
     }
 
-    /** As the other one, with the payload of these changes. */
-    long send(SessionInfo session, List<Change> changes, MsgpackWriter written, long deadlineNanos)
+    /** As the other one, with the payload of so many changes from that request on. */
+    long send(long session, long first, int count, MsgpackWriter written, long deadlineNanos)
             throws IOException {
-        connection.start("append", 3).integer(session.session())
-                .integer(changes.get(0).request).integer(changes.size());
+        connection.start("append", 3).integer(session).integer(first).integer(count);
         long number = connection.number();
         connection.send(written, deadlineNanos);
         return number;
     }
 
-    /** There is only one copy. */
     @Override
-    public long underCopied() {
-        return 0;
+    public CopyCounts counts() {
+        return CopyCounts.NONE;
+    }
+
+    @Override
+    public boolean isBehind() {
+        return false;
     }
 
     @Override
@@ -230,6 +234,11 @@ final class WriteConnection implements AgentLink.Connection {
     boolean isPaused() {
         return lastFailure != null && System.nanoTime() - pausedUntilNanos < 0
                 && identity.cluster().membership().equals(paused);
+    }
+
+    /** Whether the agent's log lacks schemas. */
+    boolean lacksSchemas() {
+        return !logged.missing().isEmpty();
     }
 
     /** The number of the next request. */

@@ -103,6 +103,8 @@ class AgentSettingsTest {
         assertEquals(java.util.List.of("ipc:///a", "ipc:///b"), others(copies("ipc:///c", all)));
         assertEquals(2, copies("ipc:///a", all).copies().acks());
         assertEquals(1, copies("ipc:///a", all, "acks", "1").copies().acks());
+        assertEquals(16 << 20, copies("ipc:///a", all).copies().again());
+        assertEquals(0, copies("ipc:///a", all, "copy-again-bytes", "0").copies().again());
         assertFalse(AgentSettings.of("m", properties("agent", "ipc:///a")).copies().shared());
     }
 
@@ -110,6 +112,7 @@ class AgentSettingsTest {
     @CsvSource(delimiter = ';', value = {
         "copy-agents; ''", "copy-agents; ipc:///a", "copy-agents; http://x", "copies; 4",
         "copies; 0", "acks; 3", "acks; 0", "copy-agents; tcp://10.0.0.1:7", "copy-timeout-ms; 0",
+        "copy-again-bytes; -1",
         "copy-agents; ipc:///b 00", "copy-agents; tcp://localhost:7 xyz"})
     void wrongCopiesAreNamed(String name, String value) {
         Properties properties = properties("agent", "ipc:///a", "copies", "2", "copy-agents",

@@ -4,12 +4,17 @@ import com.hazelcast.config.Config;
 import com.hazelcast.config.MapConfig;
 import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.map.IMap;
+import com.hazelcast.nio.serialization.genericrecord.GenericRecordBuilder;
+import com.hazelcast.transaction.TransactionContext;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.EnumSource;
 
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Set;
 
 import static io.imapwal.hazelcast.Members.eventually;
 import static org.junit.jupiter.api.Assertions.assertEquals;
@@ -31,6 +36,7 @@ class ThreeCopiesTest {
         config.getMapConfigs().clear();
         config.addMapConfig(map("all", agents.get(0), "3"));
         config.addMapConfig(map("two", agents.get(1), "2"));
+        config.addMapConfig(map("one", agents.get(2), "1"));
         member = Members.start(config);
     }
 
@@ -99,5 +105,105 @@ class ThreeCopiesTest {
             map.set("again", "v");
             return copies("two", "again").size() == 3;
         });
+    }
+
+    /** Changes that n3 lacks, one of them a transaction. */
+    private IMap<String, String> withoutThirdAgent() throws Exception {
+        IMap<String, String> map = member.getMap("two");
+        map.set("k", "v");
+        agents.get(2).stop();
+        for (int i = 0; i < 20; i++) {
+            map.set("k" + i, "v");
+        }
+        TransactionContext context = member.newTransactionContext();
+        context.beginTransaction();
+        context.getMap("two").set("a", "1");
+        context.getMap("two").set("b", "1");
+        context.commitTransaction();
+        assertTrue(link("two").bean().getWaitingForCopies() >= 22);
+        return map;
+    }
+
+    private boolean isInThreeLogs(int changes) {
+        for (int i = 0; i < changes; i++) {
+            if (copies("two", "k" + i).size() < 3) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    /** Without a further change. */
+    @Test
+    void returnedAgentGetsTheMissingChanges() throws Exception {
+        withoutThirdAgent();
+        agents.get(2).start();
+        JmxBeans.Agent bean = link("two").bean();
+        eventually(() -> bean.getWaitingForCopies() == 0);
+        assertTrue(isInThreeLogs(20));
+        assertEquals(3, copies("two", "a").size());
+        assertEquals(3, copies("two", "b").size());
+        assertEquals(bean.getUnderCopied(), bean.getCopiedAgain());
+    }
+
+    /** It is used for new changes; the missing ones stay counted. */
+    @ParameterizedTest
+    @EnumSource(names = {"SILENT_BEFORE", "FULL", "BREAK_BEFORE", "DIE_AFTER"})
+    void noChangeFailsBecauseOfMissingCopies(OnAppend fault) throws Exception {
+        IMap<String, String> map = withoutThirdAgent();
+        agents.get(2).faults.onAppend = fault;
+        agents.get(2).start();
+        long longest = 0;
+        for (int i = 0; i < 100; i++) {
+            long from = System.nanoTime();
+            map.set("n" + i, "v");
+            longest = Math.max(longest, System.nanoTime() - from);
+            Thread.sleep(10);
+        }
+        // 0.3 s is copy-timeout-ms; a busy machine needs more for itself.
+        assertTrue(longest < 2_000_000_000L, longest + " ns");
+        agents.get(2).faults.onAppend = OnAppend.ACK;
+        agents.get(2).start();
+        eventually(() -> {
+            map.set("again", "v");
+            return copies("two", "again").size() == 3
+                    && link("two").bean().getWaitingForCopies() == 0;
+        });
+    }
+
+    @Test
+    void copiesWithLateAnswersArriveWithoutFurtherChanges() throws Exception {
+        withoutThirdAgent();
+        agents.get(2).faults.delayMs = 700;
+        agents.get(2).start();
+        eventually(() -> link("two").bean().getWaitingForCopies() == 0);
+        assertTrue(isInThreeLogs(20));
+    }
+
+    /** A log would not count what it gets of an earlier view. */
+    @Test
+    void newerViewEndsTheWait() throws Exception {
+        IMap<String, String> map = withoutThirdAgent();
+        log.claimView(Set.of(member.getCluster().getLocalMember().getUuid().toString()));
+        map.set("next", "v");
+        // Only what was appended since.
+        assertTrue(link("two").bean().getWaitingForCopies() <= 1);
+        agents.get(2).start();
+        eventually(() -> link("two").bean().getWaitingForCopies() == 0);
+        assertEquals(2, copies("two", "k19").size());
+    }
+
+    /** Two agents have not answered the change before it, which one acknowledgement completed. */
+    @Test
+    void schemaIsLoggedAfterLateAnswers() throws Exception {
+        IMap<String, Object> map = member.getMap("one");
+        map.set("k", "v");
+        long connections = link("one").bean().getConnections();
+        agents.get(0).faults.delayMs = 100;
+        agents.get(1).faults.delayMs = 100;
+        map.set("k", "w");
+        map.set("k", GenericRecordBuilder.compact("person").setString("name", "x").build());
+        assertEquals(1, log.schemas.size());
+        assertEquals(connections, link("one").bean().getConnections());
     }
 }
