@@ -144,10 +144,14 @@ final class CopyAgent {
         backlog.answered(oldest.appends, welcome.node());
     }
 
-    /** As {@link WriteConnection#logSchemas}, after the answers to all appends. */
-    void logSchemas(long deadlineNanos) throws IOException {
+    /**
+     * As {@link WriteConnection#logSchemas}, after the answers to all appends.
+     *
+     * @param soonNanos when these must have arrived
+     */
+    void logSchemas(long soonNanos, long deadlineNanos) throws IOException {
         if (connection.lacksSchemas()) {
-            await(Long.MAX_VALUE, deadlineNanos);
+            await(Long.MAX_VALUE, soonNanos);
             connection.logSchemas(deadlineNanos);
         }
     }

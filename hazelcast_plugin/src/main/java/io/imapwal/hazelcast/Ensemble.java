@@ -346,7 +346,7 @@ final class Ensemble implements AgentLink.Connection {
     public void logSchemas(long deadlineNanos) throws IOException {
         for (CopyAgent each : members) {
             try {
-                each.logSchemas(deadlineNanos);
+                each.logSchemas(soon(deadlineNanos), deadlineNanos);
             } catch (IOException e) {
                 each.breaker.failed();
                 throw new IOException(each + ": " + Outcomes.reason(e), e);
