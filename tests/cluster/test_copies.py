@@ -112,6 +112,18 @@ def appends(agent: Agent) -> int:
     return int(stat["appends"])
 
 
+def forget(cluster: Cluster, gone: Agent) -> None:
+    """Delete the log of a node whose agent does not run, and continue without the node."""
+    root = Path(cluster.url.removeprefix("file://"))
+    shutil.rmtree(root / "default" / "dev" / "nodes" / gone.node)
+    command = ["forget-node", cluster.url, "--node", gone.node, "--lose", "--yes"]
+    done = subprocess.run(
+        [sys.executable, "-m", "rewrite_cli.cli", *command], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    cluster.agents.remove(gone)
+
+
 def test_a_node_gone_for_good_loses_nothing(cluster: Cluster) -> None:
     """The agent of a node is killed under load, and its log deleted. Then everything is killed and
     started without it."""
@@ -131,14 +143,7 @@ def test_a_node_gone_for_good_loses_nothing(cluster: Cluster) -> None:
     assert dict(orders.entry_set()) == expected
     cluster.kill_everything()
 
-    root = Path(cluster.url.removeprefix("file://"))
-    shutil.rmtree(root / "default" / "dev" / "nodes" / gone.node)
-    command = ["forget-node", cluster.url, "--node", gone.node, "--lose", "--yes"]
-    done = subprocess.run(
-        [sys.executable, "-m", "rewrite_cli.cli", *command], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    cluster.agents.remove(gone)
+    forget(cluster, gone)
     cluster.start(2)
     found = cluster.client().get_map(NAME).blocking()
     restored = dict(until("the map is there", lambda: found.entry_set()))
@@ -250,3 +255,43 @@ def test_one_log_is_enough_if_acks_say_so(tmp_path: Path, classpath: str) -> Non
         cluster.start(3)
         found = cluster.client().get_map(NAME).blocking()
         assert dict(until("the map is there", lambda: found.entry_set())) == expected
+
+
+def orders_of(cluster: Cluster) -> dict[str, set[tuple[int, ...]]]:
+    """Node → the orders of all changes in its log."""
+    found: dict[str, set[tuple[int, ...]]] = {}
+    for changes in ClusterLog(open_store(cluster.url), "default", "dev").changes():
+        some = found.setdefault(changes.node, set())
+        some |= {row[ORDER] for row in changes.rows if row[MAP] == NAME}
+    return found
+
+
+def test_a_returned_agent_gets_what_it_lacks(tmp_path: Path, classpath: str) -> None:
+    """With acks = 1, one of two agents is killed under load and returns. Its log gets what was
+    acknowledged meanwhile: nothing is missing when the other node is lost."""
+    agents = {"copy-agents": ",".join(f"ipc://{tmp_path}/node-{number}.sock" for number in (1, 2))}
+    with with_copies(tmp_path, classpath, acks="1", **agents) as cluster:
+        cluster.start(2)
+        orders = cluster.client().get_map(NAME).blocking()
+        writers = [Writer(orders, prefix) for prefix in "ab"]
+        for writer in writers:
+            writer.wait(300)
+        cluster.agents[1].kill()
+        for writer in writers:
+            writer.wait(600)
+        lacks = {node: len(found) for node, found in orders_of(cluster).items()}
+        assert lacks["node-2"] < lacks["node-1"] - 900, lacks
+        cluster.agents[1].start()
+        for writer in writers:
+            writer.wait(100)
+        expected = {key: value for writer in writers for key, value in writer.stop().items()}
+
+        def equal() -> bool:
+            found = orders_of(cluster)
+            return found["node-1"] == found["node-2"]
+
+        until("both logs have all changes", equal)
+        cluster.kill_everything()
+        forget(cluster, cluster.agents[0])
+        cluster.start(1)
+        assert contents(cluster, NAME) == expected

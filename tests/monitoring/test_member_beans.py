@@ -70,6 +70,11 @@ def test_the_exporter_shows_changes_with_fewer_copies(
         for number in range(10):
             orders.set("a", number)
         assert series(port)["io_imapwal_Agent_UnderCopied"] >= before + 9
+        assert series(port)["io_imapwal_Agent_WaitingForCopies"] >= 9
+        cluster.agents[1].start()
+        until("copies", lambda: series(port)["io_imapwal_Agent_WaitingForCopies"] == 0)
+        counted = series(port)
+        assert counted["io_imapwal_Agent_CopiedAgain"] == counted["io_imapwal_Agent_UnderCopied"]
 
 
 def series(port: int) -> dict[str, float]:
