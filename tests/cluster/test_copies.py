@@ -269,7 +269,9 @@ def orders_of(cluster: Cluster) -> dict[str, set[tuple[int, ...]]]:
 def test_a_returned_agent_gets_what_it_lacks(tmp_path: Path, classpath: str) -> None:
     """With acks = 1, one of two agents is killed under load and returns. Its log gets what was
     acknowledged meanwhile: nothing is missing when the other node is lost."""
-    agents = {"copy-agents": ",".join(f"ipc://{tmp_path}/node-{number}.sock" for number in (1, 2))}
+    agents: dict[str, Any] = {
+        "copy-agents": ",".join(f"ipc://{tmp_path}/node-{number}.sock" for number in (1, 2))
+    }
     with with_copies(tmp_path, classpath, acks="1", **agents) as cluster:
         cluster.start(2)
         orders = cluster.client().get_map(NAME).blocking()

@@ -163,13 +163,15 @@ final class CopyAgent {
      * @param ticket     of the last append
      * @param untilNanos then nothing more is sent
      * @param lastNanos  when it must have accepted what was sent
+     * @return how many changes were sent
      * @throws IOException it failed, or does not accept more
      */
-    void copyAgain(long ticket, long untilNanos, long lastNanos) throws IOException {
+    int copyAgain(long ticket, long untilNanos, long lastNanos) throws IOException {
         List<Backlog.Message> lacking = backlog.lackedBy(welcome);
         if (lacking.isEmpty()) {
-            return;
+            return 0;
         }
+        int changes = 0;
         try {
             connection.logSchemas(lastNanos);
         } catch (SocketTimeoutException e) {
@@ -181,9 +183,10 @@ final class CopyAgent {
                     awaitOldest(untilNanos);
                 }
                 if (System.nanoTime() - untilNanos > 0) {
-                    return;
+                    return changes;
                 }
                 send(each, ticket, lastNanos);
+                changes += each.count();
             }
             await(ticket, untilNanos);
         } catch (SocketTimeoutException e) {
@@ -192,6 +195,7 @@ final class CopyAgent {
             }
             // The time is over, and the agent works.
         }
+        return changes;
     }
 
     private void send(Backlog.Message copies, long ticket, long deadlineNanos) throws IOException {

@@ -40,6 +40,8 @@ final class Ensemble implements AgentLink.Connection {
     private final ILogger logger;
     private final Backlog backlog;
     private final Runnable behind;
+    /** How long callers wait for copies of earlier changes. */
+    private final long copyingNanos;
     private MsgpackWriter payload = new MsgpackWriter(1024);
     private long ticket;
     /** The appends without an outcome, by ticket. */
@@ -70,6 +72,8 @@ final class Ensemble implements AgentLink.Connection {
         this.behind = behind;
         this.logger = logger;
         this.backlog = new Backlog(copies.count(), copies.again());
+        this.copyingNanos = TimeUnit.MILLISECONDS.toNanos(Math.min(copies.slowMs(),
+                agents.own().settings().timeoutMs() / 4));
         for (int i = 0; i < connections.size(); i++) {
             Candidates.Candidate one = agents.all().get(i);
             all.add(new CopyAgent(connections.get(i),
@@ -190,13 +194,15 @@ final class Ensemble implements AgentLink.Connection {
     }
 
     private void make() throws IOException {
-        long from = System.nanoTime();
+        long leftNanos = copyingNanos;
         for (int round = 0; round < ROUNDS; round++) {
             List<CopyAgent> chosen = choose();
             if (chosen.stream().allMatch(each -> each.connection.isCurrent())) {
                 SessionInfo now = joined(chosen);
                 backlog.decide(now);
-                if (round < ROUNDS - 1 && !copyAgain(chosen, from)) {
+                long from = System.nanoTime();
+                if (round < ROUNDS - 1 && !copyAgain(chosen, from + leftNanos)) {
+                    leftNanos -= System.nanoTime() - from;
                     continue;
                 }
                 backlog.finish(chosen.stream().map(each -> each.connection.session().node())
@@ -218,18 +224,20 @@ final class Ensemble implements AgentLink.Connection {
     }
 
     /**
-     * Sends the members what they lack. Callers wait meanwhile, so it takes about as long as one
-     * slow append, at most. What a member does not get in this time, it cannot get any more.
+     * Sends the members what they lack. Callers wait meanwhile, so nothing more is sent after some
+     * time. Then a member cannot get it any more, because it gets later requests.
      *
      * @return false: one has failed, and is left out
      */
-    private boolean copyAgain(List<CopyAgent> chosen, long fromNanos) {
+    private boolean copyAgain(List<CopyAgent> chosen, long untilNanos) {
         boolean well = true;
-        long budget = TimeUnit.MILLISECONDS.toNanos(Math.min(copies.slowMs(),
-                agents.own().settings().timeoutMs() / 4));
         for (CopyAgent each : chosen) {
             try {
-                each.copyAgain(ticket, fromNanos + budget, fromNanos + budget * 3 / 2);
+                int sent = each.copyAgain(ticket, untilNanos, untilNanos + copyingNanos / 2);
+                if (sent > 0) {
+                    logger.info("imap-wal: " + sent + " acknowledged change(s) that " + each
+                            + " lacks were sent to it");
+                }
             } catch (IOException e) {
                 fail(each, e);
                 each.disconnect();
