@@ -297,3 +297,48 @@ def test_a_returned_agent_gets_what_it_lacks(tmp_path: Path, classpath: str) -> 
         forget(cluster, cluster.agents[0])
         cluster.start(1)
         assert contents(cluster, NAME) == expected
+
+
+def acknowledged(writers: list[Writer]) -> int:
+    return sum(max(list(writer.put.values()), default=-1) + 1 for writer in writers)
+
+
+def test_a_returned_disk_has_everything_alone(tmp_path: Path, classpath: str) -> None:
+    """With copies = 3 and acks = 2 on own disks, an agent is killed under load and returns. Then
+    both other disks are lost."""
+    agents = ",".join(f"ipc://{tmp_path}/node-{number}.sock" for number in (1, 2, 3))
+    some = {"copies": "3", "acks": "2", "copy-agents": agents}
+    with Cluster(
+        tmp_path,
+        classpath,
+        lambda own: {"default": logged_map(own, some)},
+        own_disks=True,
+        recovery_policy="full",
+    ) as cluster:
+        cluster.start(3)
+        orders = cluster.client().get_map(NAME).blocking()
+        writers = [Writer(orders, prefix) for prefix in "abc"]
+        for writer in writers:
+            writer.wait(200)
+        cluster.agents[2].kill()
+        before = acknowledged(writers) + len(writers)  # of each, one may have no answer yet
+        for writer in writers:
+            writer.wait(400)
+        orders.put_all({f"only{number}": number for number in range(300)})
+        cluster.agents[2].start()
+        for writer in writers:
+            writer.wait(100)
+        expected = {key: value for writer in writers for key, value in writer.stop().items()}
+        expected |= {f"only{number}": number for number in range(300)}
+        missing = acknowledged(writers) + 300 - before
+        until("it has what it lacked", lambda: appends(cluster.agents[2]) >= missing)
+        cluster.kill_everything()
+
+        assert not list((tmp_path / "logs").rglob("nodes/node-[12]/wal/*.wal"))
+        lose_disk(cluster, 1)
+        lose_disk(cluster, 2)
+        for agent in cluster.agents:
+            agent.configure(recovery_policy="partial")
+        cluster.agents.reverse()
+        cluster.start(2, "wait-most")
+        assert contents(cluster, NAME) == expected
