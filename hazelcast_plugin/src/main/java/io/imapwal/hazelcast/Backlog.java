@@ -2,6 +2,7 @@ package io.imapwal.hazelcast;
 
 import java.util.ArrayList;
 import java.util.HashMap;
+import java.util.Iterator;
 import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
@@ -33,6 +34,8 @@ final class Backlog {
     static final int REFUSALS_MAX = 3;
     /** The most that a message has besides its changes. */
     private static final int HEADER_BYTES = 1024;
+    /** What the objects of an append take of the heap, besides its changes. */
+    private static final int OBJECT_BYTES = 400;
 
     private final int copies;
     private final long bytesMax;
@@ -150,12 +153,14 @@ final class Backlog {
         if (append.nodes.size() < copies) {
             count(append);
         } else {
-            for (Change change : append.changes) {
-                append.bytes += change.head.length;
-            }
-            bytes += append.bytes;
+            take(append, append.changes.stream().mapToLong(each -> each.head.length).sum());
             trim();
         }
+    }
+
+    private void take(Append append, long size) {
+        bytes += size + OBJECT_BYTES - append.bytes;
+        append.bytes = size + OBJECT_BYTES;
     }
 
     /** Too few nodes have it. */
@@ -170,8 +175,7 @@ final class Backlog {
         WriteConnection.write(written, append.session, append.changes);
         append.payload = written.toByteArray();
         append.changes = null;
-        bytes += append.payload.length - append.bytes;
-        append.bytes = append.payload.length;
+        take(append, append.payload.length);
         waiting += append.count;
         trim();
     }
@@ -184,19 +188,15 @@ final class Backlog {
     }
 
     private void trim() {
-        if (bytes <= bytesMax) {
-            return;
-        }
-        for (Append oldest : List.copyOf(appends)) {
-            if (oldest.counted) {
-                remove(oldest);
-            } else if (oldest.acknowledged) {  // the answers may still arrive
-                bytes -= oldest.bytes;
-                oldest.bytes = 0;
-                oldest.changes = null;
-            }
-            if (bytes <= bytesMax) {
-                return;
+        Iterator<Append> all = appends.iterator();
+        while (bytes > bytesMax && all.hasNext()) {
+            Append oldest = all.next();
+            bytes -= oldest.bytes;
+            oldest.bytes = 0;
+            oldest.changes = oldest.acknowledged ? null : oldest.changes;
+            if (oldest.counted) {  // otherwise the answers may still arrive
+                all.remove();
+                waiting -= oldest.count;
             }
         }
     }

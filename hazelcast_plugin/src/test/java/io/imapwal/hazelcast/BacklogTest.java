@@ -13,7 +13,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 class BacklogTest {
     private static final long SESSION = SessionInfo.SHARED + 7;
     private static final int SIZE = 100;
-    private final Backlog backlog = new Backlog(3, 10_000);
+    private final Backlog backlog = new Backlog(3, 40_000);
     private long request;
 
     private static SessionInfo welcome(String node, long session, long last, long messageBytes) {
@@ -184,12 +184,12 @@ class BacklogTest {
 
     @Test
     void unansweredAppendsTakeSpaceToo() {
-        Backlog.Append first = sent(backlog, 60, "a", "b", "c");
+        Backlog.Append first = sent(backlog, 250, "a", "b", "c");
         backlog.acknowledged(first);
-        acknowledged(60, "a");
-        assertCounts(60, 0, 60);
+        acknowledged(250, "a");
+        assertCounts(250, 0, 250);
         backlog.disconnected();
-        assertCounts(120, 0, 60);
+        assertCounts(500, 0, 250);
     }
 
     @Test
