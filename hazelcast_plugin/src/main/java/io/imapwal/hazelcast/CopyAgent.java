@@ -168,12 +168,12 @@ final class CopyAgent {
      */
     int copyAgain(long ticket, long untilNanos, long lastNanos) throws IOException {
         List<Backlog.Message> lacking = backlog.lackedBy(welcome);
-        if (lacking.isEmpty()) {
+        if (lacking.isEmpty() || System.nanoTime() - untilNanos > 0) {
             return 0;
         }
         int changes = 0;
         try {
-            connection.logSchemas(lastNanos);
+            logSchemas(untilNanos, lastNanos);
         } catch (SocketTimeoutException e) {
             throw new IOException("it does not take a schema in time", e);
         }
