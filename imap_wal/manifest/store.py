@@ -97,8 +97,9 @@ class ManifestLog(Generic[C]):
             randomness,
         )
         self._known: tuple[StoredFile, C] | None = None
-        self._floor = 1
-        """The floor in the last manifest read."""
+        self._floor = 0, 1
+        """The number and the floor of the last manifest read or published. They are one value: the
+        thread that publishes may be another one than the thread that read last."""
         self._last: tuple[int, C] = 0, empty
         """The last manifest read or published."""
 
@@ -118,7 +119,7 @@ class ManifestLog(Generic[C]):
                 document, content = self._decode(number)
             except NotFound:
                 continue  # deleted after the listing: there is a newer one
-            self._floor = document.get("floor", 1)
+            self._floor = number, document.get("floor", 1)
             self._last = number, content
             if files[number].modified_ms:  # without it, two files of one name look the same
                 self._known = files[number], content
@@ -179,12 +180,24 @@ class ManifestLog(Generic[C]):
         except NotFound:
             return self._empty
 
+    def _floor_of(self, number: int) -> int:
+        """The floor in manifest `number`; 1 if there are no manifests yet."""
+        known, floor = self._floor
+        if known == number:
+            return floor
+        if not number:
+            return 1
+        try:
+            return int(self._decode(number)[0].get("floor", 1))
+        except NotFound:
+            return number  # deleted: a later manifest is there, so this publication will lose
+
     def _publish(self, after: int, content: C, alone: bool) -> C | None:
         """`publish`, which returns what was published."""
         number = after + 1
         nonce = self._randomness.token().hex()
         # Never lower than before: otherwise a deleted number would look like the next one.
-        floor = number if alone else max(1, number - KEEP, min(self._floor, number))
+        floor = number if alone else max(1, number - KEEP, min(self._floor_of(after), number))
         content = self._prepared(number, floor, content)
         body = {
             "format": FORMAT,
@@ -214,7 +227,7 @@ class ManifestLog(Generic[C]):
                 files = self._files()  # deleted after the listing: there is a newer one
         if files[number].modified_ms:
             self._known = files[number], content
-        self._floor = floor
+        self._floor = number, floor
         for old in list(files):
             if old < floor:
                 with suppress(StorageError):  # ours is published; the next publication deletes it

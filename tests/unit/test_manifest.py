@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -202,6 +203,34 @@ def test_stale_writer_loses_after_old_manifests_are_deleted(
         assert not sleeper.publish(number, content), f"{more} more"
         log(memory).update(count)
         assert len(memory.list("")) == more + 2, "its file is deleted"
+
+
+def test_a_slow_reader_on_another_thread_lowers_no_floor(memory: MemoryStore) -> None:
+    """Two threads use one object. One of them read an older manifest, and is done only after the
+    other one has deleted all earlier manifests."""
+    reads, go_on = threading.Event(), threading.Event()
+
+    class Slow(Meanwhile):
+        def read(self, path: str) -> bytes:
+            content = memory.read(path)
+            if threading.current_thread() is not threading.main_thread():
+                reads.set()
+                assert go_on.wait(60)
+            return content
+
+    log(memory).update(count)
+    manifests = log(Slow(memory))  # type: ignore[arg-type]
+    reader = Threads(manifests.read)
+    assert reads.wait(60)
+    manifests.update(count, alone=True)
+
+    def change(manifest: ClusterManifest) -> ClusterManifest:
+        go_on.set()
+        reader.join()
+        return count(manifest)
+
+    manifests.update(change)
+    assert json.loads(memory.read("c/manifest/0000000003.json"))["floor"] == 2
 
 
 def test_old_manifests_are_cleaned_except_those_of_slow_readers(memory: MemoryStore) -> None:
