@@ -150,14 +150,19 @@ def _sweep(log: ClusterLog) -> None:
             for name in log.store.folders(f"{folder}/archive")
             for file in log.store.list(f"{folder}/archive/{name}")
         ]
+        files += log.store.list(layout.lists_folder(folder))  # a refused publication leaves them
         now_ms = now_ms or storage_now(log.store, log.folder, log.randomness)
         if not files or now_ms - max(file.modified_ms for file in files) <= ORPHAN_MS:
             continue
-        ended = node_manifests(log.store, folder, log.clock, log.randomness).update(
+        manifests = node_manifests(log.store, folder, log.clock, log.randomness)
+        manifests.update(
             lambda manifest: None if manifest.archives else replace(manifest, forgotten=True)
         )
+        number, ended = manifests.read()
         if ended.forgotten:
-            dispose(log.store, [file.path for file in files], f"{folder}/archive")
+            archives = [file.path for file in files if not layout.list_number(file.path)]
+            dispose(log.store, archives, f"{folder}/archive")
+            manifests.lists.sweep(number, kept=())
 
 
 def _demand_closed(log: ClusterLog, manifest: ClusterManifest) -> None:

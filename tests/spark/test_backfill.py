@@ -16,6 +16,7 @@ import imap_wal
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace, WriterLocked
 from imap_wal.manifest.feature_level import NEWEST, FeatureLevel
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.retention import backfill
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
@@ -23,6 +24,7 @@ from pyspark_imap_wal import writer as writer_module
 from pyspark_imap_wal.writer import ImapWalWriter, Target
 from rewrite_cli.cli import group
 from storage_backends import open_store
+from tests.kit.list_files import short_lists
 from tests.kit.logs import SMALL
 
 pytestmark = pytest.mark.spark
@@ -200,6 +202,42 @@ def test_files_of_an_ended_backfill_are_swept_and_no_damage(
     with pytest.raises(CorruptLog, match="nothing was published"):
         left.commit([parts[0]])
     assert in_log(tmp_path) == {"orders": {b"b": b"1"}}
+
+
+def test_list_files_of_a_refused_backfill_are_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was refused after its node named the archives."""
+    short_lists(monkeypatch)
+    made = writer(tmp_path)
+    parts = [
+        made.of_partition(number, iter([batch(("orders", b"%d" % number, b"1", 0))]))
+        for number in range(5)
+    ]
+    demand, asked = backfill._demand_closed, []
+
+    def opened_meanwhile(*given: Any) -> None:
+        asked.append(given)
+        if len(asked) == 2:
+            raise LostRace("a program has opened the log")
+        demand(*given)
+
+    monkeypatch.setattr(backfill, "_demand_closed", opened_meanwhile)
+    with pytest.raises(LostRace, match="opened"):
+        made.commit(list(parts))
+
+    def left() -> set[str]:
+        return {file.parent.name for file in tmp_path.rglob("backfill-*/*/*") if file.is_file()}
+
+    assert left() == {"manifest", "lists"}
+    assert len([*tmp_path.rglob("part-*.parquet")]) == 5
+    writer(tmp_path)
+    assert left() == {"manifest", "lists"}, "not before a day has passed"
+    monkeypatch.setattr(backfill, "ORPHAN_MS", -1)
+    writer(tmp_path)
+    assert left() == {"manifest"}
+    assert not [*tmp_path.rglob("part-*.parquet")]
+    assert in_log(tmp_path) == {}
 
 
 def test_an_ended_backfill_is_no_damage(tmp_path: Path) -> None:
