@@ -17,11 +17,33 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 class Moment(ParamType[int]):
     """Unix milliseconds from `2026-11-21T10:00`, `2026-11-21T10:00:00+01:00`, `15m` or `2h` (ago),
-    `@1795261005266`. Without a zone: UTC."""
+    `@1795261005266`. Without a zone: UTC. `past`: later times than now are refused, except for the
+    difference that clocks may have."""
 
     name = "time"
 
+    def __init__(self, *, past: bool = False) -> None:
+        self._past = past
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        moment = self._parsed(value, param, ctx)
+        if not self._past:
+            return moment
+        from imap_wal.clock import SystemClock
+        from imap_wal.storage_clock import SKEW_MS_MAX
+
+        now_ms = SystemClock().now_ms()
+        if moment > now_ms + SKEW_MS_MAX:
+            self.fail(
+                f"{value!r} is in the future: it is {iso(moment)}, and the clock of this machine "
+                f"says {iso(now_ms)}; at most {SKEW_MS_MAX // 60_000} minutes more are accepted, "
+                "because the clocks of machines differ",
+                param,
+                ctx,
+            )
+        return moment
+
+    def _parsed(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
         if isinstance(value, datetime):

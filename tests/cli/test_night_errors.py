@@ -58,6 +58,21 @@ def test_a_time_before_the_first_entry_is_an_error(run: Run, url: str, name: str
     assert "the first one is of 2" in ended.err or "the first one is of 1" in ended.err
 
 
+@pytest.mark.parametrize("name", ["export", "restore", "query", "rewrite", "diff"])
+def test_a_time_in_the_future_is_an_error(run: Run, url: str, name: str) -> None:
+    """Otherwise a mistyped year would show the present state as that of another time."""
+    query = ("from orders",) if name == "query" else ()
+    ended = run(name, url, *query, "--as-of", "2099-01-01")
+    assert (ended.code, ended.out) == (2, "")
+    assert "'2099-01-01' is in the future: it is 2099-01-01T00:00:00.000Z" in ended.err
+
+
+def test_a_time_slightly_in_the_future_is_accepted(run: Run, url: str) -> None:
+    """Entries have the times of their writers' clocks, which may differ from this machine's."""
+    soon = SystemClock().now_ms() + 60_000
+    assert run("export", url, "--as-of", f"@{soon}").code == 0
+
+
 def test_a_younger_cluster_is_named_beside_an_older_one(run: Run, url: str) -> None:
     first = min(line["timestamp_ms"] for line in run("dump", url, "-o", "json").lines)
     with imap_wal.open(url, cluster="young", clock=SystemClock(3_600_000)) as store:

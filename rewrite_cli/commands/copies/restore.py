@@ -48,7 +48,7 @@ FRAME_BYTES = 4 * 1024 * 1024
     help="The place for a clean copy: an empty URL for a log that agents or imap_wal.open can "
     "start from, or FILE.jsonl, .csv, .parquet.",
 )
-@click.option("--as-of", type=Moment(), help="The maps as of this time.")
+@click.option("--as-of", type=Moment(past=True), help="The maps as of this time.")
 @partial_option
 @out.output_option
 def command(

@@ -71,7 +71,7 @@ def _trouble(command: Callable[..., int]) -> Callable[..., int]:
     "--as-of",
     "times",
     multiple=True,
-    type=Moment(),
+    type=Moment(past=True),
     help="The state at this time. With one URL: once, to compare with now; or twice. With two "
     "URLs: once for both, or once for each.",
 )

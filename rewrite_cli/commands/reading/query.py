@@ -38,7 +38,9 @@ _ENDINGS = {"json": out.JSON, "jsonl": out.JSON, CSV: CSV, PARQUET: PARQUET}
     type=click.Path(path_type=Path, dir_okay=False),
     help="A file, written whole or not at all. Default: stdout.",
 )
-@click.option("--as-of", type=Moment(), help="The log as of this time: 2026-11-21T10:00, or 2h.")
+@click.option(
+    "--as-of", type=Moment(past=True), help="The log as of this time: 2026-11-21T10:00, or 2h."
+)
 @partial_option
 def command(
     selection: Selection,

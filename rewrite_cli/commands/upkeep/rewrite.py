@@ -55,7 +55,7 @@ ENGINES = ("local", "spark")
 )
 @click.option(
     "--as-of",
-    type=Moment(),
+    type=Moment(past=True),
     help="Cover only what was written until this time; newer entries stay in the log.",
 )
 @click.option(
