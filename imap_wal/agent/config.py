@@ -70,7 +70,8 @@ class AgentConfig:
     `lifetime_timeout_s`: another cluster may claim the log when the former one has given no sign of
     life for this time; 0: at once, and no signs are given. `start_policy`: which nodes' agents must
     run before a new cluster gets the log. `start_timeout_s`: after this time, the error of a
-    waiting cluster has advice. `clock_offset_ms` shifts this agent's clock (for tests).
+    waiting cluster has advice. `ready_timeout_s`: how long the agent is not ready while its members
+    compare partitions with the log. `clock_offset_ms` shifts this agent's clock (for tests).
 
     Raises `InvalidSetting` for an invalid value."""
 
@@ -101,6 +102,7 @@ class AgentConfig:
     lifetime_timeout_s: float = 6
     start_policy: StartPolicy = StartPolicy.WAIT_ALL
     start_timeout_s: float = 120
+    ready_timeout_s: float = 300
     clock_offset_ms: int = 0
     takeover: bool = False
     log: Settings = field(default_factory=Settings)
@@ -146,6 +148,7 @@ class AgentConfig:
             )
         check_seconds(self.lifetime_timeout_s, "lifetime_timeout_s")
         check_seconds(self.start_timeout_s, "start_timeout_s")
+        check_seconds(self.ready_timeout_s, "ready_timeout_s")
         check_seconds(self.tail_timeout_s, "tail_timeout_s")
         if not self.lifetime_timeout_s and self.start_policy is not StartPolicy.PARTIAL:
             raise InvalidSetting(

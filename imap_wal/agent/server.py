@@ -379,6 +379,7 @@ class Agent:
             settling=log.sessions.settling.partitions,
             settling_seconds=log.sessions.settling.seconds,
             settling_running_s=log.sessions.settling.running_s,
+            ready_timeout_s=config.ready_timeout_s,
             reads=reads.served,
             unmerged_bytes=reads.merges.unmerged_bytes,
             merged=self._view.merged,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,14 @@ def test_an_agent_is_not_ready_while_its_members_settle(tmp_path: Path) -> None:
                 assert one.client.ask("beat", wrong)[0][2] == "bad-request"
             assert one.client.ask("beat", 3)[0][0] == "beat"
         eventually(lambda: agent.snapshot().settling == 0, "the member has left")
+
+
+def test_an_agent_is_ready_after_ready_timeout_s(tmp_path: Path) -> None:
+    """Members still compare partitions then, and operations on them wait."""
+    settings = replace(config(tmp_path), ready_timeout_s=0)
+    with serving(settings) as agent, plugin(settings) as one:
+        assert one.client.ask("beat", 7)[0][0] == "beat"
+        assert (agent.snapshot().settling, why_not_ready(agent.snapshot())) == (7, "")
 
 
 def status_of(endpoint: str) -> str:

@@ -174,6 +174,14 @@ def test_the_agent_starts_before_its_member_and_stops_after_it() -> None:
         assert agent["livenessProbe"]["httpGet"]["path"] == "/livez"
 
 
+def test_a_restarted_agent_may_take_ready_timeout_s() -> None:
+    """The startup probe must not end an agent whose members still compare partitions."""
+    for more, seconds in (((), 600), (("--set", "agent.settings.ready_timeout_s=1800"), 2100)):
+        (agent,) = pods(rendered(DEFAULT, *more))[0]["initContainers"]
+        probe = agent["startupProbe"]
+        assert probe["periodSeconds"] * probe["failureThreshold"] == seconds
+
+
 def test_sidecar_only_makes_no_members() -> None:
     kinds = {each["kind"] for each in rendered(SIDECAR)}
     assert not kinds & {"StatefulSet", "PodDisruptionBudget", "NetworkPolicy", "Pod"}

@@ -59,6 +59,7 @@ def snapshot(**changes: Any) -> AgentSnapshot:
         "settling": 0,
         "settling_seconds": 12.5,
         "settling_running_s": 0.0,
+        "ready_timeout_s": 300.0,
         "reads": 12,
         "unmerged_bytes": 900,
         "merged": MergeStatistics(2, 80, 1400, 0.25, 60),

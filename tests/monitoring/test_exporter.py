@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from imap_wal.agent.monitoring.exporter import Exporter
-from imap_wal.agent.monitoring.health import SETTLING_S, STUCK_S, why_dead, why_not_ready
+from imap_wal.agent.monitoring.health import STUCK_S, why_dead, why_not_ready
 from imap_wal.agent.monitoring.metrics import METRICS
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.histogram import Histogram
@@ -89,7 +89,8 @@ def test_the_page_lists_exactly_what_is_exported() -> None:
         ({"turn_seconds": STUCK_S}, False, False),
         ({"stopping": True}, False, False),
         ({"settling": 3}, False, False),
-        ({"settling": 3, "settling_running_s": SETTLING_S}, False, True),
+        ({"settling": 3, "settling_running_s": 300.0}, False, True),
+        ({"settling": 3, "settling_running_s": 300.0, "ready_timeout_s": 301.0}, False, False),
         ({"threads": DEAD}, True, False),
         ({"threads": {"imap-wal-reads": WorkerState(True, "OSError: full", 9)}}, False, True),
     ],

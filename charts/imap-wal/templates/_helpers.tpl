@@ -292,8 +292,9 @@ env:
 envFrom:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-# The member starts when this one passes. An agent that waits for other nodes is ready.
-startupProbe: { httpGet: { path: /readyz, port: metrics }, periodSeconds: 2, failureThreshold: 300 }
+# The member starts when this one passes. An agent that waits for other nodes is ready. An agent
+# that was restarted beside its member is ready after ready_timeout_s at the latest.
+startupProbe: { httpGet: { path: /readyz, port: metrics }, periodSeconds: 2, failureThreshold: {{ add 150 (div (int (default 300 $root.Values.agent.settings.ready_timeout_s)) 2) }} }
 readinessProbe: { httpGet: { path: /readyz, port: metrics }, periodSeconds: 5 }
 livenessProbe: { httpGet: { path: /livez, port: metrics }, periodSeconds: 10, failureThreshold: 6 }
 resources:

@@ -3,8 +3,10 @@
     live    all its threads run. If not, only a restart helps.
     ready   changes can be appended too, and the loop answers; so a member may use the agent, even
             while a new cluster waits for the log. It is not ready while connected members compare
-            partitions with the log, because operations on these wait, but for at most `SETTLING_S`;
-            nor if all connected members have lost the log to another cluster and must be restarted
+            partitions with the log, because operations on these wait, but for at most the setting
+            `ready_timeout_s`: they may wait for a node whose pod is started or updated only after
+            this one is ready; nor if all connected members have lost the log to another cluster and
+            must be restarted
 
 A storage that is unavailable makes an agent unready, never dead: it recovers without a restart. The
 texts have no detail that an error could contain; `imap-wal doctor --agent` shows those.
@@ -14,9 +16,6 @@ from __future__ import annotations
 
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 
-SETTLING_S = 300.0
-"""Partitions that wait for longer may wait for a node whose pod is started or updated only after
-this one is ready. It is less than the time that the chart gives an agent to become ready."""
 STUCK_S = 10.0
 """A loop whose turn takes this long waits for the storage, and answers no request."""
 
@@ -39,6 +38,6 @@ def why_not_ready(now: AgentSnapshot) -> str:
         reasons.append("the loop is waiting for the storage")
     if 0 < now.members == now.superseded:
         reasons.append("another cluster has claimed the log: restart the connected members")
-    if now.settling and now.settling_running_s < SETTLING_S:
+    if now.settling and now.settling_running_s < now.ready_timeout_s:
         reasons.append(f"members compare {now.settling} partitions with the log")
     return "; ".join(reason for reason in reasons if reason)
