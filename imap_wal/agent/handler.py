@@ -4,7 +4,6 @@ commit."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -14,6 +13,7 @@ from imap_wal.agent.access.peers import Peer, Right, demand
 from imap_wal.agent.bounds import Bounds
 from imap_wal.agent.commit_spans import trace_commit
 from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.kept_hellos import KeptHello, KeptHellos
 from imap_wal.agent.lane import TURN_S, Lane
 from imap_wal.agent.limits import CLEAR_COUNTS_MAX, Limit, TooMany
 from imap_wal.agent.lines import Lines
@@ -55,24 +55,10 @@ from imap_wal.version import VERSION
 from imap_wal.write.commit_request import CommitRequest
 from storage_backends import StorageError
 
-LOOK_S = 1.0
-"""A hello that claims the log waits for a look at the signs of other agents, at most for this time,
-which is shorter than the wait of a plug-in."""
-
 READS = ("keys", "list", "digests", "load", "maps", "schemas", "tail", "tail-read")
 
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError, msgpack.UnpackException)
 """The errors that reading a payload can raise if it is not as `docs/protocol.md` says."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A hello whose answer depends on look `number`. `until`: when it is answered at the latest
-    (monotonic seconds)."""
-
-    message: Message
-    number: int
-    until: float
 
 
 class RequestHandler:
@@ -92,13 +78,12 @@ class RequestHandler:
         """`use` and `connect` come before the first request. `commit_ready` commits what is in the
         ring, if the log is open; `statistics`: what `stat` answers."""
         self._config, self._bounds, self._clock = config, bounds, clock
-        self._lane, self._room, self._lines = lane, room, lines
+        self._lane, self._lines = lane, lines
         self._commit_ready, self._statistics = commit_ready, statistics
         self.appends = self.duplicates = 0
         self.errors: dict[str, int] = {}
         """How many requests were answered with each code of an error."""
-        self.kept: dict[bytes, Kept] = {}
-        """The waiting hellos, by sender."""
+        self.kept = KeptHellos(clock, room)
         self._schemas = NodeSchemas()
 
     def connect(self, router: Router, reads: Reads) -> None:
@@ -128,37 +113,22 @@ class RequestHandler:
     def take_up(self, pending: list[Pending]) -> None:
         """Serve the hellos whose look is done or takes too long, as many as fit into a turn."""
         until = self._clock.monotonic() + TURN_S
-        for sender, kept in list(self.kept.items()):
-            looked = self._sessions.start.looked(kept.number)
-            if looked or self._clock.monotonic() >= kept.until:
-                self.unkeep(sender)
-                self.handle(kept.message, pending, kept)
-                if self._clock.monotonic() >= until:
-                    return
+        for kept in self.kept.take_due(self._sessions.start.looked):
+            self.handle(kept.message, pending, kept)
+            if self._clock.monotonic() >= until:
+                return
 
     def _keep(
-        self, message: Message, before: Kept | None, error: NotLooked, pending: list[Pending]
+        self, message: Message, before: KeptHello | None, error: NotLooked, pending: list[Pending]
     ) -> None:
         """Keep a hello until the next look is done, or refuse it if it has waited too long."""
-        until = self._clock.monotonic() + LOOK_S if before is None else before.until
-        if before is not None and self._clock.monotonic() >= until:
+        if before is not None and self.kept.is_late(before):
             trouble = self._sessions.sign.worker.trouble if self._sessions.sign is not None else ""
             self.refuse(message, "not-ready", f"{error}{trouble and f': {trouble}'}", pending)
-            return
-        if self._room.enter(message.memory):
-            self.kept[message.sender] = Kept(message, error.look, until)
-        else:
+        elif not self.kept.keep(message, error.look, before):
             self.refuse(
                 message, "not-ready", "requests of other connections use all the memory", pending
             )
-
-    def unkeep(self, sender: bytes) -> Kept | None:
-        """Remove and return the hello of this connection that waits for a look; None: there is
-        none."""
-        kept = self.kept.pop(sender, None)
-        if kept is not None:
-            self._room.leave(kept.message.memory)
-        return kept
 
     def commit(self, pending: list[Pending]) -> None:
         """Commit the content of the ring, and answer."""
@@ -175,7 +145,9 @@ class RequestHandler:
         if tracer is not None:
             trace_commit(tracer, self._committer, self._clock, began, pending)
 
-    def handle(self, message: Message, pending: list[Pending], kept: Kept | None = None) -> None:
+    def handle(
+        self, message: Message, pending: list[Pending], kept: KeptHello | None = None
+    ) -> None:
         """Answer a request, or queue it for its answer. Never raises, whatever the message is."""
         try:
             self._serve(message, pending, kept)
@@ -226,7 +198,7 @@ class RequestHandler:
             self._lines.exception("request failed", (message.kind, _text(error)), kind=message.kind)
             self.refuse(message, "not-ready", f"{type(error).__name__}: {_text(error)}", pending)
 
-    def _serve(self, message: Message, pending: list[Pending], kept: Kept | None) -> None:
+    def _serve(self, message: Message, pending: list[Pending], kept: KeptHello | None) -> None:
         sender, request, peer = message.sender, message.request, self._router.peer(message.user)
         demand(peer, request)
         if Right.WRITE not in peer.rights:

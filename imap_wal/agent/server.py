@@ -283,9 +283,8 @@ class Agent:
                 self._serve_waiting(message)
             else:
                 self._handler.error(message.sender, message.request.number, "not-ready", STOPS)
-        for sender in list(self._handler.kept):
-            if kept := self._handler.unkeep(sender):
-                self._handler.error(sender, kept.message.request.number, "not-ready", STOPS)
+        for message in self._handler.kept.take_all():
+            self._handler.error(message.sender, message.request.number, "not-ready", STOPS)
 
     def _serve_waiting(self, message: Message) -> None:
         pending: list[Pending] = []
@@ -298,7 +297,7 @@ class Agent:
         self._sessions.gone(sender)
         self._lane.forget(sender)
         self._reads.forget(sender)
-        self._handler.unkeep(sender)
+        self._handler.kept.take(sender)
 
     def _read_refused(self, message: Message) -> None:
         self._handler.error(

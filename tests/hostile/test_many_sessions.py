@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from imap_wal import layout
-from imap_wal.agent import handler
+from imap_wal.agent import kept_hellos
 from imap_wal.agent.membership.sessions import IDLE_SESSIONS_KEPT, SessionRegistry
 from imap_wal.agent.membership.start import Start
 from imap_wal.agent.requests import About, Wish
@@ -29,7 +29,7 @@ def test_a_second_hello_while_one_waits_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection gets one session, that of its first hello."""
-    monkeypatch.setattr(handler, "LOOK_S", 60)
+    monkeypatch.setattr(kept_hellos, "LOOK_S", 60)
     settings = config(tmp_path, lifetime_timeout_s=60, start_policy="partial")
     with (
         serving(settings) as agent,
@@ -47,14 +47,14 @@ def test_a_second_hello_while_one_waits_is_refused(
         )
         first = member.client.post("hello", member.about())
         eventually(lambda: agent._handler.kept, "the first hello waits")
-        (kept,) = agent._handler.kept.values()
+        (kept,) = agent._handler.kept
         second, _ = member.client.ask("hello", member.about(plugin_uuid="another"))
         assert second[0] == "error"
         assert (
             second[2:] == ["not-ready", second[3]]
             and "an earlier hello of this connection waits for its answer" in second[3]
         )
-        assert [each.message for each in agent._handler.kept.values()] == [kept.message]
+        assert [each.message for each in agent._handler.kept] == [kept.message]
         may_look.set()
         header, _ = member.client.answer(first)
         assert (header[0], header[2]["session"], header[2]["incarnation"]) == ("welcome", 2, 2)
