@@ -32,7 +32,8 @@ from imap_wal.security.encryption import with_keys
 from imap_wal.settings import RecoveryPolicy, SettingsOptions, choose
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
-from imap_wal.write.opening import open_node_log, shut_out_others
+from imap_wal.write.opening import open_node_log
+from imap_wal.write.other_writers import shut_out_others
 from imap_wal.write.permit import OTHER_NODE
 from storage_backends import SegmentStore, StorageError, open_store, with_url
 

@@ -33,7 +33,7 @@ from imap_wal.manifest.older import (
 )
 from imap_wal.segment.copies import demand_same
 from imap_wal.segment.listing import WalFolder, sorted_out, wal_folder
-from imap_wal.settings import Durability, RecoveryMode, RecoveryPolicy
+from imap_wal.settings import Durability, RecoveryMode
 from imap_wal.version import VERSION
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
@@ -141,47 +141,6 @@ def _locked(store: SegmentStore, identity: layout.Identity, what: str, *, takeov
         return store.lock(path, holder_text(what), take=takeover)
     except Locked as error:
         raise WriterLocked(identity.node, error.holder) from error
-
-
-def shut_out_others(log: NodeLog, what: str, *, embedded: bool = False) -> list[str]:
-    """Take over and close the log of every other node that is not closed. `embedded`: only logs
-    that programs opened, not agents. Call it after a claim that a later open sees. Returns the
-    names of those nodes. `what`: the new owner's name, for their writers. Raises the errors of
-    `open_node_log`; `MissingNode` only if `recovery_policy` is full."""
-    who, found = log.identity, []
-    for node in sorted(log.clusters.read()[1].nodes):
-        if node == who.node:
-            continue
-        other = replace(who, node=node)
-        manifest = node_manifests(log.store, other.node_folder, log.clock, log.randomness).read()[1]
-        # With stale listings there may be a newer manifest.
-        if manifest.clean and not log.store.capabilities.stale_listings:
-            continue
-        if embedded and not manifest.embedded:
-            continue
-        try:
-            opened = open_node_log(
-                replace(log.context, identity=other),
-                what=what,
-                takeover=True,
-                directory=manifest.directory,
-            )
-            opened.close()
-        except LostRace:
-            if (
-                node_manifests(log.store, other.node_folder, log.clock, log.randomness)
-                .read()[1]
-                .directory
-                == manifest.directory
-            ):
-                raise
-            # It was forgotten. A log that replaced it was opened after the claim.
-        except MissingNode:
-            if log.settings.recovery_policy is RecoveryPolicy.FULL:
-                raise
-        else:
-            found.append(node)
-    return found
 
 
 class _Moved(Exception):

@@ -28,7 +28,7 @@ from imap_wal.manifest.older import current_cluster, older_manifest
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.cutoffs import Cutoffs, find_cutoffs
 from imap_wal.write.node_log import NodeLog
-from imap_wal.write.opening import shut_out_others
+from imap_wal.write.other_writers import shut_out_others
 from storage_backends import AlreadyExists
 
 READ_AGAIN_S = 1.0
