@@ -18,7 +18,7 @@ def trace_commit(
     batches = [each.batch for each in pending if each.batch is not None]
     if not batches:
         return
-    now, (synced_at, sync_s) = clock.monotonic(), committer.last_sync
+    now, (synced_at, sync_s) = clock.monotonic(), committer.counts.last_sync
     facts = {"requests": len(batches), "changes": sum(each.count for each in batches)}
     error = next((type(each.error).__name__ for each in batches if each.error), "")
     parts: list[tuple[str, float]] = []
@@ -27,4 +27,4 @@ def trace_commit(
         parts = [("append", synced_at - began), ("sync", sync_s), ("acknowledge", after)]
     trace_id = tracer.ended("commit", now - began, facts, parts, error)
     if trace_id and parts:
-        committer.exemplify_sync(trace_id)
+        committer.counts.exemplify_sync(trace_id, clock.now_ms() / 1000)

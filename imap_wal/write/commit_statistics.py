@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imap_wal.histogram import Distribution
+from imap_wal.histogram import Distribution, Exemplar, Histogram
 
 SYNC_SECONDS_BOUNDS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -28,3 +28,42 @@ class CommitStatistics:
     rotations: int
     sync_times: Distribution
     commit_sizes: Distribution
+
+
+class CommitCounts:
+    """The numbers themselves. One thread at a time counts; any thread may call `statistics`."""
+
+    __slots__ = ("_commit_sizes", "_sync_times", "commits", "last_sync", "records", "rotations")
+
+    def __init__(self) -> None:
+        self.commits = self.records = self.rotations = 0
+        self.last_sync = (0.0, 0.0)
+        """When the last sync began (monotonic), and its seconds. For the thread that commits."""
+        self._sync_times = Histogram(SYNC_SECONDS_BOUNDS)
+        self._commit_sizes = Histogram(COMMIT_BYTES_BOUNDS)
+
+    def committed(self, size: int) -> None:
+        """A commit wrote so many bytes."""
+        self.commits += 1
+        self._commit_sizes.add(size)
+
+    def synced(self, start: float, seconds: float) -> None:
+        self._sync_times.add(seconds)
+        self.last_sync = start, seconds
+
+    def exemplify_sync(self, trace_id: str, at_s: float) -> None:
+        """Record that the last sync is a part of this trace. For the thread that commits."""
+        self._sync_times.exemplify(Exemplar(trace_id, self.last_sync[1], at_s))
+
+    def statistics(self, bytes_written: int) -> CommitStatistics:
+        times, sizes = self._sync_times.snapshot(), self._commit_sizes.snapshot()
+        return CommitStatistics(
+            self.commits,
+            self.records,
+            bytes_written,
+            times.count,
+            times.sum,
+            self.rotations,
+            times,
+            sizes,
+        )

@@ -19,16 +19,12 @@ import threading
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from imap_wal.errors import Fenced, ImapWalError, NotAppended, OutcomeUnknown, TooLarge
+from imap_wal.errors import Fenced, ImapWalError, NotAppended, TooLarge
 from imap_wal.format import COUNT_MAX, PAYLOAD_BYTES_MAX, Position
-from imap_wal.histogram import Exemplar, Histogram
 from imap_wal.settings import Durability
+from imap_wal.write.commit_errors import failed_to, not_appended, refusal, unconfirmed, unknown
 from imap_wal.write.commit_request import CommitRequest
-from imap_wal.write.commit_statistics import (
-    COMMIT_BYTES_BOUNDS,
-    SYNC_SECONDS_BOUNDS,
-    CommitStatistics,
-)
+from imap_wal.write.commit_statistics import CommitCounts, CommitStatistics
 from imap_wal.write.node_log import NodeLog, RewindPoint
 from imap_wal.write.ring import RingBuffer
 from storage_backends import StorageError
@@ -72,11 +68,7 @@ class Committer:
         self._under_way: _Commit | None = None
         self._rotating = False
         self._unsynced_since: float | None = None
-        self._commits = self._records = self._rotations = 0
-        self._sync_times = Histogram(SYNC_SECONDS_BOUNDS)
-        self._commit_sizes = Histogram(COMMIT_BYTES_BOUNDS)
-        self.last_sync = (0.0, 0.0)
-        """When the last sync began (monotonic), and its seconds. For the thread that commits."""
+        self.counts = CommitCounts()
         self._renewed_at = self._clock.monotonic()
         self._checkpointed, self._checkpointed_at = 0, self._clock.monotonic()
         """How many commits have no checkpoint, and since when."""
@@ -154,7 +146,7 @@ class Committer:
     def checkpoint_if_due(self) -> None:
         """Move the checkpoint, because a recovery reads every object after it. Raises `Fenced`,
         `LostRace` and `StorageError`: the checkpoint does not move, and nothing is lost."""
-        now, new = self._clock.monotonic(), self._commits - self._checkpointed
+        now, new = self._clock.monotonic(), self.counts.commits - self._checkpointed
         if not new or (new < CHECKPOINT_COMMITS and now - self._checkpointed_at < CHECKPOINT_S):
             return
         safe: tuple[int, Position, dict[int, int]] | None = None
@@ -162,7 +154,7 @@ class Committer:
         def work() -> None:
             nonlocal safe
             if self._failure is None and self._under_way is None and self._unsynced_since is None:
-                safe = self._commits, self.log.end, dict(self.log.requests)
+                safe = self.counts.commits, self.log.end, dict(self.log.requests)
 
         self._lead(work)
         if safe is not None:
@@ -270,17 +262,7 @@ class Committer:
 
     @property
     def statistics(self) -> CommitStatistics:
-        times, sizes = self._sync_times.snapshot(), self._commit_sizes.snapshot()
-        return CommitStatistics(
-            self._commits,
-            self._records,
-            self.log.bytes_written,
-            times.count,
-            times.sum,
-            self._rotations,
-            times,
-            sizes,
-        )
+        return self.counts.statistics(self.log.bytes_written)
 
     @property
     def lease_age_s(self) -> float | None:
@@ -321,9 +303,7 @@ class Committer:
             )
         if not commit.safe and self._failure is not None:
             for batch in commit.batches:
-                batch.error = batch.error or _caused(
-                    OutcomeUnknown, f"the change may be in the log: {self._failure}", self._failure
-                )
+                batch.error = batch.error or unknown(self._failure, self._failure)
         self._conclude(commit)
 
     def _conclude(self, commit: _Commit) -> None:
@@ -334,7 +314,7 @@ class Committer:
             self._commit(commit)
         elif not commit.safe:
             for batch in batches:
-                batch.error = batch.error or _refusal(self._failure)
+                batch.error = batch.error or refusal(self._failure)
         applies = not self._settings.acknowledges_early
         for batch in batches:
             if batch.error is None and applies and batch.apply is not None and not batch.done:
@@ -351,18 +331,13 @@ class Committer:
                 for kind, group in groupby(batches, key=lambda batch: batch.kind):
                     self._write(kind, list(group))
                 commit.written = True
-                self._commits += 1
-                self._commit_sizes.add(self.log.bytes_written - commit.mark.bytes_written)
+                self.counts.committed(self.log.bytes_written - commit.mark.bytes_written)
             self._make_safe()
         except Fenced as error:
             self._failure = error
             certain = not commit.written and self.log.bytes_written == commit.mark.bytes_written
             for batch in batches:
-                batch.error = (
-                    _refusal(error)
-                    if certain
-                    else _caused(OutcomeUnknown, f"the change may be in the log: {error}", error)
-                )
+                batch.error = refusal(error) if certain else unknown(error, error)
             return
         # Drivers can raise anything; a part of a frame may be written, and callers wait.
         except Exception as error:  # noqa: BLE001
@@ -371,14 +346,9 @@ class Committer:
                 known and self.log.bytes_written == commit.mark.bytes_written and self.log.rewind()
             )
             self._poison(error, "sync" if commit.written else "write")
+            outcome = not_appended if certain else unknown
             for batch in batches:
-                kind = NotAppended if certain else OutcomeUnknown
-                batch.error = _caused(
-                    kind,
-                    f"{'nothing was appended' if certain else 'the change may be in the log'}: "
-                    f"{self._failure}",
-                    error,
-                )
+                batch.error = outcome(self._failure, error)
             return
         for batch in batches:
             if batch.session:
@@ -391,9 +361,7 @@ class Committer:
             except Exception as error:  # noqa: BLE001
                 # The changes are in the log, but it is unknown whether they may be acknowledged.
                 for batch in batches:
-                    batch.error = batch.error or OutcomeUnknown(
-                        f"the change is in the log, but could not be confirmed: {error}"
-                    )
+                    batch.error = batch.error or unconfirmed(error)
         commit.safe = True
 
     def _write(self, kind: int, batches: list[CommitRequest]) -> None:
@@ -424,7 +392,7 @@ class Committer:
             for batch in batches[start:stop]:
                 batch.position = first._replace(index=index)
                 index += batch.count
-            self._records += count
+            self.counts.records += count
             start = stop
 
     def _make_safe(self) -> None:
@@ -451,13 +419,7 @@ class Committer:
         self.log.sync()
         self._unsynced_since = None
         seconds = self._clock.monotonic() - start
-        self._sync_times.add(seconds)
-        self.last_sync = start, seconds
-
-    def exemplify_sync(self, trace_id: str) -> None:
-        """Record that the last sync is a part of this trace. For the thread that commits."""
-        at_s = self._clock.now_ms() / 1000
-        self._sync_times.exemplify(Exemplar(trace_id, self.last_sync[1], at_s))
+        self.counts.synced(start, seconds)
 
     def _guarded_sync(self) -> None:
         try:
@@ -474,7 +436,7 @@ class Committer:
         try:
             self.log.rotate()
             self._unsynced_since = None
-            self._rotations += 1
+            self.counts.rotations += 1
         except Fenced as error:
             self._failure = error
         except Exception as error:  # noqa: BLE001
@@ -482,22 +444,4 @@ class Committer:
         self._rotating = False
 
     def _poison(self, error: Exception, doing: str) -> None:
-        self._failure = NotAppended(
-            f"the log of node {self.log.identity.node!r} failed to {doing}: {error}; nothing "
-            "more is acknowledged until it is opened again"
-        )
-
-
-def _caused(kind: type[ImapWalError], text: str, cause: BaseException | None) -> ImapWalError:
-    error = kind(text)
-    error.__cause__ = cause
-    return error
-
-
-def _refusal(failure: ImapWalError | None) -> ImapWalError:
-    """The error of a change after the failure: it is not in the log."""
-    if isinstance(failure, Fenced):
-        error: ImapWalError = Fenced(failure.without_advice, failure.holder, failure.advice)
-        error.__cause__ = failure
-        return error
-    return _caused(NotAppended, f"nothing more is appended: {failure}", failure)
+        self._failure = failed_to(doing, self.log.identity.node, error)
