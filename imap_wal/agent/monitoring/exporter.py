@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from imap_wal.agent.monitoring.metrics import METRICS, AgentMetric, Value
+from imap_wal.agent.monitoring.metrics import METRICS
+from imap_wal.agent.monitoring.metrics.metric import AgentMetric, Value
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.histogram import Distribution
 from storage_backends.extras import needs
