@@ -303,7 +303,7 @@ class AsyncMap(MapReads):
         Raises:
             NotSerializable: the key or value cannot be serialised.
             TooLarge: key and value together exceed `max_value_bytes`.
-            InvalidSetting: `ttl` is not a number of seconds above 0.
+            InvalidSetting: `ttl` is not a number of seconds above 0 and up to 100 years.
             Closed: the store was closed.
         """
         # The code of `enqueue` for one change, inlined, because the event loop spends this time on
@@ -350,8 +350,8 @@ class AsyncMap(MapReads):
         return self._inner.popped(decision, key, default)
 
     async def popitem(self) -> tuple[Any, Any]:
-        """Delete the key that was added last, and return it with its value. Raises KeyError if the
-        map is empty."""
+        """Delete the key that was added last, and return it with its value; see
+        `DurableMap.popitem`. Raises KeyError if the map is empty."""
         return self._inner.popped_item(
             await self._store.decided(lambda: decisions.pop_last(self._state))
         )

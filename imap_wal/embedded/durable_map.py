@@ -98,8 +98,10 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         return default
 
     def popitem(self) -> tuple[Any, Any]:
-        """Delete the key that was added last, and return it with its value. Of several threads,
-        only one gets each key. Raises KeyError if the map is empty."""
+        """Delete the key that was added last, and return it with its value. The log does not keep
+        the order in which keys were added: those of an earlier open are in any order, before all
+        that were added since. Of several threads, only one gets each key. Raises KeyError if the
+        map is empty."""
         decision = pop_last(self._state)
         self._writer.evaluate([decision])
         return self.popped_item(decision)

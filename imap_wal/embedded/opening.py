@@ -109,6 +109,7 @@ def open(  # the public name: imap_wal.open
         MissingNode: the log of a node of the cluster is missing
             (`recovery_policy="partial"` leaves its entries out).
         EncryptionError: the keys do not fit the log.
+        LostRace: other processes changed the manifests at each attempt to open.
         StorageUnavailable: the storage failed.
     """
     for name, value in (("takeover", takeover), ("shared", shared)):
