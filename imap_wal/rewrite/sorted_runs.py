@@ -52,10 +52,10 @@ class Sizes:
     sort_bytes: int = 512 * 1024 * 1024
     """About how many bytes of files of the logs a task sorts."""
     range_bytes_min: int = 128 * 1024 * 1024
-    range_bytes: int = 1024 * 1024 * 1024
+    range_bytes: int = 4 * 1024 * 1024 * 1024
     """The approximate limits of a range's size in bytes, lowest and highest: of rows in memory,
     plus former files as stored. Between these, each processor gets `ranges_each` of them. A range
-    is merged in bounded memory, whatever its size."""
+    is merged in bounded memory, whatever its size; its winners are sorted in scratch."""
     ranges_each: int = 4
     ranges_max: int = 16
     """Archives of a map that would be cut into more ranges are sorted into larger runs first: a

@@ -274,7 +274,7 @@ def test_only_large_sorted_archives_of_small_maps_are_runs(
     assert chosen(replace(full, unpacked=0)) == set(), "it is in the order of the log"
     assert chosen(replace(full, unpacked=31 << 20)) == set(), "it may be absorbed"
     assert chosen(replace(full, kind="segment")) == set()
-    others = [replace(full, path=f"b{number}", map="other") for number in range(17)]
+    others = [replace(full, path=f"b{number}", map="other") for number in range(65)]
     assert chosen(full, *others, ranges_max=1) == {"a"}, "too many ranges"
 
 
