@@ -51,7 +51,7 @@ class MaintenanceStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class LogExtent:
     """How far a log has grown. `written`: see `Maintenance.written`. `segment`: the number of its
     last segment."""
 
@@ -148,10 +148,10 @@ class Maintenance:
         self._full.reach(written)
         self.compaction.reach(written)
 
-    def reached(self, log: NodeLog) -> Reached:
-        return Reached(self.written(log), log.end.segment)
+    def reached(self, log: NodeLog) -> LogExtent:
+        return LogExtent(self.written(log), log.end.segment)
 
-    def count_from(self, reached: Reached) -> None:
+    def count_from(self, reached: LogExtent) -> None:
         """Everything up to there is archived: `max_total_wal_size` and `archive_objects` count from
         there."""
         settings = self._settings
