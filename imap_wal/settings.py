@@ -63,6 +63,7 @@ _MAY_BE_0 = {
     "archive_objects",
     "auto_rewrite_bytes_per_second",
     "auto_rewrite_percentage",
+    "history_s",
     "max_total_wal_size",
     "rotate_interval_s",
     "wal_size_limit_mb",
@@ -131,11 +132,14 @@ class Settings:
     auto_rewrite_percentage: int = 100
     """Compact the log when it has grown by this percentage of its snapshots since the last
     compaction; 0: only on request. After a compaction, `get --history`, `--as-of` and similar reads
-    no longer find the replaced changes."""
+    no longer find the replaced changes, except those of `history_s`."""
     auto_rewrite_min_bytes: int = 8 * 1024 * 1024
     """For `auto_rewrite_percentage`: the log must have grown by at least this size."""
     auto_rewrite_bytes_per_second: int = 128 * 1024 * 1024
     """An automatic compaction reads and writes at most this much per second; 0: no limit."""
+    history_s: int = 0
+    """Compactions keep what is needed to read each moment of the last so many seconds again
+    (`--as-of`); 0: nothing more."""
     manual_wal_flush: bool = False
     """Embedded stores only: changes are in memory at once and wait there until `flush_wal`, `sync`
     or `close`, or until the ring is full; a crash loses the waiting changes."""
@@ -215,6 +219,7 @@ class SettingsOptions(TypedDict, total=False):
     auto_rewrite_percentage: int
     auto_rewrite_min_bytes: int
     auto_rewrite_bytes_per_second: int
+    history_s: int
     manual_wal_flush: bool
     keep_level: bool
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,12 +11,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from imap_wal.errors import InvalidSetting
-from imap_wal.format import START
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import SEGMENT, FileScan, Metadata, from_manifest
 from imap_wal.read.scan import ahead, read_scan
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
+from imap_wal.retention.history import at_positions, at_time
 from imap_wal.security.encryption import open_store
 from pyspark_imap_wal.columns import Wanted, read_columns
 from pyspark_imap_wal.filters import Filters
@@ -123,7 +123,7 @@ class ImapWalReader(ClusterReader):
         state = log.state().demand(options.recovery_policy)
         until = None
         if options.as_of is not None:
-            demand_known(log, state, options.as_of, maps)
+            state = known_then(log, state, options.as_of, maps)
             until = options.as_of.positions
         metadata = metadata_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
         if options.mode == LATEST:
@@ -196,27 +196,22 @@ def by_bytes(scans: Iterable[FileScan], size: int) -> Iterator[list[FileScan]]:
         yield part
 
 
-def demand_known(
-    log: ClusterLog, state: ClusterState, as_of: AsOf, maps: Iterable[str] | None
-) -> None:
-    """`InvalidSetting` if the log no longer has the state of a former moment: a snapshot keeps only
-    the newest entry of every key."""
-    wanted = None if maps is None else set(maps)
-    for name, snapshot in sorted(state.manifest.snapshots.items()):
-        if wanted is not None and name not in wanted:
-            continue
-        late = as_of.time_ms is not None and snapshot.until_ms > as_of.time_ms
-        if as_of.positions is not None:
-            late = any(
-                mark.position > as_of.positions.get(node, START)
-                for node, mark in snapshot.marks.items()
-            )
-        if late:
-            raise InvalidSetting(
-                f"{log.namespace}/{log.cluster}: the state of map {name!r} at this as_of is no "
-                "longer known: a rewrite kept only the newest entry of every key after it; ask "
-                "for a later moment"
-            )
+def known_then(
+    log: ClusterLog, state: ClusterState, as_of: AsOf, maps: Collection[str] | None
+) -> ClusterState:
+    """The logs with the snapshots of a former moment. `InvalidSetting` if the log no longer has the
+    state of one of the maps: a snapshot keeps only the newest entry of every key."""
+    if as_of.positions is not None:
+        past = at_positions(log, state, as_of.positions, maps)
+    else:
+        past = at_time(log, state, as_of.time_ms or 0, maps)
+    if past.unknown:
+        raise InvalidSetting(
+            f"{log.namespace}/{log.cluster}: the state of map {min(past.unknown)!r} at this as_of "
+            "is no longer known: a rewrite kept only the newest entry of every key after it; ask "
+            "for a later moment"
+        )
+    return past.state
 
 
 def metadata_of(log: ClusterLog, state: ClusterState) -> tuple[Metadata, ...]:

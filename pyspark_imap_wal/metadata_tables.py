@@ -14,6 +14,7 @@ from imap_wal import layout
 from imap_wal.format import START, Position
 from imap_wal.inspect.inventory import ClusterView, NodeView, take_inventory
 from imap_wal.manifest.readers import ReaderManifest, readers_of
+from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT
 from imap_wal.read.scan_list import snapshot_scans
 from imap_wal.security.encryption import open_store
@@ -130,9 +131,17 @@ def _archives(view: ClusterView, node: NodeView) -> Iterator[Line]:
 
 
 def _snapshots(store: SegmentStore, view: ClusterView) -> Iterator[Line]:
-    for name, snapshot in sorted(view.manifest.snapshots.items()):
+    current = view.manifest.snapshots
+    kept: dict[tuple[str, int], tuple[Snapshot, str | None]] = {}
+    for reader, state in sorted(readers_of(store, view.folder).items()):
+        for name, snapshot in state.kept_snapshots(view.manifest):
+            kept.setdefault((name, snapshot.generation), (snapshot, reader))
+    # A rewrite that changed nothing has raised the marks of the current one.
+    kept |= {(name, each.generation): (each, None) for name, each in current.items()}
+    for (name, _), (snapshot, kept_for) in sorted(kept.items(), key=lambda item: item[0]):
         yield {
             "map": name,
+            "kept_for": kept_for,
             "generation": snapshot.generation,
             "files": len(snapshot.files),
             "live": snapshot.live,

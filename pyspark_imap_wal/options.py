@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from imap_wal.checks import location
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
+from imap_wal.manifest.readers import HISTORY as OWN_READER
 from imap_wal.names import decode
 from imap_wal.security.credentials import Credentials
 from imap_wal.settings import RecoveryPolicy
@@ -146,6 +147,8 @@ class Options:
         foreign = sorted(set(given) - set(taken))
         if foreign:
             raise InvalidSetting(f"the table {table} takes no option {', '.join(foreign)}")
+        if given.get("reader") == OWN_READER:
+            raise InvalidSetting(f"reader is {OWN_READER!r}, the name of the log's own history")
         mode = given.get("mode", RAW)
         if mode not in (RAW, LATEST):
             raise InvalidSetting(f"mode is {mode!r}; it takes raw or latest")

@@ -22,11 +22,14 @@ the log above them. The same removal may raise `NodeManifest.removed` above a fi
 snapshots. A process that uses a base first checks whether it is whole. If it is not, a newer one is
 made from the current snapshots, if they cover nothing that the reader has not read. Otherwise the
 reader gets an error and begins again. It never gets a wrong state.
+
+The reader `HISTORY` is the log's own: it keeps what reads of former moments need
+(`imap_wal.retention.history`). It has bases only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -46,6 +49,8 @@ from imap_wal.manifest.store import ManifestLog
 from imap_wal.names import decode, encode
 from storage_backends import SegmentStore
 
+HISTORY = "history"
+
 
 @dataclass(frozen=True, slots=True)
 class Base:
@@ -63,6 +68,8 @@ class Base:
     maps: tuple[str, ...] | None = None
     """The maps whose state this is; None: all. Nothing is known of others: their entries below
     `positions` may have been removed."""
+    losses: Mapping[str, int] = field(default_factory=dict)
+    """`ClusterManifest.losses` when it was made; empty too if an earlier release made it."""
 
     def to_json(self) -> dict[str, Any]:
         snapshots, marks = with_marks_once(self.snapshots)
@@ -79,7 +86,17 @@ class Base:
             from_json_with_marks(data["snapshots"], data["marks"]),
             {number: PartitionVersions.decode(text) for number, text in versions.items()},
             None if maps is None else checked(maps, tuple[str, ...]),
+            checked(data.get("losses", {}), dict[str, int]),
         )
+
+    @property
+    def until_ms(self) -> int:
+        """The state of each of its maps at this Unix time, and later, is known; 0: at any time."""
+        return max((each.until_ms for each in self.snapshots.values()), default=0)
+
+    def dropped(self, name: str) -> int:
+        """`Snapshot.dropped` of a map; 0 without a snapshot."""
+        return self.snapshots[name].dropped if name in self.snapshots else 0
 
     def has(self, maps: Collection[str] | None) -> bool:
         """Whether it is the state of these maps; None: of all."""
@@ -99,16 +116,21 @@ def _base(data: Any) -> Base | None:
 class ReaderManifest:
     """`positions`: node → the last position that was read; a node that is not in it has not been
     read at all. `forgotten`: nothing is kept for this reader any more. `base`: what its next batch
-    begins with. `proposed`: what a later one will begin with."""
+    begins with. `proposed`: what a later one will begin with. `later`: further bases of `HISTORY`,
+    oldest first. An earlier release may remove their files; `base` is then enough."""
 
     positions: Mapping[str, Position] = field(default_factory=dict)
     updated_ms: int = 0
     forgotten: bool = False
     base: Base | None = None
     proposed: Base | None = None
+    later: tuple[Base, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         document = fields_of(self)
+        later = [base.to_json() for base in document.pop("later")]
+        if later:
+            document["later"] = later
         for name in ("base", "proposed"):
             base = document.pop(name)
             if base is not None:
@@ -118,29 +140,39 @@ class ReaderManifest:
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
         require(data, "positions", "updated_ms", "forgotten")
-        found = checked({**data, "base": None, "proposed": None}, cls)
-        return replace(found, base=_base(data.get("base")), proposed=_base(data.get("proposed")))
+        found = checked({**data, "base": None, "proposed": None, "later": ()}, cls)
+        later = checked(data.get("later", []), list[dict[str, Any]])
+        return replace(
+            found,
+            base=_base(data.get("base")),
+            proposed=_base(data.get("proposed")),
+            later=tuple(map(Base.from_json, later)),
+        )
 
     @property
     def bases(self) -> Iterator[Base]:
         """Those that are kept."""
-        return (base for base in (self.base, self.proposed) if base is not None)
+        return (base for base in (self.base, self.proposed, *self.later) if base is not None)
 
     def kept_above(self, node: str) -> Position:
         """The position above which a node's log is kept for this reader."""
         needed = [self.positions, *(base.positions for base in self.bases)]
         return min(positions.get(node, START) for positions in needed)
 
-    def kept_files(self, manifest: ClusterManifest) -> Iterator[tuple[str, int]]:
-        """Path and size of the snapshot files that are kept for this reader; size 0: unknown.
-        Those of a map that was dropped since are of no use to it. `manifest`: the cluster's, read
-        before this manifest."""
+    def kept_snapshots(self, manifest: ClusterManifest) -> Iterator[tuple[str, Snapshot]]:
+        """Map and snapshot of each base. Those of a map that was dropped since are of no use to the
+        reader, and are not kept. `manifest`: the cluster's, read before this manifest."""
         for base in self.bases:
             for name, snapshot in base.snapshots.items():
                 now = manifest.snapshots.get(name)
                 if now is None or now.dropped == snapshot.dropped:
-                    unknown = (0,) * len(snapshot.files)
-                    yield from zip(snapshot.files, (*snapshot.sizes, *unknown), strict=False)
+                    yield name, snapshot
+
+    def kept_files(self, manifest: ClusterManifest) -> Iterator[tuple[str, int]]:
+        """Path and size of the files of `kept_snapshots`; size 0: unknown."""
+        for _, snapshot in self.kept_snapshots(manifest):
+            unknown = (0,) * len(snapshot.files)
+            yield from zip(snapshot.files, (*snapshot.sizes, *unknown), strict=False)
 
 
 def readers_of(store: SegmentStore, cluster_folder: str) -> dict[str, ReaderManifest]:
@@ -168,6 +200,12 @@ def kept_files(store: SegmentStore, cluster_folder: str, manifest: ClusterManife
         for reader in readers_of(store, cluster_folder).values()
         for path, _ in reader.kept_files(manifest)
     }
+
+
+def bases_of_history(store: SegmentStore, cluster_folder: str) -> tuple[Base, ...]:
+    """The bases of `HISTORY`, oldest first; () without a history."""
+    manifests = _manifests(store, cluster_folder, HISTORY, SystemClock(), SystemRandomness())
+    return tuple(manifests.read()[1].bases)
 
 
 class Reader:
@@ -233,6 +271,27 @@ class Reader:
 
         self._manifests.update(change)
 
+    def keep(
+        self, change: Callable[[tuple[Base, ...]], tuple[Base, ...]], same_ms: int
+    ) -> tuple[Base, ...]:
+        """Of `HISTORY`: keep the bases that `change` makes of the present ones. It gets and returns
+        them oldest first, and may run several times. The reader is registered if it is not. If
+        nothing changes, this is published again after `same_ms`. Returns what is kept."""
+
+        def published(reader: ReaderManifest) -> ReaderManifest | None:
+            now_ms = self._clock.now_ms()
+            bases = change(tuple(reader.bases))
+            new = ReaderManifest(
+                positions=bases[0].positions if bases else {},
+                updated_ms=now_ms,
+                base=bases[0] if bases else None,
+                later=bases[1:],
+            )
+            same = replace(new, updated_ms=reader.updated_ms) == reader
+            return None if same and 0 <= now_ms - reader.updated_ms < same_ms else new
+
+        return tuple(self._manifests.update(published).bases)
+
     def _demand(self, reader: ReaderManifest) -> ReaderManifest:
         if reader.forgotten:
             raise InvalidSetting(
@@ -253,7 +312,7 @@ def forget(
 
     def change(reader: ReaderManifest) -> ReaderManifest:
         now_ms = clock.now_ms()
-        return replace(reader, forgotten=True, updated_ms=now_ms, base=None, proposed=None)
+        return ReaderManifest(reader.positions, now_ms, forgotten=True)
 
     manifests.update(change)
     return True

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from imap_wal import layout
 from imap_wal.format import START, Position
-from imap_wal.manifest.readers import ReaderManifest, readers_of
+from imap_wal.manifest.readers import HISTORY, ReaderManifest, readers_of
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState
 
@@ -20,7 +20,9 @@ STALE_MS = 7 * DAY_MS
 class KeptFor:
     """What is kept for one reader although snapshots cover it. What several readers need counts for
     each of them. `positions`: how far it has read. `log_bytes`: an estimate, because it is not
-    known where in a segment a snapshot ends. `idle_ms`: the time since it published something."""
+    known where in a segment a snapshot ends. `idle_ms`: the time since it published something.
+    `begins_ms`: of the history, the Unix time from which each moment can be read; 0: all moments of
+    the log. None: another reader."""
 
     reader: str
     positions: Mapping[str, Position]
@@ -28,6 +30,7 @@ class KeptFor:
     snapshot_files: int
     snapshot_bytes: int
     idle_ms: int
+    begins_ms: int | None = None
 
     @property
     def bytes(self) -> int:
@@ -41,6 +44,12 @@ class KeptFor:
     @property
     def advice(self) -> str:
         """What to do about a stale reader."""
+        if self.begins_ms is not None:
+            return (
+                f"the history has not advanced for {self.idle_ms // DAY_MS} days, and files are "
+                "kept for it: if it is not wanted any more, run `imap-wal prune --forget-reader "
+                f"{self.reader}`; otherwise, a compaction or `imap-wal prune --history` advances it"
+            )
         return (
             f"reader {self.reader!r} has published nothing for {self.idle_ms // DAY_MS} days, and "
             "files are kept for it: if its query is gone, run `imap-wal prune --forget-reader "
@@ -70,6 +79,7 @@ def _kept_for(log: ClusterLog, state: ClusterState, name: str, reader: ReaderMan
         len(former),
         sum(former.values()),
         max(0, log.clock.now_ms() - reader.updated_ms),
+        reader.base.until_ms if name == HISTORY and reader.base is not None else None,
     )
 
 

@@ -56,15 +56,15 @@ MEMORY_BYTES = 256 * 1024 * 1024
 class Compaction:
     """The result of a compaction. `records_read`: from the logs and the former snapshots.
     `written_bytes`: the size of the new snapshot files. `snapshot_bytes`: the size of all current
-    snapshots. `removed_bytes`: the size of the removed files. `stale_readers`: what to do about
-    readers that may be gone, and for which files are kept."""
+    snapshots. `removed_bytes`: the size of the removed files. `advice`: what to do about readers
+    that may be gone, and for which files are kept, and about a history that cannot be kept."""
 
     records_read: int
     written_bytes: int
     snapshot_bytes: int
     removed_bytes: int
     seconds: float
-    stale_readers: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +113,11 @@ class CompactionTask:
         clock: Clock | None = None,
         pause: Callable[[float], object] = time.sleep,
     ) -> Compaction:
-        """Raises the errors of `turn`, `rewrite` and `prune`. `report`: is told how much of the
-        logs is read. `clock`: for tests. `pause`: waits this number of seconds, to keep to
-        `bytes_per_s`."""
+        """Raises the errors of `turn`, `keep_history`, `rewrite` and `prune`. `report`: is told how
+        much of the logs is read. `clock`: for tests. `pause`: waits this number of seconds, to keep
+        to `bytes_per_s`."""
         # Imported here, because they load pyarrow.
+        from imap_wal.retention.history import keep_history
         from imap_wal.rewrite.local_engine import LocalEngine
         from imap_wal.rewrite.prune import prune
         from imap_wal.rewrite.run import rewrite
@@ -125,6 +126,7 @@ class CompactionTask:
         log = ClusterLog(limited, self.namespace, self.cluster, clock)
         with turn(log, _holder(self.node), _wait if self.waits else None):
             start = log.clock.monotonic()
+            warning = keep_history(log, self.settings.history_s)
             done = rewrite(
                 log,
                 LocalEngine(
@@ -144,7 +146,10 @@ class CompactionTask:
             snapshot_bytes=sum(each.bytes_after for each in done.maps),
             removed_bytes=removed.bytes,
             seconds=log.clock.monotonic() - start,
-            stale_readers=tuple(each.advice for each in removed.kept if each.is_stale),
+            advice=(
+                *((warning,) if warning else ()),
+                *(each.advice for each in removed.kept if each.is_stale),
+            ),
         )
 
 
@@ -169,8 +174,8 @@ class Compactor:
         self._compacting, self._stop = threading.Lock(), threading.Event()
         self._growth = writer.maintenance.compaction
         self._pause = 0.0
-        self._stale = False
-        """The last compaction found a reader that may be gone."""
+        self._advised = False
+        """The last compaction had advice."""
         self.is_automatic = False
         """`worker` runs."""
         self.statistics = CompactionStatistics()
@@ -234,9 +239,9 @@ class Compactor:
             self.statistics = replace(known, runs=known.runs + 1, failures=known.failures + 1)
             raise
         self.statistics = self.statistics.plus(done)
-        if done.stale_readers and not self._stale:
-            _log.warning("%s: %s", self._writer.log, "; ".join(done.stale_readers))
-        self._stale = bool(done.stale_readers)
+        if done.advice and not self._advised:
+            _log.warning("%s: %s", self._writer.log, "; ".join(done.advice))
+        self._advised = bool(done.advice)
         self._growth.at = written + self._allowed(done.snapshot_bytes)
         return done
 

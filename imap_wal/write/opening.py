@@ -256,7 +256,7 @@ class _Opening:
         claimed = self._claimed(before, self._registration.first_session(cluster, cluster_number))
 
         def claim(gives_up: bool = False) -> None:
-            if gives_up and claimed.address:
+            if gives_up:
                 self._registration.count_loss()
             if not self._published:
                 # The log was read with these keys, and nothing is written yet.

@@ -15,12 +15,11 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from imap_wal.errors import InvalidSetting
-from imap_wal.format import START, Position
 from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.readers import Base, Reader, ReaderManifest
-from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState
+from imap_wal.retention.bases import base_of
 from pyspark_imap_wal.changes.known import Places, is_below, known_at, with_base
 
 _log = logging.getLogger("imap_wal")
@@ -102,39 +101,3 @@ class ReaderRegistration:
     def _is_current(self, state: ClusterState) -> bool:
         """Whether the cluster has the snapshots of `state` now."""
         return self._log.manifest().snapshots == state.manifest.snapshots
-
-
-def base_of(
-    state: ClusterState, known: ClusterState, maps: Collection[str] | None, former: Base | None
-) -> Base:
-    """The base that has the snapshots of `known`. `former`: the base until now."""
-    manifest = known.manifest
-    snapshots = {
-        name: snapshot
-        for name, snapshot in manifest.snapshots.items()
-        if maps is None or name in maps
-    }
-    # A map without a snapshot is only known to have no entries up to the mark of all maps.
-    absent = maps is None or any(name not in snapshots for name in maps)
-    positions = {}
-    for node in known.nodes:
-        lowest = [_mark(snapshot, node, known) for snapshot in snapshots.values()]
-        if absent:
-            lowest.append(known.complete(node))
-        least = former.positions.get(node, START) if former is not None else START
-        positions[node] = max(least, min(lowest, default=START))
-    used = {snapshot.versions for snapshot in snapshots.values()}
-    return Base(
-        positions,
-        {node: found.manifest.removed for node, found in state.nodes.items()},
-        snapshots,
-        {number: table for number, table in manifest.versions.items() if number in used},
-        None if maps is None else tuple(sorted(maps)),
-    )
-
-
-def _mark(snapshot: Snapshot, node: str, state: ClusterState) -> Position:
-    """The position up to which a snapshot covers a node's log."""
-    mark = snapshot.marks.get(node)
-    is_of_log = mark is not None and mark.directory == state.nodes[node].manifest.directory
-    return mark.position if mark is not None and is_of_log else START

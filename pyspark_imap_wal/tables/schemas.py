@@ -62,6 +62,7 @@ METADATA_TABLES = {
         "until_ms": "bigint",
         "dropped": "bigint",
         "marks": "map<string,string>",
+        "kept_for": "string",
     },
     "nodes": {
         **_OF_LOG,

@@ -24,6 +24,7 @@ from imap_wal.rewrite import conflicts
 from imap_wal.segment.verdict import INCOMPLETE
 from rewrite_cli.console import output
 from rewrite_cli.console.check import OK, PROBLEM, WARNING, Check
+from rewrite_cli.console.times import iso
 from rewrite_cli.entries.own_disks import tail_check
 from storage_backends import NotFound, SegmentStore
 from storage_backends.links import links
@@ -72,8 +73,8 @@ def log_checks(store: SegmentStore, view: ClusterView, key: KeyPair | None) -> I
     total = sum(node.wal_bytes + node.archive_bytes for node in view.nodes)
     if len(conflicts.writers(view.manifest)) > 1:
         yield from _order(store, view, total + view.snapshot_bytes)
-    yield from _readers(store, view)
-    if total > 1024**3 and total > 10 * max(view.snapshot_bytes, 1):
+    kept = yield from _readers(store, view)
+    if total > 1024**3 and total - kept > 10 * max(view.snapshot_bytes, 1):
         yield Check(
             name,
             WARNING,
@@ -145,21 +146,26 @@ def _writers(store: SegmentStore, view: ClusterView) -> Generator[Check, None, l
     return crashed
 
 
-def _readers(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
-    """Readers outside of the cluster, for which files are kept."""
+def _readers(store: SegmentStore, view: ClusterView) -> Generator[Check, None, int]:
+    """Readers outside of the cluster, for which files are kept. Returns how much of the log is only
+    there for them."""
     name = f"readers of {view}"
     try:
         kept = kept_for_readers(ClusterLog(store, view.namespace, view.cluster))
     except (LogError, NotFound):
-        return  # reported above
+        return 0  # reported above
     for each in kept:
+        who = f"reader {each.reader!r}"
+        if each.begins_ms is not None:
+            who = f"the history since {iso(each.begins_ms) or 'the start of the log'}"
         what = (
-            f"reader {each.reader!r} keeps {output.size(each.log_bytes)} of log and "
+            f"{who} keeps {output.size(each.log_bytes)} of log and "
             f"{output.size(each.snapshot_bytes)} of former snapshots"
         )
         yield Check(
             name, WARNING if each.is_stale else OK, what, each.advice if each.is_stale else ""
         )
+    return max((each.log_bytes for each in kept), default=0)
 
 
 def _order(store: SegmentStore, view: ClusterView, size: int) -> Iterator[Check]:

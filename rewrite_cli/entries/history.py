@@ -20,6 +20,7 @@ from rewrite_cli.console.output import note
 from rewrite_cli.console.progress import Tell
 from rewrite_cli.entries.keys import Matches
 from rewrite_cli.entries.lines import Line
+from rewrite_cli.entries.live import state_at
 from storage_backends import NotFound, SegmentStore
 
 _LOWEST: Order = (-1, -1, -1, -1)
@@ -35,6 +36,8 @@ class Search:
     matches: Matches
     partial: bool = False
     """Without the logs of missing nodes."""
+    as_of_ms: int | None = None
+    """The state at this time, Unix milliseconds; None: now."""
     tell: Tell = lambda _: None
 
 
@@ -74,6 +77,7 @@ def find(search: Search, *, history: bool) -> list[KeyHistory]:
         Their changes. Those of a lower order than a clear do not count, but are versions.
 
     Raises:
+        Failed: The state of the map at the wanted time is no longer known.
         MissingNode: A node's log is missing, without `partial`.
         LogError: The log is damaged.
         NotFound: Files were removed at each attempt to read them.
@@ -119,10 +123,17 @@ def _read(search: Search, *, covered: bool) -> tuple[list[Line], list[Line]]:
     lines: list[Line] = []
     clears: list[Line] = []
     count = 0
-    for batch in log.changes((search.map,), Scope(covered=covered), policy=policy, positions=True):
+    state, until_ms = None, search.as_of_ms
+    if until_ms is not None and not covered:
+        state = state_at(log, (search.map,), until_ms, policy)
+    for batch in log.changes(
+        (search.map,), Scope(covered=covered), policy=policy, positions=True, state=state
+    ):
         decoder.add_metadata(batch.metadata)
         places: Iterable[Position | None] = batch.positions or [None] * len(batch.rows)
         for row, place in zip(batch.rows, places, strict=True):
+            if until_ms is not None and row[TIMESTAMP_MS] > until_ms:
+                continue
             if is_clear(row) or search.matches(row, decoder):
                 line = Line(row[TIMESTAMP_MS], str(view), batch.node, place, row, decoder)
                 (clears if is_clear(row) else lines).append(line)

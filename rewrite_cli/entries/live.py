@@ -3,9 +3,10 @@ and copies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 import click
@@ -15,18 +16,20 @@ from imap_wal.entry import MAP, TIMESTAMP_MS, Row
 from imap_wal.errors import LogError
 from imap_wal.inspect.decode import Decoder
 from imap_wal.inspect.inventory import ClusterView
-from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Noted
+from imap_wal.read.state import ClusterState
 from imap_wal.read.statistics import MergeProgress
 from imap_wal.read.view import MaterializedView, live
+from imap_wal.retention.history import at_time, keep_history
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.output import F, note
 from rewrite_cli.console.progress import Reached, Tell
 from rewrite_cli.console.selection import Selection
-from rewrite_cli.console.times import iso
-from storage_backends import SegmentStore
+from rewrite_cli.console.times import Duration, iso
+from storage_backends import NotFound, SegmentStore
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,25 @@ def partial_option(command: F) -> F:
         is_flag=True,
         help="Continue without the logs of missing nodes, and the entries that only they have.",
     )(command)
+
+
+def history_option(command: F) -> F:
+    """`--history`, as `history_s`."""
+    return click.option(
+        "--history",
+        "history_s",
+        type=Duration(),
+        help="Keep what is needed to read each moment of the last hours or days again (--as-of), "
+        "as in 7d. Without it, what is kept already stays, until `prune --forget-reader history`.",
+    )(command)
+
+
+def keep(log: ClusterLog, history_s: float | None, skew_ms_max: int) -> None:
+    """Begin or advance the history of a log, before it is rewritten or pruned; None: change
+    nothing."""
+    warning = keep_history(log, ceil(history_s or 0), skew_ms_max)
+    if warning:
+        note(warning)
 
 
 def load_parquet() -> None:
@@ -182,19 +204,25 @@ def _now(
     )
 
 
-def _demand_known(view: ClusterView, selection: Selection, as_of_ms: int) -> None:
-    """`Failed` if a rewrite has dropped what the maps were at that time."""
-    forgotten = {
-        name: snapshot.until_ms
-        for name, snapshot in view.manifest.snapshots.items()
-        if snapshot.until_ms > as_of_ms and selection.wants_map(name)
-    }
-    if forgotten:
-        name, until = max(forgotten.items(), key=lambda item: item[1])
+def state_at(
+    log: ClusterLog, maps: Collection[str], as_of_ms: int, policy: RecoveryPolicy
+) -> ClusterState:
+    """What to read for the state of the maps (none: all) at a time.
+
+    Raises:
+        Failed: A rewrite has dropped what one of the maps was at that time.
+    """
+    state = log.state().demand(policy)
+    past = at_time(log, state, as_of_ms, maps or None)
+    if past.unknown:
+        snapshots = state.manifest.snapshots
+        name = max(past.unknown, key=lambda name: (snapshots[name].until_ms, name))
         raise Failed(
-            f"{view}: the state of map {name!r} at {iso(as_of_ms)} is no longer known: a "
-            f"rewrite kept only the newest of every key at {iso(until)}; ask for a later time"
+            f"{log.namespace}/{log.cluster}: the state of map {name!r} at {iso(as_of_ms)} is no "
+            f"longer known: a rewrite kept only the newest of every key at "
+            f"{iso(snapshots[name].until_ms)}; ask for a later time"
         )
+    return past.state
 
 
 def _as_of(
@@ -206,9 +234,32 @@ def _as_of(
     settings: Settings,
     as_of_ms: int,
 ) -> LiveCluster:
-    _demand_known(view, selection, as_of_ms)
+    for attempt in range(ATTEMPTS):
+        with ExitStack() as reading:
+            try:
+                found = _read_as_of(log, view, selection, reading, tell, settings, as_of_ms)
+            except NotFound:  # files were archived or removed while they were read: begin again
+                if attempt == ATTEMPTS - 1:
+                    raise
+                continue
+            stack.enter_context(reading.pop_all())
+            return found
+    raise AssertionError
+
+
+def _read_as_of(
+    log: ClusterLog,
+    view: ClusterView,
+    selection: Selection,
+    stack: ExitStack,
+    tell: Tell,
+    settings: Settings,
+    as_of_ms: int,
+) -> LiveCluster:
     clock = SystemClock()
     start = clock.monotonic()
+    policy = settings.recovery_policy
+    state = state_at(log, selection.maps, as_of_ms, policy)
     index = stack.enter_context(
         closing(NewestIndex(settings.restore_memory_bytes, settings.scratch))
     )
@@ -216,7 +267,7 @@ def _as_of(
     seen: set[str] = set()
     records = 0
     oldest: int | None = None
-    for changes in log.changes(maps=selection.maps or None, policy=settings.recovery_policy):
+    for changes in log.changes(maps=selection.maps or None, policy=policy, state=state):
         index.add(
             changes.node,
             [row for row in changes.rows if row[TIMESTAMP_MS] <= as_of_ms],
@@ -241,7 +292,7 @@ def _as_of(
 
     maps = [name for name in index.maps() if selection.wants_map(name)]
     # A snapshot may have dropped earlier entries.
-    whole = not any(map(selection.wants_map, view.manifest.snapshots))
+    whole = not any(map(selection.wants_map, state.manifest.snapshots))
     return LiveCluster(
         view,
         maps,

@@ -14,15 +14,18 @@ import pytest
 from hypothesis import given
 from pyspark.sql import datasource as spark_filters
 
+from imap_wal.clock import SeededRandomness
 from imap_wal.entry import KEY, MAP, ORDER, is_clear
 from imap_wal.errors import InvalidSetting, ShortLog
 from imap_wal.format import Position
+from imap_wal.manifest import readers
 from imap_wal.parquet.reader import batches
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, FileScan
 from imap_wal.read.scan import read_scan
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.retention.archive import archive_sealed
+from imap_wal.retention.history import keep_history
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
@@ -39,6 +42,7 @@ from storage_backends.memory import MemoryStore, forget
 from tests.histories import KEYS, MAPS, NODES, Cluster, put, steps
 from tests.kit.examples import OF_HISTORIES
 from tests.kit.logs import SMALL, append, cluster, node
+from tests.support import FakeClock
 
 pytestmark = pytest.mark.spark
 
@@ -332,6 +336,40 @@ def test_as_of_a_time_or_positions(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="no longer known"):
         read(tmp_path, as_of="2500")
     assert len(read(tmp_path, as_of=f'{{"n1": "{places[2]}"}}')) == 1
+
+
+def test_as_of_reads_what_the_history_keeps(tmp_path: Path) -> None:
+    """Also in several tasks, and beside a map without a former snapshot."""
+    logs, clock = open_store(str(tmp_path)), FakeClock(1000)
+    log, places = node(logs), []
+    for number in (1, 2, 3):
+        now_ms = clock.now_ms()
+        append(log, put("a", number, (1, 1, 1, number), "orders", now_ms))
+        append(log, put("x", number, (1, 1, 1, number + 10), "other", now_ms))
+        places.append(str(log.end))
+        log.rotate()
+        keep_history(cluster(logs, clock), 3600, 2**60)
+        only = ["orders"] if number == 2 else None
+        rewrite(cluster(logs, clock), LocalEngine(SMALL), maps=only, skew_ms_max=2**60)
+        prune(cluster(logs, clock))
+        clock.advance(1800)
+    for number, place in enumerate(places, 1):
+        time_ms = 1000 + (number - 1) * 1_800_000
+        for as_of in (str(time_ms + 900_000), f'{{"n1": "{place}"}}'):
+            lines = read(tmp_path, as_of=as_of, mode="latest", columns="map,request")
+            assert {line["map"]: line["request"] for line in lines} == {
+                "orders": number,
+                "other": number + 10,
+            }
+            assert len(read(tmp_path, as_of=as_of, map="orders")) >= 1
+    readers.forget(logs, cluster(logs).folder, "history", clock, SeededRandomness(1))
+    with pytest.raises(InvalidSetting, match="no longer known"):
+        read(tmp_path, as_of=str(1000 + 900_000))
+
+
+def test_a_stream_cannot_take_the_name_of_the_history() -> None:
+    with pytest.raises(InvalidSetting, match="own history"):
+        Options.parse({"path": "memory://none", "reader": "history"})
 
 
 @pytest.mark.parametrize("text", ["yesterday", "{", '{"n1": "x"}', "[]", '{"n1": 5}'])

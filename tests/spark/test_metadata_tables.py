@@ -12,6 +12,7 @@ from imap_wal.inspect.inventory import take_inventory
 from imap_wal.manifest.readers import Reader
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.retention.archive import archive_sealed
+from imap_wal.retention.history import keep_history
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
 from pyspark_imap_wal.metadata_tables import MetadataReader
@@ -19,6 +20,7 @@ from pyspark_imap_wal.options import Options
 from storage_backends import SegmentStore, open_store
 from tests.histories import put
 from tests.kit.logs import SMALL, append, cluster, node
+from tests.support import FakeClock
 
 pytestmark = pytest.mark.spark
 
@@ -83,6 +85,15 @@ def test_snapshots_have_their_marks(spark: Any, tmp_path: Path, store: Any) -> N
         assert line["generation"] == snapshot.generation and line["live"] == snapshot.live
         assert line["marks"] == {each: str(mark.position) for each, mark in snapshot.marks.items()}
         assert line["files"] == len(snapshot.files) and line["dropped"] is None
+
+
+def test_former_snapshots_have_their_reader(spark: Any, tmp_path: Path, store: Any) -> None:
+    log = cluster(store, FakeClock())
+    keep_history(log, 3600)
+    append(node(store, "n3"), put("new", 1, (1, 1, 3, 1)))
+    rewrite(log, LocalEngine(SMALL), skew_ms_max=2**60)
+    kept = [line["kept_for"] for line in lines(spark, tmp_path, "snapshots", map="orders")]
+    assert kept == ["history", None]
 
 
 def test_nodes_have_their_state_and_readers(spark: Any, tmp_path: Path, store: Any) -> None:

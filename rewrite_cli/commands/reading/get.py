@@ -13,7 +13,7 @@ from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.progress import working
 from rewrite_cli.console.selection import Selection, selection_options
-from rewrite_cli.console.times import iso
+from rewrite_cli.console.times import Moment, iso
 from rewrite_cli.entries.history import KeyHistory, Search, find
 from rewrite_cli.entries.keys import KeyType, matcher
 from rewrite_cli.entries.lines import Line, json_of, text_of
@@ -26,10 +26,18 @@ from rewrite_cli.entries.live import load_parquet, partial_option
 @click.option(
     "--history", is_flag=True, help="All versions of the key that the log still has, newest first."
 )
+@click.option(
+    "--as-of", type=Moment(past=True), help="The key as of this time: 2026-11-21T10:00, or 2h ago."
+)
 @partial_option
 @out.output_option
 def command(
-    selection: Selection, key: str | bytes, history: bool, partial: bool, output: str
+    selection: Selection,
+    key: str | bytes,
+    history: bool,
+    as_of: int | None,
+    partial: bool,
+    output: str,
 ) -> None:
     """Print the newest value of one key, as a restart would load it, with its order, position,
     node, time and expiry. Needs --map.
@@ -42,6 +50,7 @@ def command(
     Examples:
       imap-wal get /var/lib/maps --map orders 42
       imap-wal get /var/lib/maps --map orders 42 --history
+      imap-wal get /var/lib/maps --map orders 42 --as-of 2h
       imap-wal get /var/lib/maps --map orders hex:a3343231 -o json
     """
     if len(selection.maps) != 1:
@@ -57,10 +66,11 @@ def command(
                 name,
                 matcher((key,)),
                 partial,
+                as_of,
                 tell,
             )
             found += find(search, history=history)
-    now_ms = SystemClock().now_ms()
+    now_ms = SystemClock().now_ms() if as_of is None else as_of
     live = any(each.state(now_ms) == "live" for each in found)
     if output == out.JSON:
         out.print_json({"keys": [_json(each, now_ms, history=history) for each in found]})

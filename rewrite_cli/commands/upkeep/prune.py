@@ -17,7 +17,8 @@ from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import Selection, selection_options
-from rewrite_cli.console.times import Duration
+from rewrite_cli.console.times import Duration, iso
+from rewrite_cli.entries.live import history_option, keep
 
 
 @click.command()
@@ -39,16 +40,18 @@ from rewrite_cli.console.times import Duration
     type=Duration(),
     default="5m",
     show_default=True,
-    help="With --wal-ttl-seconds: refuse if this machine's clock differs from the storage's by "
-    "more.",
+    help="With --wal-ttl-seconds or --history: refuse if this machine's clock differs from the "
+    "storage's by more.",
 )
 @click.option(
     "--forget-reader",
     "forgotten",
     metavar="NAME",
     multiple=True,
-    help="Forget this reader (the option `reader` of a Spark stream), and keep nothing for it.",
+    help="Forget this reader (the option `reader` of a Spark stream, or `history`), and keep "
+    "nothing for it.",
 )
+@history_option
 @out.yes_option
 @out.dry_run_option
 @out.output_option
@@ -58,6 +61,7 @@ def command(
     wal_size_limit_mb: int,
     max_clock_skew: float,
     forgotten: tuple[str, ...],
+    history_s: float | None,
     yes: bool,
     dry_run: bool,
     output: str,
@@ -65,7 +69,8 @@ def command(
     """Remove what a snapshot covers: archives, sealed segments, former snapshots. Safe while a
     service runs. What a registered reader has not read is kept.
 
-    Afterwards, only a copy of the log still has the states of a map before its snapshot.
+    Afterwards, the states of a map before its snapshot can be read only as far as --history, or
+    history_s of the service, keeps them.
 
     \b
     Examples:
@@ -74,6 +79,7 @@ def command(
     """
     if not dry_run:
         _forget(selection, forgotten)
+        _keep(selection, history_s, round(max_clock_skew * 1000))
     plan = prune_all(
         selection,
         dry_run=True,
@@ -147,15 +153,39 @@ def _show(reports: list[PruneReport], *, dry_run: bool) -> None:
 
 
 def _show_kept(report: PruneReport, kept: KeptFor) -> None:
+    if kept.begins_ms is not None:
+        since = iso(kept.begins_ms) or "the start of the log"
+        out.note(
+            f"{report.namespace}/{report.cluster}: kept for the history, so that each moment since "
+            f"{since} can be read: {_sizes(kept)}"
+        )
+    else:
+        _show_reader(report, kept)
+    if kept.is_stale:
+        out.note(kept.advice)
+
+
+def _sizes(kept: KeptFor) -> str:
+    return (
+        f"about {out.size(kept.log_bytes)} of log, {kept.snapshot_files} files of former snapshots "
+        f"with {out.size(kept.snapshot_bytes)}"
+    )
+
+
+def _show_reader(report: PruneReport, kept: KeptFor) -> None:
     places = ", ".join(f"{node} {at}" for node, at in sorted(kept.positions.items())) or "the start"
     out.note(
         f"{report.namespace}/{report.cluster}: kept for reader {kept.reader!r}, which is at "
-        f"{places}: about {out.size(kept.log_bytes)} of log, {kept.snapshot_files} files of former "
-        f"snapshots with {out.size(kept.snapshot_bytes)}; its last commit was "
-        f"{out.duration(kept.idle_ms / 1000)} ago"
+        f"{places}: {_sizes(kept)}; its last commit was {out.duration(kept.idle_ms / 1000)} ago"
     )
-    if kept.is_stale:
-        out.note(kept.advice)
+
+
+def _keep(selection: Selection, history_s: float | None, skew_ms_max: int) -> None:
+    """Begin or advance the history of each cluster."""
+    if history_s:
+        with selection.open(upkeep=True) as (store, clusters):
+            for view in clusters:
+                keep(ClusterLog(store, view.namespace, view.cluster), history_s, skew_ms_max)
 
 
 def _forget(selection: Selection, names: tuple[str, ...]) -> None:

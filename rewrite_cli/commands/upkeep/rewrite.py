@@ -23,7 +23,7 @@ from rewrite_cli.console import spark_properties
 from rewrite_cli.console.progress import Reached, Tell, working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Duration, Moment, iso
-from rewrite_cli.entries.live import partial_option
+from rewrite_cli.entries.live import history_option, keep, partial_option
 
 if TYPE_CHECKING:
     from pyspark_imap_wal.progress import StepProgress
@@ -71,6 +71,7 @@ ENGINES = ("local", "spark")
     help="Decide keys that two nodes claim: the change with the latest timestamp counts, or "
     "that of one node.",
 )
+@history_option
 @partial_option
 @out.dry_run_option
 @out.output_option
@@ -84,6 +85,7 @@ def command(
     as_of: int | None,
     max_clock_skew: float,
     resolve: str | None,
+    history_s: float | None,
     partial: bool,
     dry_run: bool,
     output: str,
@@ -120,6 +122,7 @@ def command(
             dry_run=dry_run,
             skew_ms_max=round(max_clock_skew * 1000),
             resolve=Resolution.parse(resolve) if resolve else None,
+            history_s=history_s,
         )
     if output == out.JSON:
         out.print_json({"clusters": [to_json(report) for report in reports]})
@@ -211,13 +214,16 @@ def rewrite_all(
     dry_run: bool,
     skew_ms_max: int,
     resolve: Resolution | None,
+    history_s: float | None = None,
 ) -> list[RewriteReport]:
-    """Rewrite every cluster in the selection, one after the other."""
+    """Rewrite every cluster in the selection, one after the other. `history_s`: of `keep`; a dry
+    run keeps nothing."""
     reports = []
     with selection.open(upkeep=True) as (store, clusters):
         for view in clusters:
             log = ClusterLog(store, view.namespace, view.cluster)
             with nullcontext() if dry_run else turn(log, "imap-wal rewrite", _waits):
+                keep(log, None if dry_run else history_s, skew_ms_max)
                 reports.append(
                     rewrite(
                         log,
