@@ -339,7 +339,7 @@ def test_as_of_a_time_or_positions(tmp_path: Path) -> None:
 
 
 def test_as_of_reads_what_the_history_keeps(tmp_path: Path) -> None:
-    """Also in several tasks, and beside a map without a former snapshot."""
+    """By a time and by positions, and beside a map that was rewritten less often."""
     logs, clock = open_store(str(tmp_path)), FakeClock(1000)
     log, places = node(logs), []
     for number in (1, 2, 3):
