@@ -19,10 +19,11 @@ from typing import TypeAlias
 
 from imap_wal.collector import collecting_rarely
 from imap_wal.embedded.wal_filter import WalFilter, filtered
-from imap_wal.entry import KEY_CLASS, MAP, ORDER, PARTITION_COUNT, Order, Row, is_clear
+from imap_wal.entry import KEY, KEY_CLASS, MAP, ORDER, PARTITION_COUNT, Order, Row, is_clear
+from imap_wal.format import START, Position
 from imap_wal.progress import Progress
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
-from imap_wal.read.file_scan import SEGMENT, EntryBatch, FileScan
+from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, EntryBatch, FileScan
 from imap_wal.read.scan import ahead, read_scan
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
@@ -61,9 +62,8 @@ def load(
         return
     progress = Progress(cluster.clock, f"opening the maps of cluster {cluster.cluster!r}")
     with collecting_rarely():
-        try:
-            records = _in_order(cluster, settings, fill, forget, progress)
-        except _NotInOrder:
+        records = _in_order(cluster, settings, fill, forget, progress)
+        if records is None:
             forget()
             records = _merged(cluster, settings, fill, progress)
     progress.over(records, ADVICE)
@@ -92,12 +92,15 @@ def _in_order(
     fill: Fill,
     forget: Callable[[], None],
     progress: Progress,
-) -> int:
-    """Apply the changes while they are read. Raises `_NotInOrder`; then some are applied."""
+) -> int | None:
+    """Apply the changes while they are read. Returns their number; None: they must be compared, and
+    some may be applied."""
     for attempt in range(ATTEMPTS):
         state = cluster.state().demand(settings.recovery_policy)
         try:
             return _OneNode(cluster, state).fill(fill, progress)
+        except _NotInOrder:
+            return None
         except NotFound as error:  # it was archived or pruned meanwhile
             if attempt == ATTEMPTS - 1:
                 raise cluster.lost(error) from error
@@ -107,11 +110,14 @@ def _in_order(
 
 class _OneNode:
     """A log that one node has written: its changes become newer from each file to the next one.
-    Raises `_NotInOrder` if that is not sure:
+    Raises `_NotInOrder` if that is not certain:
 
     - other nodes have a log here, or had one that a snapshot contains;
+    - the keys of a map's snapshot do not increase, or the positions of its archives do not:
+      `imap-wal repair` may take in files that a later one replaced;
     - a file that is sorted by key has clears, which delete only older entries;
-    - a segment has an older change than the one before it, as no release has written;
+    - a batch of a segment does not begin with a newer change than the batches before it, or has
+      changes of members, as no release writes them into such a log;
     - a map was emptied, and then written with another serializer.
     """
 
@@ -119,17 +125,23 @@ class _OneNode:
         if len(state.nodes) != 1 or state.missing:
             raise _NotInOrder
         self._node = next(iter(state.nodes))
-        if state.manifest.clears or state.nodes[self._node].manifest.clears:
+        marks = (snapshot.marks for snapshot in state.manifest.snapshots.values())
+        if any(each.keys() - {self._node} for each in marks):
             raise _NotInOrder
         self._cluster, self._scans = cluster, cluster_scans(state, metadata=False)
         self._newest = _NO_ORDER
         self._labels: dict[str, str] = {}
+        self._last_keys: dict[str, bytes] = {}
+        """Map → the last key of its snapshot that was read."""
+        self._archived: dict[str, Position] = {}
+        """Map → the last position of its archives that were read."""
 
     def fill(self, fill: Fill, progress: Progress) -> int:
         """How many changes were read."""
         total = sum(scan.bytes for scan in self._scans)
         records = done = 0
         for scan, store in ahead(self._cluster.store, self._scans):
+            self._demand_later(scan)
             of_scan = 0
             for changes in read_scan(store, scan):
                 self._demand_order(scan, changes)
@@ -146,13 +158,26 @@ class _OneNode:
         rows = changes.rows
         if changes.node != self._node or (changes.clears and scan.kind != SEGMENT):
             raise _NotInOrder
+        if scan.kind == SNAPSHOT and rows:
+            last = self._last_keys.get(scan.map)
+            if last is not None and rows[0][KEY] <= last:
+                raise _NotInOrder
+            self._last_keys[scan.map] = rows[-1][KEY]
         if scan.kind != SEGMENT or not rows:
             return
         if changes.clears and any(is_clear(row) and row[PARTITION_COUNT] != 1 for row in rows):
             raise _NotInOrder
-        if not self._newest < rows[0][ORDER] <= rows[-1][ORDER]:
+        first, last_order = rows[0][ORDER], rows[-1][ORDER]
+        if not self._newest < first <= last_order or first[1] or last_order[1]:
             raise _NotInOrder
-        self._newest = rows[-1][ORDER]
+        self._newest = last_order
+
+    def _demand_later(self, scan: FileScan) -> None:
+        """An archive has later positions than those of its map before it."""
+        if scan.kind == ARCHIVE:
+            if scan.first <= self._archived.get(scan.map, START):
+                raise _NotInOrder
+            self._archived[scan.map] = scan.last
 
     def _demand_one_label(self, name: str, rows: Sequence[Row]) -> None:
         """The label of a map's serializer is that of any entry that was ever written."""

@@ -15,8 +15,11 @@ from imap_wal.entry import clear_of, pack
 from imap_wal.format import CLEARS
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.file_scan import FileScan
 from imap_wal.read.scan import read_scan
+from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.view import MaterializedView
+from imap_wal.rewrite import part_writer
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
@@ -182,3 +185,25 @@ def test_reading_begins_again_if_a_file_is_removed(
         assert dict(store.map("m")) == {number: number for number in range(1, 20)}
     assert reads > 3
     assert merges == []
+
+
+@pytest.mark.parametrize("kind", ["archive", "snapshot"])
+def test_files_in_another_order_are_merged(
+    memory: MemoryStore, merges: list[str], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A repair may take in files that later ones replaced, and sorts them by their names."""
+    monkeypatch.setattr(part_writer, "PART_ROWS", 4)
+    with embedded(memory, auto_rewrite_percentage=0) as store:
+        for number in (1, 2):
+            store.map("m").update(dict.fromkeys(range(9), number))
+            if kind == "archive":
+                store.archive()
+    if kind == "snapshot":
+        compact(memory)
+
+    def reversed_scans(*arguments: Any, **options: Any) -> list[FileScan]:
+        return cluster_scans(*arguments, **options)[::-1]
+
+    monkeypatch.setattr(loading, "cluster_scans", reversed_scans)
+    assert contents(memory) == dict.fromkeys(range(9), 2)
+    assert merges
