@@ -105,13 +105,13 @@ class Settings:
     recovery_policy: RecoveryPolicy = RecoveryPolicy.FULL
     recovery_mode: RecoveryMode = RecoveryMode.TORN_TAIL
     archive_interval_s: float = 0
-    """Seal and archive at this interval; 0: only by size, or on request."""
+    """Seal and archive at this interval; 0: not by time."""
     max_total_wal_size: int = 0
     """Bytes: archive once unarchived segments, including the one being written, reach this size; 0:
-    only by time, or on request."""
+    not by size."""
     archive_objects: int = 1000
-    """Where each commit is an object: archive once this many are not archived, because a restore
-    requests each of them; 0: not by number."""
+    """Where each commit is an object: archive once this many are not archived, if they have at most
+    8 KiB on average, because a restore requests each of them; 0: not by number."""
     wal_ttl_seconds: int = 0
     """Remove covered archives and segments that are older than this; 0: not by age. If
     `wal_size_limit_mb` is 0 too, only a compaction or `imap-wal prune` removes files."""

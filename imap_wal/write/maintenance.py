@@ -1,5 +1,6 @@
 """Background maintenance of a log: sync by interval, drain the ring of `async`, renew a lease, move
-the checkpoint, rotate by time, archive by time and size, remove covered files by age and size.
+the checkpoint, rotate by time, archive by time, size and number of objects, remove covered files by
+age and size.
 Threads start only if a setting needs them: one for the short work, the archiver for archives
 and removal."""
 
@@ -31,6 +32,9 @@ RENEW_S = 10.0
 """A third of a lease's term."""
 RETAIN_S = 600.0
 """The longest pause between two searches for covered files to remove, as in RocksDB."""
+SMALL_BYTES = 8 * 1024
+"""Objects of this size on average are archived by their number: 1,000 of them are what
+`RecentObjects` keeps."""
 PAUSE_S, PAUSE_S_MAX = 1.0, 600.0
 """The pause before a failed archive is repeated; it doubles each time, because an archive reads
 everything that is not archived yet."""
@@ -87,7 +91,7 @@ class Maintenance:
         self.retention_error = ""
         """Why removing covered files failed last time; it is tried again."""
         self._objects_at: float = inf
-        """The number of the segment after which `archive_objects` are not archived."""
+        """The number of the segment at which objects are counted next."""
         self._archives = self._archive_failures = self._removals = self._removal_failures = 0
 
     @property
@@ -120,11 +124,9 @@ class Maintenance:
         objects = self._counts_objects(committer.log)
         # Another thread, because syncs and leases must not wait for an archive.
         if archives or objects or _retain_every(settings):
-            segments = _left(committer.log) if archives or objects else ()
-            left = sum(each.bytes for each in segments) if archives else 0
+            left = sum(each.bytes for each in _left(committer.log)) if archives else 0
             if objects:
-                room = max(settings.archive_objects - len(segments), 1)
-                self._objects_at = committer.log.end.segment + room
+                self._objects_at = committer.log.end.segment + 1
             self._header_bytes = _header_bytes(committer.log)
             if settings.max_total_wal_size:
                 # The first archive by size waits until something is written.
@@ -171,7 +173,27 @@ class Maintenance:
 
     def _is_due(self, log: NodeLog) -> bool:
         """Whether the log has grown enough for an archive."""
-        return self.written(log) >= self._full.at or log.end.segment >= self._objects_at
+        if self.written(log) >= self._full.at:
+            return True
+        return log.end.segment >= self._objects_at and self._has_many_small(log)
+
+    def _has_many_small(self, log: NodeLog) -> bool:
+        """Whether `archive_objects` are not archived, and are small: requesting larger ones costs a
+        restore little, and automatic compaction counts their bytes. If not, decides when to look
+        again."""
+        # First, and without the last one, which may not be stored yet: so the next look may be too
+        # early, and never too late.
+        segment = log.end.segment - 1
+        try:
+            left = _left(log)
+        except (StorageError, ImapWalError):
+            left = ()  # the next commits notice it too
+        room = self._settings.archive_objects - len(left)
+        if room <= 0 and sum(each.bytes for each in left) <= SMALL_BYTES * len(left):
+            return True
+        room = room if room > 0 else self._settings.archive_objects
+        self._objects_at = segment + room
+        return False
 
     def stop(self) -> None:
         """End the threads. Work through `until_stop` ends at its next call of the storage."""

@@ -23,9 +23,11 @@ class RecentObjects:
 
     def add(self, path: str, data: bytes) -> None:
         """An object was created. The oldest ones are forgotten when there are too many bytes."""
+        if len(data) > self._bytes_max:
+            return
         with self._mutex:
+            self._size += len(data) - len(self._kept.pop(path, b""))
             self._kept[path] = data
-            self._size += len(data)
             while self._size > self._bytes_max:
                 self._size -= len(self._kept.pop(next(iter(self._kept))))
 
@@ -43,7 +45,8 @@ class _FromMemory(GatedStore):
         self._recent = recent
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        store = self.there(path)  # first: it may refuse
         data = self._recent.get(path)
         if data is None:
-            return super().read(path, offset, length)
+            return store.read(path, offset, length)
         return data[offset:] if length is None else data[offset : offset + length]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +12,9 @@ from typing import TypeVar
 import pytest
 
 import imap_wal
+from imap_wal.segment.listing import SegmentFile
 from imap_wal.write import maintenance
+from imap_wal.write.node_log import NodeLog
 from imap_wal.write.recent_objects import RecentObjects
 from storage_backends import SegmentStore, open_store
 from storage_backends.faults import Fault, FaultyStore, Plan
@@ -133,6 +135,28 @@ def test_objects_that_an_earlier_run_left_count(
         assert dict(store.map("m")) == {number: number for number in range(85)}
 
 
+def test_large_objects_are_not_archived_by_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.01)
+    looks = threading.Semaphore(0)
+
+    def counted(log: NodeLog) -> Sequence[SegmentFile]:
+        looks.release()
+        return maintenance_left(log)
+
+    maintenance_left = maintenance._left
+    monkeypatch.setattr(maintenance, "_left", counted)
+    url = f"objects+file://{tmp_path}"
+    with imap_wal.open(url, node="n", archive_objects=10, auto_rewrite_percentage=0) as store:
+        for number in range(30):
+            store.map("m", raw=True)[b"%d" % number] = bytes(20_000)
+        for _ in range(2):
+            assert looks.acquire(timeout=60)
+            store.map("m", raw=True)[b"more"] = bytes(20_000)
+    assert archives(tmp_path) == []
+
+
 def test_recent_objects_are_bounded_and_the_oldest_go_first(memory: MemoryStore) -> None:
     recent = RecentObjects(bytes_max=10)
     for path in ("a", "b", "c"):
@@ -144,7 +168,10 @@ def test_recent_objects_are_bounded_and_the_oldest_go_first(memory: MemoryStore)
     memory.delete("c")
     assert [store.read("c"), store.read("c", 2), store.read("c", 1, 2)] == [b"12345", b"345", b"23"]
     recent.add("d", b"x" * 11)
-    assert [recent.get(path) for path in "abcd"] == [None] * 4
+    assert [recent.get(path) for path in "abcd"] == [None, b"12345", b"12345", None]
+    for _ in range(3):
+        recent.add("b", b"12345")
+    assert [recent.get(path) for path in "bc"] == [b"12345", b"12345"]
 
 
 def test_max_total_wal_size_counts_bytes_and_not_segments(
