@@ -40,6 +40,7 @@ final class Backlog {
     private final int copies;
     private final long bytesMax;
     private final Set<Append> appends = new LinkedHashSet<>();
+    private final List<Append> decided = new ArrayList<>();
     private long bytes;
     private long waiting;
     private long underCopied;
@@ -59,6 +60,8 @@ final class Backlog {
         /** What it takes of the space. */
         private long bytes;
         private boolean acknowledged;
+        /** Its outcome is that of an ensemble that is not made, so it may be in doubt. */
+        private boolean doubtful;
         private boolean counted;
         private int refusals;
 
@@ -236,14 +239,33 @@ final class Backlog {
      */
     synchronized void decide(SessionInfo now) {
         for (Append each : List.copyOf(appends)) {
-            if (!each.acknowledged && now.counted(each.session) >= each.last()) {
+            boolean has = now.counted(each.session) >= each.last();
+            if (!each.acknowledged && has) {
                 each.acknowledged = true;
+                each.doubtful = true;
+                decided.add(each);
                 count(each);
+            } else if (each.doubtful && !has) {
+                remove(each);
             }
             if (each.session.session() != now.session()) {
                 remove(each);
             }
         }
+    }
+
+    /**
+     * No ensemble was made after {@link #decide}: the outcome of what it decided is in doubt again.
+     * It is not copied any more, because a key in doubt must not change after it was settled.
+     */
+    synchronized void takeBack() {
+        decided.forEach(this::remove);
+        decided.clear();
+    }
+
+    /** Whether the outcome of one of these may be in doubt, although they were copied again. */
+    synchronized boolean mayBeInDoubt(List<Append> copied) {
+        return copied.stream().anyMatch(each -> each.doubtful);
     }
 
     /** What a node lacks and can get, in rising order. @param welcome its newest one */
@@ -287,6 +309,8 @@ final class Backlog {
      * sent to them again. If there are enough members, what cannot become complete ends.
      */
     synchronized void finish(Set<String> members) {
+        decided.forEach(each -> each.doubtful = false);
+        decided.clear();
         for (Append each : List.copyOf(appends)) {
             long possible = each.nodes.entrySet().stream()
                     .filter(node -> node.getValue() || members.contains(node.getKey())).count();

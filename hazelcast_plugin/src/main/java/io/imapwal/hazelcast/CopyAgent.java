@@ -24,6 +24,9 @@ final class CopyAgent {
      * came after them; 0: there are none.
      */
     private long leftIncarnation;
+    /** Copies that it was sent before and may still append, and their incarnation. */
+    private List<Backlog.Append> leftCopies = List.of();
+    private long copiesIncarnation;
     /** The newest one. */
     private volatile SessionInfo welcome;
 
@@ -59,6 +62,7 @@ final class CopyAgent {
                     + " it, or set copies to 1");
         }
         leftIncarnation = 0;
+        leftCopies = List.of();
         if (session != welcome) {  // of another connection, so nothing is unanswered
             synchronized (this) {
                 unanswered.clear();
@@ -76,13 +80,16 @@ final class CopyAgent {
     }
 
     boolean mayStillAppend() {
-        return leftIncarnation != 0;
+        return leftIncarnation != 0 || backlog.mayBeInDoubt(leftCopies);
     }
 
     /** Changes that it was sent in older incarnations no longer count. */
     void follow(long incarnation) {
         if (leftIncarnation < incarnation) {
             leftIncarnation = 0;
+        }
+        if (copiesIncarnation < incarnation) {
+            leftCopies = List.of();
         }
     }
 
@@ -221,9 +228,14 @@ final class CopyAgent {
 
     /** Closes the connection. */
     synchronized void disconnect() {
-        // Nothing waits for copies: other logs have these changes.
         if (unanswered.stream().anyMatch(each -> !each.again)) {
             leftIncarnation = connection.newest().incarnation();
+        }
+        List<Backlog.Append> copies = unanswered.stream().filter(each -> each.again)
+                .flatMap(each -> each.appends.stream()).toList();
+        if (!copies.isEmpty()) {
+            leftCopies = copies;
+            copiesIncarnation = connection.newest().incarnation();
         }
         unanswered.clear();
         connection.disconnect();

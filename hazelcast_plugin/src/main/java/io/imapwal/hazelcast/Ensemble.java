@@ -174,7 +174,12 @@ final class Ensemble implements AgentLink.Connection {
                 all.forEach(each -> each.connection.recheck());
             }
             disconnect();
-            make();
+            try {
+                make();
+            } catch (IOException e) {
+                backlog.takeBack();
+                throw e;
+            }
         } else if (owed) {
             settle();
         }

@@ -9,6 +9,8 @@ import java.util.Set;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 class BacklogTest {
     private static final long SESSION = SessionInfo.SHARED + 7;
@@ -219,6 +221,42 @@ class BacklogTest {
         assertEquals(List.of(List.of(1L, 1L)), lackedBy(welcome("b", 0)));
         backlog.finish(Set.of("a", "b"));
         assertCounts(1, 0, 1);
+    }
+
+    @Test
+    void whatNoEnsembleDecidedIsNotCopied() {
+        Backlog.Append first = sent(backlog, 1, "a", "b", "c");
+        backlog.disconnected();
+        backlog.welcomed(welcome("a", 1));
+        backlog.decide(welcome("a", 1));
+        backlog.given(List.of(first), "d");
+        assertTrue(backlog.mayBeInDoubt(List.of(first)));
+        backlog.takeBack();
+        assertEquals(List.of(), lackedBy(welcome("d", 0)));
+        assertTrue(backlog.mayBeInDoubt(List.of(first)), "until the agent is greeted again");
+        assertCounts(1, 0, 0);
+    }
+
+    @Test
+    void whatEnsembleDecidedIsCertain() {
+        Backlog.Append first = sent(backlog, 1, "a", "b", "c");
+        backlog.disconnected();
+        backlog.welcomed(welcome("a", 1));
+        backlog.welcomed(welcome("b", 0));
+        backlog.decide(welcome("a", 1));
+        backlog.finish(Set.of("a"));
+        backlog.takeBack();
+        assertFalse(backlog.mayBeInDoubt(List.of(first)));
+        assertEquals(List.of(List.of(1L, 1L)), lackedBy(welcome("b", 0)));
+    }
+
+    @Test
+    void decisionOfFormerRoundIsTakenBack() {
+        sent(backlog, 1, "a", "b");
+        backlog.welcomed(welcome("a", 1));
+        backlog.decide(welcome("a", 1));
+        backlog.decide(welcome("b", 0));
+        assertEquals(List.of(), lackedBy(welcome("b", 0)));
     }
 
     @Test
