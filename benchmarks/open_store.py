@@ -59,7 +59,7 @@ def _batches(entries: int) -> Any:
 
 
 def _fill(folder: Path, entries: int, *, compact: bool) -> None:
-    with imap_wal.open(folder, node="n", durability="os", auto_rewrite_percentage=0) as store:
+    with imap_wal.open(folder, durability="os", auto_rewrite_percentage=0) as store:
         items = store.map("m", raw=True)
         for batch in _batches(entries):
             items.update(batch)
