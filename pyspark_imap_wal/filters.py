@@ -179,8 +179,11 @@ def _expression(each: Any) -> tuple[str, Any] | None:
     try:
         if kind in _COMPARE:
             return name, _COMPARE[kind](column, pa.scalar(each.value, arrow))
-        if kind == "In":
-            return name, column.isin(pa.array(each.value, arrow))
+        if kind == "In" and None not in each.value:
+            # Of SQL: neither `in` nor `not in` holds for NULL.
+            unknown = pa.scalar(None, pa.bool_())
+            found = column.isin(pa.array(each.value, arrow))
+            return name, pc.if_else(column.is_valid(), found, unknown)
         if kind == "StringStartsWith" and arrow == pa.string():
             return name, pc.starts_with(column, each.value)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from pyspark.sql import datasource as spark_filters
@@ -289,6 +290,18 @@ def test_files_outside_a_range_of_time_are_not_read(
     logs = cluster(memory)
     lines = found(logs, cluster_scans(logs.state()), replace(ALL, filters=filters))
     assert [line["request"] for line in lines] == [3] and len(read) == 1
+
+
+def test_neither_in_nor_not_in_holds_for_null() -> None:
+    frames = pa.table({"frame": pa.array([None, 0, 5], pa.int64())})
+    among = spark_filters.In(("frame",), (0, 7))
+    for asked, left in ((among, [0]), (spark_filters.Not(among), [5])):
+        filters = Filters()
+        filters.push([asked])
+        assert frames.filter(filters.condition)["frame"].to_pylist() == left
+    filters = Filters()
+    filters.push([spark_filters.In(("frame",), (0, None))])
+    assert filters.condition is None, "Spark knows what it means"
 
 
 def test_a_reader_pushes_filters_with_both_settings_of_spark() -> None:
