@@ -53,7 +53,7 @@ final class AgentLink {
         CopyCounts counts();
 
         /** Whether such changes may be copied again, or an agent has failed, since the hello. */
-        boolean isBehind();
+        boolean isIncomplete();
     }
 
     private final Candidates agents;
@@ -399,14 +399,14 @@ final class AgentLink {
 
     /** Returns whether to look again later. */
     private boolean copyAgain() {
-        if (connection.isBehind()) {
+        if (connection.isIncomplete()) {
             try {
                 connect();
             } catch (LogUnavailable e) {
                 // Too few agents answer. The connections have logged the reason.
             }
         }
-        return connection.isBehind();
+        return connection.isIncomplete();
     }
 
     void close() {

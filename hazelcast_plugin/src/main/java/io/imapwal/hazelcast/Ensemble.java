@@ -39,7 +39,7 @@ final class Ensemble implements AgentLink.Connection {
     private final List<CopyAgent> all = new ArrayList<>();
     private final ILogger logger;
     private final Backlog backlog;
-    private final Runnable behind;
+    private final Runnable incomplete;
     /** How long callers wait for copies of earlier changes. */
     private final long copyingNanos;
     private MsgpackWriter payload = new MsgpackWriter(1024);
@@ -63,13 +63,13 @@ final class Ensemble implements AgentLink.Connection {
 
     /**
      * @param connections to the candidates, in their order
-     * @param behind      is called when {@link #isBehind} has become true; it returns at once
+     * @param incomplete  is called when {@link #isIncomplete} has become true; it returns at once
      */
-    Ensemble(Copies copies, Candidates agents, List<WriteConnection> connections, Runnable behind,
-             ILogger logger) {
+    Ensemble(Copies copies, Candidates agents, List<WriteConnection> connections,
+             Runnable incomplete, ILogger logger) {
         this.copies = copies;
         this.agents = agents;
-        this.behind = behind;
+        this.incomplete = incomplete;
         this.logger = logger;
         this.backlog = new Backlog(copies.count(), copies.again());
         this.copyingNanos = TimeUnit.MILLISECONDS.toNanos(Math.min(copies.slowMs(),
@@ -133,7 +133,7 @@ final class Ensemble implements AgentLink.Connection {
     }
 
     @Override
-    public boolean isBehind() {
+    public boolean isIncomplete() {
         return worn || backlog.waiting() > 0;
     }
 
@@ -494,12 +494,12 @@ final class Ensemble implements AgentLink.Connection {
             logger.warning("imap-wal: an agent is left out for a while: "
                     + Outcomes.reason(answers.failure));
         }
-        noteBehind();
+        noteIncomplete();
     }
 
-    private void noteBehind() {
-        if (isBehind()) {
-            behind.run();
+    private void noteIncomplete() {
+        if (isIncomplete()) {
+            incomplete.run();
         }
     }
 
@@ -524,6 +524,6 @@ final class Ensemble implements AgentLink.Connection {
         session = null;
         former.forEach(CopyAgent::disconnect);
         backlog.disconnected();
-        noteBehind();
+        noteIncomplete();
     }
 }

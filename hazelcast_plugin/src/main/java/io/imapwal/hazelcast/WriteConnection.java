@@ -221,7 +221,7 @@ final class WriteConnection implements AgentLink.Connection {
     }
 
     @Override
-    public boolean isBehind() {
+    public boolean isIncomplete() {
         return false;
     }
 
