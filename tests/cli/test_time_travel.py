@@ -13,11 +13,16 @@ from tests.cli.conftest import Run
 
 
 def moment() -> str:
-    """Between two changes."""
-    time.sleep(0.005)
-    now = SystemClock().now_ms()
-    time.sleep(0.005)
+    """Between two changes: none before or after it has the same millisecond."""
+    now = _later_than(SystemClock().now_ms())
+    _later_than(now)
     return f"@{now}"
+
+
+def _later_than(time_ms: int) -> int:
+    while (now := SystemClock().now_ms()) <= time_ms:
+        time.sleep(0.0005)
+    return now
 
 
 @pytest.fixture
