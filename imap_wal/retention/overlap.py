@@ -63,6 +63,33 @@ class Overlap(Generic[T]):
             self._pool.shutdown(cancel_futures=error is not None)
 
 
+class Background:
+    """Another thread, which runs one job at a time, in the order in which they are given."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "imap-wal-merge") if THREADS else None
+        self._job: Future[None] | None = None
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Start a job, when the former one has ended. Raises the error of the former one."""
+        self.wait()
+        if self._pool is None:
+            job()
+        else:
+            self._job = self._pool.submit(job)
+
+    def wait(self) -> None:
+        """Wait until no job runs. Raises the error of the last one, once."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.result()
+
+    def close(self) -> None:
+        """Wait until no job runs. Its error is dropped."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
 def beside(works: Iterable[Iterator[T]]) -> Generator[T]:
     """The items of several iterators, in any order. Up to `THREADS` other threads run one iterator
     each; only one at a time asks `works` for the next. Raises their errors."""

@@ -19,7 +19,7 @@ from imap_wal.parquet import archive_rows
 from imap_wal.parquet.archive_rows import ArchiveRows
 from imap_wal.parquet.scratch import Scratch
 from imap_wal.retention import overlap
-from imap_wal.retention.overlap import WAITING, Overlap, beside
+from imap_wal.retention.overlap import WAITING, Background, Overlap, beside
 from tests.support import eventually
 
 
@@ -203,3 +203,46 @@ def test_few_maps_never_wait_on_disk(
     waiting.close()
     assert taken == dict.fromkeys("abc", 100)
     assert bool(on_disk) == (not free)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_background_jobs_run_one_at_a_time(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    monkeypatch.setattr(overlap, "THREADS", threads)
+    running, found = threading.Lock(), list[int]()
+
+    def job(number: int) -> None:
+        assert running.acquire(blocking=False)
+        found.append(number)
+        running.release()
+
+    jobs = Background()
+    for number in range(100):
+        jobs.run(partial(job, number))
+    jobs.wait()
+    assert found == [*range(100)]
+    jobs.close()
+
+
+def test_a_background_job_runs_while_its_caller_works() -> None:
+    jobs, started, ended = Background(), threading.Event(), threading.Event()
+
+    def job() -> None:
+        started.set()
+        assert ended.wait(60)
+
+    jobs.run(job)
+    assert started.wait(60)
+    ended.set()
+    jobs.close()
+
+
+@pytest.mark.parametrize("then", [Background.wait, lambda jobs: jobs.run(lambda: None)])
+def test_the_error_of_a_background_job_is_raised_once(then: Callable[[Background], None]) -> None:
+    jobs = Background()
+    jobs.run(failing)
+    with pytest.raises(OSError, match="No space left"):
+        then(jobs)
+    jobs.wait()
+    jobs.run(failing)
+    jobs.close()
+    assert not [each for each in threading.enumerate() if each.name.startswith("imap-wal-merge")]

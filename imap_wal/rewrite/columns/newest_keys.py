@@ -1,7 +1,7 @@
 """The newest change of every key, by columns: keys and orders, without values, in bounded memory.
 
     add ─▶ batches of a map ─▶ `contenders`: of each key, the changes that may still win
-             │ more than half of the limit are left
+             │ more than half of the limit are left          (another thread does this)
              ▼
            ranges of keys on scratch ─▶ a range is cut again while it is larger than the limit
 
@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from imap_wal.entry import SHARED_SESSIONS
 from imap_wal.parquet.scratch import Scratch
+from imap_wal.retention.overlap import Background
 from storage_backends.extras import needs
 
 with needs("archive"):
@@ -55,13 +56,17 @@ Tag: TypeAlias = tuple[Any, ...]
 
 class NewestKeys:
     """Not thread-safe. `memory_bytes`: about how much the rows of all maps may take; working on
-    them takes three times as much."""
+    them takes three times as much. Half of it waits while another thread works on the rest."""
 
     def __init__(self, memory_bytes: int, folder: Path | None = None) -> None:
         self._limit = memory_bytes
         self._scratch = Scratch(KEY_SCHEMA, 0, folder)
+        self._background = Background()
         self._held: dict[str, list[Any]] = {}
         self._size = 0
+        """The bytes of the rows that were added since the other thread got all."""
+        self._left: dict[str, list[Any]] = {}
+        """The rows that the other thread has left; they come before those of `_held`."""
         self._borders: dict[str, list[bytes]] = {}
         """Map → the lower borders of its ranges on scratch, without the first."""
         self._next = 0
@@ -72,14 +77,17 @@ class NewestKeys:
             return
         self._held.setdefault(name, []).append(batch)
         self._size += batch.nbytes
-        if self._size > self._limit:
-            self._reduce()
+        if self._size > self._limit // 2:
+            held, self._size = self._take(), 0
+            self._background.run(lambda: self._reduce(held))
 
     def maps(self) -> list[str]:
+        self._held = self._take()
         return sorted({*self._held, *self._borders})
 
     def keys(self, name: str) -> Iterator[list[bytes]]:
         """The keys of a map, in pages. A key may appear more than once."""
+        self._held = self._take()
         for batch in self._batches(name):
             for start in range(0, len(batch), PAGE_ROWS):
                 yield batch.column("key").slice(start, PAGE_ROWS).to_pylist()
@@ -88,18 +96,22 @@ class NewestKeys:
         """The contenders of a map, as tables of ranges of keys: each key is in one table, and the
         keys of a table are above those of the tables before it. Within a table they are in no
         order."""
+        self._held = self._take()
         borders = self._borders.get(name)
         if borders is None:
             held = self._held.get(name)
             if held:
                 yield contenders(pa.Table.from_batches(held, KEY_SCHEMA))
             return
-        self._spill(name)
+        if held := self._held.pop(name, None):
+            self._spill(name, held)
         for place in range(len(borders) + 1):
             yield from self._range((name, place))
 
     def close(self) -> None:
+        self._background.close()
         self._held.clear()
+        self._left.clear()
         self._scratch.close()
 
     def _batches(self, name: str) -> Iterator[Any]:
@@ -107,22 +119,29 @@ class NewestKeys:
             yield from self._scratch.read((name, place))
         yield from self._held.get(name, ())
 
-    def _reduce(self) -> None:
-        """Drop the rows that cannot win. If that is not enough, move all rows to scratch."""
-        self._size = 0
-        for held in self._held.values():
-            table = contenders(pa.Table.from_batches(held, KEY_SCHEMA))
-            held[:] = table.combine_chunks().to_batches()
-            self._size += table.nbytes
-        if self._size > self._limit // 2:
-            for name in list(self._held):
-                self._spill(name)
-            self._size = 0
+    def _take(self) -> dict[str, list[Any]]:
+        """All rows that are in memory, when the other thread has no more work."""
+        self._background.wait()
+        held, self._held, self._left = self._left, self._held, {}
+        for name, batches in self._held.items():
+            held.setdefault(name, []).extend(batches)
+        self._held = {}
+        return held
 
-    def _spill(self, name: str) -> None:
-        held = self._held.pop(name, None)
-        if not held:
-            return
+    def _reduce(self, held: dict[str, list[Any]]) -> None:
+        """Drop the rows that cannot win. If that is not enough, move all rows to scratch. The other
+        thread does this."""
+        size = 0
+        for batches in held.values():
+            table = contenders(pa.Table.from_batches(batches, KEY_SCHEMA))
+            batches[:] = table.combine_chunks().to_batches()
+            size += table.nbytes
+        if size > self._limit // 2:
+            while held:
+                self._spill(*held.popitem())
+        self._left = held
+
+    def _spill(self, name: str, held: list[Any]) -> None:
         table = sorted_by_key(pa.Table.from_batches(held, KEY_SCHEMA))
         borders = self._borders.get(name)
         if borders is None:

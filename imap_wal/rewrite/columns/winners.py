@@ -1,7 +1,8 @@
 """The whole rows of the winners, in key order, in bounded memory.
 
 Sources are read one after the other, and only where they have a winner. What was read is sorted by
-rank, the place of a row in key order, in runs of bounded size; runs are merged window by window.
+rank, the place of a row in key order, in runs of bounded size, by another thread; runs are merged
+window by window.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA
 from imap_wal.parquet.scratch import Scratch
+from imap_wal.retention.overlap import Background
 from storage_backends.extras import needs
 
 with needs("archive"):
@@ -35,12 +37,13 @@ RUNS = 64
 
 class RowSorter:
     """Takes rows of one map, with `RANKED_SCHEMA`, in any order, and returns them by rank. Every
-    rank exists once."""
+    rank exists once. Half of `memory_bytes` waits while another thread sorts the rest."""
 
     def __init__(self, memory_bytes: int, folder: Path | None) -> None:
-        self._limit = memory_bytes
+        self._limit = memory_bytes // 2
         self._page_bytes = min(max(memory_bytes // RUNS, PAGE_BYTES_MIN), PAGE_BYTES_MAX)
         self._scratch = Scratch(RANKED_SCHEMA, 0, folder)
+        self._background = Background()
         self._held: list[Any] = []
         self._size = 0
         self._runs = 0
@@ -54,25 +57,30 @@ class RowSorter:
     def pages(self) -> Iterator[Any]:
         """All rows by rank, once, in batches."""
         if not self._runs:
-            yield from self._sorted()
+            held, self._held = self._held, []
+            yield from self._sorted(held, self._size)
             return
         self._end_run()
+        self._background.wait()
         for table in merged([self._scratch.taken(run) for run in self._scratch.tags()]):
             yield from table.combine_chunks().to_batches()
 
     def close(self) -> None:
+        self._background.close()
         self._held.clear()
         self._scratch.close()
 
     def _end_run(self) -> None:
-        for page in self._sorted():
-            self._scratch.add(self._runs, page)
-        self._runs += 1
+        run, held, size = self._runs, self._held, self._size
+        self._runs, self._held, self._size = run + 1, [], 0
+        self._background.run(lambda: self._store(run, held, size))
 
-    def _sorted(self) -> Iterator[Any]:
-        """The rows in memory, by rank, in pages."""
-        held, size = self._held, self._size
-        self._held, self._size = [], 0
+    def _store(self, run: int, held: list[Any], size: int) -> None:
+        for page in self._sorted(held, size):
+            self._scratch.add(run, page)
+
+    def _sorted(self, held: list[Any], size: int) -> Iterator[Any]:
+        """The rows of `held`, which becomes empty, by rank, in pages."""
         if not held:
             return
         # Joined once: otherwise each `take` of a page joins all.
