@@ -201,10 +201,16 @@ class TaskEngine(ABC):
     def _ranges(
         self, plan: RewritePlan, map_plans: Sequence[MapPlan], cleared: Cleared
     ) -> list[RangeParts]:
+        """The results of all ranges, in order. The largest one begins first: one that began last
+        would run alone at the end."""
         tasks = [task for map_plan in map_plans for task in map_plan.tasks]
+        order = sorted(range(len(tasks)), key=lambda number: tasks[number].bytes, reverse=True)
+        inputs = [tasks[number] for number in order]
         size = sum(task.bytes for task in tasks)
         work = Merging(plan, cleared, self._task_settings())
-        return self._step(plan, "merging", work, tasks, size, _of_merged)
+        done = self._step(plan, "merging", work, inputs, size, _of_merged)
+        found = dict(zip(order, done, strict=True))
+        return [found[number] for number in range(len(tasks))]
 
 
 @dataclass(frozen=True, slots=True)

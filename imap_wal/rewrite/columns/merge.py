@@ -145,13 +145,14 @@ class ColumnMerge:
         before. `late`: see `Tally.is_late`; of an archive, each batch says it."""
         if scan.kind == ARCHIVE or by_columns(scan):
             source = self.sources.file(scan)
-            for found in read_keys(self.sources.store, scan, groups):
-                batch = self._span.of_batch(found.batch)
-                self.run_records += len(batch)
-                if scan.kind == ARCHIVE:
-                    late = self.tally.is_late(scan.node, found.last)
-                    batch = self._counting(batch, scan)
-                self.sources.add_columns(source, batch, late)
+            with closing(beside([read_keys(self.sources.store, scan, groups)])) as read:
+                for found in read:
+                    batch = self._span.of_batch(found.batch)
+                    self.run_records += len(batch)
+                    if scan.kind == ARCHIVE:
+                        late = self.tally.is_late(scan.node, found.last)
+                        batch = self._counting(batch, scan)
+                    self.sources.add_columns(source, batch, late)
             return
         for changes in read_scan(self._log.store, scan):
             rows = self._within(changes.rows)
