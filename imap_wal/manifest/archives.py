@@ -75,6 +75,10 @@ class ListFile:
     highest: Position
     """The lowest and the highest `last` of its archives."""
 
+    @property
+    def items(self) -> int:
+        return self.archives
+
 
 Read: TypeAlias = Callable[[ListFile], tuple[Archive, ...]]
 

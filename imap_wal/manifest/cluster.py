@@ -11,7 +11,16 @@ from imap_wal.clock import Clock, Randomness
 from imap_wal.format import START, Position
 from imap_wal.manifest.document import Whole, checked, fields_of, require, without_defaults
 from imap_wal.manifest.feature_level import FIRST, NEWEST, PROMISES, FeatureLevel
+from imap_wal.manifest.list_files import dropped_names
 from imap_wal.manifest.node import NodeManifest, Seen
+from imap_wal.manifest.part_lists import (
+    PartLists,
+    lists_from_json,
+    lists_json,
+    lists_of,
+    names_of,
+)
+from imap_wal.manifest.parts import ListedParts, Read, unread
 from imap_wal.manifest.snapshots import (
     NO_VERSIONS,
     LowWaterMark,
@@ -21,6 +30,7 @@ from imap_wal.manifest.snapshots import (
     from_json_with_marks,
     marks_by_node,
     marks_json,
+    with_lists,
     with_marks_once,
 )
 from imap_wal.manifest.store import (
@@ -31,6 +41,7 @@ from imap_wal.manifest.store import (
     FORMAT_KEPT_SNAPSHOTS,
     FORMAT_LISTS,
     FORMAT_PACKED,
+    FORMAT_PART_LISTS,
     PACKED_FROM,
     ManifestLog,
 )
@@ -59,6 +70,7 @@ class ClusterManifest:
         FORMAT_COPIES,
         FORMAT_LISTS,
         FORMAT_KEPT_SNAPSHOTS,
+        FORMAT_PART_LISTS,
     )
 
     incarnation: Whole = 0
@@ -98,6 +110,9 @@ class ClusterManifest:
     were given up; a recovery cut frames; the cut of a lifetime made entries void that are only on
     its disk; another log replaced it; it was forgotten. A change with a copy there then has one
     copy less."""
+    dropped_lists: Mapping[str, Whole] = field(default_factory=dict, compare=False)
+    """Name of a list of files that former manifests have → number of the first manifest without
+    it. Set by the publication."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.snapshots, SnapshotTable) and len(self.snapshots) >= PACKED_FROM:
@@ -110,6 +125,7 @@ class ClusterManifest:
             "lifetimes": [fields_of(lifetime) for lifetime in self.lifetimes],
             "versions": versions,
             "all_maps": marks_json(self.all_maps),
+            "lists": lists_json(self.snapshots),
         }
         if isinstance(self.snapshots, SnapshotTable):
             covered = {
@@ -142,22 +158,29 @@ class ClusterManifest:
                 "level",
                 "all_maps",
                 "losses",
+                "lists",
+                "dropped_lists",
             ),
         )
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
+    def from_json(cls, data: dict[str, Any], file: str = "", read: Read = unread) -> Self:
+        """The inverse of `to_json`. `read`: of the log that reads the manifest."""
         require(data, "incarnation", "claims", "lifetimes", "nodes", "snapshots", "generation")
         snapshots: Mapping[str, Snapshot]
+        lists = lists_from_json(data.get("lists", {}))
         if isinstance(data["snapshots"], str):
             snapshots = SnapshotTable(
                 None,
                 data["snapshots"],
                 checked(data["covered"], dict[str, tuple[LowWaterMark, ...]]),
                 file,
+                lists,
+                read,
             )
         else:
             snapshots = from_json_with_marks(data["snapshots"], data.get("marks", {}))
+            snapshots = with_lists(snapshots, lists, read)
         versions = {
             number: PartitionVersions.decode(text)
             for number, text in checked(data.get("versions", {}), dict[int, str]).items()
@@ -255,7 +278,55 @@ class ClusterManifest:
         )
 
 
+class ClusterManifestLog(ManifestLog[ClusterManifest]):
+    """The manifests of a cluster, and the lists of files that they name."""
+
+    def __init__(
+        self, store: SegmentStore, cluster_folder: str, clock: Clock, randomness: Randomness
+    ) -> None:
+        super().__init__(
+            store, cluster_folder, ClusterManifest, ClusterManifest(), clock, randomness
+        )
+        self.lists = PartLists(store, cluster_folder, randomness, self._named)
+
+    def _named(self) -> set[str]:
+        return names_of(lists_of(self.read()[1].snapshots))
+
+    def _content(self, data: dict[str, Any], file: str) -> ClusterManifest:
+        return ClusterManifest.from_json(data, file, self.lists.read)
+
+    def _prepared(self, number: int, floor: int, content: ClusterManifest) -> ClusterManifest:
+        former = self._follows(number)
+        if content.snapshots is not former.snapshots:
+            content = replace(content, snapshots=self._settled(number, content, former))
+        known, named = lists_of(former.snapshots), names_of(lists_of(content.snapshots))
+        dropped = dropped_names(former.dropped_lists, names_of(known), named, number, floor)
+        return replace(content, dropped_lists=dropped)
+
+    def _settled(
+        self, number: int, content: ClusterManifest, former: ClusterManifest
+    ) -> dict[str, Snapshot]:
+        if content.feature_level < FeatureLevel.PART_LISTS:
+            return {
+                name: each if each.listed is None else each.with_parts(each.parts)
+                for name, each in content.snapshots.items()
+            }
+        known = {
+            name: [ListedParts(each, self.lists.read)]
+            for name, each in lists_of(former.snapshots).items()
+        }
+        return {
+            name: self.lists.settled(number, each, known.get(name, ()))
+            for name, each in content.snapshots.items()
+        }
+
+    def _finish(self, number: int, content: ClusterManifest) -> None:
+        lists = lists_of(content.snapshots)
+        if lists != lists_of(self._follows(number).snapshots):
+            self.lists.sweep(number, {*names_of(lists), *content.dropped_lists})
+
+
 def cluster_manifests(
     store: SegmentStore, cluster_folder: str, clock: Clock, randomness: Randomness
-) -> ManifestLog[ClusterManifest]:
-    return ManifestLog(store, cluster_folder, ClusterManifest, ClusterManifest(), clock, randomness)
+) -> ClusterManifestLog:
+    return ClusterManifestLog(store, cluster_folder, clock, randomness)

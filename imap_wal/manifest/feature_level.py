@@ -20,6 +20,8 @@ class FeatureLevel(IntEnum):
     """Archives of a node in list files."""
     KEPT_SNAPSHOTS = 7
     """Readers for which files of replaced snapshots are kept."""
+    PART_LISTS = 8
+    """Files of snapshots in list files."""
 
     @property
     def brings(self) -> str:
@@ -37,6 +39,8 @@ _BRINGS = {
     FeatureLevel.KEPT_SNAPSHOTS: "streams with images beside compaction: what they need of "
     "replaced snapshots is kept; copies on own disks: a restore does not need a disk whose changes "
     "other logs have",
+    FeatureLevel.PART_LISTS: "files of snapshots in list files: an update of the cluster's "
+    "manifest costs about the same with few files and with many",
 }
 FIRST = min(FeatureLevel)
 """Of a log whose manifest names no level, and of a node whose release did not know levels."""

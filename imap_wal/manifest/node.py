@@ -12,7 +12,7 @@ from imap_wal.format import START, Position
 from imap_wal.manifest import archives as of_archives
 from imap_wal.manifest.archives import Archive, ArchiveList, ListedArchives
 from imap_wal.manifest.document import NOT_OF_VERSION_1, Whole, checked, fields_of, require
-from imap_wal.manifest.list_files import ListFiles
+from imap_wal.manifest.list_files import ArchiveLists
 from imap_wal.manifest.store import (
     FORMAT,
     FORMAT_BY_KEY,
@@ -300,7 +300,7 @@ class NodeManifestLog(ManifestLog[NodeManifest]):
         self, store: SegmentStore, node_folder: str, clock: Clock, randomness: Randomness
     ) -> None:
         super().__init__(store, node_folder, NodeManifest, NodeManifest(), clock, randomness)
-        self.lists = ListFiles(store, node_folder, randomness, self._named)
+        self.lists = ArchiveLists(store, node_folder, randomness, self._named)
 
     def _named(self) -> set[str]:
         return {each.name for each in of_archives.lists_of(self.read()[1].archives)}

@@ -38,11 +38,15 @@ from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.document import checked, fields_of, require
+from imap_wal.manifest.document import Whole, checked, fields_of, require, without_defaults
+from imap_wal.manifest.list_files import dropped_names
+from imap_wal.manifest.part_lists import PartLists, lists_from_json, lists_json, lists_of
+from imap_wal.manifest.parts import ListedParts, PartList, Read, unread
 from imap_wal.manifest.snapshots import (
     PartitionVersions,
     Snapshot,
     from_json_with_marks,
+    with_lists,
     with_marks_once,
 )
 from imap_wal.manifest.store import ManifestLog
@@ -74,16 +78,25 @@ class Base:
     def to_json(self) -> dict[str, Any]:
         snapshots, marks = with_marks_once(self.snapshots)
         versions = {str(number): table.encode() for number, table in self.versions.items()}
-        return {**fields_of(self), "snapshots": snapshots, "marks": marks, "versions": versions}
+        document = {
+            **fields_of(self),
+            "snapshots": snapshots,
+            "marks": marks,
+            "versions": versions,
+            "lists": lists_json(self.snapshots),
+        }
+        return without_defaults(document, ("lists",))
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
+    def from_json(cls, data: dict[str, Any], read: Read = unread) -> Self:
+        """The inverse of `to_json`. `read`: of the log that reads the manifest."""
         versions = checked(data["versions"], dict[int, str])
         maps = data["maps"]
+        snapshots = from_json_with_marks(data["snapshots"], data["marks"])
         return cls(
             checked(data["positions"], dict[str, Position]),
             checked(data["removed"], dict[str, Position]),
-            from_json_with_marks(data["snapshots"], data["marks"]),
+            with_lists(snapshots, lists_from_json(data.get("lists", {})), read),
             {number: PartitionVersions.decode(text) for number, text in versions.items()},
             None if maps is None else checked(maps, tuple[str, ...]),
             checked(data.get("losses", {}), dict[str, int]),
@@ -108,8 +121,8 @@ class Base:
         return other is not None and mine == (other.positions, other.snapshots)
 
 
-def _base(data: Any) -> Base | None:
-    return None if data is None else Base.from_json(checked(data, dict[str, Any]))
+def _base(data: Any, read: Read) -> Base | None:
+    return None if data is None else Base.from_json(checked(data, dict[str, Any]), read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +138,8 @@ class ReaderManifest:
     base: Base | None = None
     proposed: Base | None = None
     later: tuple[Base, ...] = ()
+    dropped_lists: Mapping[str, Whole] = field(default_factory=dict, compare=False)
+    """As of `ClusterManifest`."""
 
     def to_json(self) -> dict[str, Any]:
         document = fields_of(self)
@@ -135,24 +150,35 @@ class ReaderManifest:
             base = document.pop(name)
             if base is not None:
                 document[name] = base.to_json()
-        return document
+        return without_defaults(document, ("dropped_lists",))
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
+    def from_json(cls, data: dict[str, Any], file: str = "", read: Read = unread) -> Self:
+        """The inverse of `to_json`. `read`: of the log that reads the manifest."""
         require(data, "positions", "updated_ms", "forgotten")
         found = checked({**data, "base": None, "proposed": None, "later": ()}, cls)
         later = checked(data.get("later", []), list[dict[str, Any]])
         return replace(
             found,
-            base=_base(data.get("base")),
-            proposed=_base(data.get("proposed")),
-            later=tuple(map(Base.from_json, later)),
+            base=_base(data.get("base"), read),
+            proposed=_base(data.get("proposed"), read),
+            later=tuple(Base.from_json(base, read) for base in later),
         )
 
     @property
     def bases(self) -> Iterator[Base]:
         """Those that are kept."""
         return (base for base in (self.base, self.proposed, *self.later) if base is not None)
+
+    @property
+    def lists(self) -> set[PartList]:
+        """The lists with the files of all bases."""
+        return {
+            each
+            for base in self.bases
+            for of_map in lists_of(base.snapshots).values()
+            for each in of_map
+        }
 
     def kept_above(self, node: str) -> Position:
         """The position above which a node's log is kept for this reader."""
@@ -314,12 +340,64 @@ def forget(
         now_ms = clock.now_ms()
         return ReaderManifest(reader.positions, now_ms, forgotten=True)
 
-    manifests.update(change)
+    manifests.update(change, alone=True)  # so its lists are deleted, too
     return True
+
+
+class ReaderManifestLog(ManifestLog[ReaderManifest]):
+    """The manifests of one reader, and the lists of files that its bases name."""
+
+    def __init__(
+        self, store: SegmentStore, folder: str, clock: Clock, randomness: Randomness
+    ) -> None:
+        super().__init__(store, folder, ReaderManifest, ReaderManifest(), clock, randomness)
+        self.lists = PartLists(store, folder, randomness, self._named)
+
+    def _named(self) -> set[str]:
+        return {each.name for each in self.read()[1].lists}
+
+    def _content(self, data: dict[str, Any], file: str) -> ReaderManifest:
+        return ReaderManifest.from_json(data, file, self.lists.read)
+
+    def _prepared(self, number: int, floor: int, content: ReaderManifest) -> ReaderManifest:
+        former = self._follows(number)
+        known: dict[str, list[ListedParts]] = {}
+        for base in former.bases:
+            for name, lists in lists_of(base.snapshots).items():
+                known.setdefault(name, []).append(ListedParts(lists, self.lists.read))
+
+        def settled(base: Base | None) -> Base | None:
+            return None if base is None else self._settled(number, base, known)
+
+        content = replace(
+            content,
+            base=settled(content.base),
+            proposed=settled(content.proposed),
+            later=tuple(self._settled(number, base, known) for base in content.later),
+        )
+        names = {each.name for each in former.lists}
+        named = {each.name for each in content.lists}
+        dropped = dropped_names(former.dropped_lists, names, named, number, floor)
+        return replace(content, dropped_lists=dropped)
+
+    def _settled(self, number: int, base: Base, known: dict[str, list[ListedParts]]) -> Base:
+        """With lists of this reader in place of those of the cluster, or of another reader."""
+        snapshots = dict(base.snapshots)
+        for name in lists_of(base.snapshots):
+            snapshots[name] = self.lists.settled(number, snapshots[name], known.get(name, ()))
+            listed = snapshots[name].listed
+            if listed is not None:
+                known.setdefault(name, []).append(listed)  # bases share most files
+        return replace(base, snapshots=snapshots)
+
+    def _finish(self, number: int, content: ReaderManifest) -> None:
+        if content.lists != self._follows(number).lists:
+            names = {each.name for each in content.lists}
+            self.lists.sweep(number, {*names, *content.dropped_lists})
 
 
 def _manifests(
     store: SegmentStore, cluster_folder: str, name: str, clock: Clock, randomness: Randomness
-) -> ManifestLog[ReaderManifest]:
+) -> ReaderManifestLog:
     folder = f"{layout.readers_folder(cluster_folder)}/{encode(name)}"
-    return ManifestLog(store, folder, ReaderManifest, ReaderManifest(), clock, randomness)
+    return ReaderManifestLog(store, folder, clock, randomness)

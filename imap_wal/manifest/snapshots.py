@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from imap_wal.format import START, Position
 from imap_wal.manifest.document import Packed, Whole, checked, fields_of, without_defaults
 from imap_wal.manifest.node import Pair, without_turn
+from imap_wal.manifest.parts import (
+    COLUMNS,
+    ListedColumn,
+    ListedParts,
+    PartList,
+    Parts,
+    Read,
+    unread,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +72,11 @@ class LowWaterMark:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """A published snapshot of one map: `files` have the newest change of every key up to `marks`. A
-    dropped map has no files."""
+    dropped map has no files. If the files are in lists, `files`, `checksums`, `sizes`, `rows`,
+    `borders` and `expiries` are read at first use, with the errors of `ListedParts`."""
 
     generation: Whole
-    files: tuple[str, ...]
+    files: Sequence[str]
     marks: Mapping[str, LowWaterMark]
     live: int
     tombstones: int
@@ -75,28 +85,52 @@ class Snapshot:
     dropped: int = 0
     """Generation of the last drop of this map. A reader that merged entries before it must discard
     them."""
-    checksums: tuple[int, ...] = ()
+    checksums: Sequence[int] = ()
     """CRC-32C of each whole file; empty: unknown."""
     until_ms: int = 0
     """The state of the map before this Unix time is unknown: older changes of its keys are
     removed."""
-    sizes: tuple[int, ...] = ()
+    sizes: Sequence[int] = ()
     """Bytes of each file; empty: unknown."""
-    rows: tuple[int, ...] = ()
+    rows: Sequence[int] = ()
     """The number of rows of each file; empty: unknown."""
     versions: Whole = 0
     """The table in `ClusterManifest.versions` for entries above `marks`; 0: none."""
     last_expiry_ms: int = 0
     """When the last row expires; 0: a row never expires, or unknown."""
-    borders: tuple[str, ...] = ()
+    borders: Sequence[str] = ()
     """For each file, in hexadecimal digits: no key of it is lower, and each key of the files before
     it is. Empty: unknown."""
-    expiries: tuple[int, ...] = ()
+    expiries: Sequence[int] = ()
     """When the first row of each file expires; 0: no row does. Empty: unknown."""
 
+    @property
+    def listed(self) -> ListedParts | None:
+        """The lists with the files; None: the manifest has them."""
+        columns = [getattr(self, name) for name in COLUMNS]
+        first = columns[0].listed if isinstance(columns[0], ListedColumn) else None
+        same = all(isinstance(each, ListedColumn) and each.listed is first for each in columns)
+        return first if same else None
+
+    @property
+    def parts(self) -> Parts:
+        """What is known of the files. Raises the errors of `ListedParts.whole`."""
+        return Parts(*(tuple(getattr(self, name)) for name in COLUMNS))
+
+    def with_parts(self, parts: Parts) -> Snapshot:
+        """With these files, in the manifest."""
+        return replace(self, **fields_of(parts))
+
+    def with_lists(self, listed: ListedParts) -> Snapshot:
+        """With these files, in lists."""
+        columns: dict[str, Any] = {name: ListedColumn(listed, name) for name in COLUMNS}
+        return replace(self, **columns)
+
     def to_json(self, shared: str | None = None) -> dict[str, Any]:
-        """`shared`: the number of its marks, if several snapshots have the same."""
-        document = {**fields_of(self), "marks": shared or marks_json(self.marks)}
+        """`shared`: the number of its marks, if several snapshots have the same. Without its lists
+        (`imap_wal.manifest.part_lists`)."""
+        parts = fields_of(Parts() if self.listed is not None else self.parts)
+        document = {**fields_of(self), **parts, "marks": shared or marks_json(self.marks)}
         return without_defaults(
             document, ("sizes", "rows", "versions", "last_expiry_ms", "borders", "expiries")
         )
@@ -112,7 +146,9 @@ class Snapshot:
             if isinstance(given, str)
             else checked(given, dict[str, LowWaterMark])
         )
-        return replace(checked({**data, "marks": {}}, cls), marks=marks)
+        parts = checked({name: data.get(name, ()) for name in COLUMNS}, Parts)
+        found = checked({**data, **fields_of(Parts()), "marks": {}}, cls)
+        return replace(found, marks=marks, **fields_of(parts))
 
 
 def marks_json(marks: Mapping[str, LowWaterMark]) -> dict[str, Any]:
@@ -151,6 +187,19 @@ def from_json_with_marks(snapshots: Any, marks: Any) -> dict[str, Snapshot]:
     }
 
 
+def with_lists(
+    snapshots: Mapping[str, Snapshot], lists: Mapping[str, tuple[PartList, ...]], read: Read
+) -> dict[str, Snapshot]:
+    """The snapshots with their files in these lists, for each map that has some. Raises
+    ValueError."""
+    found = dict(snapshots)
+    for name, each in lists.items():
+        if not each or name not in found or found[name].files:
+            raise ValueError(f"lists of map {name!r} do not fit its snapshot")
+        found[name] = found[name].with_lists(ListedParts(each, read))
+    return found
+
+
 def marks_by_node(snapshots: Mapping[str, Snapshot]) -> dict[str, tuple[LowWaterMark, ...]]:
     """Node → for each of its log directories, the farthest mark of any snapshot."""
     farthest: dict[tuple[str, str], Position] = {}
@@ -168,7 +217,7 @@ class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
     """The snapshots of many maps. An open and a claim copy the table without parsing it; they use
     only `covered`, which is stored separately."""
 
-    __slots__ = ("marks_by_node",)
+    __slots__ = ("lists", "marks_by_node", "read")
 
     def __init__(
         self,
@@ -176,16 +225,24 @@ class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
         text: str = "",
         covered: Mapping[str, tuple[LowWaterMark, ...]] | None = None,
         file: str = "",
+        lists: Mapping[str, tuple[PartList, ...]] | None = None,
+        read: Read = unread,
     ) -> None:
-        """Pass the first argument, or the other three; see `Packed`."""
+        """Pass the first argument, or the others; see `Packed`."""
         super().__init__(snapshots, text, file)
         self.marks_by_node = covered
+        self.lists, self.read = lists, read
+        """The lists of each map that has some: they are stored separately, too."""
+        if snapshots is not None:
+            listed = {name: each.listed for name, each in snapshots.items()}
+            self.lists = {name: each.lists for name, each in listed.items() if each is not None}
 
     def _to_document(self, value: Mapping[str, Snapshot]) -> Any:
         return with_marks_once(value)
 
     def _from_document(self, document: Any) -> Mapping[str, Snapshot]:
-        return from_json_with_marks(*checked(document, tuple[Any, Any]))
+        found = from_json_with_marks(*checked(document, tuple[Any, Any]))
+        return with_lists(found, self.lists or {}, self.read)
 
     @property
     def covered(self) -> Mapping[str, tuple[LowWaterMark, ...]]:

@@ -49,6 +49,8 @@ FORMAT_LISTS = 6
 """Of a node: archives in list files, see `ListedArchives`."""
 FORMAT_KEPT_SNAPSHOTS = 7
 """Of a cluster: readers may need files of replaced snapshots (`imap_wal.manifest.readers`)."""
+FORMAT_PART_LISTS = 8
+"""Of a cluster: files of snapshots in list files, see `ListedParts`."""
 PACKED_FROM = 256
 """An archive list of this length or more is packed, and so are the snapshots of this many maps."""
 DIGITS = 10
@@ -162,6 +164,10 @@ class ManifestLog(Generic[C]):
         publishes one of their numbers loses. Raises `CorruptLog` and `UnsupportedVersion` for a
         later manifest that cannot be read."""
         return self._publish(after, content, alone) is not None
+
+    def _content(self, data: dict[str, Any], file: str) -> C:
+        """The content of a manifest; see `Content.from_json`."""
+        return self._kind.from_json(data, file)
 
     def _prepared(self, number: int, floor: int, content: C) -> C:
         """What manifest `number` says for `content`; what it needs beside it is written now."""
@@ -280,7 +286,7 @@ class ManifestLog(Generic[C]):
             what = f"manifest format {format}; imap-wal {VERSION} reads {newest}"
             raise UnsupportedVersion(path, 0, what, "upgrade imap-wal; the file was not changed")
         with whole(path):
-            return data, self._kind.from_json(data, path)
+            return data, self._content(data, path)
 
 
 class _Head(msgspec.Struct):

@@ -116,7 +116,8 @@ def remove_former(
 
         manifest = change(manifest) if dry_run else log.manifests.update(change)
         kept = readers.kept_files(log.store, log.folder, manifest)
-    gone = tuple(file for file in files if file.path not in kept and _is_removable(file, manifest))
+    former = _Former(manifest)
+    gone = tuple(file for file in files if file.path not in kept and former.has(file))
     if check or not dry_run:
         demand_whole(
             log,
@@ -129,14 +130,21 @@ def remove_former(
     return tuple(file for file in gone if file.path in deleted)
 
 
-def _is_removable(file: StoredFile, manifest: ClusterManifest) -> bool:
-    component, generation = _place(file.path)
-    name = map_of(component, manifest.snapshots)
-    snapshot = manifest.snapshots.get(name)
-    if not generation or (snapshot is not None and file.path in snapshot.files):
-        return False
-    replaced = snapshot is not None and generation <= snapshot.generation
-    return replaced or generation < manifest.orphan_floor
+class _Former:
+    """Which files a manifest neither names nor may name again."""
+
+    def __init__(self, manifest: ClusterManifest) -> None:
+        self._manifest = manifest
+        self.named = {path for each in manifest.snapshots.values() for path in each.files}
+
+    def has(self, file: StoredFile) -> bool:
+        component, generation = _place(file.path)
+        if not generation or file.path in self.named:
+            return False
+        snapshots = self._manifest.snapshots
+        snapshot = snapshots.get(map_of(component, snapshots))
+        replaced = snapshot is not None and generation <= snapshot.generation
+        return replaced or generation < self._manifest.orphan_floor
 
 
 def _dead(
@@ -144,11 +152,11 @@ def _dead(
 ) -> set[int]:
     """Generations above the floor that no manifest names, and without a new file for
     `ORPHAN_MS`."""
-    named = {path for snapshot in manifest.snapshots.values() for path in snapshot.files}
+    former = _Former(manifest)
     newest: dict[int, int] = {}
     for file in files:
         generation = _place(file.path)[1]
-        if file.path not in named and not _is_removable(file, manifest) and generation:
+        if file.path not in former.named and not former.has(file) and generation:
             # On a storage without modification times, no rewrite is treated as dead.
             modified_ms = file.modified_ms or 2**62
             newest[generation] = max(newest.get(generation, 0), modified_ms)

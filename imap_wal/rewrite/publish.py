@@ -227,7 +227,7 @@ def report_of(plan: RewritePlan, item: Merged, archived: int) -> MapRewrite:
             before,
             former.bytes,
             former.generation,
-            former.files,
+            tuple(former.files),
             True,
         )
     return MapRewrite(
