@@ -38,7 +38,8 @@ MISFITS_MAX = 8
 """How often files that do not fit together are listed again before they count as damage."""
 _MANIFEST = re.compile(r"(?P<folder>(?:|claims/|readers/[^/]+/|nodes/[^/]+/)manifest)/(\d+)\.json")
 _SMALL = re.compile(
-    r"claims/\d+\.claim|opened/[^/]+|nodes/[^/]+/(?:wal/[^/]+\.(?:log|writer)|lists/[^/]+)"
+    r"claims/\d+\.claim|opened/[^/]+|nodes/[^/]+/wal/[^/]+\.(?:log|writer)"
+    r"|(?:|readers/[^/]+/|nodes/[^/]+/)lists/[^/]+"
 )
 _ASIDE = re.compile(r"set-aside/.+|nodes/[^/]+/lost/.+")
 
@@ -58,7 +59,7 @@ class Captured:
     """The files of one cluster at one moment."""
 
     contents: Mapping[str, bytes]
-    """Path → content of a small file: manifests, lists of archives, claims, permits."""
+    """Path → content of a small file: manifests, lists, claims, permits."""
     fronts: Mapping[str, Front]
     """Path → front of the newest segment of a node."""
     files: tuple[str, ...]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
@@ -16,12 +17,22 @@ from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, node_manifests
 from imap_wal.manifest.older import mark_beyond, older_epoch, opened_epochs
+from imap_wal.manifest.parts import PartList
+from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.names import decode
 from imap_wal.segment.listing import SegmentFile, WalFolder, sorted_out
 from imap_wal.segment.verdict import Place
 from storage_backends import SegmentStore, StoredFile
 
 ATTEMPTS = 8
+
+
+class DamagedPartList(NamedTuple):
+    """A list of files of a map's snapshot that cannot be read."""
+
+    map: str
+    list: PartList
+    error: LogError
 
 
 @dataclass(frozen=True)
@@ -166,6 +177,29 @@ class ClusterView:
             return "forgotten"
         found = next(node for node in self.nodes if node.name == name)
         return "closed" if found.manifest.clean else "open or crashed"
+
+    @cached_property
+    def _snapshots(self) -> tuple[dict[str, Snapshot], tuple[DamagedPartList, ...]]:
+        damaged: list[DamagedPartList] = []
+        found = {}
+        for name, snapshot in self.manifest.snapshots.items():
+            found[name] = snapshot
+            wrong: list[tuple[PartList, LogError]] = []
+            if snapshot.listed is not None:
+                parts = snapshot.listed.readable(wrong)
+                found[name] = snapshot.with_parts(parts) if wrong else snapshot
+            damaged += [DamagedPartList(name, each, error) for each, error in wrong]
+        return found, tuple(damaged)
+
+    @property
+    def snapshots(self) -> dict[str, Snapshot]:
+        """Map → its snapshot, without the files of damaged lists."""
+        return self._snapshots[0]
+
+    @property
+    def damaged_lists(self) -> tuple[DamagedPartList, ...]:
+        """The lists of files of snapshots that cannot be read."""
+        return self._snapshots[1]
 
     @property
     def snapshot_bytes(self) -> int:

@@ -38,6 +38,7 @@ from imap_wal.inspect.parquet_check import check_parquet
 from imap_wal.inspect.segment_check import check_segment
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.archives import lists_of
+from imap_wal.manifest.part_lists import lists_of as lists_of_parts
 from imap_wal.manifest.store import manifest_number
 from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT, FileScan
 from imap_wal.security.encryption import keys_of
@@ -68,7 +69,7 @@ def plan(
 ) -> tuple[list[Finding], list[Unit]]:
     """The findings that do not require reading a cluster's files, and the files to read. A missing
     node is a finding about its folder."""
-    findings = [*_plan_manifests(store, view)]
+    findings = [*_plan_manifests(store, view), *_part_lists(view)]
     units = [*_snapshot_units(store, view)]
     without = {node.name for node in view.nodes if node.of_no_manifest}
     others = {
@@ -122,8 +123,19 @@ def _plan_manifests(store: SegmentStore, view: ClusterView) -> Iterator[Finding]
         yield _manifest(f"{view.claims_folder}/{view.claims_number:010d}.json", older)
 
 
+def _part_lists(view: ClusterView) -> Iterator[Finding]:
+    wrong = {each.list: each.error for each in view.damaged_lists}
+    for lists in lists_of_parts(view.manifest.snapshots).values():
+        for each in lists:
+            path = layout.list_path(view.folder, each.name)
+            if each in wrong:
+                yield damaged(path, "list", each.bytes, wrong[each], None)
+            else:
+                yield Finding(path, "list", CLEAN, each.bytes)
+
+
 def _snapshot_units(store: SegmentStore, view: ClusterView) -> Iterator[Unit]:
-    for name, snapshot in sorted(view.manifest.snapshots.items()):
+    for name, snapshot in sorted(view.snapshots.items()):
         for path, wanted in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0):
             scan = FileScan(SNAPSHOT, "", str(path), name)
             size = snapshot.bytes // len(snapshot.files)

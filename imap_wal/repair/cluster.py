@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
@@ -34,7 +34,7 @@ from imap_wal.repair.cluster_manifest import ManifestRepair
 from imap_wal.repair.manifest import encoded, with_made_manifests
 from imap_wal.repair.node import NodeRepair
 from imap_wal.repair.node_plan import NodePlan
-from imap_wal.repair.report import GIVEN_UP, LEFT_OUT, Extent, Item
+from imap_wal.repair.report import COPIED, GIVEN_UP, LEFT_OUT, Extent, Item
 from imap_wal.repair.snapshots import SnapshotRepair
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.conflicts import Resolution
@@ -48,6 +48,9 @@ from storage_backends import SegmentStore
 UNFINISHED = "of an imap-wal repair that did not finish"
 """A marker has this in place of the format number, so a reader's error says "manifest format of an
 imap-wal repair that did not finish"."""
+
+Files: TypeAlias = list[tuple[str, bytes]]
+"""Path and content of files, in the order in which they are written."""
 
 
 @dataclass
@@ -84,6 +87,7 @@ class ClusterRepair:
             self.store, self.view, self.wants_node, self.randomness.name()
         )
         self._snapshots = SnapshotRepair(self.store, view, self.clock, self.tell, self.items)
+        view = self.view = self._snapshots.find_again()
         lost = self.lost_manifests.get(f"{view.folder}/manifest", 0)
         self._manifest_repair = ManifestRepair(
             self.store, view, lost, self.wants_node, self._snapshots
@@ -183,10 +187,10 @@ class ClusterRepair:
         for repair in self._nodes:
             if repair.wal_id:
                 target.create(layout.log_path(repair.node.folder, repair.wal_id), b"")
-            target.create(*self._node_manifest(repair))
+            _create(target, self._node_manifest(repair))
         if self._claims is not None or self.view.claims_number:
-            target.create(*self._claim_manifest())
-        target.create(*self._cluster_manifest())
+            _create(target, self._claim_manifest())
+        _create(target, self._cluster_manifest())
         decided = self._decide(target, prefer) if prefer else []
         for path in reversed(markers):
             target.delete(path)
@@ -213,7 +217,7 @@ class ClusterRepair:
         lost = self.lost_manifests.get(self.view.claims_folder, 0)
         return ClaimsRepair(self.view, lost, self._manifest_repair.older)
 
-    def _node_manifest(self, repair: NodeRepair) -> tuple[str, bytes]:
+    def _node_manifest(self, repair: NodeRepair) -> Files:
         folder, number, content = repair.node.folder, repair.node.manifest_number, repair.manifest
         if content is None:
             return self._manifest_file(folder, number)
@@ -223,7 +227,7 @@ class ClusterRepair:
             content,
         )
 
-    def _claim_manifest(self) -> tuple[str, bytes]:
+    def _claim_manifest(self) -> Files:
         view, content = self.view, self._claims
         if content is None:
             return self._manifest_file(f"{view.folder}/claims", view.claims_number)
@@ -233,10 +237,11 @@ class ClusterRepair:
             content,
         )
 
-    def _cluster_manifest(self) -> tuple[str, bytes]:
+    def _cluster_manifest(self) -> Files:
         folder, number = self.view.folder, self.view.manifest_number
         if self._manifest is None:
-            return self._manifest_file(folder, number)
+            lists = [(path, self.store.read(path)) for path in self._manifest_repair.lists]
+            return [*lists, *self._manifest_file(folder, number)]
         content = replace(self._manifest, snapshots=self._snapshots.planned)
         return encoded(
             lambda store: cluster_manifests(store, folder, self.clock, self.randomness),
@@ -244,9 +249,9 @@ class ClusterRepair:
             content,
         )
 
-    def _manifest_file(self, folder: str, number: int) -> tuple[str, bytes]:
+    def _manifest_file(self, folder: str, number: int) -> Files:
         path = f"{folder}/manifest/{number:010d}.json"
-        return path, self.store.read(path)
+        return [(path, self.store.read(path))]
 
     def _plan_manifest(self) -> None:
         fitting = self._manifest_repair.fitting(self._nodes, self._claims_repair.lost)
@@ -257,3 +262,12 @@ class ClusterRepair:
             self.items.append(item)
         self._manifest, item = self._manifest_repair.plan(fitting)
         self.items.append(item)
+        if self._manifest is None:
+            self.items += [
+                Item(path, "list", "clean", COPIED) for path in self._manifest_repair.lists
+            ]
+
+
+def _create(target: SegmentStore, files: Files) -> None:
+    for path, content in files:
+        target.create(path, content)

@@ -12,6 +12,7 @@ from imap_wal.manifest import key_checks
 from imap_wal.manifest.archives import ListedArchives
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.feature_level import FIRST, NEWEST, FeatureLevel
+from imap_wal.manifest.part_lists import lists_of, names_of
 from imap_wal.manifest.snapshots import LowWaterMark
 from imap_wal.parquet import salvage
 from imap_wal.repair.node import Highest, NodeRepair
@@ -107,7 +108,8 @@ class ManifestRepair:
         """The copy's manifest, None if the present one is copied, and what to say about it."""
         view, folder = self._view, f"{self._view.folder}/manifest"
         name = f"{folder}/{view.manifest_number:010d}.json" if view.manifest_number else folder
-        if fitting == view.manifest and not self._snapshots.rewritten and not self.older:
+        changed = self._snapshots.rewritten or self._snapshots.lists_changed
+        if fitting == view.manifest and not changed and not self.older:
             return None, Item(name, "manifest", "clean", COPIED)
         status, what = self._why_rewritten()
         # Below this mark, a map may have lost its snapshot: the next rewrite reads everything.
@@ -120,6 +122,12 @@ class ManifestRepair:
             what=what,
             to=f"{folder}/{self.number:010d}.json",
         )
+
+    @property
+    def lists(self) -> list[str]:
+        """The paths of the list files of the present manifest."""
+        names = names_of(lists_of(self._view.manifest.snapshots))
+        return [layout.list_path(self._view.folder, name) for name in sorted(names)]
 
     def unknown_logs(self, fitting: ClusterManifest) -> list[Item]:
         """Without any manifest: the logs that were opened in this cluster and have no files

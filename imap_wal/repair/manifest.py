@@ -161,15 +161,17 @@ def _classes(store: SegmentStore, node: NodeView) -> Iterator[str]:
 
 def encoded(
     log: Callable[[SegmentStore], ManifestLog[C]], number: int, content: C
-) -> tuple[str, bytes]:
-    """Path and bytes of manifest `number` with this content."""
+) -> list[tuple[str, bytes]]:
+    """Path and bytes of manifest `number` with this content, and of the lists that it names, which
+    come first."""
     name = f"imap-wal-repair-{SystemRandomness().name()}"
     scratch = MemoryStore(name)
     try:
         manifests = log(scratch)
         manifests.publish(number - 1, content)
         path = manifests.next_path(number - 1)
-        return path, scratch.read(path)
+        lists = [file.path for file in scratch.list("") if layout.list_number(file.path)]
+        return [(each, scratch.read(each)) for each in (*lists, path)]
     finally:
         scratch.close()
         forget(name)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from typing import Any
 
+from imap_wal import names
 from imap_wal.clock import Clock
+from imap_wal.entry import KEY
+from imap_wal.errors import ShortLog
 from imap_wal.inspect.inventory import ClusterView
+from imap_wal.manifest.parts import Parts
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.parquet import salvage
 from imap_wal.parquet.writer import checksum
 from imap_wal.repair.report import COPIED, GIVEN_UP, REWRITTEN, Extent, Item
 from storage_backends import NotFound, SegmentStore, StoredFile
 from storage_backends.paths import number_in
+
+_UNKNOWN: dict[str, Any] = {"sizes": (), "rows": (), "borders": (), "expiries": ()}
 
 
 class SnapshotRepair:
@@ -33,10 +40,115 @@ class SnapshotRepair:
         """The snapshots of the copy, by map."""
         self.rewritten: set[str] = set()
         """Files that are rewritten."""
+        self.lists_changed = False
+        """Whether files of damaged lists were found again, or given up."""
         self.generation = 0
         """The highest generation that has a folder."""
         self.taken_in: list[str] = []
         """Files of snapshots that no manifest names but the copy keeps."""
+
+    def find_again(self) -> ClusterView:
+        """The cluster without damaged lists: their files are found by their folders, as far as
+        possible. The log below a snapshot is removed, so without them its entries are lost."""
+        view = self._view
+        if not view.damaged_lists:
+            return view
+        self.lists_changed = True
+        snapshots = dict(view.snapshots)
+        for name in {each.map: None for each in view.damaged_lists}:
+            damaged = [each for each in view.damaged_lists if each.map == name]
+            wanted = sum(each.list.parts for each in damaged)
+            found = self._parts_again(name, snapshots[name], wanted)
+            fits = len(found) == wanted and self._sizes_fit(snapshots[name], found)
+            files = [*_files(snapshots[name]), *((file.path, 0) for file in found)]
+            snapshots[name] = replace(
+                snapshots[name],
+                files=tuple(path for path, _ in files),
+                checksums=tuple(checksum for _, checksum in files),
+                **_UNKNOWN,
+            )
+            doubt = "" if fits else "; their sizes are not those of the snapshot"
+            for each in damaged:
+                what = (
+                    f"{each.error.what}; {len(found)} files of {wanted} were found by their "
+                    f"folders{doubt}"
+                )
+                given_up = None if fits else Extent()
+                status = "missing" if isinstance(each.error, ShortLog) else "corrupt"
+                self._items.append(
+                    Item(each.error.file, "list", status, GIVEN_UP, given_up=given_up, what=what)
+                )
+        manifest = replace(view.manifest, snapshots=snapshots)
+        self._view = replace(view, manifest=manifest)
+        return self._view
+
+    def _parts_again(self, name: str, snapshot: Snapshot, wanted: int) -> list[StoredFile]:
+        """The files of a map's snapshot that are not named. If there are too many, some belong to
+        former snapshots: then the newest of those are taken whose keys are where the damaged lists
+        were, and in no other file."""
+        named = set(snapshot.files)
+        found = []
+        for file in self._store.list(f"{self._view.folder}/snapshot"):
+            *_, component, folder, part = file.path.split("/")
+            number = number_in(folder)
+            if (
+                number is not None
+                and part.endswith(".parquet")
+                and number <= snapshot.generation
+                and file.path not in named
+                and names.map_of(component, self._view.manifest.snapshots) == name
+            ):
+                found.append((number, file))
+        if len(found) <= wanted:
+            return [file for _, file in found]
+        kept: list[StoredFile] = []
+        spans: list[tuple[bytes, bytes]] = []
+        holes = self._holes(name)
+        for _, file in sorted(found, key=lambda each: (-each[0], each[1].path)):
+            self._tell(file.path)
+            span = self._span(file.path)
+            if (
+                span is not None
+                and any(
+                    (above is None or above < span[0]) and (below is None or span[1] < below)
+                    for above, below in holes
+                )
+                and not any(first <= span[1] and span[0] <= last for first, last in spans)
+            ):
+                kept.append(file)
+                spans.append(span)
+        return kept
+
+    def _holes(self, name: str) -> list[tuple[bytes | None, bytes | None]]:
+        """For each damaged list of a map, the last key of the file before it, and the border of the
+        file after it; None: there is no such file, or it is unknown."""
+        listed = self._view.manifest.snapshots[name].listed
+        damaged = {each.list for each in self._view.damaged_lists}
+        holes: list[tuple[bytes | None, bytes | None]] = []
+        last: bytes | None = None
+        within = False
+        for each in listed.lists if listed is not None else ():
+            if each in damaged:
+                within = True
+                continue
+            parts = listed.read(each) if listed is not None else Parts()
+            if within:
+                holes.append((last, bytes.fromhex(parts.borders[0]) if parts.borders else None))
+            span = self._span(parts.files[-1])
+            last, within = span[1] if span is not None else last, False
+        return [*holes, (last, None)] if within else holes
+
+    def _span(self, path: str) -> tuple[bytes, bytes] | None:
+        """The first and the last key of a file; None if it has none, or cannot be read."""
+        try:
+            keys = [row[KEY] or b"" for row in salvage.rows_of(self._store, path, log=None)]
+        except NotFound:
+            return None
+        return (min(keys), max(keys)) if keys else None
+
+    def _sizes_fit(self, snapshot: Snapshot, found: Sequence[StoredFile]) -> bool:
+        known = sum(snapshot.sizes) if len(snapshot.sizes) == len(snapshot.files) else -1
+        return known + sum(file.size for file in found) == snapshot.bytes
 
     def unnamed(self) -> dict[str, list[StoredFile]]:
         """Map → files that its snapshot does not name, of the same or a newer generation. A lost

@@ -134,6 +134,10 @@ def _files(store: SegmentStore, view: ClusterView, selection: Selection) -> list
     rows: list[dict[str, object]] = [
         {"kind": "manifest", "bytes": file.size, "file": file.path} for file in manifests
     ]
+    rows += [
+        {"kind": "list", "bytes": file.size, "file": file.path}
+        for file in store.list(layout.lists_folder(view.folder))
+    ]
     for node in view.nodes:
         if selection.wants_node(node.name):
             rows += [
@@ -154,4 +158,5 @@ def _kind(path: str, folder: str) -> str:
         return {"wal": "segment", "writer": "permit", "log": "log id"}.get(
             path.rpartition(".")[2], "foreign"
         )
-    return {"archive": "archive", "manifest": "manifest", layout.LOCK: "lock"}.get(top, "foreign")
+    kinds = {"archive": "archive", "manifest": "manifest", "lists": "list", layout.LOCK: "lock"}
+    return kinds.get(top, "foreign")
