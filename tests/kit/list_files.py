@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import pytest
 
 from imap_wal import layout
 from imap_wal.clock import SeededRandomness
 from imap_wal.format import Position
-from imap_wal.manifest import list_files
+from imap_wal.manifest import list_files, part_lists
 from imap_wal.manifest.archives import Archive
+from imap_wal.manifest.cluster import ClusterManifestLog
 from imap_wal.manifest.node import NodeManifest, NodeManifestLog
+from imap_wal.manifest.snapshots import LowWaterMark, Snapshot
 from storage_backends import SegmentStore
 from tests.support import FakeClock
 
@@ -38,9 +41,9 @@ def paths(manifest: NodeManifest) -> list[str]:
     return sorted(each.path for each in manifest.archives)
 
 
-def listed(store: SegmentStore) -> set[str]:
+def listed(store: SegmentStore, folder: str = FOLDER) -> set[str]:
     """The names of the list files that are there."""
-    files = store.list(layout.lists_folder(FOLDER))
+    files = store.list(layout.lists_folder(folder))
     return {layout.list_name_of(file.path) for file in files}
 
 
@@ -60,3 +63,63 @@ def check(store: SegmentStore) -> set[str]:
     there = listed(store)
     assert named <= there
     return named | {name for name in there if int(name[:10]) > number}
+
+
+CLUSTER = "ns/c"
+
+
+def short_part_lists(monkeypatch: pytest.MonkeyPatch, most: int = 3, least: int = 4) -> None:
+    """Lists of few files of snapshots, even for small snapshots."""
+    monkeypatch.setattr(part_lists, "PARTS_MAX", most)
+    monkeypatch.setattr(list_files, "LIST_MIN", least)
+
+
+def cluster_log(store: SegmentStore, seed: int = 1) -> ClusterManifestLog:
+    return ClusterManifestLog(store, CLUSTER, FakeClock(), SeededRandomness(seed))
+
+
+def snapshot_of(parts: Mapping[int, int], generation: int = 1, name: str = "m") -> Snapshot:
+    """A snapshot with a file for each key, which is its border; the value is in its name."""
+    keys = sorted(parts)
+    return Snapshot(
+        generation,
+        tuple(f"{CLUSTER}/snapshot/{name}/{parts[key]:08d}/part-{key}.parquet" for key in keys),
+        {"n": LowWaterMark("d", Position(1, generation, 64, 0))},
+        live=len(keys),
+        tombstones=0,
+        bytes=100 * len(keys),
+        created_ms=generation,
+        checksums=tuple(parts[key] * 1000 + key for key in keys),
+        sizes=(100,) * len(keys),
+        rows=tuple(range(len(keys))),
+        borders=tuple(f"{key:08x}" for key in keys),
+        expiries=(0,) * len(keys),
+    )
+
+
+def parts_in(snapshot: Snapshot) -> dict[int, int]:
+    """The inverse of `snapshot_of`."""
+    found = {
+        int(border, 16): int(path.split("/")[-2])
+        for border, path in zip(snapshot.borders, snapshot.files, strict=True)
+    }
+    assert snapshot.checksums == tuple(value * 1000 + key for key, value in found.items())
+    assert snapshot.rows == tuple(range(len(found)))
+    assert list(found) == sorted(found)
+    return found
+
+
+def check_parts(store: SegmentStore, folder: str = CLUSTER) -> set[str]:
+    """No list of files is missing that a manifest of this folder names from its floor on. Returns
+    the names of lists that may be there."""
+    documents = [json.loads(store.read(file.path)) for file in store.list(f"{folder}/manifest")]
+    newest = max(documents, key=lambda each: int(each["number"]))
+    named: set[str] = set()
+    for each in documents:
+        if each["number"] >= newest["floor"]:
+            bases = (each.get("base"), each.get("proposed"), *each.get("later", ()))
+            for one in (each, *filter(None, bases)):
+                named |= {file["name"] for files in one.get("lists", {}).values() for file in files}
+    there = listed(store, folder)
+    assert named <= there
+    return named | {name for name in there if int(name[:10]) > newest["number"]}

@@ -1,0 +1,296 @@
+"""A log whose snapshots have their files in lists, through its life: every command reads it, a
+damaged list is found and repaired, and no removal takes a file that a list names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import imap_wal
+from imap_wal import layout
+from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.errors import CorruptLog, LogError, ShortLog, UnsupportedVersion
+from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
+from imap_wal.manifest.feature_level import FeatureLevel
+from imap_wal.manifest.parts import PartList
+from imap_wal.manifest.readers import HISTORY, bases_of_history
+from imap_wal.manifest.snapshots import Snapshot
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite import part_writer
+from imap_wal.rewrite.run import rewrite
+from imap_wal.rewrite.sorted_runs import Sizes
+from storage_backends import open_store
+from tests.cli.conftest import Run
+from tests.kit.list_files import check_parts, short_part_lists
+from tests.kit.repairs import repair
+from tests.kit.task_engine import TaskEngine
+
+FOLDER = "default/embedded"
+SPLIT = Sizes(range_bytes=1, group_rows=2)
+KEYS = 100
+Contents = dict[str, dict[Any, Any]]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    short_part_lists(monkeypatch, 3, 4)
+    monkeypatch.setattr(part_writer, "PART_ROWS", 4)
+    monkeypatch.setattr(part_writer, "PART_ROWS_MAX", 4)
+
+
+@pytest.fixture
+def log(tmp_path: Path, run: Run) -> tuple[str, Contents]:
+    """The URL of a log whose map `m` has 25 files in lists, and its contents."""
+    url = f"file://{tmp_path}/log"
+    expected: Contents = {"m": {f"{key:03d}": 0 for key in range(KEYS)}, "small": {"a": 1}}
+    with opened(url) as store:
+        for name, entries in expected.items():
+            store.map(name).update(entries)
+    rewritten(run, url)
+    assert len(snapshot(url).files) == KEYS // 4 and len(lists(url)) > 4
+    return url, expected
+
+
+def opened(url: str, **options: Any) -> imap_wal.Store:
+    return imap_wal.open(url, node="n1", preallocate=False, **options)
+
+
+def rewritten(run: Run, url: str, *words: str) -> None:
+    for command in (["rewrite", url, *words], ["prune", url, "--yes"]):
+        ended = run(*command)
+        assert ended.code == 0, ended.err
+
+
+def manifest(url: str) -> ClusterManifest:
+    return cluster_manifests(open_store(url), FOLDER, SystemClock(), SystemRandomness()).read()[1]
+
+
+def snapshot(url: str) -> Snapshot:
+    return manifest(url).snapshots["m"]
+
+
+def lists(url: str) -> tuple[PartList, ...]:
+    found = snapshot(url).listed
+    assert found is not None
+    return found.lists
+
+
+def contents(url: str, **options: Any) -> Contents:
+    with opened(url, **options) as store:
+        return {name: dict(store.map(name)) for name in sorted(store.maps())}
+
+
+def there(url: str) -> set[str]:
+    return {file.path for file in open_store(url).list(FOLDER)}
+
+
+def check(url: str) -> None:
+    """Every list that a manifest names is there, and every file that a list names."""
+    check_parts(open_store(url), FOLDER)
+    assert {path for each in manifest(url).snapshots.values() for path in each.files} <= there(url)
+
+
+def test_a_log_with_part_lists_lives_on(log: tuple[str, Contents], run: Run) -> None:
+    url, expected = log
+    kinds = run("verify", url, "-o", "json").json["files"]
+    assert {file["status"] for file in kinds} == {"clean"}
+    assert sum(file["kind"] == "list" for file in kinds) == len(lists(url))
+    listed = run("ls", url, "--files", "-o", "json").json["files"]
+    assert sum(file["kind"] == "list" for file in listed) == len(lists(url))
+    for turn, key in enumerate(("002", "050", "051", "099", "100"), 1):
+        before = lists(url)
+        with opened(url) as store:
+            store.map("m")[key] = turn
+            if turn == 3:
+                del store.map("m")["010"]
+        expected["m"][key] = turn
+        rewritten(run, url, *(["--map", "m"] if turn % 2 else []))
+        check(url)
+        assert contents(url) == expected if turn != 3 else expected["m"].pop("010") == 0
+        if turn < 3:
+            assert len(set(before) - set(lists(url))) <= 2, "most lists are named again"
+    assert contents(url) == expected
+    assert run("verify", url).code == 0
+    with opened(url) as store:
+        store.map("m").clear()
+        store.map("m")["only"] = 1
+    rewritten(run, url)
+    check(url)
+    assert contents(url) == {**expected, "m": {"only": 1}}
+    assert run("drop", url, "--map", "m", "--yes").code == 0
+    assert contents(url)["small"] == {"a": 1}
+
+
+def test_tasks_rewrite_into_part_lists(log: tuple[str, Contents], run: Run) -> None:
+    url, expected = log
+    with opened(url) as store:
+        store.map("m")["033"] = "new"
+    expected["m"]["033"] = "new"
+    before = lists(url)
+    rewrite(ClusterLog(open_store(url), "default", "embedded"), TaskEngine(SPLIT))
+    assert len(set(before) & set(lists(url))) >= len(before) - 2
+    check(url)
+    rewritten(run, url)
+    assert contents(url) == expected
+
+
+def test_a_backup_has_the_part_lists(log: tuple[str, Contents], run: Run, tmp_path: Path) -> None:
+    url, expected = log
+    place, back = f"file://{tmp_path}/backups", f"file://{tmp_path}/back"
+    assert run("backup", url, place).code == 0
+    ended = run("backup-restore", place, back)
+    assert ended.code == 0, ended.err
+    assert lists(back) == lists(url)
+    check(back)
+    assert run("verify", back).code == 0
+    assert contents(back) == expected
+
+
+def test_the_history_has_lists_of_its_own(
+    log: tuple[str, Contents], run: Run, tmp_path: Path
+) -> None:
+    url, _ = log
+    for turn in range(3):
+        with opened(url) as store:
+            store.map("m").update({f"{key:03d}": turn for key in range(0, KEYS, 30)})
+        assert run("rewrite", url, "--history", "1h").code == 0
+        assert run("prune", url, "--history", "1h", "--yes").code == 0
+        check(url)
+    store = open_store(url)
+    bases = bases_of_history(store, FOLDER)
+    folder = f"{layout.readers_folder(FOLDER)}/{HISTORY}"
+    check_parts(store, folder)
+    assert bases and all(each.snapshots["m"].listed for each in bases)
+    for base in bases:
+        assert set(base.snapshots["m"].files) <= there(url)
+    place, back = f"file://{tmp_path}/backups", f"file://{tmp_path}/back"
+    assert run("backup", url, place).code == 0
+    assert run("backup-restore", place, back).code == 0
+    check_parts(open_store(back), folder)
+    assert run("prune", url, "--forget-reader", "history", "--yes").code == 0
+    assert not store.list(f"{folder}/lists")
+    check(url)
+
+
+def lose(path: Path) -> None:
+    path.unlink()
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("former", [False, True])
+@pytest.mark.parametrize(
+    ("harm", "error", "status"), [(lose, ShortLog, "missing"), (damage, CorruptLog, "corrupt")]
+)
+@pytest.mark.parametrize("which", [0, 2, -1])
+def test_a_harmed_part_list_is_found_and_repaired(
+    log: tuple[str, Contents],
+    run: Run,
+    tmp_path: Path,
+    harm: Callable[[Path], None],
+    error: type[LogError],
+    status: str,
+    which: int,
+    former: bool,
+) -> None:
+    """`former`: files of a former snapshot are there too."""
+    url, expected = log
+    if former:
+        with opened(url) as store:
+            for key in ("001", "041", "042", "098"):
+                store.map("m")[key] = expected["m"][key] = "new"
+        assert run("rewrite", url).code == 0
+    file = lists(url)[which]
+    path = layout.list_path(FOLDER, file.name)
+    before, named = there(url), set(snapshot(url).files)
+    harm(tmp_path / "log" / path)
+    assert run("prune", url, "--yes").code != 0
+    assert run("rewrite", url).code != 0
+    with pytest.raises(error, match=rf"{re.escape(path)} at byte 0.*repair"):
+        contents(url)
+    assert {each for each in before - there(url) if each.endswith(".parquet")} == set()
+    found = run("verify", url, "-o", "json")
+    assert found.code == 3
+    (wrong,) = [each for each in found.json["files"] if each["status"] != "clean"]
+    assert (wrong["file"], wrong["kind"], wrong["offset"]) == (path, "list", 0)
+    (item,) = [
+        each
+        for each in repair(run, tmp_path, code=0)["files"]
+        if each["kind"] == "list" and each["status"] != "clean"
+    ]
+    assert (item["file"], item["status"], item["given_up"]) == (path, status, None)
+    assert f"{file.parts} files of {file.parts} were found" in item["what"]
+    copy = f"file://{tmp_path}/copy"
+    assert set(snapshot(copy).files) == named
+    check(copy)
+    assert contents(copy) == expected
+    rewritten(run, copy)
+    assert contents(copy) == expected
+
+
+def test_a_repaired_copy_without_damage_has_the_part_lists(
+    log: tuple[str, Contents], run: Run, tmp_path: Path
+) -> None:
+    url, expected = log
+    repair(run, tmp_path, code=0)
+    copy = f"file://{tmp_path}/copy"
+    assert lists(copy) == lists(url)
+    check(copy)
+    assert contents(copy) == expected
+
+
+def test_a_repaired_snapshot_has_part_lists(
+    log: tuple[str, Contents], run: Run, tmp_path: Path
+) -> None:
+    """One of its files is damaged, so the copy has a new manifest, and new lists."""
+    url, expected = log
+    lost = tmp_path / "log" / snapshot(url).files[7]
+    lost.unlink()
+    repair(run, tmp_path)
+    copy = f"file://{tmp_path}/copy"
+    check(copy)
+    assert len(snapshot(copy).files) == KEYS // 4 - 1
+    assert len(contents(copy)["m"]) == len(expected["m"]) - 4
+
+
+def test_an_older_log_keeps_its_part_form_until_upgraded(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"file://{tmp_path}/log"
+    expected: Contents = {"m": {}}
+
+    def write(turn: int) -> None:
+        with opened(url, keep_level=True) as store:
+            store.map("m").update({f"{key:03d}": turn for key in range(turn, KEYS, 3)})
+            expected["m"].update({f"{key:03d}": turn for key in range(turn, KEYS, 3)})
+        rewritten(run, url)
+
+    opened(url).close()
+    clusters = cluster_manifests(open_store(url), FOLDER, SystemClock(), SystemRandomness())
+    clusters.update(lambda now: replace(now, level=FeatureLevel.KEPT_SNAPSHOTS))
+    write(1)
+    assert snapshot(url).listed is None and len(snapshot(url).files) > 4
+    with monkeypatch.context() as older:
+        older.setattr(ClusterManifest, "formats", (1, 2, 3, 4, 5, 6, 7))
+        assert contents(url, keep_level=True) == expected, "the release before reads it"
+        write(2)
+    assert run("upgrade", url, "--yes").code == 0
+    assert snapshot(url).listed is None
+    write(0)
+    assert len(lists(url)) > 4
+    check(url)
+    assert contents(url) == expected
+    monkeypatch.setattr(ClusterManifest, "formats", (1, 2, 3, 4, 5, 6, 7))
+    files = there(url)
+    with pytest.raises(UnsupportedVersion, match=r"manifest format 8.*upgrade imap-wal"):
+        contents(url)
+    assert there(url) == files
