@@ -20,13 +20,14 @@ from imap_wal.manifest.part_lists import (
     lists_of,
     names_of,
 )
-from imap_wal.manifest.parts import ListedParts, Read, unread
+from imap_wal.manifest.parts import ListedParts
 from imap_wal.manifest.snapshots import (
     NO_VERSIONS,
     LowWaterMark,
     PartitionVersions,
     Snapshot,
     SnapshotTable,
+    bound,
     from_json_with_marks,
     marks_by_node,
     marks_json,
@@ -164,8 +165,8 @@ class ClusterManifest:
         )
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], file: str = "", read: Read = unread) -> Self:
-        """The inverse of `to_json`. `read`: of the log that reads the manifest."""
+    def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
+        """The inverse of `to_json`. Its lists can be read if they are `bound` to their log."""
         require(data, "incarnation", "claims", "lifetimes", "nodes", "snapshots", "generation")
         snapshots: Mapping[str, Snapshot]
         lists = lists_from_json(data.get("lists", {}))
@@ -176,11 +177,10 @@ class ClusterManifest:
                 checked(data["covered"], dict[str, tuple[LowWaterMark, ...]]),
                 file,
                 lists,
-                read,
             )
         else:
             snapshots = from_json_with_marks(data["snapshots"], data.get("marks", {}))
-            snapshots = with_lists(snapshots, lists, read)
+            snapshots = with_lists(snapshots, lists)
         versions = {
             number: PartitionVersions.decode(text)
             for number, text in checked(data.get("versions", {}), dict[int, str]).items()
@@ -292,8 +292,9 @@ class ClusterManifestLog(ManifestLog[ClusterManifest]):
     def _named(self) -> set[str]:
         return names_of(lists_of(self.read()[1].snapshots))
 
-    def _content(self, data: dict[str, Any], file: str) -> ClusterManifest:
-        return ClusterManifest.from_json(data, file, self.lists.read)
+    def _decode(self, number: int) -> tuple[dict[str, Any], ClusterManifest]:
+        data, manifest = super()._decode(number)
+        return data, replace(manifest, snapshots=bound(manifest.snapshots, self.lists.read))
 
     def _prepared(self, number: int, floor: int, content: ClusterManifest) -> ClusterManifest:
         former = self._follows(number)

@@ -41,19 +41,21 @@ from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.document import Whole, checked, fields_of, require, without_defaults
 from imap_wal.manifest.list_files import dropped_names
 from imap_wal.manifest.part_lists import PartLists, lists_from_json, lists_json, lists_of
-from imap_wal.manifest.parts import ListedParts, PartList, Read, unread
+from imap_wal.manifest.parts import ListedParts, PartList
 from imap_wal.manifest.snapshots import (
     PartitionVersions,
     Snapshot,
+    bound,
     from_json_with_marks,
     with_lists,
     with_marks_once,
 )
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.names import decode, encode
-from storage_backends import SegmentStore
+from storage_backends import NotFound, SegmentStore
 
 HISTORY = "history"
+ATTEMPTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +90,14 @@ class Base:
         return without_defaults(document, ("lists",))
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], read: Read = unread) -> Self:
-        """The inverse of `to_json`. `read`: of the log that reads the manifest."""
+    def from_json(cls, data: dict[str, Any]) -> Self:
         versions = checked(data["versions"], dict[int, str])
         maps = data["maps"]
         snapshots = from_json_with_marks(data["snapshots"], data["marks"])
         return cls(
             checked(data["positions"], dict[str, Position]),
             checked(data["removed"], dict[str, Position]),
-            with_lists(snapshots, lists_from_json(data.get("lists", {})), read),
+            with_lists(snapshots, lists_from_json(data.get("lists", {}))),
             {number: PartitionVersions.decode(text) for number, text in versions.items()},
             None if maps is None else checked(maps, tuple[str, ...]),
             checked(data.get("losses", {}), dict[str, int]),
@@ -121,8 +122,8 @@ class Base:
         return other is not None and mine == (other.positions, other.snapshots)
 
 
-def _base(data: Any, read: Read) -> Base | None:
-    return None if data is None else Base.from_json(checked(data, dict[str, Any]), read)
+def _base(data: Any) -> Base | None:
+    return None if data is None else Base.from_json(checked(data, dict[str, Any]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,22 +154,31 @@ class ReaderManifest:
         return without_defaults(document, ("dropped_lists",))
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], file: str = "", read: Read = unread) -> Self:
-        """The inverse of `to_json`. `read`: of the log that reads the manifest."""
+    def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
+        """The inverse of `to_json`. Its lists can be read if they are `bound` to their log."""
         require(data, "positions", "updated_ms", "forgotten")
         found = checked({**data, "base": None, "proposed": None, "later": ()}, cls)
         later = checked(data.get("later", []), list[dict[str, Any]])
         return replace(
             found,
-            base=_base(data.get("base"), read),
-            proposed=_base(data.get("proposed"), read),
-            later=tuple(Base.from_json(base, read) for base in later),
+            base=_base(data.get("base")),
+            proposed=_base(data.get("proposed")),
+            later=tuple(map(Base.from_json, later)),
         )
 
     @property
     def bases(self) -> Iterator[Base]:
         """Those that are kept."""
         return (base for base in (self.base, self.proposed, *self.later) if base is not None)
+
+    def with_bases(self, change: Callable[[Base], Base]) -> ReaderManifest:
+        """With what `change` makes of each base."""
+        return replace(
+            self,
+            base=None if self.base is None else change(self.base),
+            proposed=None if self.proposed is None else change(self.proposed),
+            later=tuple(map(change, self.later)),
+        )
 
     @property
     def lists(self) -> set[PartList]:
@@ -219,13 +229,20 @@ def read_by_all(store: SegmentStore, cluster_folder: str, node: str, end: Positi
     return min((reader.kept_above(node) for reader in readers), default=end)
 
 
-def kept_files(store: SegmentStore, cluster_folder: str, manifest: ClusterManifest) -> set[str]:
+def kept_files(
+    store: SegmentStore, cluster_folder: str, manifest: ClusterManifest, attempts: int = ATTEMPTS
+) -> set[str]:
     """The snapshot files that a reader needs. `manifest`: the cluster's, read before this call."""
-    return {
-        path
-        for reader in readers_of(store, cluster_folder).values()
-        for path, _ in reader.kept_files(manifest)
-    }
+    try:
+        return {
+            path
+            for reader in readers_of(store, cluster_folder).values()
+            for path, _ in reader.kept_files(manifest)
+        }
+    except NotFound:  # a reader published or was forgotten meanwhile, so its lists are deleted
+        if not attempts:
+            raise
+    return kept_files(store, cluster_folder, manifest, attempts - 1)
 
 
 def bases_of_history(store: SegmentStore, cluster_folder: str) -> tuple[Base, ...]:
@@ -356,8 +373,11 @@ class ReaderManifestLog(ManifestLog[ReaderManifest]):
     def _named(self) -> set[str]:
         return {each.name for each in self.read()[1].lists}
 
-    def _content(self, data: dict[str, Any], file: str) -> ReaderManifest:
-        return ReaderManifest.from_json(data, file, self.lists.read)
+    def _decode(self, number: int) -> tuple[dict[str, Any], ReaderManifest]:
+        data, manifest = super()._decode(number)
+        return data, manifest.with_bases(
+            lambda base: replace(base, snapshots=bound(base.snapshots, self.lists.read))
+        )
 
     def _prepared(self, number: int, floor: int, content: ReaderManifest) -> ReaderManifest:
         former = self._follows(number)
@@ -365,16 +385,7 @@ class ReaderManifestLog(ManifestLog[ReaderManifest]):
         for base in former.bases:
             for name, lists in lists_of(base.snapshots).items():
                 known.setdefault(name, []).append(ListedParts(lists, self.lists.read))
-
-        def settled(base: Base | None) -> Base | None:
-            return None if base is None else self._settled(number, base, known)
-
-        content = replace(
-            content,
-            base=settled(content.base),
-            proposed=settled(content.proposed),
-            later=tuple(self._settled(number, base, known) for base in content.later),
-        )
+        content = content.with_bases(lambda base: self._settled(number, base, known))
         names = {each.name for each in former.lists}
         named = {each.name for each in content.lists}
         dropped = dropped_names(former.dropped_lists, names, named, number, floor)

@@ -188,7 +188,9 @@ def from_json_with_marks(snapshots: Any, marks: Any) -> dict[str, Snapshot]:
 
 
 def with_lists(
-    snapshots: Mapping[str, Snapshot], lists: Mapping[str, tuple[PartList, ...]], read: Read
+    snapshots: Mapping[str, Snapshot],
+    lists: Mapping[str, tuple[PartList, ...]],
+    read: Read = unread,
 ) -> dict[str, Snapshot]:
     """The snapshots with their files in these lists, for each map that has some. Raises
     ValueError."""
@@ -198,6 +200,19 @@ def with_lists(
             raise ValueError(f"lists of map {name!r} do not fit its snapshot")
         found[name] = found[name].with_lists(ListedParts(each, read))
     return found
+
+
+def bound(snapshots: Mapping[str, Snapshot], read: Read) -> Mapping[str, Snapshot]:
+    """The snapshots with lists that `read` reads."""
+    if isinstance(snapshots, SnapshotTable):
+        return snapshots.bound(read)
+    lists = {name: each.listed.lists for name, each in snapshots.items() if each.listed is not None}
+    if not lists:
+        return snapshots
+    return {
+        name: each.with_lists(ListedParts(lists[name], read)) if name in lists else each
+        for name, each in snapshots.items()
+    }
 
 
 def marks_by_node(snapshots: Mapping[str, Snapshot]) -> dict[str, tuple[LowWaterMark, ...]]:
@@ -243,6 +258,12 @@ class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
     def _from_document(self, document: Any) -> Mapping[str, Snapshot]:
         found = from_json_with_marks(*checked(document, tuple[Any, Any]))
         return with_lists(found, self.lists or {}, self.read)
+
+    def bound(self, read: Read) -> SnapshotTable:
+        """The table with lists that `read` reads."""
+        if not self.lists:
+            return self
+        return SnapshotTable(None, self.text, self.marks_by_node, self._file, self.lists, read)
 
     @property
     def covered(self) -> Mapping[str, tuple[LowWaterMark, ...]]:

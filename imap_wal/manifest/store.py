@@ -165,10 +165,6 @@ class ManifestLog(Generic[C]):
         later manifest that cannot be read."""
         return self._publish(after, content, alone) is not None
 
-    def _content(self, data: dict[str, Any], file: str) -> C:
-        """The content of a manifest; see `Content.from_json`."""
-        return self._kind.from_json(data, file)
-
     def _prepared(self, number: int, floor: int, content: C) -> C:
         """What manifest `number` says for `content`; what it needs beside it is written now."""
         return content
@@ -286,7 +282,7 @@ class ManifestLog(Generic[C]):
             what = f"manifest format {format}; imap-wal {VERSION} reads {newest}"
             raise UnsupportedVersion(path, 0, what, "upgrade imap-wal; the file was not changed")
         with whole(path):
-            return data, self._content(data, path)
+            return data, self._kind.from_json(data, path)
 
 
 class _Head(msgspec.Struct):
