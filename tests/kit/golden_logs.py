@@ -38,3 +38,8 @@ CONTENTS["log-lists"] = {
     for number in range(4)
 }
 CONTENTS["log-packed"] = CONTENTS["log-lists"]
+CONTENTS["log-part-lists"] = {
+    "orders": {f"{number:02d}": "second" if number == 7 else "first" for number in range(40)},
+    "small": {"only": 1},
+    "in a segment": {"key": "value"},
+}

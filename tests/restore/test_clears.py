@@ -297,7 +297,7 @@ def test_clear_in_archive_or_snapshot_raises_manifest_format(
         monkeypatch.setattr(kind, "formats", (1, 2))
     assert first.manifests.read()[1].archives, "a log without clears is as it was"
     for manifests in (second.manifests, cluster(memory).manifests):
-        with pytest.raises(UnsupportedVersion, match=r"manifest format [37]"):
+        with pytest.raises(UnsupportedVersion, match=r"manifest format [38]"):
             manifests.read()
 
 

@@ -7,6 +7,7 @@ an unclosed segment. Every later version reads them.
     log-level.zip     the same with a feature level (a cluster's manifest of format 4)
     log-packed.zip    level 5: a node's manifest with a packed list of archives
     log-lists.zip     level 6: a node's manifest with list files
+    log-part-lists.zip  level 8: lists of files of snapshots, of the cluster and of the history
 
 `python -m tests.unit.test_golden_log NAME` made each of them, once. When the format changes, these
 files do not change, and another one is added.
@@ -28,8 +29,11 @@ from click.testing import CliRunner
 
 import imap_wal
 from imap_wal.clock import SeededRandomness
+from imap_wal.manifest.readers import bases_of_history
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import LogReader
 from rewrite_cli.cli import group
+from storage_backends import open_store
 from tests.kit.golden_logs import CONTENTS, GOLDEN
 from tests.support import FakeClock
 
@@ -49,6 +53,7 @@ def make(name: str, folder: Path) -> None:
         "log-level": by_key,
         "log-packed": many_archives,
         "log-lists": many_archives,
+        "log-part-lists": many_parts,
     }
     store = makers[name](folder.as_uri(), fixed)
     copy = Path(tempfile.mkdtemp())
@@ -109,6 +114,22 @@ def many_archives(url: str, fixed: dict[str, Any]) -> imap_wal.Store:
     return store
 
 
+def many_parts(url: str, fixed: dict[str, Any]) -> imap_wal.Store:
+    """Made with small files and short lists (`PART_ROWS`, `PART_ROWS_MAX` and `LIST_MIN` of 4,
+    `PARTS_MAX` of 3)."""
+    with imap_wal.open(url, **fixed) as store:
+        store.map("orders").update({f"{number:02d}": "first" for number in range(40)})
+        store.map("small")["only"] = 1
+    assert CliRunner().invoke(group, ["rewrite", url]).exit_code == 0
+    with imap_wal.open(url, **fixed) as store:
+        store.map("orders")["07"] = "second"
+    for command in (["rewrite", url, "--history", "1h"], ["prune", url, "--yes"]):
+        assert CliRunner().invoke(group, command).exit_code == 0
+    store = imap_wal.open(url, **fixed)
+    store.map("in a segment")["key"] = "value"
+    return store
+
+
 def every_kind_of_file(url: str, fixed: dict[str, Any]) -> imap_wal.Store:
     with imap_wal.open(url, **fixed) as store:
         orders = store.map("orders")
@@ -145,6 +166,18 @@ def test_a_golden_log_is_read_whole(name: str, tmp_path: Path) -> None:
             assert not store.statistics.recovery.torn_bytes
             assert {each: dict(store.map(each)) for each in CONTENTS[name]} == CONTENTS[name]
             assert set(store.maps()) <= set(CONTENTS[name])
+
+
+def test_a_golden_history_with_lists_is_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(GOLDEN / "log-part-lists.zip") as archive:
+        archive.extractall(tmp_path / "log")
+    log = ClusterLog(open_store((tmp_path / "log").as_uri()), "default", "embedded")
+    now = log.manifest().snapshots["orders"]
+    (base,) = bases_of_history(log.store, log.folder)
+    former = base.snapshots["orders"]
+    assert now.listed is not None and former.listed is not None
+    assert len(set(now.files) & set(former.files)) == len(now.files) - 1
+    assert all(log.store.exists(path) for path in (*now.files, *former.files))
 
 
 @pytest.mark.parametrize("name", ["log-by-key", "log-level"])
