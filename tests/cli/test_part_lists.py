@@ -161,10 +161,10 @@ def test_the_history_has_lists_of_its_own(
         assert run("rewrite", url, "--history", "1h").code == 0
         assert run("prune", url, "--history", "1h", "--yes").code == 0
         check(url)
-    store = open_store(url)
-    bases = bases_of_history(store, FOLDER)
+    storage = open_store(url)
+    bases = bases_of_history(storage, FOLDER)
     folder = f"{layout.readers_folder(FOLDER)}/{HISTORY}"
-    check_parts(store, folder)
+    check_parts(storage, folder)
     assert bases and all(each.snapshots["m"].listed for each in bases)
     for base in bases:
         assert set(base.snapshots["m"].files) <= there(url)
@@ -173,7 +173,7 @@ def test_the_history_has_lists_of_its_own(
     assert run("backup-restore", place, back).code == 0
     check_parts(open_store(back), folder)
     assert run("prune", url, "--forget-reader", "history", "--yes").code == 0
-    assert not store.list(f"{folder}/lists")
+    assert not storage.list(f"{folder}/lists")
     check(url)
 
 

@@ -310,7 +310,7 @@ def test_many_maps_are_copied_without_parsing(
 ) -> None:
     monkeypatch.setattr(cluster_module, "PACKED_FROM", 3)
     maps = {f"m{number}": dict.fromkeys(range(number, number + 9), 1) for number in range(5)}
-    put(cluster_log(memory), **maps)
+    put(cluster_log(memory), 1, **maps)
     store = FaultyStore(memory)
     log = cluster_log(store, 2)
     assert isinstance(log.read()[1].snapshots, SnapshotTable)
@@ -379,7 +379,7 @@ def test_bases_of_the_history_share_lists(memory: MemoryStore) -> None:
     for each in range(1, 6):
         states.append({**dict.fromkeys(range(40), 1), each * 3: each})
         new = base_of(put(log, each, m=states[-1]).snapshots["m"])
-        kept = reader.keep(lambda bases, new=new: (*bases, new), 1000)  # type: ignore[misc]
+        kept = reader.keep(lambda bases, new=new: (*bases, new), 1000)
         assert [parts_in(base.snapshots["m"]) for base in kept] == states
         assert reader.keep(lambda bases: bases, 1000) == kept
     folder = f"{layout.readers_folder(CLUSTER)}/{readers.HISTORY}"
