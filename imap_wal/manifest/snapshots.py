@@ -259,6 +259,10 @@ class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
         found = from_json_with_marks(*checked(document, tuple[Any, Any]))
         return with_lists(found, self.lists or {}, self.read)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # With its lists read: another process may not have the storage.
+        return SnapshotTable, (dict(self.whole),)
+
     def bound(self, read: Read) -> SnapshotTable:
         """The table with lists that `read` reads."""
         if not self.lists:

@@ -321,6 +321,8 @@ def test_many_maps_are_copied_without_parsing(
     assert not [each for each in store.operations if layout.list_number(each.path)]
     check_parts(memory)
     assert state_of(cluster_log(memory, 3).read()[1]) == maps
+    sent = pickle.loads(pickle.dumps(cluster_log(memory, 4).read()[1]))  # to a Spark worker
+    assert state_of(sent) == maps and isinstance(sent.snapshots["m1"].files, tuple)
 
 
 # ---- readers ----
