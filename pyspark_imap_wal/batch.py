@@ -12,9 +12,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from imap_wal.errors import InvalidSetting
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
-from imap_wal.read.file_scan import SEGMENT, FileScan, Metadata, from_manifest
-from imap_wal.read.scan import ahead, read_scan
+from imap_wal.read.file_scan import FileScan, Metadata
+from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans
+from imap_wal.read.schemas import schemas_of
 from imap_wal.read.state import ClusterState
 from imap_wal.retention.history import at_positions, at_time
 from imap_wal.security.encryption import open_store
@@ -125,7 +126,7 @@ class ImapWalReader(ClusterReader):
         if options.as_of is not None:
             state = known_then(log, state, options.as_of, maps)
             until = options.as_of.positions
-        metadata = metadata_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
+        metadata = schemas_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
         if options.mode == LATEST:
             yield from latest_tasks(log, state, options, filters, until, metadata)
             return
@@ -212,16 +213,3 @@ def known_then(
             "for a later moment"
         )
     return past.state
-
-
-def metadata_of(log: ClusterLog, state: ClusterState) -> tuple[Metadata, ...]:
-    """Schemas, to show keys and values as text."""
-    found = [
-        from_manifest(item) for node in state.nodes.values() for item in node.manifest.metadata
-    ]
-    for scan in cluster_scans(state, snapshots=False, covered=True):
-        if scan.kind == SEGMENT:
-            found += [
-                item for changes in read_scan(log.store, scan, ()) for item in changes.metadata
-            ]
-    return tuple(item for item in dict.fromkeys(found) if item[0] == "schema")

@@ -23,12 +23,12 @@ from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import FileScan
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans, node_scans
+from imap_wal.read.schemas import schemas_of
 from imap_wal.read.state import ClusterState
 from imap_wal.security.encryption import open_store
 from pyspark_imap_wal.batch import (
     FilePartition,
     by_bytes,
-    metadata_of,
     planned_again,
     schema_of,
 )
@@ -185,7 +185,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 demand_unpruned(state, node, first.nodes.get(node, START), end)
             if options.voided != IGNORE:
                 _demand_unvoided(log, state, first, last)
-        metadata = metadata_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
+        metadata = schemas_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
         maps = options.maps or None
         if options.changes == IMAGES:
             start = None if first.whole else first.nodes

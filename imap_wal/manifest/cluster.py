@@ -111,6 +111,8 @@ class ClusterManifest:
     were given up; a recovery cut frames; the cut of a lifetime made entries void that are only on
     its disk; another log replaced it; it was forgotten. A change with a copy there then has one
     copy less."""
+    decoded: tuple[str, ...] = ()
+    """Names of maps, with `*` and `?`, whose files have keys and values in readable form too."""
     dropped_lists: Mapping[str, Whole] = field(default_factory=dict, compare=False)
     """Name of a list of files that former manifests have → number of the first manifest without
     it. Set by the publication."""
@@ -160,6 +162,7 @@ class ClusterManifest:
                 "all_maps",
                 "losses",
                 "lists",
+                "decoded",
                 "dropped_lists",
             ),
         )

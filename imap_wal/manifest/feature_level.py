@@ -21,7 +21,7 @@ class FeatureLevel(IntEnum):
     KEPT_SNAPSHOTS = 7
     """Readers for which files of replaced snapshots are kept."""
     PART_LISTS = 8
-    """Files of snapshots in list files."""
+    """Files of snapshots in list files; Parquet files with decoded columns."""
 
     @property
     def brings(self) -> str:
@@ -40,7 +40,7 @@ _BRINGS = {
     "replaced snapshots is kept; copies on own disks: a restore does not need a disk whose changes "
     "other logs have",
     FeatureLevel.PART_LISTS: "files of snapshots in list files: an update of the cluster's "
-    "manifest costs about the same with few files and with many",
+    "manifest costs about the same with few files and with many; `imap-wal decode`",
 }
 FIRST = min(FeatureLevel)
 """Of a log whose manifest names no level, and of a node whose release did not know levels."""

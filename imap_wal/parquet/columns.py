@@ -49,17 +49,21 @@ _POSITION_FIELDS = [pa.field(name, pa.int64(), nullable=False) for name in POSIT
 
 SNAPSHOT_SCHEMA = pa.schema(_ENTRY_FIELDS)
 ARCHIVE_SCHEMA = pa.schema([*_ENTRY_FIELDS, *_POSITION_FIELDS])
+DECODED_FIELDS = [pa.field("key_text", pa.string()), pa.field("value_json", pa.string())]
+"""More columns of some files, at the end: see `imap_wal.parquet.decoded`."""
 
 
 @cache
 def stored_schemas() -> tuple[Any, ...]:
-    """Our two schemas in the form in which Parquet stores them."""
+    """Our two schemas in the form in which Parquet stores them, without and with
+    `DECODED_FIELDS`."""
     found = []
-    for schema in (SNAPSHOT_SCHEMA, ARCHIVE_SCHEMA):
-        with pa.BufferOutputStream() as sink:
-            # Not `schema.empty_table()`: that imports pandas if installed, which takes seconds.
-            pq.write_table(pa.Table.from_batches([], schema=schema), sink, store_schema=False)
-            found.append(pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema)
+    for fields in (SNAPSHOT_SCHEMA, ARCHIVE_SCHEMA):
+        for schema in (fields, pa.schema([*fields, *DECODED_FIELDS])):
+            with pa.BufferOutputStream() as sink:
+                # Not `schema.empty_table()`: that imports pandas if installed, which takes seconds.
+                pq.write_table(pa.Table.from_batches([], schema=schema), sink, store_schema=False)
+                found.append(pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema)
     return tuple(found)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from imap_wal.errors import CorruptLog, ImapWalError
-from imap_wal.parquet.columns import stored_schemas
+from imap_wal.parquet.columns import DECODED_FIELDS, stored_schemas
 from imap_wal.parquet.contents import open_checked
 from imap_wal.parquet.file import GROUP_ROWS_MAX, is_by_key, open_parquet
 from imap_wal.parquet.log_order import sorted_by_position
@@ -58,6 +58,9 @@ def batches(
     Pages have checksums but the footer has none, and one flipped bit in it can make a file look
     empty. So the file has its number of rows in a second place."""
     with _reading(store, path, expected.checksum, expected.log) as file:
+        if columns is None:
+            decoded = {field.name for field in DECODED_FIELDS}
+            columns = [name for name in file.schema.names if name not in decoded]
         by_key = is_by_key(file, path, _row_count(file))
         groups = [
             group

@@ -73,7 +73,7 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
         except Exception as error:  # noqa: BLE001  # damaged bytes make a parser fail in any way
             yield LostRows(None, f"its index cannot be read ({error})")
             return
-        if not ours or set(file.schema_arrow.names) != set(schema.names):
+        if not ours or not set(file.schema_arrow.names) >= set(schema.names):
             yield LostRows(None, "its columns, or their types, are not those of an imap-wal file")
             return
         in_log_order = promised == promise_of(sum(sizes), False)
@@ -84,7 +84,9 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
         for group in range(groups):
             done = 0
             try:
-                for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group]):
+                for batch in file.iter_batches(
+                    _BATCH_ROWS, row_groups=[group], columns=schema.names
+                ):
                     validate(batch)
                     found = Rows(
                         to_rows(batch),

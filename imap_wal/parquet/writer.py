@@ -9,6 +9,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import google_crc32c
 
+from imap_wal.parquet.columns import DECODED_FIELDS
+from imap_wal.parquet.decoded import DecodedColumns
 from imap_wal.parquet.file import (
     DICTIONARIES,
     GROUP_BYTES_MAX,
@@ -62,11 +64,12 @@ class ParquetFile:
         by_key: bool = False,
         group_rows: int = GROUP_ROWS_MAX,
         group_bytes: int = GROUP_BYTES_MAX,
+        decoded: DecodedColumns | None = None,
     ) -> None:
         """`keys`: those of its store (`keys_of`). `log`: directory of the log whose archive it is.
         `by_key`: its rows are sorted by key and position. A row group ends when it has `group_rows`
-        rows, or `group_bytes` in memory."""
-        self._log, self._by_key = log, by_key
+        rows, or `group_bytes` in memory, without the columns of `decoded`."""
+        self._log, self._by_key, self._decoded = log, by_key, decoded
         self._group_rows, self._group_bytes = group_rows, group_bytes
         self._schema = schema
         key_ring = keys.key_ring
@@ -76,7 +79,7 @@ class ParquetFile:
             self.local = Path(file.name)
         self._writer = pq.ParquetWriter(
             self.local,
-            schema,
+            schema if decoded is None else pa.schema([*schema, *DECODED_FIELDS]),
             compression="zstd",
             compression_level=KEY_LEVEL if by_key else None,
             use_dictionary=DICTIONARIES,
@@ -111,8 +114,7 @@ class ParquetFile:
     def write_groups(self, batch: Any, rows: int) -> None:
         """Write a batch in row groups of `rows` rows. They are on disk at once."""
         self.flush()
-        table = pa.Table.from_batches([batch], self._schema)
-        self._writer.write_table(table, row_group_size=rows)
+        self._write([batch], rows)
         self.groups += -(-len(batch) // rows)
         self.records += len(batch)
         self.tombstones += batch.column("deleted").true_count
@@ -120,10 +122,15 @@ class ParquetFile:
     def flush(self) -> None:
         """End the row group."""
         if self._batches:
-            table = pa.Table.from_batches(self._batches, self._schema)
-            self._writer.write_table(table, row_group_size=self._group_rows)
+            self._write(self._batches, self._group_rows)
             self.groups += -(-self._rows // self._group_rows)
         self._batches, self._rows, self.buffered = [], 0, 0
+
+    def _write(self, batches: list[Any], rows: int) -> None:
+        table = pa.Table.from_batches(batches, self._schema)
+        if self._decoded is not None:
+            table = self._decoded.added(table)
+        self._writer.write_table(table, row_group_size=rows)
 
     def publish(self, store: SegmentStore, path: str) -> Published:
         """Close it and publish it under a name that no other run chooses. Raises `AlreadyExists` if

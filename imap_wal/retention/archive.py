@@ -33,11 +33,11 @@ from imap_wal.disposal import dispose
 from imap_wal.errors import Fenced, ImapWalError, LostRace, StorageUnavailable
 from imap_wal.manifest import missing
 from imap_wal.manifest.archives import Archive
-from imap_wal.manifest.cluster import cluster_manifests
+from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.store import ManifestLog
-from imap_wal.read.file_scan import SEGMENT, FileScan
+from imap_wal.read.file_scan import SEGMENT, FileScan, from_manifest
 from imap_wal.retention.archive_writer import (
     ArchiveJob,
     WrittenArchives,
@@ -160,9 +160,9 @@ class _Run:
         segments = self._segments
         if not segments:
             return Archived()
-        level = self._level()
-        work = self._written(sorted_by_key=level >= FeatureLevel.SORTED_ARCHIVES)
-        self._publish(work, listed=level >= FeatureLevel.LISTS)
+        cluster = self._cluster()
+        work = self._written(cluster)
+        self._publish(work, listed=cluster.feature_level >= FeatureLevel.LISTS)
         self._delete(self._wal.archived + tuple(segments) + self._wal.copied)
         dispose(self._store, [archive.path for archive in work.absorbed], f"{self._folder}/archive")
         return Archived(
@@ -174,7 +174,7 @@ class _Run:
             work.archives,
         )
 
-    def _written(self, *, sorted_by_key: bool) -> WrittenArchives:
+    def _written(self, cluster: ClusterManifest) -> WrittenArchives:
         """The archives of the segments, which no manifest names yet. Raises `StorageUnavailable` if
         the local folder has no room."""
         absorbed = absorbable(self._manifest.archives)
@@ -193,7 +193,9 @@ class _Run:
                     absorbed,
                     self._nonce,
                     total,
-                    sorted_by_key,
+                    cluster.feature_level >= FeatureLevel.SORTED_ARCHIVES,
+                    cluster.decoded,
+                    tuple(map(from_manifest, self._manifest.metadata)),
                 )
                 return self._write(self._store, job)
         except BaseException as error:
@@ -221,11 +223,11 @@ class _Run:
                 next_path=after,
             )
 
-    def _level(self) -> FeatureLevel:
-        """Which formats all nodes of the cluster can read."""
+    def _cluster(self) -> ClusterManifest:
+        """Which formats all nodes of the cluster can read, and which maps have decoded columns."""
         folder = "/".join(self._folder.split("/")[:2])
         clusters = cluster_manifests(self._store, folder, SystemClock(), SystemRandomness())
-        return clusters.read()[1].feature_level
+        return clusters.read()[1]
 
     def _publish(self, work: WrittenArchives, *, listed: bool) -> None:
         """Name the archives in the manifest. No other run uses their paths. If they are certainly

@@ -19,9 +19,10 @@ from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.parquet.archive_rows import ArchiveRows, to_waiting, write_sorted
 from imap_wal.parquet.columns import ARCHIVE_SCHEMA
+from imap_wal.parquet.decoded import DecodedColumns
 from imap_wal.parquet.reader import Expected, batches
 from imap_wal.parquet.writer import ParquetFile
-from imap_wal.read.file_scan import FileScan
+from imap_wal.read.file_scan import FileScan, Metadata
 from imap_wal.read.scan import ahead, read_scan
 from imap_wal.retention.overlap import Overlap
 from imap_wal.retention.sealed_segments import Summary
@@ -46,7 +47,8 @@ class ArchiveJob:
     """The input of `write_archives`: a plain value that can be sent to another process. `folder`:
     for the local Parquet files; the caller deletes it. `bytes`: the size of what is read. `by_key`:
     the feature level of the log allows files that are sorted by key; otherwise they are in the
-    order of the log. `archives`: those that the new ones of their maps absorb."""
+    order of the log. `archives`: those that the new ones of their maps absorb. `decoded`: names of
+    maps, see `ClusterManifest.decoded`; `schemas`: those in the manifest of the node."""
 
     node_folder: str
     node: str
@@ -57,6 +59,8 @@ class ArchiveJob:
     nonce: str
     bytes: int
     by_key: bool
+    decoded: tuple[str, ...] = ()
+    schemas: tuple[Metadata, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,7 @@ class _Pass:
 
     def __init__(self, store: SegmentStore, job: ArchiveJob) -> None:
         self._store, self._job = store, job
+        self._decoded = DecodedColumns(job.decoded, job.schemas)
         self._log = next((scan.directory for scan in job.scans), "")
         self._known: dict[str, list[Archive]] = {}
         """Map → the archives that its first file absorbs, until that is written."""
@@ -120,6 +125,8 @@ class _Pass:
             for scan, store in ahead(self._store, self._job.scans):
                 for changes in read_scan(store, scan, rows_max=BATCH_ROWS):
                     summary.add_requests(changes)
+                    if changes.metadata:
+                        self._decoded.learn(changes.metadata)
                     if changes.rows:
                         waiting.add(
                             changes.rows, scan.epoch, scan.number, changes.frames, changes.bytes
@@ -157,7 +164,12 @@ class _Pass:
         pile.batches, pile.bytes = [], 0
         by_key = self._job.by_key
         file = ParquetFile(
-            self._job.folder, ARCHIVE_SCHEMA, keys_of(self._store), self._log, by_key=by_key
+            self._job.folder,
+            ARCHIVE_SCHEMA,
+            keys_of(self._store),
+            self._log,
+            by_key=by_key,
+            decoded=self._decoded.of(name),
         )
         first, last = write_sorted(file, rows, name, self._job.node, by_key=by_key)
         nonce = f"{self._job.nonce}{next(self._numbers):x}"

@@ -75,6 +75,7 @@ class PartWriter:
     ) -> None:
         self._store, self._plan, self._name, self._folder = store, plan, name, folder
         self._publish = publish
+        self._decoded = plan.decoded(name)
         self._partition, self._growth = keys.partition, keys.growth
         self._randomness = randomness or SystemRandomness()
         self._file: ParquetFile | None = None
@@ -194,7 +195,9 @@ class PartWriter:
         """Append rows to the current file."""
         keys = batch.column("key")
         if self._file is None:
-            self._file = ParquetFile(self._folder, SNAPSHOT_SCHEMA, keys_of(self._store))
+            self._file = ParquetFile(
+                self._folder, SNAPSHOT_SCHEMA, keys_of(self._store), decoded=self._decoded
+            )
             if self._parts and not self._parts[-1].is_kept:
                 self._lower = separator(self._last, keys[0].as_py())
         self._last = keys[-1].as_py()

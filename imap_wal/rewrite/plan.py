@@ -53,10 +53,12 @@ from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest, IncarnationRecord
 from imap_wal.manifest.snapshots import NO_VERSIONS, PartitionVersions, Snapshot
+from imap_wal.parquet.decoded import DecodedColumns
 from imap_wal.parquet.file import written_otherwise
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.file_scan import END, EntryBatch, FileScan, Scope
+from imap_wal.read.file_scan import END, EntryBatch, FileScan, Metadata, Scope
 from imap_wal.read.scan_list import cluster_scans
+from imap_wal.read.schemas import schemas_of
 from imap_wal.read.state import ClusterState
 from imap_wal.rewrite.conflicts import UNDECIDED, Decisions
 from imap_wal.rewrite.report import StepReport
@@ -122,6 +124,8 @@ class RewritePlan:
     that it reads up to `settled`. None: it must not add any."""
     decisions: Decisions = UNDECIDED
     """For keys in conflict: which node's claim counts."""
+    schemas: tuple[Metadata, ...] = ()
+    """Those of the log, if a map has decoded columns."""
 
     def part_path(self, name: str, partition: int, number: int, token: str) -> str:
         """The path of a new part file; `token` makes it unique among all attempts."""
@@ -138,6 +142,10 @@ class RewritePlan:
         return cluster_scans(
             self.state, until=self.until, maps=self.maps, snapshots=False, metadata=False
         )
+
+    def decoded(self, name: str) -> DecodedColumns | None:
+        """The decoded columns of a map's files."""
+        return DecodedColumns(self.state.manifest.decoded, self.schemas).of(name)
 
     def wants(self, name: str) -> bool:
         return self.maps is None or name in self.maps
@@ -339,6 +347,7 @@ def prepare(
         dry_run=dry_run,
         as_of_ms=as_of_ms,
         versions=known_versions(before) if complete and members else None,
+        schemas=schemas_of(log, state) if state.manifest.decoded else (),
     )
 
 

@@ -11,9 +11,10 @@ from imap_wal.errors import InvalidSetting
 from imap_wal.format import START, Position
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import FileScan, Metadata
+from imap_wal.read.schemas import schemas_of
 from imap_wal.read.state import ClusterState
 from imap_wal.security.encryption import open_store
-from pyspark_imap_wal.batch import ClusterReader, metadata_of, schema_of
+from pyspark_imap_wal.batch import ClusterReader, schema_of
 from pyspark_imap_wal.changes.images import ChangesPartition, read_images
 from pyspark_imap_wal.changes.known import planned
 from pyspark_imap_wal.columns import Wanted
@@ -91,7 +92,7 @@ class ImagesReader(ClusterReader):
         for node, place in (start or {}).items():
             demand_unpruned(state, node, place, end.get(node, START))
         maps = self._filters.only("map", options.maps) or None
-        metadata = metadata_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
+        metadata = schemas_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
         return tasks(log, options, planned(log, state, start, end, maps), metadata)
 
     def read(self, partition: Any) -> Iterator[Any]:

@@ -24,8 +24,9 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SNAPSHOT, FileScan, Metadata
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans
+from imap_wal.read.schemas import schemas_of
 from imap_wal.security.encryption import open_store
-from pyspark_imap_wal.batch import ClusterReader, metadata_of, schema_of
+from pyspark_imap_wal.batch import ClusterReader, schema_of
 from pyspark_imap_wal.changes.images import BATCH_BYTES, BATCH_ROWS, MEMORY_BYTES
 from pyspark_imap_wal.changes.sorter import Clears, EntrySorter, Placed, place_of, subject_of
 from pyspark_imap_wal.columns import Wanted, of_rows, read_columns, shaped
@@ -75,7 +76,7 @@ class HistoryReader(ClusterReader):
         state = log.state().demand(options.recovery_policy)
         maps = filters.only("map", options.maps) or None
         scans = filters.narrowed(cluster_scans(state, maps=maps, covered=True))
-        metadata = metadata_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
+        metadata = schemas_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
         known_from = {
             name: str(node.manifest.removed.after())
             for name, node in state.nodes.items()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from imap_wal.decode import Decoder, json_of, storable, text
 from imap_wal.entry import (
     DELETED,
     EXPIRES_AT_MS,
@@ -21,7 +20,6 @@ from imap_wal.entry import (
     is_clear,
 )
 from imap_wal.format import Position
-from imap_wal.inspect.decode import Decoder, plain, text
 from storage_backends.extras import needs
 
 _YEAR_1_MS, _YEAR_9999_MS = -62_135_596_800_000, 253_402_300_799_999
@@ -52,7 +50,7 @@ class Column(NamedTuple):
 def _key_text(change: FoundEntry) -> str | None:
     if is_clear(change.row):
         return None
-    return _storable(text(change.decoder.key(change.row)))
+    return storable(text(change.decoder.key(change.row)))
 
 
 def _value_json(change: FoundEntry) -> str | None:
@@ -143,40 +141,6 @@ def batch(columns: Sequence[Column], changes: Sequence[FoundEntry]) -> Any:
             for column in columns
         }
     )
-
-
-def json_of(value: Any) -> str:
-    """A value as JSON that every reader accepts.
-
-    Args:
-        value: What `Decoder.value` returns.
-
-    Returns:
-        JSON text as `dump -o json` prints it, but NaN and infinities are text.
-    """
-    shown = plain(value)
-    try:
-        return _storable(json.dumps(shown, ensure_ascii=False, allow_nan=False))
-    except ValueError:
-        return _storable(json.dumps(finite(shown), ensure_ascii=False))
-
-
-def finite(value: Any) -> Any:
-    """The value with text for NaN and infinities, which JSON does not have."""
-    match value:
-        case float() if not math.isfinite(value):
-            return str(value)
-        case dict():
-            return {key: finite(item) for key, item in value.items()}
-        case list():
-            return [finite(item) for item in value]
-        case _:
-            return value
-
-
-def _storable(text: str) -> str:
-    """The text without lone surrogates, which UTF-8 cannot encode."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _microseconds(milliseconds: int | None) -> int | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from imap_wal.decode import Decoder
 from imap_wal.entry import MAP, TIMESTAMP_MS
 from imap_wal.format import START, Position
-from imap_wal.inspect.decode import Decoder
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT, EntryBatch, FileScan, Scope, from_manifest
 from imap_wal.read.scan import CutBack, read_scan

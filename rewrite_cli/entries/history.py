@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 
+from imap_wal.decode import Decoder
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, ORDER, TIMESTAMP_MS, Order, is_clear
 from imap_wal.format import Position
-from imap_wal.inspect.decode import Decoder
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import Scope, from_manifest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from imap_wal.decode import Decoder, plain, text
 from imap_wal.entry import (
     DELETED,
     EXPIRES_AT_MS,
@@ -19,7 +20,6 @@ from imap_wal.entry import (
     is_clear,
 )
 from imap_wal.format import Position
-from imap_wal.inspect.decode import Decoder, plain, text
 from rewrite_cli.console import output as out
 from rewrite_cli.console.times import iso
 

@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from imap_wal.clock import SystemClock
+from imap_wal.decode import Decoder
 from imap_wal.entry import MAP, TIMESTAMP_MS, Row
 from imap_wal.errors import LogError
-from imap_wal.inspect.decode import Decoder
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.newest.index import NewestIndex

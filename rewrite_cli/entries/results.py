@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
+from imap_wal.decode import finite
 from rewrite_cli.console import output as out
 from rewrite_cli.console.whole_file import text_file, whole_file
 from rewrite_cli.console.written import NamedOutput
-from rewrite_cli.entries.columns import finite
 from rewrite_cli.entries.database import QueryResult
 from storage_backends.extras import needs
 

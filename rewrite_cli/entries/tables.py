@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import click
 
+from imap_wal.decode import Decoder
 from imap_wal.entry import KEY, MAP, TIMESTAMP_MS, VALUE
 from imap_wal.format import Position
-from imap_wal.inspect.decode import Decoder
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import Scope, from_manifest
 from imap_wal.settings import RecoveryPolicy

@@ -16,7 +16,8 @@ import duckdb
 import pytest
 
 import imap_wal
-from rewrite_cli.entries.columns import LATEST, FoundEntry, batch, json_of
+from imap_wal.decode import json_of
+from rewrite_cli.entries.columns import LATEST, FoundEntry, batch
 from rewrite_cli.entries.database import Database, Query
 from tests.cli.conftest import Run, found
 from tests.kit.orders import LIVE
@@ -269,8 +270,8 @@ def test_without_duckdb_the_error_names_the_extra(
 
 def test_rows_beyond_the_memory_are_kept_on_disk(tmp_path: Path) -> None:
     """A sort does the same."""
+    from imap_wal.decode import Decoder
     from imap_wal.entry import DataEntry
-    from imap_wal.inspect.decode import Decoder
 
     database = Database(tmp_path, 40 * 1024 * 1024)
     database.create("latest", "m", LATEST)

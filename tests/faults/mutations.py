@@ -309,10 +309,10 @@ MUTATIONS = (
     Mutation(
         "segments deleted before the manifest names their archive",
         "imap_wal/retention/archive.py",
-        "        self._publish(work, listed=level >= FeatureLevel.LISTS)\n"
+        "        self._publish(work, listed=cluster.feature_level >= FeatureLevel.LISTS)\n"
         "        self._delete(self._wal.archived + tuple(segments) + self._wal.copied)\n",
         "        self._delete(self._wal.archived + tuple(segments) + self._wal.copied)\n"
-        "        self._publish(work, listed=level >= FeatureLevel.LISTS)\n",
+        "        self._publish(work, listed=cluster.feature_level >= FeatureLevel.LISTS)\n",
         KILL,
     ),
     Mutation(

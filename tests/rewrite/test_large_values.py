@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import imap_wal
+from imap_wal.decode import Decoder
 from imap_wal.entry import KEY
-from imap_wal.inspect.decode import Decoder
 from rewrite_cli.commands.reading import dump, export
 from rewrite_cli.entries.lines import Line
 from tests.histories import put

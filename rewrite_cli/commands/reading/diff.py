@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from imap_wal.clock import SystemClock
+from imap_wal.decode import plain, text
 from imap_wal.entry import KEY, Row
 from imap_wal.errors import ImapWalError
-from imap_wal.inspect.decode import plain, text
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import CLEAN, Failed, message
 from rewrite_cli.console.progress import Tell, working

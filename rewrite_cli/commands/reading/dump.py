@@ -11,6 +11,7 @@ from typing import Any
 import click
 import msgpack
 
+from imap_wal.decode import Decoder
 from imap_wal.entry import (
     DELETED,
     KEY,
@@ -21,7 +22,6 @@ from imap_wal.entry import (
 )
 from imap_wal.errors import LogError
 from imap_wal.format import START, Position
-from imap_wal.inspect.decode import Decoder
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.inspect.older_manifests import misplaced_wal
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog

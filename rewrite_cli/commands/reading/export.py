@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
+from imap_wal.decode import plain, text
 from imap_wal.entry import EXPIRES_AT_MS, KEY_CLASS, MAP, TIMESTAMP_MS, VALUE_CLASS
 from imap_wal.errors import LogError
-from imap_wal.inspect.decode import plain, text
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import CLEAN, FINDINGS, message
 from rewrite_cli.console.progress import working

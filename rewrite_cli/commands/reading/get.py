@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from imap_wal.clock import SystemClock
+from imap_wal.decode import text
 from imap_wal.entry import EXPIRES_AT_MS, ORDER, TIMESTAMP_MS, is_clear
-from imap_wal.inspect.decode import text
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.progress import working

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import pickle
 import pickletools
 from collections.abc import Callable, Iterable
@@ -264,3 +265,37 @@ def text(value: Any) -> str:
             return str(value)
         case _:
             return json.dumps(plain(value), ensure_ascii=False)
+
+
+def json_of(value: Any) -> str:
+    """A value as JSON that every reader accepts.
+
+    Args:
+        value: What `Decoder.value` returns.
+
+    Returns:
+        JSON text as `dump -o json` prints it, but NaN and infinities are text.
+    """
+    shown = plain(value)
+    try:
+        return storable(json.dumps(shown, ensure_ascii=False, allow_nan=False))
+    except ValueError:
+        return storable(json.dumps(finite(shown), ensure_ascii=False))
+
+
+def finite(value: Any) -> Any:
+    """The value with text for NaN and infinities, which JSON does not have."""
+    match value:
+        case float() if not math.isfinite(value):
+            return str(value)
+        case dict():
+            return {key: finite(item) for key, item in value.items()}
+        case list():
+            return [finite(item) for item in value]
+        case _:
+            return value
+
+
+def storable(text: str) -> str:
+    """The text without lone surrogates, which UTF-8 cannot encode."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -1,0 +1,88 @@
+"""Keys and values of Parquet files in readable form, beside their bytes, for the maps that the
+cluster's manifest names: DuckDB, pandas and Spark read them without imap-wal. No reader of a log
+uses these columns. See docs/decisions/0073-decoded-columns.md."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from imap_wal.decode import Decoder, Opaque, json_of, storable, text
+from imap_wal.entry import KEY, MAP, VALUE, Row
+from imap_wal.parquet.columns import DECODED_FIELDS, SNAPSHOT_SCHEMA, to_rows
+from storage_backends.extras import needs
+
+with needs("archive"):
+    import pyarrow as pa
+
+_log = logging.getLogger("imap_wal.parquet")
+
+TEXT_FACTOR, TEXT_BYTES = 16, 4096
+"""A text with more than this many times the bytes of its key or value, and so many more, is left
+out: all texts of a row group must fit into one column."""
+
+
+class DecodedColumns:
+    """Adds the two columns to rows of maps with a matching name. Thread-safe. `patterns`: names of
+    maps, with `*` and `?`. `schemas`: those of the log's metadata."""
+
+    def __init__(self, patterns: Sequence[str], schemas: Iterable[tuple[Any, ...]] = ()) -> None:
+        self._patterns = tuple(patterns)
+        self._decoder = Decoder(schemas)
+        self._mutex = threading.Lock()
+        self._missing = False
+
+    def of(self, name: str) -> DecodedColumns | None:
+        """What the files of a map get; None: nothing."""
+        return self if any(fnmatchcase(name, each) for each in self._patterns) else None
+
+    def learn(self, schemas: Iterable[tuple[Any, ...]]) -> None:
+        """Add schemas that were found while reading."""
+        with self._mutex:
+            self._decoder.add_metadata(schemas)
+
+    def added(self, table: Any) -> Any:
+        """A table of rows, with the two columns at its end. NULL: there is none (of a tombstone or
+        a clear), or it cannot be decoded here."""
+        keys: list[str | None] = []
+        values: list[str | None] = []
+        with self._mutex:
+            for batch in table.select(SNAPSHOT_SCHEMA.names).to_batches():
+                for row in to_rows(batch):
+                    keys.append(self._found(self._key, row))
+                    values.append(self._found(self._value, row))
+        for field, column in zip(DECODED_FIELDS, (keys, values), strict=True):
+            table = table.append_column(field, pa.array(column, pa.string()))
+        return table
+
+    def _found(self, of: Callable[[Row], str | None], row: Row) -> str | None:
+        """A text, or None. An archive run or a rewrite must not fail because of it."""
+        try:
+            return of(row)
+        except ModuleNotFoundError as error:
+            if not self._missing:
+                _log.warning("decoded columns are left empty: %s", error)
+            self._missing = True
+        except Exception:  # noqa: BLE001  # any value may be broken in any way
+            _log.debug("a key or a value of map %r cannot be decoded", row[MAP], exc_info=True)
+        return None
+
+    def _key(self, row: Row) -> str | None:
+        if not row[KEY]:
+            return None
+        key = self._decoder.key(row)
+        return None if isinstance(key, Opaque) else _bounded(storable(text(key)), row[KEY])
+
+    def _value(self, row: Row) -> str | None:
+        if row[VALUE] is None:
+            return None
+        value = self._decoder.value(row)
+        return None if isinstance(value, Opaque) else _bounded(json_of(value), row[VALUE])
+
+
+def _bounded(found: str, data: bytes) -> str | None:
+    size = len(found) if found.isascii() else len(found.encode())
+    return found if size <= TEXT_FACTOR * len(data) + TEXT_BYTES else None

@@ -1,0 +1,23 @@
+"""The schemas of a log: what shows keys and values of Compact classes in readable form."""
+
+from __future__ import annotations
+
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.file_scan import SEGMENT, Metadata, from_manifest
+from imap_wal.read.scan import read_scan
+from imap_wal.read.scan_list import cluster_scans
+from imap_wal.read.state import ClusterState
+
+
+def schemas_of(log: ClusterLog, state: ClusterState) -> tuple[Metadata, ...]:
+    """Those of all nodes: of their manifests, and of their segments, whose entries are not decoded.
+    Raises `NotFound`, `CorruptLog`."""
+    found = [
+        from_manifest(item) for node in state.nodes.values() for item in node.manifest.metadata
+    ]
+    for scan in cluster_scans(state, snapshots=False, covered=True):
+        if scan.kind == SEGMENT:
+            found += [
+                item for changes in read_scan(log.store, scan, ()) for item in changes.metadata
+            ]
+    return tuple(item for item in dict.fromkeys(found) if item[0] == "schema")

@@ -1,0 +1,65 @@
+"""`imap-wal decode`."""
+
+from __future__ import annotations
+
+import click
+
+from imap_wal.manifest.decoded_maps import set_decoded
+from imap_wal.read.cluster import ClusterLog
+from rewrite_cli.console import output as out
+from rewrite_cli.console.audit import audit
+from rewrite_cli.console.selection import Selection, selection_options
+
+
+@click.command()
+@selection_options(maps=False, nodes=False)
+@click.option(
+    "--map",
+    "maps",
+    multiple=True,
+    metavar="NAME",
+    help="A map, or several with * and ?; may be repeated. It replaces what was set before.",
+)
+@click.option("--none", "nothing", is_flag=True, help="No map any more.")
+@out.dry_run_option
+@out.output_option
+def command(
+    selection: Selection, maps: tuple[str, ...], nothing: bool, dry_run: bool, output: str
+) -> None:
+    """Show or set the maps whose Parquet files have keys and values in readable form, in the
+    columns key_text and value_json beside the bytes. DuckDB, pandas and Spark can then read
+    archives and snapshots without imap-wal; its own commands do not use these columns.
+
+    It counts for files that are written from then on: other files get the columns when they are
+    merged. Safe while a service runs. Archive runs and rewrites of these maps take several times as
+    long. NULL: a value of a Java class, which cannot be decoded here.
+
+    \b
+    Examples:
+      imap-wal decode /var/lib/maps
+      imap-wal decode /var/lib/maps --map orders --map 'session*'
+    """
+    if maps and nothing:
+        raise click.UsageError("--map and --none exclude each other")
+    rows = []
+    with selection.open() as (store, clusters):
+        for view in clusters:
+            manifests = ClusterLog(store, view.namespace, view.cluster).manifests
+            found = manifests.read()[1].decoded
+            if (maps or nothing) and not dry_run:
+                found = set_decoded(manifests, maps)
+                audit("decoded maps set", log=str(view), maps=list(found), url=selection.url)
+            elif maps or nothing:
+                found = tuple(sorted(set(maps)))
+            rows.append((view.namespace, view.cluster, found))
+    if output == out.JSON:
+        names = ("namespace", "cluster", "maps")
+        clusters_ = [dict(zip(names, row, strict=True)) for row in rows]
+        out.print_json({"dry_run": dry_run, "clusters": clusters_})
+        return
+    if dry_run:
+        out.note("dry run: nothing was changed")
+    out.print_table(
+        ("namespace", "cluster", "decoded maps"),
+        [(namespace, cluster, ", ".join(found) or "none") for namespace, cluster, found in rows],
+    )

@@ -1,0 +1,218 @@
+"""Files of chosen maps have keys and values in readable form beside the bytes. DuckDB and pandas
+read them without imap-wal, and every reader of the log takes them as other files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import imap_wal
+from imap_wal import decode
+from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.manifest.cluster import cluster_manifests
+from imap_wal.manifest.feature_level import FeatureLevel
+from imap_wal.parquet.decoded import DecodedColumns
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite import part_writer
+from imap_wal.rewrite.columns import merge
+from imap_wal.rewrite.run import rewrite
+from imap_wal.settings import Settings
+from storage_backends import open_store
+from tests import histories
+from tests.cli.conftest import Run
+from tests.encrypted import key_file
+from tests.kit.repairs import repair
+from tests.kit.row_engine import ComparedEngine
+from tests.kit.task_engine import ComparedTasks, TaskEngine
+
+_numbers = itertools.count()
+
+
+def opened(url: str, **options: Any) -> imap_wal.Store:
+    return imap_wal.open(url, preallocate=False, auto_rewrite_percentage=0, **options)
+
+
+def files(folder: Path, kind: str) -> list[str]:
+    return sorted(str(file) for file in folder.rglob("*.parquet") if f"/{kind}/" in str(file))
+
+
+def done(run: Run, *words: Any) -> Any:
+    ended = run(*words)
+    assert ended.code == 0, ended.err
+    return ended
+
+
+@pytest.fixture
+def filled(tmp_path: Path, run: Run) -> tuple[str, dict[str, Any]]:
+    """The URL of a log in which `orders` has decoded columns, and its entries."""
+    url, expected = f"file://{tmp_path}/log", dict[str, Any]()
+    with opened(url) as store:
+        store.map("orders")["before"] = expected["before"] = {"a": "b"}
+        store.map("other")["x"] = 1
+    done(run, "archive", url)
+    assert done(run, "decode", url, "-o", "json").json["clusters"][0]["maps"] == []
+    done(run, "decode", url, "--map", "order*")
+    with opened(url) as store:
+        for number in range(30):
+            expected[f"k{number}"] = {"n": number, "tag": "ü", "bytes": b"\x00"}
+        store.map("orders").update(expected)
+        del store.map("orders")["k7"], expected["k7"]
+        store.map("other")["y"] = 2
+    done(run, "archive", url)
+    return url, expected
+
+
+def test_duckdb_and_pandas_read_keys_and_values(
+    tmp_path: Path, run: Run, filled: tuple[str, dict[str, Any]]
+) -> None:
+    url, expected = filled
+    done(run, "rewrite", url)
+    orders = [file for file in files(tmp_path, "snapshot") if "/orders/" in file]
+    found = duckdb.sql(
+        f"select key_text, value_json::json ->> 'n' from read_parquet({orders!r}) where not deleted"
+    ).fetchall()
+    assert dict(found) == {
+        key: None if key == "before" else str(value["n"]) for key, value in expected.items()
+    }
+    frame = pd.concat([pd.read_parquet(file) for file in orders])
+    shown = {row.key_text: json.loads(row.value_json) for row in frame.itertuples()}
+    assert shown == {key: decode.plain(value) for key, value in expected.items()}
+    having = {
+        file: "key_text" in pq.read_schema(file).names
+        for kind in ("archive", "snapshot")
+        for file in files(tmp_path, kind)
+    }
+    assert not any(has for file, has in having.items() if "/other/" in file)
+    archives = sorted(has for file, has in having.items() if "/archive/orders/" in file)
+    assert archives == [False, True], "the first one was written before"
+
+
+def test_a_tombstone_and_unknown_bytes_are_null(tmp_path: Path, run: Run) -> None:
+    url = f"file://{tmp_path}/log"
+    with opened(url) as store:
+        store.map("m")["a"] = 1
+    done(run, "decode", url, "--map", "*")
+    with opened(url, serializer=imap_wal.RawSerializer()) as store:
+        store.map("raw")[b"\xff"] = b"\x00\xff"
+    with opened(url) as store:
+        del store.map("m")["a"]
+    done(run, "archive", url)
+    found = duckdb.sql(
+        f"select map, key_text, value_json, deleted from read_parquet({files(tmp_path, 'archive')})"
+    ).fetchall()
+    assert sorted(found, key=str) == [
+        ("m", "a", "1", False),
+        ("m", "a", None, True),
+        ("raw", '{"hex": "ff"}', '{"hex": "00ff"}', False),
+    ]
+
+
+def test_every_command_reads_such_files(
+    tmp_path: Path, run: Run, filled: tuple[str, dict[str, Any]]
+) -> None:
+    """Beside files without these columns, through rewrites by both engines, backup, repair."""
+    url, expected = filled
+    chance = random.Random(4)
+    for turn in range(6):
+        with opened(url) as store:
+            orders = store.map("orders")
+            for key in chance.sample(range(40), 5):
+                orders[f"k{key}"] = expected[f"k{key}"] = {"turn": turn}
+        if turn % 2:
+            done(run, "archive", url)
+        if turn in (2, 4):
+            log = ClusterLog(open_store(url), "default", "embedded")
+            rewrite(log, TaskEngine() if turn == 2 else ComparedTasks())
+            done(run, "prune", url, "--yes")
+        assert {
+            file["status"] for file in done(run, "verify", url, "-o", "json").json["files"]
+        } == {"clean"}
+        with opened(url) as store:
+            assert dict(store.map("orders")) == expected
+            assert dict(store.map("other")) == {"x": 1, "y": 2}
+    done(run, "backup", url, f"file://{tmp_path}/backup")
+    done(run, "backup-restore", f"file://{tmp_path}/backup", f"file://{tmp_path}/again")
+    done(run, "archive", url)
+    broken = Path(files(tmp_path / "log", "archive")[-1])
+    data = bytearray(broken.read_bytes())
+    data[len(data) // 2] ^= 1
+    broken.write_bytes(data)
+    repair(run, tmp_path)
+    with opened(f"file://{tmp_path}/again") as store:
+        assert dict(store.map("orders")) == expected
+
+
+def test_maps_can_lose_these_columns_again(
+    tmp_path: Path, run: Run, filled: tuple[str, dict[str, Any]]
+) -> None:
+    url, _ = filled
+    planned = done(run, "decode", url, "--none", "--dry-run", "-o", "json").json
+    assert planned["dry_run"] and planned["clusters"][0]["maps"] == []
+    assert done(run, "decode", url, "-o", "json").json["clusters"][0]["maps"] == ["order*"]
+    done(run, "decode", url, "--none")
+    done(run, "rewrite", url)
+    for file in files(tmp_path, "snapshot"):
+        assert "key_text" not in pq.read_schema(file).names
+
+
+def test_a_log_that_earlier_releases_read_is_refused(tmp_path: Path, run: Run) -> None:
+    url = f"file://{tmp_path}/log"
+    with opened(url) as store:
+        store.map("m")["a"] = 1
+    store = open_store(url)
+    manifests = cluster_manifests(store, "default/embedded", SystemClock(), SystemRandomness())
+    manifests.update(lambda now: replace(now, level=FeatureLevel.KEPT_SNAPSHOTS))
+    ended = run("decode", url, "--map", "m")
+    assert ended.code == 2 and "imap-wal upgrade" in ended.err
+    assert run("decode", url, "--map", "m", "--none").code == 2
+
+
+def test_encrypted_files_have_encrypted_texts(tmp_path: Path) -> None:
+    url, keys = f"file://{tmp_path}/log", key_file(tmp_path, "a")
+    with opened(url, encryption_keys=keys) as store:
+        store.map("m")["a secret key"] = "a secret value"
+    manifests = cluster_manifests(
+        open_store(url), "default/embedded", SystemClock(), SystemRandomness()
+    )
+    manifests.update(lambda now: replace(now, decoded=("*",)))
+    with opened(url, encryption_keys=keys) as store:
+        store.map("m")["b"] = 1
+        store.compact()
+    assert files(tmp_path, "snapshot")
+    for file in tmp_path.rglob("*"):
+        assert not file.is_file() or b"a secret" not in file.read_bytes()
+    with opened(url, encryption_keys=keys) as store:
+        assert dict(store.map("m")) == {"a secret key": "a secret value", "b": 1}
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(history=histories.steps)
+@pytest.mark.parametrize("engine", [ComparedEngine, ComparedTasks])
+def test_engines_agree_if_some_files_have_these_columns(
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    engine: Any,
+    history: list[tuple[str, int, int, int]],
+) -> None:
+    chance = random.Random(seed)
+    monkeypatch.setattr(merge, "COLUMN_ROWS", 1)
+    monkeypatch.setattr(part_writer, "PART_ROWS_MAX", 2)
+    monkeypatch.setattr(histories, "LocalEngine", engine)
+    monkeypatch.setattr(DecodedColumns, "of", lambda self, name: chance.choice([None, self]))
+    memory = Settings(preallocate=False, segment_bytes=1 << 20, restore_memory_bytes=4000)
+    histories.play_and_maintain(f"decoded-{next(_numbers)}", history, memory)
