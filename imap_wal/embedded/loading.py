@@ -21,6 +21,7 @@ from imap_wal.collector import collecting_rarely
 from imap_wal.embedded.wal_filter import WalFilter, filtered
 from imap_wal.entry import KEY, KEY_CLASS, MAP, ORDER, PARTITION_COUNT, Order, Row, is_clear
 from imap_wal.format import START, Position
+from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.progress import Progress
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, EntryBatch, FileScan
@@ -113,6 +114,8 @@ class _OneNode:
     Raises `_NotInOrder` if that is not certain:
 
     - other nodes have a log here, or had one that a snapshot contains;
+    - it is not known up to where a snapshot covers the log: it may be newer than a part of it, and
+      `imap-wal repair` may have given up changes in between;
     - the keys of a map's snapshot do not increase, or the positions of its archives do not:
       `imap-wal repair` may take in files that a later one replaced;
     - a file that is sorted by key has clears, which delete only older entries;
@@ -125,8 +128,8 @@ class _OneNode:
         if len(state.nodes) != 1 or state.missing:
             raise _NotInOrder
         self._node = next(iter(state.nodes))
-        marks = (snapshot.marks for snapshot in state.manifest.snapshots.values())
-        if any(each.keys() - {self._node} for each in marks):
+        directory = state.nodes[self._node].manifest.directory
+        if not all(self._begins(each, directory) for each in state.manifest.snapshots.values()):
             raise _NotInOrder
         self._cluster, self._scans = cluster, cluster_scans(state, metadata=False)
         self._newest = _NO_ORDER
@@ -135,6 +138,15 @@ class _OneNode:
         """Map → the last key of its snapshot that was read."""
         self._archived: dict[str, Position] = {}
         """Map → the last position of its archives that were read."""
+
+    def _begins(self, snapshot: Snapshot, directory: str) -> bool:
+        """Whether all changes that are read from this log are newer than this snapshot. A repair
+        does not know it of files that it takes in, and leaves out their sizes."""
+        mark = snapshot.marks.get(self._node)
+        if snapshot.marks.keys() - {self._node}:
+            return False
+        covers = mark is not None and mark.directory == directory and bool(snapshot.sizes)
+        return covers or not snapshot.files
 
     def fill(self, fill: Fill, progress: Progress) -> int:
         """How many changes were read."""
