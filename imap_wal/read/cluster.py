@@ -276,12 +276,29 @@ class ClusterLog:
                 if not segment or attempt == ATTEMPTS - 1:
                     raise self.lost(error) from error
 
+    def all_changes(
+        self,
+        state: ClusterState,
+        maps: Collection[str] | None = None,
+        *,
+        covered: bool = False,
+        positions: bool = False,
+    ) -> Iterator[EntryBatch]:
+        """The entries that count in `state` (of `ClusterState.demand`), also if its snapshots are
+        former ones. In any order, and some may appear twice; for that, the log may be archived any
+        number of times meanwhile. `covered`: also those that a snapshot covers. Raises the errors
+        of `read_on`."""
+        for scan, store in ahead(self.store, cluster_scans(state, maps=maps, covered=covered)):
+            yield from self.read_on(scan, maps, store=store, positions=positions)
+
     def read_on(
         self,
         scan: FileScan,
         maps: Collection[str] | None = None,
         attempts: int = ATTEMPTS,
         store: SegmentStore | None = None,
+        *,
+        positions: bool = False,
     ) -> Iterator[EntryBatch]:
         """`read_scan`, even during an archive run: if the file is deleted while it is read, the
         rest is read from the files that replaced it. Entries may appear twice and in any order;
@@ -291,7 +308,7 @@ class ClusterLog:
         for this scan."""
         place = scan.since if scan.kind == SEGMENT else None
         try:
-            for changes in read_scan(store or self.store, scan, maps):
+            for changes in read_scan(store or self.store, scan, maps, positions=positions):
                 yield changes
                 attempts = ATTEMPTS
                 if scan.kind == SEGMENT:
@@ -301,7 +318,7 @@ class ClusterLog:
             if scan.kind == SNAPSHOT or not attempts:
                 raise self.lost(error) from error
         for following in self.replaced(scan, place, maps):
-            yield from self.read_on(following, maps, attempts - 1)
+            yield from self.read_on(following, maps, attempts - 1, positions=positions)
 
     def replaced(
         self, scan: FileScan, place: Position | None, maps: Collection[str] | None

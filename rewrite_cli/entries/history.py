@@ -11,7 +11,7 @@ from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, ORDER, TIMESTAMP_MS
 from imap_wal.format import Position
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
-from imap_wal.read.file_scan import Scope, from_manifest
+from imap_wal.read.file_scan import from_manifest
 from imap_wal.read.newest.clears import Floors
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Noted
@@ -123,12 +123,12 @@ def _read(search: Search, *, covered: bool) -> tuple[list[Line], list[Line]]:
     lines: list[Line] = []
     clears: list[Line] = []
     count = 0
-    state, until_ms = None, search.as_of_ms
+    until_ms = search.as_of_ms
     if until_ms is not None and not covered:
         state = state_at(log, (search.map,), until_ms, policy)
-    for batch in log.changes(
-        (search.map,), Scope(covered=covered), policy=policy, positions=True, state=state
-    ):
+    else:
+        state = log.state().demand(policy)
+    for batch in log.all_changes(state, (search.map,), covered=covered, positions=True):
         decoder.add_metadata(batch.metadata)
         places: Iterable[Position | None] = batch.positions or [None] * len(batch.rows)
         for row, place in zip(batch.rows, places, strict=True):

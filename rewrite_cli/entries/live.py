@@ -238,7 +238,7 @@ def _as_of(
         with ExitStack() as reading:
             try:
                 found = _read_as_of(log, view, selection, reading, tell, settings, as_of_ms)
-            except NotFound:  # files were archived or removed while they were read: begin again
+            except NotFound:  # files were removed while they were read: begin again
                 if attempt == ATTEMPTS - 1:
                     raise
                 continue
@@ -267,7 +267,7 @@ def _read_as_of(
     seen: set[str] = set()
     records = 0
     oldest: int | None = None
-    for changes in log.changes(maps=selection.maps or None, policy=policy, state=state):
+    for changes in log.all_changes(state, selection.maps or None):
         index.add(
             changes.node,
             [row for row in changes.rows if row[TIMESTAMP_MS] <= as_of_ms],

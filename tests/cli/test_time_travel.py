@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import imap_wal
 from imap_wal.clock import SystemClock
+from imap_wal.read.file_scan import SNAPSHOT, EntryBatch, FileScan
+from imap_wal.read.scan import read_scan
+from storage_backends import SegmentStore
 from tests.cli.conftest import Run
 
 
@@ -95,3 +100,26 @@ def test_offline_commands_keep_a_history(run: Run, tmp_path: Path) -> None:
             assert run("rewrite", root, "--history", "7d").code == 0
         assert run("prune", root, "--yes").code == 0
         assert [each["value"] for each in run("export", root, "--as-of", then).lines] == [1]
+
+
+def test_former_moments_are_read_while_the_log_is_archived(
+    run: Run, tmp_path: Path, compacted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often: each archive run removes files that the reader has planned to read."""
+    root, then = tmp_path / "maps", compacted[1]
+    with imap_wal.open(root, history_s=3600, auto_rewrite_percentage=0) as store:
+
+        def archiving(
+            place: SegmentStore, scan: FileScan, *arguments: Any, **options: Any
+        ) -> Iterator[EntryBatch]:
+            if scan.kind != SNAPSHOT:
+                store.archive()
+                store.map("orders")["later"] = scan.path  # in a new segment
+            return read_scan(place, scan, *arguments, **options)
+
+        store.map("orders")["later"] = 1
+        monkeypatch.setattr("imap_wal.read.cluster.read_scan", archiving)
+        exported = run("export", root, "--as-of", then).lines
+        got = run("get", root, "--map", "orders", "a", "--as-of", then)
+    assert {line["key"]: line["value"] for line in exported} == {"a": "two", "one": 1, "two": 1}
+    assert (got.code, got.out.count("two")) == (0, 1)
