@@ -28,6 +28,7 @@ from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.state import ClusterState
 from imap_wal.retention.bases import base_of
 from imap_wal.retention.kept import DAY_MS
+from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
 
 SHARES = 4
@@ -56,7 +57,7 @@ def keep_history(log: ClusterLog, history_s: int, skew_ms_max: int = SKEW_MS_MAX
     reader = Reader(log.store, log.folder, HISTORY, log.clock, log.randomness)
     for _ in range(ATTEMPTS):
         known = bases_of_history(log.store, log.folder)  # first: none is newer than the state
-        state = log.state()
+        state = log.state().demand(RecoveryPolicy.PARTIAL)
         level = state.manifest.feature_level
         if level < FeatureLevel.KEPT_SNAPSHOTS:
             return (
@@ -70,7 +71,7 @@ def keep_history(log: ClusterLog, history_s: int, skew_ms_max: int = SKEW_MS_MAX
         if newest is not None and not _is_due(new, newest, history_s):
             break
         reader.keep(_with(new), DAY_MS)
-        now = log.state()
+        now = log.state().demand(RecoveryPolicy.PARTIAL)
         if now.manifest.snapshots == state.manifest.snapshots and _has_log(now, new):
             break
         reader.keep(_without([new]), DAY_MS)

@@ -46,6 +46,7 @@ from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore, forget
 from tests import histories
 from tests.histories import KEYS, MAPS, Cluster, partition_of, put, steps
+from tests.kit.disk_writer import Writer
 from tests.kit.examples import OF_HISTORIES
 from tests.kit.logs import SMALL, append, node
 from tests.support import FakeClock, overwrite
@@ -393,3 +394,30 @@ def test_an_earlier_release_keeps_the_oldest_base(memory: MemoryStore) -> None:
         if file.path not in kept:
             memory.delete(file.path)
     assert log.known() == [1] * 4
+
+
+def test_a_base_knows_the_log_of_a_disk_away(memory: MemoryStore) -> None:
+    """Otherwise the log above it would seem to be removed when the disk is back."""
+    writer = Writer(memory, MemoryStore("the-disk"), 1)
+    away, whole = (ClusterLog(each, "ns", "c", writer.clock) for each in (memory, writer.store))
+
+    def compact() -> None:
+        writer.log.rotate()
+        rewrite(whole, LocalEngine(SMALL), skew_ms_max=2**60)
+        prune(whole, unsealed={"n1": writer.log.unsealed})
+
+    try:
+        writer.put("k", "old", 1)
+        compact()
+        writer.put("k", "then", 2)
+        assert away.state().parts
+        keep_history(away, 3600, 2**60)
+        writer.clock.advance(600)
+        moment = writer.clock.now_ms()
+        writer.clock.advance(600)
+        compact()
+        found, unknown = read_at(whole, moment)
+        assert ([row[VALUE] for row in found.values()], unknown) == ([b"then"], frozenset())
+    finally:
+        writer.log.close(clean=True)
+        forget("the-disk")
