@@ -318,17 +318,18 @@ class Reader:
         self, change: Callable[[tuple[Base, ...]], tuple[Base, ...]], same_ms: int
     ) -> tuple[Base, ...]:
         """Of `HISTORY`: keep the bases that `change` makes of the present ones. It gets and returns
-        them oldest first, and may run several times. The reader is registered if it is not. If
-        nothing changes, this is published again after `same_ms`. Returns what is kept."""
+        them oldest first, and may run several times. The reader is registered if there are any;
+        otherwise it is forgotten. If nothing changes, this is published again after `same_ms`.
+        Returns what is kept."""
 
         def published(reader: ReaderManifest) -> ReaderManifest | None:
             now_ms = self._clock.now_ms()
             bases = change(tuple(reader.bases))
+            if not bases:  # registered without a base, it would keep the whole log
+                gone = ReaderManifest(reader.positions, now_ms, forgotten=True)
+                return gone if reader.updated_ms and not reader.forgotten else None
             new = ReaderManifest(
-                positions=bases[0].positions if bases else {},
-                updated_ms=now_ms,
-                base=bases[0] if bases else None,
-                later=bases[1:],
+                positions=bases[0].positions, updated_ms=now_ms, base=bases[0], later=bases[1:]
             )
             same = replace(new, updated_ms=reader.updated_ms) == reader
             return None if same and 0 <= now_ms - reader.updated_ms < same_ms else new

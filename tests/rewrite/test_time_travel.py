@@ -421,3 +421,25 @@ def test_a_base_knows_the_log_of_a_disk_away(memory: MemoryStore) -> None:
     finally:
         writer.log.close(clean=True)
         forget("the-disk")
+
+
+def test_a_history_that_is_forgotten_meanwhile_keeps_nothing(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a base, it would keep the whole log."""
+    log = Log(memory)
+    log.hour(3)
+    keep = Reader.keep
+
+    def racing(reader: Reader, *arguments: Any) -> tuple[Base, ...]:
+        readers.forget(memory, log.log.folder, HISTORY, log.clock, log.log.randomness)
+        return keep(reader, *arguments)
+
+    log.put("a", "4").rotate()
+    rewrite(log.log, LocalEngine(SMALL), skew_ms_max=2**60)
+    with monkeypatch.context() as context:
+        context.setattr(Reader, "keep", racing)
+        keep_history(log.log, 100 * log.history_s, 2**60)
+    assert log.bases == ()
+    prune(log.log)
+    assert len(log.log.node("n1").segments) == 1
