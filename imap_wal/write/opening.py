@@ -20,6 +20,7 @@ from imap_wal import layout
 from imap_wal.disposal import log_links
 from imap_wal.entry import SHARED_SESSIONS
 from imap_wal.errors import InvalidSetting, LogError, LostRace, MissingNode, WriterLocked
+from imap_wal.format import START
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.feature_level import NEWEST
@@ -263,7 +264,15 @@ class _Opening:
                 key_checks.enter(self._context.key_ring, self.clusters)
                 self._claim(number, before, claimed, wal)
 
-        recovered = recover(self._context, before, claim)
+        covered = max(
+            (
+                mark.position
+                for mark in cluster.covered(self._identity.node)
+                if mark.directory == before.directory
+            ),
+            default=START,
+        )
+        recovered = recover(self._context, before, claim, covered)
         claim()
         manifest = self._note_recovered(claimed, recovered)
         self._registration.enter(manifest, self._opened)

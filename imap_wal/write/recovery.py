@@ -79,21 +79,29 @@ class RecoveredState(NamedTuple):
 
 
 def recover(
-    context: LogContext, manifest: NodeManifest, claim: Callable[[bool], None]
+    context: LogContext,
+    manifest: NodeManifest,
+    claim: Callable[[bool], None],
+    covered: Position = START,
 ) -> RecoveredState:
     """Make the log ready for writing, as the module's table says. `claim` is called before the
-    first file is changed, and again before bytes are given up; its argument says whether they are.
-    It raises if the log is not the caller's. Raises `CorruptLog`, `ShortLog`
-    or `UnsupportedVersion`; nothing was changed then."""
-    return _Recovery(context, manifest, claim).run()
+    first file is changed, and again before frames are given up; its argument says whether they are.
+    It raises if the log is not the caller's. `covered`: up to where any snapshot covers this log.
+    Raises `CorruptLog`, `ShortLog` or `UnsupportedVersion`; nothing was changed then."""
+    return _Recovery(context, manifest, claim, covered).run()
 
 
 class _Recovery:
     """One run of `recover`."""
 
     def __init__(
-        self, context: LogContext, manifest: NodeManifest, claim: Callable[[bool], None]
+        self,
+        context: LogContext,
+        manifest: NodeManifest,
+        claim: Callable[[bool], None],
+        covered: Position,
     ) -> None:
+        self._covered = covered
         self._context, self._store, self._identity = context, context.store, context.identity
         self._manifest, self._mode, self._claim = manifest, context.settings.recovery_mode, claim
         found = wal_folder(
@@ -132,7 +140,7 @@ class _Recovery:
                 RecoveryReport(manifest.clean and not scan.frames, scan.frames, scan.records)
             )
         if damage.verdict.is_tail and self._mode is not RecoveryMode.ABSOLUTE:
-            self._trim(gives_up=True)
+            self._trim(gives_up=self._loses(damage.verdict))
             return self._cut(self._files[damage.file], damage.verdict)
         if self._mode is RecoveryMode.POINT_IN_TIME:
             self._trim(gives_up=True)
@@ -159,6 +167,13 @@ class _Recovery:
             with suppress(AlreadyExists):  # our own create, its answer was lost
                 self._store.create(path, self._empty(SegmentFile(epoch, number, path, 0)))
         return True
+
+    def _loses(self, tail: Verdict) -> bool:
+        """Whether a damaged end may have been a frame that counted: whole ones follow it, or a
+        snapshot has it, or copies of it may count on this log. Otherwise a commit was interrupted,
+        or no reader can tell the difference."""
+        has_copies = bool(self._context.address)
+        return has_copies or bool(tail.frames_after) or self._covered > self._scan.end
 
     def _refusal(self, damage: Damage) -> LogError:
         verdict = damage.verdict

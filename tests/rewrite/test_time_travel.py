@@ -335,6 +335,25 @@ def test_before_a_part_was_lost_nothing_is_known(memory: MemoryStore) -> None:
     assert log.known() == [0, 1]
 
 
+@pytest.mark.parametrize("is_in_a_snapshot", [False, True])
+def test_an_interrupted_commit_is_no_loss(memory: MemoryStore, is_in_a_snapshot: bool) -> None:
+    """Unless a snapshot has it: then it was a whole one, and the log lost it."""
+    log = Log(memory)
+    log.hour(2)
+    log.put("a", "torn")
+    if is_in_a_snapshot:
+        rewrite(log.log, LocalEngine(SMALL), skew_ms_max=2**60)
+    log.nodes["n1"].close(clean=False)
+    path = log.log.node("n1").segments[-1].path
+    data = memory.read(path)
+    overwrite(memory, path, data[: data.rindex(b"torn")])
+    log.nodes["n1"] = node(memory)
+    assert log.nodes["n1"].recovery.torn_bytes > 0
+    log.hour()
+    known = int(not is_in_a_snapshot)
+    assert log.known() == [known, known, 1]
+
+
 def test_a_base_that_lost_a_file_is_not_used(memory: MemoryStore) -> None:
     log = Log(memory)
     log.hour(4)
