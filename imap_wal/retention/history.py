@@ -85,8 +85,8 @@ def keep_history(log: ClusterLog, history_s: int, skew_ms_max: int = SKEW_MS_MAX
 
 def _is_due(new: Base, newest: Base, history_s: int) -> bool:
     """Whether a base is worth its files. For a map that was dropped since, the older ones are of no
-    use."""
-    later_ms = new.until_ms - newest.until_ms
+    use. If the newest one is of a clock that was wrong, it must not be the last for years."""
+    later_ms = abs(new.until_ms - newest.until_ms)
     dropped = any(
         each.dropped and each.dropped != newest.dropped(name)
         for name, each in new.snapshots.items()

@@ -462,3 +462,18 @@ def test_a_history_that_is_forgotten_meanwhile_keeps_nothing(
     assert log.bases == ()
     prune(log.log)
     assert len(log.log.node("n1").segments) == 1
+
+
+def test_a_clock_that_was_ahead_does_not_keep_the_log(memory: MemoryStore) -> None:
+    """A base of that moment would be the newest for years, and the log above it would be kept."""
+    log, years_s = Log(memory), 10 * 365 * 24 * 3600
+    log.hour()
+    log.clock.advance(years_s)
+    log.hour()
+    log.clock.advance(-years_s)
+    moments = len(log.had)
+    log.hour(12)
+    assert len(log.bases) <= BASES_MAX
+    assert len(log.log.node("n1").segments) <= 8
+    unknown = [read_at(log.log, moment)[1] for moment in list(log.had)[moments:]]
+    assert [bool(each) for each in unknown] == [True] * 6 + [False] * 6
