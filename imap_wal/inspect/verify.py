@@ -39,6 +39,7 @@ from imap_wal.inspect.segment_check import check_segment
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.archives import lists_of
 from imap_wal.manifest.part_lists import lists_of as lists_of_parts
+from imap_wal.manifest.readers import damaged_readers
 from imap_wal.manifest.store import manifest_number
 from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT, FileScan
 from imap_wal.security.encryption import keys_of
@@ -106,7 +107,8 @@ def plan(
 
 
 def _plan_manifests(store: SegmentStore, view: ClusterView) -> Iterator[Finding]:
-    """Findings about the manifests of the cluster: its own, and the claims."""
+    """Findings about the manifests of the cluster: its own, the claims, and damaged ones of
+    readers."""
     newest = f"{view.folder}/manifest/{view.manifest_number:010d}.json"
     if view.of_no_manifest:
         whose = "the cluster" if view.logs else "the cluster and no log of a node"
@@ -121,6 +123,8 @@ def _plan_manifests(store: SegmentStore, view: ClusterView) -> Iterator[Finding]
     older = older_manifests.of_claims(view)
     if view.claims_number or older:
         yield _manifest(f"{view.claims_folder}/{view.claims_number:010d}.json", older)
+    for error in damaged_readers(store, view.folder).values():
+        yield Finding(error.file, "manifest", CORRUPT, what=error.what, advice=error.advice)
 
 
 def _part_lists(view: ClusterView) -> Iterator[Finding]:

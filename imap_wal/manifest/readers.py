@@ -35,7 +35,7 @@ from typing import Any, Self
 
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.errors import InvalidSetting
+from imap_wal.errors import CorruptLog, InvalidSetting
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.document import Whole, checked, fields_of, require, without_defaults
@@ -214,13 +214,40 @@ class ReaderManifest:
 def readers_of(store: SegmentStore, cluster_folder: str) -> dict[str, ReaderManifest]:
     """Name → the state of every reader for which something is kept."""
     found = {}
-    for component in store.folders(layout.readers_folder(cluster_folder)):
-        name = decode(component)
-        manifests = _manifests(store, cluster_folder, name, SystemClock(), SystemRandomness())
-        number, reader = manifests.read()
+    for name in _names(store, cluster_folder):
+        number, reader = _read(store, cluster_folder, name)
         if number and not reader.forgotten:
             found[name] = reader
     return found
+
+
+def damaged_readers(store: SegmentStore, cluster_folder: str) -> dict[str, CorruptLog]:
+    """Name → what is damaged, of every reader whose newest manifest cannot be read. Nothing is
+    removed from the log until it is forgotten."""
+    found = {}
+    for name in _names(store, cluster_folder):
+        try:
+            _read(store, cluster_folder, name)
+        except CorruptLog as error:
+            found[name] = error
+    return found
+
+
+def _names(store: SegmentStore, cluster_folder: str) -> list[str]:
+    return [decode(each) for each in store.folders(layout.readers_folder(cluster_folder))]
+
+
+def _read(store: SegmentStore, cluster_folder: str, name: str) -> tuple[int, ReaderManifest]:
+    try:
+        return _manifests(store, cluster_folder, name, SystemClock(), SystemRandomness()).read()
+    except CorruptLog as error:
+        raise CorruptLog(
+            error.file,
+            error.offset,
+            error.what,
+            f"bring it back from a copy; or run `imap-wal prune --forget-reader {name}`, and "
+            "nothing is kept for this reader any more",
+        ) from error
 
 
 def read_by_all(store: SegmentStore, cluster_folder: str, node: str, end: Position) -> Position:
@@ -247,8 +274,7 @@ def kept_files(
 
 def bases_of_history(store: SegmentStore, cluster_folder: str) -> tuple[Base, ...]:
     """The bases of `HISTORY`, oldest first; () without a history."""
-    manifests = _manifests(store, cluster_folder, HISTORY, SystemClock(), SystemRandomness())
-    return tuple(manifests.read()[1].bases)
+    return tuple(_read(store, cluster_folder, HISTORY)[1].bases)
 
 
 class Reader:
@@ -349,17 +375,27 @@ class Reader:
 def forget(
     store: SegmentStore, cluster_folder: str, name: str, clock: Clock, randomness: Randomness
 ) -> bool:
-    """Keep nothing for a reader any more. False if there is none of this name."""
-    if name not in readers_of(store, cluster_folder):
+    """Keep nothing for a reader any more, even if its manifest is damaged. False if there is none
+    of this name."""
+    if name not in _names(store, cluster_folder):
         return False
     manifests = _manifests(store, cluster_folder, name, clock, randomness)
+    known = False
 
     def change(reader: ReaderManifest) -> ReaderManifest:
-        now_ms = clock.now_ms()
-        return ReaderManifest(reader.positions, now_ms, forgotten=True)
+        nonlocal known
+        known = bool(reader.updated_ms) and not reader.forgotten
+        gone = ReaderManifest(reader.positions, clock.now_ms(), forgotten=True)
+        return gone if known else reader
 
-    manifests.update(change, alone=True)  # so its lists are deleted, too
-    return True
+    try:
+        manifests.update(change, alone=True)  # so its lists are deleted, too
+    except CorruptLog:
+        gone = ReaderManifest({}, clock.now_ms(), forgotten=True)
+        return manifests.replace_damaged(gone) or forget(
+            store, cluster_folder, name, clock, randomness
+        )
+    return known
 
 
 class ReaderManifestLog(ManifestLog[ReaderManifest]):
@@ -403,7 +439,7 @@ class ReaderManifestLog(ManifestLog[ReaderManifest]):
         return replace(base, snapshots=snapshots)
 
     def _finish(self, number: int, content: ReaderManifest) -> None:
-        if content.lists != self._follows(number).lists:
+        if content.forgotten or content.lists != self._follows(number).lists:
             names = {each.name for each in content.lists}
             self.lists.sweep(number, {*names, *content.dropped_lists})
 

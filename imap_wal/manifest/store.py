@@ -165,6 +165,13 @@ class ManifestLog(Generic[C]):
         later manifest that cannot be read."""
         return self._publish(after, content, alone) is not None
 
+    def replace_damaged(self, content: C) -> bool:
+        """Publish `content` as the successor of a newest manifest that is damaged, and delete all
+        earlier ones. False: there is another one meanwhile."""
+        newest = max(self._files(), default=0)
+        self._last = newest, self._empty  # what `content` follows
+        return self.publish(newest, content, alone=True)
+
     def _prepared(self, number: int, floor: int, content: C) -> C:
         """What manifest `number` says for `content`; what it needs beside it is written now."""
         return content

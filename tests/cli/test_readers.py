@@ -61,3 +61,26 @@ def test_a_reader_that_may_be_gone_is_named(run: Run, tmp_path: Path) -> None:
     assert kept["snapshot_bytes"] == sum(manifest.snapshots["orders"].sizes) > 0
     run("prune", url, "--yes", "--forget-reader", "copy")
     assert not any(storage.exists(path) for path in manifest.snapshots["orders"].files)
+
+
+def test_a_reader_whose_manifest_is_damaged_can_be_forgotten(run: Run, tmp_path: Path) -> None:
+    """Until then, every command that removes something refuses, and says what to do."""
+    url = tmp_path / "log"
+    with imap_wal.open(str(url), history_s=3600, auto_rewrite_percentage=0) as store:
+        store.map("orders")["k"] = 1
+        store.compact()
+    (manifest,) = url.rglob("readers/history/manifest/*.json")
+    manifest.write_bytes(manifest.read_bytes().replace(b"positions", b"pasitions"))
+    for command in (("prune", url, "--yes"), ("doctor", url), ("verify", url)):
+        refused = run(*command)
+        assert refused.code != 0, command
+        assert "--forget-reader history" in refused.out + refused.err, command
+    wrong = run("prune", url, "--yes", "--forget-reader", "other")
+    assert "there is no reader 'other'; found: history" in wrong.err
+    assert run("prune", url, "--yes", "--forget-reader", "history").code == 0
+    assert run("verify", url).code == 0
+    again = run("prune", url, "--yes", "--forget-reader", "history")
+    assert "there is no reader 'history'; found: none" in again.err
+    with imap_wal.open(str(url), history_s=3600, auto_rewrite_percentage=0) as store:
+        store.compact()
+    assert run("prune", url, "--yes", "-o", "json").json["clusters"][0]["kept"]

@@ -193,10 +193,15 @@ def _forget(selection: Selection, names: tuple[str, ...]) -> None:
     with selection.open(upkeep=True) as (store, clusters):
         for view in clusters:
             log = ClusterLog(store, view.namespace, view.cluster)
-            kept = {each.reader: each for each in kept_for_readers(log)} if names else {}
+            damaged = readers.damaged_readers(store, log.folder) if names else {}
+            kept = (
+                {each.reader: each for each in kept_for_readers(log)}
+                if names and not damaged
+                else {}
+            )
             for name in names:
                 if not readers.forget(store, log.folder, name, log.clock, log.randomness):
-                    there = ", ".join(sorted(readers.readers_of(store, log.folder))) or "none"
+                    there = ", ".join(sorted([*kept, *damaged])) or "none"
                     raise Failed(f"{view}: there is no reader {name!r}; found: {there}")
                 audit(
                     "reader forgotten",
