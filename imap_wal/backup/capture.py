@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from imap_wal import layout
 from imap_wal.backup.view import CapturedFile, FileView
 from imap_wal.errors import CorruptLog, LogError, LostRace, MissingNode
+from imap_wal.manifest import readers
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState
 from imap_wal.segment.reader import SegmentReader, is_header_torn
@@ -219,8 +220,24 @@ def _of_moment(
     return Captured(
         contents,
         {path: front for path, front in fronts.items() if path in segments},
-        (*sorted(segments - set(fronts)), *look.aside, *_parquet(state)),
+        (
+            *sorted(segments - set(fronts)),
+            *look.aside,
+            *_parquet(state),
+            *_former_snapshots(log, view, state),
+        ),
     )
+
+
+def _former_snapshots(log: ClusterLog, view: FileView, state: ClusterState) -> list[str]:
+    """The snapshot files that are only kept for readers, such as the history. A reader whose
+    manifest is damaged, or whose files are gone, is not a reason to have no backup."""
+    try:
+        kept = readers.kept_files(view, log.folder, state.manifest)
+    except CorruptLog:
+        return []
+    named = {path for each in state.manifest.snapshots.values() for path in each.files}
+    return [path for path in sorted(kept - named) if log.store.exists(path)]
 
 
 def _parquet(state: ClusterState) -> Iterator[str]:

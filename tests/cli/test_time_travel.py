@@ -123,3 +123,19 @@ def test_former_moments_are_read_while_the_log_is_archived(
         got = run("get", root, "--map", "orders", "a", "--as-of", then)
     assert {line["key"]: line["value"] for line in exported} == {"a": "two", "one": 1, "two": 1}
     assert (got.code, got.out.count("two")) == (0, 1)
+
+
+def test_a_backup_has_the_former_moments(run: Run, tmp_path: Path) -> None:
+    """Those that need a former snapshot too."""
+    root, copy = tmp_path / "maps", tmp_path / "copy"
+    with imap_wal.open(root, auto_rewrite_percentage=0) as store:
+        store.map("orders")["a"] = "one"
+        store.compact()
+    with imap_wal.open(root, history_s=3600, auto_rewrite_percentage=0) as store:
+        then = moment()
+        store.map("orders")["a"] = "two"
+        store.compact()
+    assert run("backup", root, tmp_path / "backups").code == 0
+    assert run("backup-restore", tmp_path / "backups", copy).code == 0
+    for place in (root, copy):
+        assert [each["value"] for each in run("export", place, "--as-of", then).lines] == ["one"]
