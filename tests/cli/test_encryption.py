@@ -10,6 +10,10 @@ import duckdb
 import pytest
 
 import imap_wal
+from imap_wal.layout import cluster_folder
+from imap_wal.manifest.readers import bases_of_history
+from imap_wal.manifest.snapshots import Snapshot
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.security.encryption import archive_key
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
@@ -185,6 +189,37 @@ def test_an_entry_that_is_dropped_is_set_aside_encrypted(
     assert SECRET.encode() not in disk.read(aside)
     (frame,) = SegmentReader(disk, aside).frames()
     assert SECRET.encode() in frame.payload and frame.count == 1
+
+
+def test_verify_counts_former_snapshots_that_need_an_old_key(
+    run: Run, place: str, tmp_path: Path
+) -> None:
+    """They are kept for the history: without the old key, the former moments cannot be read."""
+    old, both, new = (keys(tmp_path, *names) for names in ("a", "ba", "b"))
+    assert run(*old, "rewrite", place).code == 0
+    assert run(*old, "prune", place, "--yes").code == 0
+    assert run(*both, "rewrite", place, "--history", "1h").code == 0
+    assert run(*both, "archive", place).code == 0
+    assert run(*both, "prune", place, "--yes").code == 0
+
+    def unopened() -> int:
+        found = run(*new, "verify", place, "-o", "json").json["summary"]["unopened"]
+        return int(found)
+
+    before = unopened()
+    former = {path for each in _kept(place) for path in each.files}
+    assert former
+    assert run(*both, "prune", place, "--yes", "--forget-reader", "history").code == 0
+    assert unopened() <= before - len(former)
+
+
+def _kept(place: str) -> list[Snapshot]:
+    """The snapshots that only the history needs."""
+    store = open_store(place)
+    folder = cluster_folder("default", "embedded")
+    now = ClusterLog(store, "default", "embedded").manifest()
+    (base,) = bases_of_history(store, folder)
+    return [each for name, each in base.snapshots.items() if now.snapshots[name] != each]
 
 
 def test_a_rewrite_encrypts_again_with_the_key_that_writes(
