@@ -78,7 +78,7 @@ def test_duckdb_and_pandas_read_keys_and_values(
     url, expected = filled
     done(run, "rewrite", url)
     orders = [file for file in files(tmp_path, "snapshot") if "/orders/" in file]
-    found = duckdb.sql(
+    found = duckdb.execute(
         f"select key_text, value_json::json ->> 'n' from read_parquet({orders!r}) where not deleted"
     ).fetchall()
     assert dict(found) == {
@@ -107,7 +107,7 @@ def test_a_tombstone_and_unknown_bytes_are_null(tmp_path: Path, run: Run) -> Non
     with opened(url) as store:
         del store.map("m")["a"]
     done(run, "archive", url)
-    found = duckdb.sql(
+    found = duckdb.execute(
         f"select map, key_text, value_json, deleted from read_parquet({files(tmp_path, 'archive')})"
     ).fetchall()
     assert sorted(found, key=str) == [
@@ -169,8 +169,8 @@ def test_a_log_that_earlier_releases_read_is_refused(tmp_path: Path, run: Run) -
     url = f"file://{tmp_path}/log"
     with opened(url) as store:
         store.map("m")["a"] = 1
-    store = open_store(url)
-    manifests = cluster_manifests(store, "default/embedded", SystemClock(), SystemRandomness())
+    storage = open_store(url)
+    manifests = cluster_manifests(storage, "default/embedded", SystemClock(), SystemRandomness())
     manifests.update(lambda now: replace(now, level=FeatureLevel.KEPT_SNAPSHOTS))
     ended = run("decode", url, "--map", "m")
     assert ended.code == 2 and "imap-wal upgrade" in ended.err
