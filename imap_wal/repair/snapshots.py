@@ -68,6 +68,10 @@ class SnapshotRepair:
                 **_UNKNOWN,
             )
             doubt = "" if fits else "; their sizes are not those of the snapshot"
+            if len(found) > wanted:
+                doubt = (
+                    "; some are of a former snapshot, so entries that a rewrite removed may be back"
+                )
             for each in damaged:
                 what = (
                     f"{each.error.what}; {len(found)} files of {wanted} were found by their "

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,35 @@ def test_a_harmed_part_list_is_found_and_repaired(
     assert contents(copy) == expected
     rewritten(run, copy)
     assert contents(copy) == expected
+
+
+def test_a_repair_says_what_it_cannot_know(
+    log: tuple[str, Contents], run: Run, tmp_path: Path
+) -> None:
+    """A range was deleted, and the files of the former snapshot are still there: without the list,
+    the file of that range looks like one of the present snapshot."""
+    url, _ = log
+    with opened(url) as store:
+        for number in range(40, 44):
+            del store.map("m")[f"{number:03d}"]
+    assert run("rewrite", url).code == 0
+    listed = snapshot(url).listed
+    assert listed is not None and len(listed) == KEYS // 4 - 1
+    key = (b"\xa3" + b"040").hex()
+    (within,) = [
+        each
+        for each, after in zip_longest(listed.lists, listed.lists[1:])
+        if listed.read(each).borders[0] <= key
+        and (after is None or key < listed.read(after).borders[0])
+    ]
+    (tmp_path / "log" / layout.list_path(FOLDER, within.name)).unlink()
+    (item,) = [
+        each
+        for each in repair(run, tmp_path)["files"]
+        if each["kind"] == "list" and each["status"] != "clean"
+    ]
+    assert item["given_up"] is not None
+    assert "entries that a rewrite removed may be back" in item["what"]
 
 
 def test_a_repaired_copy_without_damage_has_the_part_lists(
