@@ -31,6 +31,7 @@ from imap_wal.rewrite.ranges import borders_of
 from pyspark_imap_wal.columns import Wanted, of_rows, shaped
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.options import Options
+from storage_backends import SegmentStore
 
 TASK_MEMORY_BYTES = 512 * 1024 * 1024
 """Memory limit of a task's index, in bytes. At the limit, a rewrite emits its rows, and a `latest`
@@ -84,7 +85,7 @@ def tasks(
 
     cut: set[str] = set()
     for name, snapshot in sorted(state.manifest.snapshots.items()):
-        spans = _spans(snapshot, options.task_bytes)
+        spans = _spans(snapshot, log.store, options.task_bytes)
         if len(spans) < 2 or (maps and name not in maps):
             continue
         cut.add(name)
@@ -105,9 +106,9 @@ def tasks(
         yield task(rest, maps=maps, bucket=bucket, without=frozenset(cut))
 
 
-def _spans(snapshot: Snapshot, size: int) -> list[tuple[KeySpan, list[int]]]:
+def _spans(snapshot: Snapshot, store: SegmentStore, size: int) -> list[tuple[KeySpan, list[int]]]:
     """Ranges of keys, each of about `size` bytes of a snapshot, with the numbers of its files."""
-    lowers = borders_of(snapshot)
+    lowers = borders_of(snapshot, store)
     if lowers is None or len(snapshot.sizes) != len(snapshot.files):
         return []
     groups: list[list[int]] = []

@@ -17,6 +17,7 @@ from imap_wal.manifest.readers import ReaderManifest, readers_of
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT
 from imap_wal.read.scan_list import snapshot_scans
+from imap_wal.rewrite.ranges import borders_of
 from imap_wal.security.encryption import open_store
 from pyspark_imap_wal.options import Options, known
 from storage_backends import SegmentStore
@@ -77,8 +78,8 @@ def _files(store: SegmentStore, view: ClusterView) -> Iterator[Line]:
         yield from _segments(node)
         yield from _archives(view, node)
     for name, snapshot in sorted(view.manifest.snapshots.items()):
-        keys = snapshot.borders or ("",) * len(snapshot.files)
-        for scan, first in zip(snapshot_scans(name, snapshot), keys, strict=True):
+        lowers = borders_of(snapshot, store)
+        for number, scan in enumerate(snapshot_scans(name, snapshot)):
             yield {
                 "kind": SNAPSHOT,
                 "path": scan.path,
@@ -88,7 +89,7 @@ def _files(store: SegmentStore, view: ClusterView) -> Iterator[Line]:
                 "bytes": scan.bytes,
                 "checksum": scan.checksum or None,
                 "generation": snapshot.generation,
-                "first_key": bytes.fromhex(first) if snapshot.borders else None,
+                "first_key": lowers[number] if lowers else None,
             }
 
 

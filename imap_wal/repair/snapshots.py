@@ -17,6 +17,7 @@ from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.parquet import salvage
 from imap_wal.parquet.writer import checksum
 from imap_wal.repair.report import COPIED, GIVEN_UP, REWRITTEN, Extent, Item
+from imap_wal.security.encryption import keys_of, opened_border
 from storage_backends import NotFound, SegmentStore, StoredFile
 from storage_backends.paths import number_in
 
@@ -137,10 +138,16 @@ class SnapshotRepair:
                 continue
             parts = listed.read(each) if listed is not None else Parts()
             if within:
-                holes.append((last, bytes.fromhex(parts.borders[0]) if parts.borders else None))
+                holes.append((last, self._border(parts.borders[0]) if parts.borders else None))
             span = self._span(parts.files[-1])
             last, within = span[1] if span is not None else last, False
         return [*holes, (last, None)] if within else holes
+
+    def _border(self, text: str) -> bytes | None:
+        try:
+            return opened_border(keys_of(self._store), text)
+        except ValueError:
+            return None
 
     def _span(self, path: str) -> tuple[bytes, bytes] | None:
         """The first and the last key of a file; None if it has none, or cannot be read."""

@@ -76,7 +76,8 @@ class LocalEngine:
                 merged.append(Merged(name, 0, 0, (), unchanged=True))
                 continue
             if name not in merge.cleared:
-                kept[name] = kept_parts(plan, parts_of(snapshot), merge.keys.keys(name), log.store)
+                parts = parts_of(snapshot, log.store)
+                kept[name] = kept_parts(plan, parts, merge.keys.keys(name), log.store)
             paths = {each.part.path for each in kept.get(name, ())}
             for scan in snapshot_scans(name, snapshot):
                 if scan.path not in paths:

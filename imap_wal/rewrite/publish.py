@@ -17,6 +17,7 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.plan import Merged, Part, Result, RewritePlan
 from imap_wal.rewrite.report import MapRewrite
+from imap_wal.security.encryption import keys_of, sealed_border
 from storage_backends import NotFound, SegmentStore, StorageError
 
 
@@ -171,7 +172,10 @@ def _snapshot(log: ClusterLog, plan: RewritePlan, item: Merged) -> Snapshot:
     former = plan.state.manifest.snapshots.get(item.map)
     if item.unchanged and former is not None:
         return replace(former, marks=marks(plan, item.map))
-    borders = tuple(part.lower.hex() for part in item.parts if part.lower is not None)
+    keys = keys_of(log.store)
+    borders = tuple(
+        sealed_border(keys, part.lower) for part in item.parts if part.lower is not None
+    )
     known = len(borders) == len(item.parts)
     return Snapshot(
         generation=plan.generation,

@@ -97,10 +97,10 @@ def plan_map(
     the map has clears, so each of its ranges may have something to drop."""
     snapshot = plan.state.manifest.snapshots.get(name)
     former = snapshot_scans(name, snapshot) if snapshot is not None else []
-    lowers = borders_of(snapshot) if snapshot is not None else None
+    lowers = borders_of(snapshot, log.store) if snapshot is not None else None
     kept: dict[str, KeptPart] = {}
     if snapshot is not None and not cleared:
-        parts = parts_of(snapshot)
+        parts = parts_of(snapshot, log.store)
         pages = [[lowers[number] for number in sorted(touched)]] if lowers else []
         kept = {each.part.path: each for each in kept_parts(plan, parts, pages, log.store)}
     growth = _growth(

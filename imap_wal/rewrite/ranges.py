@@ -15,6 +15,7 @@ from itertools import pairwise
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.parquet.file import written_otherwise
 from imap_wal.rewrite.plan import Part, RewritePlan
+from imap_wal.security.encryption import keys_of, opened_border
 from storage_backends import SegmentStore
 
 BORDER_BYTES_MAX = 256
@@ -44,23 +45,24 @@ def separator(last: bytes, first: bytes) -> bytes | None:
     return first[: common + 1] if common < BORDER_BYTES_MAX else None
 
 
-def borders_of(snapshot: Snapshot) -> list[bytes] | None:
-    """The lower borders of the files of a snapshot, which increase. None: they are unknown, or
-    several files may have the same key."""
+def borders_of(snapshot: Snapshot, store: SegmentStore) -> list[bytes] | None:
+    """The lower borders of the files of a snapshot, which increase. None: they are unknown, cannot
+    be decrypted with the keys of the store, or several files may have the same key."""
     if len(snapshot.borders) != len(snapshot.files) or not snapshot.files:
         return None
     try:
-        lowers = [bytes.fromhex(border) for border in snapshot.borders]
+        keys = keys_of(store)
+        lowers = [opened_border(keys, border) for border in snapshot.borders]
     except ValueError:
         return None
     return lowers if all(a < b for a, b in pairwise(lowers)) else None
 
 
-def parts_of(snapshot: Snapshot) -> tuple[Part, ...]:
+def parts_of(snapshot: Snapshot, store: SegmentStore) -> tuple[Part, ...]:
     """The files of a snapshot, in key order. Empty if the whole snapshot has to be read: it may
     have tombstones or claims to drop, or the manifest does not have the borders of its files."""
     facts = (snapshot.expiries, snapshot.sizes, snapshot.rows, snapshot.checksums)
-    lowers = borders_of(snapshot)
+    lowers = borders_of(snapshot, store)
     if (
         lowers is None
         or snapshot.tombstones

@@ -166,7 +166,7 @@ def sort_files(
 
         def touch(name: str, keys: Any) -> None:
             snapshot = plan.state.manifest.snapshots.get(name)
-            lowers = (borders_of(snapshot) if snapshot is not None else None) or [b""]
+            lowers = (borders_of(snapshot, log.store) if snapshot is not None else None) or [b""]
             touched.setdefault(name, set()).update(touched_by(lowers, keys))
 
         for scan, store in ahead(log.store, scans):

@@ -1,7 +1,8 @@
 """Encryption of segments and Parquet files. The only module that imports `cryptography`.
 
     ring's key ─HKDF─▶ archive key ─▶ Parquet's own encryption
-         │     └─HKDF─▶ check value ─▶ in the cluster's manifest, under the key's id
+         │     ├─HKDF─▶ check value ─▶ in the cluster's manifest, under the key's id
+         │     └─HKDF─▶ border keys ─▶ AES-256-GCM of the keys between two files, in manifests
          │
          └─HKDF, segment id, place─▶ frame key  ─▶ AES-256-GCM of each frame's msgpack stream
                                      header key ─▶ HMAC-SHA256 of the header: its check value
@@ -23,10 +24,12 @@ The keys are attached to their store (`with_keys`): all code that has the store 
 
 from __future__ import annotations
 
+import base64
 import hmac
 import os
 import struct
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -279,6 +282,46 @@ def archive_keys(keys: Keys) -> Mapping[str, bytes]:
     """Id → archive key, the active one first."""
     key_ring = keys.key_ring
     return {name: archive_key(key) for name, key in key_ring.keys.items()}
+
+
+# ---- manifests -----------------------------------------------------------------------------------
+
+
+def sealed_border(keys: Keys, border: bytes) -> str:
+    """The start of a key of a map, as text for a manifest: encrypted, if the log is. The same start
+    gives the same text, so that files that are kept look unchanged; only that can be seen."""
+    key_ring = keys.key_ring
+    if key_ring.active == PLAIN or not border:
+        return border.hex()
+    key, nonce_key = _border_keys(key_ring.keys[key_ring.active])
+    nonce = hmac.digest(nonce_key, border, "sha256")[:NONCE_BYTES]
+    data = nonce + _library()(key).encrypt(nonce, border, None)
+    return f"{key_ring.active}:{base64.b64encode(data).decode()}"
+
+
+def opened_border(keys: Keys, text: str) -> bytes:
+    """The inverse of `sealed_border`, for any key of the key ring. Raises `ValueError` if the text
+    cannot be decrypted."""
+    name, separator, sealed = text.rpartition(":")
+    if not separator:
+        return bytes.fromhex(text)
+    found = keys.key_ring.keys.get(name)
+    if found is None:
+        raise ValueError(f"there is no key {name!r}")
+    data = base64.b64decode(sealed, validate=True)
+    from cryptography.exceptions import InvalidTag
+
+    try:
+        key = _border_keys(found)[0]
+        return _library()(key).decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], None)
+    except InvalidTag as error:
+        raise ValueError("a border was changed, or encrypted with another key") from error
+
+
+@lru_cache(maxsize=16)
+def _border_keys(key: bytes) -> tuple[bytes, bytes]:
+    both = _derived(key, b"", b"imap-wal borders", 64)
+    return both[:32], both[32:]
 
 
 def _derived(key: bytes, salt: bytes, purpose: bytes, length: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -14,7 +15,9 @@ from imap_wal.layout import cluster_folder
 from imap_wal.manifest.readers import bases_of_history
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.security.encryption import archive_key
+from imap_wal.rewrite import part_writer
+from imap_wal.rewrite.ranges import borders_of
+from imap_wal.security.encryption import archive_key, with_keys
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.cli.conftest import Run
@@ -324,3 +327,35 @@ def test_the_check_of_an_agent_reads_its_keys(
     config.write_text(f'url = "{tmp_path}/log"\n[log]\nencryption_keys = "file:{keys}"\n')
     ended = run("agent", "--config", str(config), "--check")
     assert ended.code == 2 and says in ended.err and str(keys) in ended.err
+
+
+def test_no_manifest_has_the_start_of_a_key(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The borders between files of a snapshot are encrypted, and a rewrite still keeps files."""
+    monkeypatch.setattr(part_writer, "PART_ROWS", 4)
+    root = str(tmp_path / "root")
+    expected = {f"secret-{number:03d}": 0 for number in range(40)}
+    snapshots: list[Snapshot] = []
+    for turn, items in enumerate([("a",), ("a",), ("b", "a"), ("b",)]):
+        source = key_file(tmp_path, *items)
+        with imap_wal.open(root, encryption_keys=source, auto_rewrite_percentage=0) as store:
+            changes = expected if turn == 0 else {"secret-005": turn}
+            store.map("orders").update(changes)
+            expected |= changes
+            assert dict(store.map("orders")) == expected
+        assert run("--encryption-keys", source, "rewrite", root).code == 0
+        log = ClusterLog(with_keys(open_store(root), source), "default", "embedded")
+        snapshots.append(log.manifests.read()[1].snapshots["orders"])
+        assert len(snapshots[-1].files) >= 10
+        assert borders_of(snapshots[-1], log.store) is not None
+    first, second, last = snapshots[0], snapshots[1], snapshots[-1]
+    assert len({*first.files} & {*second.files}) >= 8, "most files are kept"
+    assert len({*first.borders} & {*second.borders}) >= 8
+    assert all(border.startswith("b:") for border in last.borders[1:])
+    assert borders_of(first, log.store) is None, "its key is gone"
+    damaged = replace(last, borders=("", *(each[:-6] for each in last.borders[1:])))
+    assert borders_of(damaged, log.store) is None
+    for file in Path(root).rglob("*.json"):
+        assert b"secret" not in file.read_bytes(), file
+        assert b"secret-".hex().encode() not in file.read_bytes(), file

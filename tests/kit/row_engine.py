@@ -59,7 +59,9 @@ class RowEngine:
                 merged.append(Merged(name, 0, 0, (), unchanged=True))
                 continue
             if not index.clears(name):
-                kept[name] = kept_parts(plan, parts_of(snapshot), _keys(index, name), log.store)
+                kept[name] = kept_parts(
+                    plan, parts_of(snapshot, log.store), _keys(index, name), log.store
+                )
             paths = {each.part.path for each in kept.get(name, ())}
             for scan in snapshot_scans(name, snapshot):
                 if scan.path not in paths:
