@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, cast
 from pyspark.sql import SparkSession
 
 from imap_wal.clock import Randomness, SystemRandomness
+from imap_wal.collector import collecting_rarely
 from imap_wal.errors import ImapWalError, InvalidSetting
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -144,7 +145,7 @@ def _answering(plan: RewritePlan, work: TaskWork) -> Partition:
         for number, given in inputs:
             meter = Meter()
             try:
-                with worker_log(plan, version, meter) as log:
+                with collecting_rarely(), worker_log(plan, version, meter) as log:
                     result = work(log, given, number, randomness)
             except (ImapWalError, StorageError) as error:
                 yield TaskAnswer(number, attempt, error=freeze(error))
