@@ -232,10 +232,11 @@ def _of_moment(
 def _former_snapshots(log: ClusterLog, view: FileView, state: ClusterState) -> list[str]:
     """The snapshot files that are only kept for readers, such as the history. A reader whose
     manifest is damaged, or whose files are gone, is not a reason to have no backup."""
-    try:
-        kept = readers.kept_files(view, log.folder, state.manifest)
-    except CorruptLog:
-        return []
+    kept = {
+        path
+        for reader in readers.sound_readers(view, log.folder).values()
+        for path, _ in reader.kept_files(state.manifest)
+    }
     named = {path for each in state.manifest.snapshots.values() for path in each.files}
     return [path for path in sorted(kept - named) if log.store.exists(path)]
 

@@ -21,7 +21,6 @@ from functools import partial
 from itertools import zip_longest
 
 from imap_wal import layout
-from imap_wal.errors import CorruptLog, LogError
 from imap_wal.format import Position
 from imap_wal.inspect import older_manifests
 from imap_wal.inspect.advice import MISSING
@@ -41,8 +40,7 @@ from imap_wal.inspect.segment_check import check_segment
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.archives import lists_of
 from imap_wal.manifest.part_lists import lists_of as lists_of_parts
-from imap_wal.manifest.parts import PartList
-from imap_wal.manifest.readers import damaged_readers, readers_of
+from imap_wal.manifest.readers import damaged_readers, sound_readers
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.manifest.store import manifest_number
 from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT, FileScan
@@ -128,21 +126,8 @@ def _plan_manifests(store: SegmentStore, view: ClusterView) -> Iterator[Finding]
     if view.claims_number or older:
         yield _manifest(f"{view.claims_folder}/{view.claims_number:010d}.json", older)
     for error in damaged_readers(store, view.folder).values():
-        yield Finding(error.file, "manifest", CORRUPT, what=error.what, advice=error.advice)
-    yield from _lists_of_readers(store, view)
-
-
-def _lists_of_readers(store: SegmentStore, view: ClusterView) -> Iterator[Finding]:
-    """Damaged lists of files of former snapshots."""
-    found: dict[str, Finding] = {}
-    for _, snapshot in _former_snapshots(store, view):
-        wrong: list[tuple[PartList, LogError]] = []
-        if snapshot.listed is not None:
-            with suppress(NotFound):  # the reader has other lists now
-                snapshot.listed.readable(wrong)
-        for each, error in wrong:
-            found[error.file] = damaged(error.file, "list", each.bytes, error, None)
-    yield from found.values()
+        kind = "list" if layout.list_number(error.file) else "manifest"
+        yield Finding(error.file, kind, CORRUPT, what=error.what, advice=error.advice)
 
 
 def _part_lists(view: ClusterView) -> Iterator[Finding]:
@@ -162,7 +147,7 @@ def _snapshot_units(store: SegmentStore, view: ClusterView) -> Iterator[Unit]:
         named.update(snapshot.files)
         yield from _units_of(store, name, snapshot)
     for name, snapshot in _former_snapshots(store, view):
-        with suppress(LogError, NotFound):  # `_lists_of_readers`
+        with suppress(NotFound):  # the reader has other lists now
             for unit in _units_of(store, name, snapshot):
                 if unit.file not in named and store.exists(unit.file):
                     named.add(unit.file)
@@ -185,11 +170,7 @@ def _units_of(store: SegmentStore, name: str, snapshot: Snapshot) -> Iterator[Un
 def _former_snapshots(store: SegmentStore, view: ClusterView) -> Iterator[tuple[str, Snapshot]]:
     """Those that are kept for readers, such as the history. One that is gone is no damage: the
     reader begins again, or the former moments are not known."""
-    try:
-        found = readers_of(store, view.folder)
-    except CorruptLog:
-        return  # a finding of its own
-    for reader in found.values():
+    for reader in sound_readers(store, view.folder).values():
         yield from reader.kept_snapshots(view.manifest)
 
 

@@ -9,9 +9,11 @@ publications of the cluster's manifest.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, TypeAlias
 
+from imap_wal.errors import LogError
 from imap_wal.manifest import list_files
 from imap_wal.manifest.document import checked
 from imap_wal.manifest.list_files import ListFiles, ends_of_lists
@@ -65,7 +67,11 @@ class PartLists(ListFiles[PartList, Parts]):
         self, number: int, parts: Parts, former: Sequence[ListedParts]
     ) -> Iterator[PartList]:
         count = len(parts.files)
-        runs = _unchanged(parts, {each: self.read(each) for one in former for each in one.lists})
+        known: dict[PartList, Parts] = {}
+        for each in (each for one in former for each in one.lists):
+            with suppress(LogError):  # it is damaged: its files are named in a new one
+                known[each] = self.read(each)
+        runs = _unchanged(parts, known)
         place = 0
         for start, end, file in [*_spaced(runs, count), (count, count, None)]:
             if place < start:

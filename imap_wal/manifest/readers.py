@@ -30,12 +30,13 @@ The reader `HISTORY` is the log's own: it keeps what reads of former moments nee
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.errors import CorruptLog, InvalidSetting
+from imap_wal.errors import CorruptLog, InvalidSetting, LogError
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.document import Whole, checked, fields_of, require, without_defaults
@@ -221,16 +222,39 @@ def readers_of(store: SegmentStore, cluster_folder: str) -> dict[str, ReaderMani
     return found
 
 
-def damaged_readers(store: SegmentStore, cluster_folder: str) -> dict[str, CorruptLog]:
-    """Name → what is damaged, of every reader whose newest manifest cannot be read. Nothing is
-    removed from the log until it is forgotten."""
-    found = {}
+def damaged_readers(store: SegmentStore, cluster_folder: str) -> dict[str, LogError]:
+    """Name → what is damaged, of every reader whose newest manifest cannot be read, or a list that
+    it names. Nothing is removed from the log until it is forgotten."""
+    return _sound_and_damaged(store, cluster_folder)[1]
+
+
+def sound_readers(store: SegmentStore, cluster_folder: str) -> dict[str, ReaderManifest]:
+    """`readers_of`, without those that are damaged: for commands that only read."""
+    return _sound_and_damaged(store, cluster_folder)[0]
+
+
+def _sound_and_damaged(
+    store: SegmentStore, cluster_folder: str
+) -> tuple[dict[str, ReaderManifest], dict[str, LogError]]:
+    sound: dict[str, ReaderManifest] = {}
+    damaged: dict[str, LogError] = {}
     for name in _names(store, cluster_folder):
         try:
-            _read(store, cluster_folder, name)
+            number, reader = _read(store, cluster_folder, name)
         except CorruptLog as error:
-            found[name] = error
-    return found
+            damaged[name] = error
+            continue
+        wrong: list[tuple[PartList, LogError]] = []
+        for base in reader.bases:
+            for snapshot in base.snapshots.values():
+                if snapshot.listed is not None:
+                    with suppress(NotFound):  # the reader has other lists now
+                        snapshot.listed.readable(wrong)
+        if wrong:
+            damaged[name] = _with_way_out(wrong[0][1], name)
+        elif number and not reader.forgotten:
+            sound[name] = reader
+    return sound, damaged
 
 
 def _names(store: SegmentStore, cluster_folder: str) -> list[str]:
@@ -241,13 +265,17 @@ def _read(store: SegmentStore, cluster_folder: str, name: str) -> tuple[int, Rea
     try:
         return _manifests(store, cluster_folder, name, SystemClock(), SystemRandomness()).read()
     except CorruptLog as error:
-        raise CorruptLog(
-            error.file,
-            error.offset,
-            error.what,
-            f"bring it back from a copy; or run `imap-wal prune --forget-reader {name}`, and "
-            "nothing is kept for this reader any more",
-        ) from error
+        raise _with_way_out(error, name) from error
+
+
+def _with_way_out(error: LogError, name: str) -> CorruptLog:
+    return CorruptLog(
+        error.file,
+        error.offset,
+        error.what,
+        f"bring it back from a copy; or run `imap-wal prune --forget-reader {name}`, and "
+        "nothing is kept for this reader any more",
+    )
 
 
 def read_by_all(store: SegmentStore, cluster_folder: str, node: str, end: Position) -> Position:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from imap_wal.decode import Decoder, Opaque, json_of, storable, text
-from imap_wal.entry import KEY, MAP, VALUE, Row
+from imap_wal.entry import KEY, MAP, ORDER, VALUE, Row
 from imap_wal.parquet.columns import DECODED_FIELDS, SNAPSHOT_SCHEMA, to_rows
 from storage_backends.extras import needs
 
@@ -20,7 +20,9 @@ with needs("archive"):
 
 _log = logging.getLogger("imap_wal.parquet")
 
-TEXT_FACTOR, TEXT_BYTES = 16, 4096
+DATA_BYTES_MAX = 1024 * 1024
+"""Longer keys and values are not decoded: as Python objects they take many times their bytes."""
+TEXT_FACTOR, TEXT_BYTES = 8, 4096
 """A text with more than this many times the bytes of its key or value, and so many more, is left
 out: all texts of a row group must fit into one column."""
 
@@ -60,27 +62,30 @@ class DecodedColumns:
 
     def _found(self, of: Callable[[Row], str | None], row: Row) -> str | None:
         """A text, or None. An archive run or a rewrite must not fail because of it."""
+        if self._missing and row[ORDER][1]:  # of a member
+            return None
         try:
             return of(row)
         except ModuleNotFoundError as error:
-            if not self._missing:
-                _log.warning("decoded columns are left empty: %s", error)
+            _log.warning("decoded columns are left empty: %s", error)
             self._missing = True
         except Exception:  # noqa: BLE001  # any value may be broken in any way
             _log.debug("a key or a value of map %r cannot be decoded", row[MAP], exc_info=True)
         return None
 
     def _key(self, row: Row) -> str | None:
-        if not row[KEY]:
+        data = row[KEY]
+        if not data or len(data) > DATA_BYTES_MAX:
             return None
         key = self._decoder.key(row)
-        return None if isinstance(key, Opaque) else _bounded(storable(text(key)), row[KEY])
+        return None if isinstance(key, Opaque) else _bounded(storable(text(key)), data)
 
     def _value(self, row: Row) -> str | None:
-        if row[VALUE] is None:
+        data = row[VALUE]
+        if data is None or len(data) > DATA_BYTES_MAX:
             return None
         value = self._decoder.value(row)
-        return None if isinstance(value, Opaque) else _bounded(json_of(value), row[VALUE])
+        return None if isinstance(value, Opaque) else _bounded(json_of(value), data)
 
 
 def _bounded(found: str, data: bytes) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT, Metadata, from_manifest
 from imap_wal.read.scan import read_scan
@@ -9,15 +11,26 @@ from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
 
 
+def known_schemas(state: ClusterState) -> tuple[Metadata, ...]:
+    """Those in the manifests of all nodes."""
+    return _schemas(
+        from_manifest(item) for node in state.nodes.values() for item in node.manifest.metadata
+    )
+
+
 def schemas_of(log: ClusterLog, state: ClusterState) -> tuple[Metadata, ...]:
     """Those of all nodes: of their manifests, and of their segments, whose entries are not decoded.
     Raises `NotFound`, `CorruptLog`."""
-    found = [
-        from_manifest(item) for node in state.nodes.values() for item in node.manifest.metadata
-    ]
-    for scan in cluster_scans(state, snapshots=False, covered=True):
-        if scan.kind == SEGMENT:
-            found += [
-                item for changes in read_scan(log.store, scan, ()) for item in changes.metadata
-            ]
+    scans = cluster_scans(state, snapshots=False, covered=True)
+    found = (
+        item
+        for scan in scans
+        if scan.kind == SEGMENT
+        for changes in read_scan(log.store, scan, ())
+        for item in changes.metadata
+    )
+    return _schemas((*known_schemas(state), *found))
+
+
+def _schemas(found: Iterable[Metadata]) -> tuple[Metadata, ...]:
     return tuple(item for item in dict.fromkeys(found) if item[0] == "schema")

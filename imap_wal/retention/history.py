@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from imap_wal.errors import LogError
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.feature_level import FeatureLevel
@@ -179,10 +180,14 @@ def _usable(log: ClusterLog, state: ClusterState) -> Iterator[Base]:
 
 
 def _is_whole(log: ClusterLog, state: ClusterState, base: Base) -> bool:
-    return _has_log(state, base) and all(
-        _was_dropped(state.manifest, name, base) or _has_files(log, state.manifest, name, snapshot)
-        for name, snapshot in base.snapshots.items()
-    )
+    try:
+        return _has_log(state, base) and all(
+            _was_dropped(state.manifest, name, base)
+            or _has_files(log, state.manifest, name, snapshot)
+            for name, snapshot in base.snapshots.items()
+        )
+    except LogError:
+        return False  # a list of its files is damaged: it is replaced
 
 
 def _was_dropped(now: ClusterManifest, name: str, base: Base) -> bool:

@@ -49,7 +49,7 @@ from imap_wal.entry import (
     is_shared,
     subject,
 )
-from imap_wal.errors import InvalidSetting, LostRace
+from imap_wal.errors import InvalidSetting, LogError, LostRace
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest, IncarnationRecord
 from imap_wal.manifest.snapshots import NO_VERSIONS, PartitionVersions, Snapshot
@@ -58,7 +58,7 @@ from imap_wal.parquet.file import written_otherwise
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import END, EntryBatch, FileScan, Metadata, Scope
 from imap_wal.read.scan_list import cluster_scans
-from imap_wal.read.schemas import schemas_of
+from imap_wal.read.schemas import known_schemas, schemas_of
 from imap_wal.read.state import ClusterState
 from imap_wal.rewrite.conflicts import UNDECIDED, Decisions
 from imap_wal.rewrite.report import StepReport
@@ -347,8 +347,19 @@ def prepare(
         dry_run=dry_run,
         as_of_ms=as_of_ms,
         versions=known_versions(before) if complete and members else None,
-        schemas=schemas_of(log, state) if state.manifest.decoded else (),
     )
+
+
+def with_schemas(plan: RewritePlan, log: ClusterLog) -> RewritePlan:
+    """The plan with the schemas of the log, if a map has decoded columns. Raises `NotFound`."""
+    if not plan.state.manifest.decoded or not (
+        plan.maps is None or any(map(plan.decoded, plan.maps))
+    ):
+        return plan
+    try:
+        return replace(plan, schemas=schemas_of(log, plan.state))
+    except LogError:  # damage that the merge finds too, or that it does not need to read
+        return replace(plan, schemas=known_schemas(plan.state))
 
 
 def _look_twice(

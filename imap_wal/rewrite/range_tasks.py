@@ -210,8 +210,7 @@ def merge_range(
             prefix="imap-wal-rewrite-", dir=settings.scratch, ignore_cleanup_errors=True
         ) as folder,
     ):
-        for run, groups in task.runs:
-            merge.read_run(run.scan, groups, late=run.late)
+        merge.read_runs((run.scan, groups, run.late) for run, groups in task.runs)
         for scan in task.former:
             merge.read_snapshot(scan)
         merge.sources.flush()

@@ -10,7 +10,15 @@ from imap_wal.manifest import key_checks
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.conflicts import Resolution
-from imap_wal.rewrite.plan import ATTEMPTS, Engine, Merged, Result, RewritePlan, prepare
+from imap_wal.rewrite.plan import (
+    ATTEMPTS,
+    Engine,
+    Merged,
+    Result,
+    RewritePlan,
+    prepare,
+    with_schemas,
+)
 from imap_wal.rewrite.publish import archived_bytes, confirm, discard, publish, report_of
 from imap_wal.rewrite.report import MapRewrite, RewriteReport, Winner, memory_max_bytes
 from imap_wal.security.encryption import keys_of, with_fixed_keys
@@ -100,6 +108,7 @@ def _merge(
     for attempt in range(ATTEMPTS):
         plan, aside = prepared(), _Aside({}, {}, {})
         try:
+            plan = with_schemas(plan, log)
             archived = archived_bytes(plan)
             if resolve is not None:
                 plan, aside = _decide(log, plan, resolve)

@@ -163,11 +163,14 @@ def sort_files(
             prefix="imap-wal-rewrite-", dir=settings.scratch, ignore_cleanup_errors=True
         ) as folder,
     ):
+        borders: dict[str, list[bytes]] = {}
 
         def touch(name: str, keys: Any) -> None:
-            snapshot = plan.state.manifest.snapshots.get(name)
-            lowers = (borders_of(snapshot, log.store) if snapshot is not None else None) or [b""]
-            touched.setdefault(name, set()).update(touched_by(lowers, keys))
+            if name not in borders:
+                snapshot = plan.state.manifest.snapshots.get(name)
+                found = borders_of(snapshot, log.store) if snapshot is not None else None
+                borders[name] = found or [b""]
+            touched.setdefault(name, set()).update(touched_by(borders[name], keys))
 
         for scan, store in ahead(log.store, scans):
             if scan.path in direct:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from imap_wal.errors import InvalidSetting
+from imap_wal.errors import InvalidSetting, LogError
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.readers import Base
@@ -95,7 +95,11 @@ def with_base(
         if current is not None and current.dropped != snapshot.dropped:
             return None
         there = set(current.files) if current is not None else set()
-        if not all(path in there or log.store.exists(path) for path in snapshot.files):
+        try:
+            whole = all(path in there or log.store.exists(path) for path in snapshot.files)
+        except LogError:
+            whole = False  # a list of its files is damaged
+        if not whole:
             return None
     for node, found in state.nodes.items():
         kept = base.positions.get(node, START), base.removed.get(node, START)

@@ -23,11 +23,12 @@ from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.parquet.decoded import DecodedColumns
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.rewrite import part_writer
+from imap_wal.read.schemas import schemas_of
+from imap_wal.rewrite import part_writer, plan
 from imap_wal.rewrite.columns import merge
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
-from storage_backends import open_store
+from storage_backends import NotFound, open_store
 from tests import histories
 from tests.cli.conftest import Run
 from tests.encrypted import key_file
@@ -106,6 +107,7 @@ def test_a_tombstone_and_unknown_bytes_are_null(tmp_path: Path, run: Run) -> Non
         store.map("raw")[b"\xff"] = b"\x00\xff"
     with opened(url) as store:
         del store.map("m")["a"]
+        store.map("m")["long"] = "x" * 2**20
     done(run, "archive", url)
     found = duckdb.execute(
         f"select map, key_text, value_json, deleted from read_parquet({files(tmp_path, 'archive')})"
@@ -113,6 +115,7 @@ def test_a_tombstone_and_unknown_bytes_are_null(tmp_path: Path, run: Run) -> Non
     assert sorted(found, key=str) == [
         ("m", "a", "1", False),
         ("m", "a", None, True),
+        ("m", "long", None, False),
         ("raw", '{"hex": "ff"}', '{"hex": "00ff"}', False),
     ]
 
@@ -150,6 +153,45 @@ def test_every_command_reads_such_files(
     repair(run, tmp_path)
     with opened(f"file://{tmp_path}/again") as store:
         assert dict(store.map("orders")) == expected
+
+
+def test_a_rewrite_begins_again_if_a_segment_vanishes(
+    run: Run, filled: tuple[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it reads the schemas that the texts need."""
+    tries: list[int] = []
+
+    def reading(*_: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            raise NotFound("it was archived", "a segment")
+        return schemas_of(*_)
+
+    monkeypatch.setattr(plan, "schemas_of", reading)
+    done(run, "rewrite", filled[0])
+    assert len(tries) == 2
+
+
+def test_without_a_client_library_texts_are_null(
+    tmp_path: Path,
+    run: Run,
+    filled: tuple[str, dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An agent may be installed without the library that decodes entries of members."""
+
+    def missing(*_: Any) -> Any:
+        raise ModuleNotFoundError("install imap-wal[hazelcast]")
+
+    monkeypatch.setattr(decode.Decoder, "key", missing)
+    done(run, "rewrite", filled[0])
+    columns = pq.read_table(
+        [file for file in files(tmp_path, "snapshot") if "/orders/" in file],
+        columns=["key_text", "value_json"],
+    )
+    assert columns["key_text"].null_count == columns["value_json"].null_count == len(columns)
+    assert [record.message for record in caplog.records if "imap-wal[hazelcast]" in record.message]
 
 
 def test_maps_can_lose_these_columns_again(

@@ -188,6 +188,34 @@ def damage(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.parametrize("harm", [lose, damage])
+def test_a_damaged_list_of_a_reader_is_found_and_replaced(
+    log: tuple[str, Contents], run: Run, tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    url, _ = log
+    with opened(url) as store:
+        store.map("m")["000"] = 1
+    assert run("rewrite", url, "--history", "1h").code == 0
+    folder = tmp_path / "log" / layout.readers_folder(FOLDER) / HISTORY / "lists"
+    harmed = min(folder.iterdir())
+    harm(harmed)
+    found = run("verify", url, "-o", "json")
+    (finding,) = [each for each in found.json["files"] if each["status"] != "clean"]
+    assert (found.code, finding["kind"]) == (3, "list") and harmed.name in finding["file"]
+    assert "--forget-reader history" in finding["advice"]
+    assert run("backup", url, f"file://{tmp_path}/backups").code == 0
+    assert run("prune", url, "--yes").code != 0, "what the reader needs is not known"
+    with opened(url) as store:
+        store.map("m")["001"] = 2
+    assert run("rewrite", url, "--history", "1h").code == 0
+    assert run("prune", url, "--yes").code == 0
+    assert run("verify", url).code == 0
+    harm(min(folder.iterdir()))
+    assert run("prune", url, "--forget-reader", "history", "--yes").code == 0
+    assert run("verify", url).code == 0
+    check(url)
+
+
 @pytest.mark.parametrize("former", [False, True])
 @pytest.mark.parametrize(
     ("harm", "error", "status"), [(lose, ShortLog, "missing"), (damage, CorruptLog, "corrupt")]

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,10 +61,12 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...]]]:
     found: list[tuple[str, tuple[int, ...]]] = []
 
     class Watched(merge.ColumnMerge):
-        def read_run(self, scan: FileScan, groups: Any, *, late: bool) -> None:
-            if scan.kind == ARCHIVE:
-                found.append((scan.path, tuple(groups)))
-            super().read_run(scan, groups, late=late)
+        def read_runs(self, runs: Iterable[tuple[FileScan, Any, bool]]) -> None:
+            every = [*runs]
+            found.extend(
+                (scan.path, tuple(groups)) for scan, groups, _ in every if scan.kind == ARCHIVE
+            )
+            super().read_runs(every)
 
     monkeypatch.setattr(range_tasks, "ColumnMerge", Watched)
     return found

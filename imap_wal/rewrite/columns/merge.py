@@ -1,6 +1,6 @@
 """One merge of changes by columns: what was read so far, and its winners in key order.
 
-    read_log, read_snapshot, read_run ─▶ keys and orders, without values   `Sources`, `NewestKeys`
+    read_log, read_snapshot, read_runs ─▶ keys and orders, without values   `Sources`, `NewestKeys`
     write                             ─▶ the rows of a map that the rule keeps, to part files
     sorted_rows                       ─▶ the rows of a map that may still win, for a later merge
 
@@ -11,7 +11,7 @@ columns. See docs/decisions/0044-a-rewrite-by-columns.md and 0065-an-archive-is-
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -140,26 +140,39 @@ class ColumnMerge:
         for changes in read_scan(self._log.store, scan):
             self._add(changes, scan)
 
-    def read_run(self, scan: FileScan, groups: Sequence[int], *, late: bool) -> None:
-        """Read row groups of a sorted run (`imap_wal.rewrite.sorted_runs`), which were counted
-        before. `late`: see `Tally.is_late`; of an archive, each batch says it."""
-        if scan.kind == ARCHIVE or by_columns(scan):
-            source = self.sources.file(scan)
-            with closing(beside([read_keys(self.sources.store, scan, groups)])) as read:
-                for found in read:
-                    batch = self._span.of_batch(found.batch)
-                    self.run_records += len(batch)
-                    if scan.kind == ARCHIVE:
-                        late = self.tally.is_late(scan.node, found.last)
-                        batch = self._counting(batch, scan)
+    def read_runs(self, runs: Iterable[tuple[FileScan, Sequence[int], bool]]) -> None:
+        """Read row groups of sorted runs (`imap_wal.rewrite.sorted_runs`), which were counted
+        before: the files, the numbers of the row groups, and whether all rows are late (see
+        `Tally.is_late`); of an archive, each batch says it. One thread reads ahead."""
+        by_rows: list[tuple[FileScan, bool]] = []
+
+        def keys() -> Iterator[tuple[FileScan, int, bool, KeyBatch]]:
+            for scan, groups, late in runs:
+                if scan.kind != ARCHIVE and not by_columns(scan):
+                    by_rows.append((scan, late))
+                    continue
+                source = self.sources.file(scan)
+                for found in read_keys(self.sources.store, scan, groups):
+                    yield scan, source, late, found
+
+        with closing(beside([keys()])) as read:
+            for scan, source, late, found in read:
+                batch = self._span.of_batch(found.batch)
+                self.run_records += len(batch)
+                if scan.kind == ARCHIVE:
+                    batch = self._counting(batch, scan)
+                    self.sources.add_columns(
+                        source, batch, self.tally.is_late(scan.node, found.last)
+                    )
+                else:
                     self.sources.add_columns(source, batch, late)
-            return
-        for changes in read_scan(self._log.store, scan):
-            rows = self._within(changes.rows)
-            self.run_records += len(rows)
-            if late:
-                self.tally.late.update(subject(row) for row in rows)
-            self.sources.add_rows(rows, changes.node, changes.bytes)
+        for scan, late in by_rows:
+            for changes in read_scan(self._log.store, scan):
+                rows = self._within(changes.rows)
+                self.run_records += len(rows)
+                if late:
+                    self.tally.late.update(subject(row) for row in rows)
+                self.sources.add_rows(rows, changes.node, changes.bytes)
 
     def write(self, name: str, writer: PartWriter) -> None:
         """Write the rows of a map that are kept, without its clears."""
