@@ -62,7 +62,7 @@ _MODULES = {
     "claim": ("upkeep", "take the log from a Hazelcast cluster that will not return"),
     "doctor": ("service", "check the environment, the storage and the agent"),
     "upgrade": ("upkeep", "raise the feature level when all nodes run the new release"),
-    "decode": ("upkeep", "which maps have readable columns in their Parquet files"),
+    "decode": ("upkeep", "choose the maps with readable columns in Parquet files"),
     "completion": ("shell", "completion of commands and options in bash, zsh and fish"),
 }
 """Name → folder of `commands`, and what it does."""

@@ -231,7 +231,7 @@ def _of_moment(
 
 def _former_snapshots(log: ClusterLog, view: FileView, state: ClusterState) -> list[str]:
     """The snapshot files that are only kept for readers, such as the history. A reader whose
-    manifest is damaged, or whose files are gone, is not a reason to have no backup."""
+    manifest is damaged, or whose files are missing, must not stop the backup."""
     kept = {
         path
         for reader in readers.sound_readers(view, log.folder).values()

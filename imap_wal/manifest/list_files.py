@@ -65,7 +65,7 @@ class ListFiles(ABC, Generic[F, V]):
     missing."""
 
     field: ClassVar[str]
-    """Of the document: what it has. Errors call them so, too."""
+    """The name of its items in the document, and in errors."""
 
     def __init__(
         self,

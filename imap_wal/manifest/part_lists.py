@@ -38,14 +38,14 @@ class PartLists(ListFiles[PartList, Parts]):
     def _from_document(self, document: Any, file: PartList) -> Parts:
         parts = checked(document, Parts)
         if len(parts.files) != file.parts or not parts.whole:
-            raise ValueError(f"it does not have {file.parts} files, or not all about them")
+            raise ValueError(f"it does not have {file.parts} files, each with the same fields")
         return parts
 
     def _entry(self, name: str, size: int, checksum: int, value: Parts) -> PartList:
         return PartList(name, len(value.files), size, checksum)
 
     def _lost(self, file: PartList) -> str:
-        return "the names of these files of a snapshot"
+        return "the names of these snapshot files"
 
     def settled(self, number: int, wanted: Snapshot, former: Iterable[ListedParts]) -> Snapshot:
         """What manifest `number` says for a snapshot: few files, or lists of its predecessor

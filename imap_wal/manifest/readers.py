@@ -251,7 +251,7 @@ def _sound_and_damaged(
                     with suppress(NotFound):  # the reader has other lists now
                         snapshot.listed.readable(wrong)
         if wrong:
-            damaged[name] = _with_way_out(wrong[0][1], name)
+            damaged[name] = _with_advice(wrong[0][1], name)
         elif number and not reader.forgotten:
             sound[name] = reader
     return sound, damaged
@@ -265,16 +265,16 @@ def _read(store: SegmentStore, cluster_folder: str, name: str) -> tuple[int, Rea
     try:
         return _manifests(store, cluster_folder, name, SystemClock(), SystemRandomness()).read()
     except CorruptLog as error:
-        raise _with_way_out(error, name) from error
+        raise _with_advice(error, name) from error
 
 
-def _with_way_out(error: LogError, name: str) -> CorruptLog:
+def _with_advice(error: LogError, name: str) -> CorruptLog:
     return CorruptLog(
         error.file,
         error.offset,
         error.what,
-        f"bring it back from a copy; or run `imap-wal prune --forget-reader {name}`, and "
-        "nothing is kept for this reader any more",
+        f"bring it back from a copy; or run `imap-wal prune --forget-reader {name}`: nothing is "
+        "then kept for this reader",
     )
 
 

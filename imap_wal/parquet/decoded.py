@@ -23,8 +23,8 @@ _log = logging.getLogger("imap_wal.parquet")
 DATA_BYTES_MAX = 1024 * 1024
 """Longer keys and values are not decoded: as Python objects they take many times their bytes."""
 TEXT_FACTOR, TEXT_BYTES = 8, 4096
-"""A text with more than this many times the bytes of its key or value, and so many more, is left
-out: all texts of a row group must fit into one column."""
+"""A text that is longer than `TEXT_FACTOR` times its bytes and `TEXT_BYTES` is left out: all texts
+of a row group must fit into one column."""
 
 
 class DecodedColumns:
@@ -38,7 +38,7 @@ class DecodedColumns:
         self._missing = False
 
     def of(self, name: str) -> DecodedColumns | None:
-        """What the files of a map get; None: nothing."""
+        """The columns of a map's files; None: it has none."""
         return self if any(fnmatchcase(name, each) for each in self._patterns) else None
 
     def learn(self, schemas: Iterable[tuple[Any, ...]]) -> None:

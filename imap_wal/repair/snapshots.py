@@ -69,7 +69,9 @@ class SnapshotRepair:
                 **_UNKNOWN,
             )
             doubt = "" if fits else "; their sizes are not those of the snapshot"
-            if len(found) > wanted:
+            if len(found) < wanted:
+                doubt = "; the others are lost"
+            elif len(found) > wanted:
                 doubt = (
                     "; some are of a former snapshot, so entries that a rewrite removed may be back"
                 )

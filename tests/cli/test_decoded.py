@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import msgpack
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,8 +21,10 @@ from hypothesis import HealthCheck, given, settings
 import imap_wal
 from imap_wal import decode
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.entry import DELETED, KEY_CLASS
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.feature_level import FeatureLevel
+from imap_wal.parquet.columns import to_batch
 from imap_wal.parquet.decoded import DecodedColumns
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.schemas import schemas_of
@@ -32,6 +36,7 @@ from storage_backends import NotFound, open_store
 from tests import histories
 from tests.cli.conftest import Run
 from tests.encrypted import key_file
+from tests.histories import put
 from tests.kit.repairs import repair
 from tests.kit.row_engine import ComparedEngine
 from tests.kit.task_engine import ComparedTasks, TaskEngine
@@ -172,26 +177,27 @@ def test_a_rewrite_begins_again_if_a_segment_vanishes(
     assert len(tries) == 2
 
 
-def test_without_a_client_library_texts_are_null(
-    tmp_path: Path,
-    run: Run,
-    filled: tuple[str, dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_without_a_client_library_texts_of_members_are_null(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An agent may be installed without the library that decodes entries of members."""
+    tries: list[int] = []
 
     def missing(*_: Any) -> Any:
+        tries.append(1)
         raise ModuleNotFoundError("install imap-wal[hazelcast]")
 
-    monkeypatch.setattr(decode.Decoder, "key", missing)
-    done(run, "rewrite", filled[0])
-    columns = pq.read_table(
-        [file for file in files(tmp_path, "snapshot") if "/orders/" in file],
-        columns=["key_text", "value_json"],
-    )
-    assert columns["key_text"].null_count == columns["value_json"].null_count == len(columns)
-    assert [record.message for record in caplog.records if "imap-wal[hazelcast]" in record.message]
+    monkeypatch.setattr(decode.Decoder, "_of_member", missing)
+    rows = [put("a", "1", (1, 2, 3, number)) for number in range(5)]
+    embedded = put("b", "1", (1, 0, 3, 4))
+    packed = (*embedded[:KEY_CLASS], "msgpack", msgpack.packb([1]), "msgpack", *embedded[DELETED:])
+    table = pa.Table.from_batches([to_batch([*rows, packed], "n1")])
+    added = DecodedColumns(["*"]).added(table)
+    assert added["key_text"].to_pylist()[:5] == added["value_json"].to_pylist()[:5] == [None] * 5
+    assert added["value_json"].to_pylist()[5] == "[1]"
+    assert len(tries) == 1 and [each.message for each in caplog.records] == [
+        "decoded columns are left empty: install imap-wal[hazelcast]"
+    ]
 
 
 def test_maps_can_lose_these_columns_again(

@@ -201,7 +201,8 @@ def _forget(selection: Selection, names: tuple[str, ...]) -> None:
             )
             for name in names:
                 if not readers.forget(store, log.folder, name, log.clock, log.randomness):
-                    there = ", ".join(sorted([*kept, *damaged])) or "none"
+                    sound = readers.sound_readers(store, log.folder)
+                    there = ", ".join(sorted([*sound, *damaged])) or "none"
                     raise Failed(f"{view}: there is no reader {name!r}; found: {there}")
                 audit(
                     "reader forgotten",
