@@ -14,7 +14,7 @@ from typing import Any, Unpack
 
 from imap_wal.checks import location
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.embedded.serializer import MsgpackSerializer, Serializer
+from imap_wal.embedded.serializer import MsgpackSerializer, Serializer, demand_serializer
 from imap_wal.embedded.store import Store
 from imap_wal.embedded.wal_filter import WalFilter
 from imap_wal.errors import InvalidSetting, StorageUnavailable
@@ -115,6 +115,7 @@ def open(  # the public name: imap_wal.open
     for name, value in (("takeover", takeover), ("shared", shared)):
         if not isinstance(value, bool):  # the text "no" would count as True
             raise InvalidSetting(f"{name} is {value!r}; it takes True or False")
+    demand_serializer(serializer)
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     chosen = choose(settings, OpenOptions.__annotations__)
     identity = Identity(namespace, cluster, node)

@@ -4,13 +4,14 @@ pickle."""
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgpack
 
-from imap_wal.errors import NotSerializable, not_text
+from imap_wal.errors import InvalidSetting, NotSerializable, not_text
 
 
+@runtime_checkable
 class Serializer(Protocol):
     """Converts keys and values to bytes and back. `dump_key` must always return the same bytes for
     the same key, because the bytes identify the key. A `dump` function should raise
@@ -44,6 +45,15 @@ class _Packer(threading.local):
 
     def __init__(self) -> None:
         self.pack = msgpack.Packer(use_bin_type=True).pack
+
+
+def demand_serializer(given: object) -> None:
+    """Raise `InvalidSetting` unless it is None or a serializer: a name or a class would fail only
+    when entries are read."""
+    if given is not None and (isinstance(given, type) or not isinstance(given, Serializer)):
+        raise InvalidSetting(
+            f"serializer is {given!r}; it takes an object, such as imap_wal.RawSerializer()"
+        )
 
 
 class MsgpackSerializer:

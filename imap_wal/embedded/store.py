@@ -20,7 +20,12 @@ from imap_wal.embedded.changes import MapState
 from imap_wal.embedded.durable_map import DurableMap
 from imap_wal.embedded.loading import load
 from imap_wal.embedded.map_writer import MapWriter
-from imap_wal.embedded.serializer import MsgpackSerializer, RawSerializer, Serializer
+from imap_wal.embedded.serializer import (
+    MsgpackSerializer,
+    RawSerializer,
+    Serializer,
+    demand_serializer,
+)
 from imap_wal.embedded.wal_filter import WalFilter
 from imap_wal.entry import DELETED, KEY_CLASS, Row
 from imap_wal.errors import InvalidSetting, NotAppended, StorageUnavailable
@@ -116,6 +121,7 @@ class Store:
         """
         self.changes.check_open()
         check_map_name(name)
+        demand_serializer(serializer)
         wanted = RawSerializer() if raw else serializer
         with self.changes.order_lock:
             state = self._maps.get(name)

@@ -249,6 +249,19 @@ def test_a_map_name_that_is_no_text_is_refused(memory: MemoryStore, name: Any) -
         store.map(name)
 
 
+@pytest.mark.parametrize("given", ["raw", 1, imap_wal.RawSerializer])
+def test_what_is_not_a_serializer_is_refused(tmp_path: Path, given: Any) -> None:
+    """Before an entry is read with it."""
+    with imap_wal.open(tmp_path) as store:
+        store.map("m")["a"] = 1
+        with pytest.raises(InvalidSetting, match=r"serializer is .*; it takes an object"):
+            store.map("other", serializer=given)
+    with pytest.raises(InvalidSetting, match=r"serializer is .*; it takes an object"):
+        imap_wal.open(tmp_path, serializer=given)
+    with imap_wal.open(tmp_path, serializer=imap_wal.MsgpackSerializer()) as store:
+        assert dict(store.map("m")) == {"a": 1}
+
+
 @pytest.mark.parametrize("name", ["takeover", "shared"])
 def test_text_flag_is_refused_without_a_takeover(tmp_path: Path, name: str) -> None:
     """A flag that is a text is refused, and fences no store."""
