@@ -346,8 +346,8 @@ MUTATIONS = (
     Mutation(
         "archives are sorted by key before every node can read them",
         "imap_wal/retention/archive.py",
-        "sorted_by_key=level >= FeatureLevel.SORTED_ARCHIVES",
-        "sorted_by_key=True",
+        "cluster.feature_level >= FeatureLevel.SORTED_ARCHIVES",
+        "True",
         "tests/unit/test_feature_level.py::test_a_log_keeps_its_formats_until_raised",
     ),
     Mutation(
@@ -374,7 +374,7 @@ MUTATIONS = (
     Mutation(
         "list files are written before every node can read them",
         "imap_wal/retention/archive.py",
-        "listed=level >= FeatureLevel.LISTS",
+        "listed=cluster.feature_level >= FeatureLevel.LISTS",
         "listed=True",
         "tests/cli/test_list_files.py::test_an_older_log_keeps_its_form_until_upgraded",
     ),

@@ -126,7 +126,9 @@ class File(parquet_writer.ParquetFile):
         by_key: bool = False,
         group_rows: int = parquet_file.GROUP_ROWS_MAX,
         group_bytes: int = parquet_file.GROUP_BYTES_MAX,
+        decoded: None = None,
     ) -> None:
+        assert decoded is None, "no schedule has decoded columns"
         self._group_rows, self._group_bytes = group_rows, group_bytes
         self._encrypted = False  # segments are: see `imap_wal.security.encryption`
         self._by_key = by_key
