@@ -301,7 +301,7 @@ def _a_thread_dies_unseen(put: Put) -> None:
 def _ranges_share_their_names(put: Put) -> None:
     def part_path(self: Any, name: str, partition: int, number: int, token: str) -> str:
         folder = layout.snapshot_folder(self.folder, name, self.generation)
-        return f"{folder}/part-{partition + number:05d}.parquet"  # a thousand names for each range
+        return f"{folder}/part-{number:05d}.parquet"
 
     put(plan.RewritePlan, "part_path", part_path)
     _parts_are_created_again(put)
@@ -353,7 +353,7 @@ MUTATIONS = (
         (_FULL,), _FULL,
     ),
     Mutation(
-        "H5", "part names of a large range are those of the next", _ranges_share_their_names,
+        "H5", "the ranges of a map have the same part names", _ranges_share_their_names,
         (_RANGES,), _RANGES,
     ),
     Mutation(
