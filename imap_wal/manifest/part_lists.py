@@ -9,9 +9,8 @@ publications of the cluster's manifest.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from imap_wal.errors import LogError
 from imap_wal.manifest import list_files
@@ -29,6 +28,9 @@ _Run: TypeAlias = tuple[int, int, PartList]
 
 class PartLists(ListFiles[PartList, Parts]):
     """The list files of a cluster's, or of a reader's folder."""
+
+    skips_damaged: ClassVar[bool] = False
+    """Whether new lists are written although a former one is damaged."""
 
     field = "parts"
 
@@ -69,8 +71,11 @@ class PartLists(ListFiles[PartList, Parts]):
         count = len(parts.files)
         known: dict[PartList, Parts] = {}
         for each in (each for one in former for each in one.lists):
-            with suppress(LogError):  # it is damaged: its files are named in a new one
+            try:
                 known[each] = self.read(each)
+            except LogError:
+                if not self.skips_damaged:
+                    raise
         runs = _unchanged(parts, known)
         place = 0
         for start, end, file in [*_spaced(runs, count), (count, count, None)]:

@@ -426,6 +426,12 @@ def forget(
     return known
 
 
+class BaseLists(PartLists):
+    """The lists of a reader. A base whose list is damaged is lost, but not the next one."""
+
+    skips_damaged = True
+
+
 class ReaderManifestLog(ManifestLog[ReaderManifest]):
     """The manifests of one reader, and the lists of files that its bases name."""
 
@@ -433,7 +439,7 @@ class ReaderManifestLog(ManifestLog[ReaderManifest]):
         self, store: SegmentStore, folder: str, clock: Clock, randomness: Randomness
     ) -> None:
         super().__init__(store, folder, ReaderManifest, ReaderManifest(), clock, randomness)
-        self.lists = PartLists(store, folder, randomness, self._named)
+        self.lists = BaseLists(store, folder, randomness, self._named)
 
     def _named(self) -> set[str]:
         return {each.name for each in self.read()[1].lists}

@@ -224,7 +224,7 @@ def test_a_plan_that_meets_an_archiver_is_made_again(
         archive(log)
         return read_scan(*given)
 
-    monkeypatch.setattr("pyspark_imap_wal.batch.read_scan", beside_an_archiver)
+    monkeypatch.setattr("imap_wal.read.schemas.read_scan", beside_an_archiver)
     source = ImapWalDataSource({"path": str(tmp_path), "decode": "true", **more})
     reader: Any = source.reader(source.schema())
     lines = [
