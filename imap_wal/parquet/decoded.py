@@ -32,7 +32,8 @@ class DecodedColumns:
     maps, with `*` and `?`. `schemas`: those of the log's metadata."""
 
     def __init__(self, patterns: Sequence[str], schemas: Iterable[tuple[Any, ...]] = ()) -> None:
-        self._patterns = tuple(patterns)
+        # A bracket is a part of a name: only `*` and `?` have a meaning.
+        self._patterns = tuple(each.replace("[", "[[]") for each in patterns)
         self._decoder = Decoder(schemas)
         self._mutex = threading.Lock()
         self._missing = False

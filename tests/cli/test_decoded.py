@@ -24,6 +24,7 @@ from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.entry import DELETED, KEY_CLASS
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.feature_level import FeatureLevel
+from imap_wal.parquet import decoded
 from imap_wal.parquet.columns import to_batch
 from imap_wal.parquet.decoded import DecodedColumns
 from imap_wal.read.cluster import ClusterLog
@@ -198,6 +199,40 @@ def test_without_a_client_library_texts_of_members_are_null(
     assert len(tries) == 1 and [each.message for each in caplog.records] == [
         "decoded columns are left empty: install imap-wal[hazelcast]"
     ]
+
+
+def test_only_stars_and_question_marks_have_a_meaning() -> None:
+    columns = DecodedColumns(["a[1]", "b?", "c*", "[x]*"])
+    found = {
+        name: columns.of(name) is not None
+        for name in ("a[1]", "a1", "b", "b1", "c", "cc", "[x]y", "xy", "A[1]")
+    }
+    assert found == {
+        **dict.fromkeys(found, False),
+        **dict.fromkeys(("a[1]", "b1", "c", "cc", "[x]y"), True),
+    }
+
+
+def test_a_value_that_breaks_the_decoder_is_null(
+    run: Run,
+    tmp_path: Path,
+    filled: tuple[str, dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The rewrite goes on, and the log of a program that wants it names the map."""
+
+    def broken(_: Any) -> str:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(decoded, "json_of", broken)
+    caplog.set_level("DEBUG", "imap_wal.parquet")
+    done(run, "rewrite", filled[0])
+    table = pq.read_table([file for file in files(tmp_path, "snapshot") if "/orders/" in file])
+    assert table["value_json"].null_count == len(table) > table["key_text"].null_count == 0
+    assert {each.message for each in caplog.records if each.name == "imap_wal.parquet"} == {
+        "a key or a value of map 'orders' cannot be decoded"
+    }
 
 
 def test_maps_can_lose_these_columns_again(
