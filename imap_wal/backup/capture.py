@@ -234,7 +234,7 @@ def _former_snapshots(log: ClusterLog, view: FileView, state: ClusterState) -> l
     manifest is damaged, or whose files are missing, must not stop the backup."""
     kept = {
         path
-        for reader in readers.sound_readers(view, log.folder).values()
+        for reader in readers.examined(view, log.folder)[0].values()
         for path, _ in reader.kept_files(state.manifest)
     }
     named = {path for each in state.manifest.snapshots.values() for path in each.files}

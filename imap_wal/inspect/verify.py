@@ -14,13 +14,14 @@ A finding has one of four statuses (`imap_wal.segment.verdict` has those of a se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 from imap_wal import layout
+from imap_wal.errors import LogError
 from imap_wal.format import Position
 from imap_wal.inspect import older_manifests
 from imap_wal.inspect.advice import MISSING
@@ -40,7 +41,7 @@ from imap_wal.inspect.segment_check import check_segment
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.archives import lists_of
 from imap_wal.manifest.part_lists import lists_of as lists_of_parts
-from imap_wal.manifest.readers import damaged_readers, sound_readers
+from imap_wal.manifest.readers import ReaderManifest, examined
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.manifest.store import manifest_number
 from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT, FileScan
@@ -72,8 +73,9 @@ def plan(
 ) -> tuple[list[Finding], list[Unit]]:
     """The findings that do not require reading a cluster's files, and the files to read. A missing
     node is a finding about its folder."""
-    findings = [*_plan_manifests(store, view), *_part_lists(view)]
-    units = [*_snapshot_units(store, view)]
+    readers, damaged_readers = examined(store, view.folder)
+    findings = [*_plan_manifests(store, view, damaged_readers), *_part_lists(view)]
+    units = [*_snapshot_units(store, view, readers.values())]
     without = {node.name for node in view.nodes if node.of_no_manifest}
     others = {
         node.name: other
@@ -108,7 +110,9 @@ def plan(
     return findings, units
 
 
-def _plan_manifests(store: SegmentStore, view: ClusterView) -> Iterator[Finding]:
+def _plan_manifests(
+    store: SegmentStore, view: ClusterView, readers: Mapping[str, LogError]
+) -> Iterator[Finding]:
     """Findings about the manifests of the cluster: its own, the claims, and damaged ones of
     readers."""
     newest = f"{view.folder}/manifest/{view.manifest_number:010d}.json"
@@ -125,7 +129,7 @@ def _plan_manifests(store: SegmentStore, view: ClusterView) -> Iterator[Finding]
     older = older_manifests.of_claims(view)
     if view.claims_number or older:
         yield _manifest(f"{view.claims_folder}/{view.claims_number:010d}.json", older)
-    for error in damaged_readers(store, view.folder).values():
+    for error in readers.values():
         kind = "list" if layout.list_number(error.file) else "manifest"
         yield Finding(error.file, kind, CORRUPT, what=error.what, advice=error.advice)
 
@@ -141,12 +145,18 @@ def _part_lists(view: ClusterView) -> Iterator[Finding]:
                 yield Finding(path, "list", CLEAN, each.bytes)
 
 
-def _snapshot_units(store: SegmentStore, view: ClusterView) -> Iterator[Unit]:
+def _snapshot_units(
+    store: SegmentStore, view: ClusterView, readers: Iterable[ReaderManifest]
+) -> Iterator[Unit]:
+    """The files of the snapshots, and of former ones that are kept for readers, such as the
+    history. A former one that is missing is no damage: the reader begins again, or the former
+    moments are not known."""
     named: set[str] = set()
     for name, snapshot in sorted(view.snapshots.items()):
         named.update(snapshot.files)
         yield from _units_of(store, name, snapshot)
-    for name, snapshot in _former_snapshots(store, view):
+    former = chain.from_iterable(reader.kept_snapshots(view.manifest) for reader in readers)
+    for name, snapshot in former:
         with suppress(NotFound):  # the reader has other lists now
             for unit in _units_of(store, name, snapshot):
                 if unit.file not in named and store.exists(unit.file):
@@ -165,13 +175,6 @@ def _units_of(store: SegmentStore, name: str, snapshot: Snapshot) -> Iterator[Un
             0,
             partial(check_parquet, store, scan, None, int(wanted)),
         )
-
-
-def _former_snapshots(store: SegmentStore, view: ClusterView) -> Iterator[tuple[str, Snapshot]]:
-    """Those that are kept for readers, such as the history. One that is gone is no damage: the
-    reader begins again, or the former moments are not known."""
-    for reader in sound_readers(store, view.folder).values():
-        yield from reader.kept_snapshots(view.manifest)
 
 
 def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[str]:

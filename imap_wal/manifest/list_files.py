@@ -34,7 +34,7 @@ from storage_backends import NotFound, SegmentStore, StorageError
 FORMAT = 1
 """The format of a list file."""
 NEWEST_MAX = 256
-"""At most this many archives, or files of one snapshot, are in the manifest itself."""
+"""At most this many archives are in the manifest itself."""
 LIST_MIN = 1000
 """A list with fewer items is merged with others; at most one of a node or a map has fewer."""
 KNOWN_MAX = 200_000

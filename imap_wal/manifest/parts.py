@@ -147,7 +147,7 @@ class ListedColumn(Sequence[V]):
             return self.name == other.name  # without reading lists, for the update of a manifest
         return isinstance(other, Sequence) and self.whole == tuple(other)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # a hash would have to read the lists
 
     def __repr__(self) -> str:
         return f"<{self.name} of {len(self.listed)} listed files>"

@@ -222,20 +222,12 @@ def readers_of(store: SegmentStore, cluster_folder: str) -> dict[str, ReaderMani
     return found
 
 
-def damaged_readers(store: SegmentStore, cluster_folder: str) -> dict[str, LogError]:
-    """Name → what is damaged, of every reader whose newest manifest cannot be read, or a list that
-    it names. Nothing is removed from the log until it is forgotten."""
-    return _sound_and_damaged(store, cluster_folder)[1]
-
-
-def sound_readers(store: SegmentStore, cluster_folder: str) -> dict[str, ReaderManifest]:
-    """`readers_of`, without those that are damaged: for commands that only read."""
-    return _sound_and_damaged(store, cluster_folder)[0]
-
-
-def _sound_and_damaged(
+def examined(
     store: SegmentStore, cluster_folder: str
 ) -> tuple[dict[str, ReaderManifest], dict[str, LogError]]:
+    """`readers_of`, without those that are damaged; and name → what is damaged, of every reader
+    whose newest manifest cannot be read, or a list that it names. Nothing is removed from the log
+    until such a reader is forgotten."""
     sound: dict[str, ReaderManifest] = {}
     damaged: dict[str, LogError] = {}
     for name in _names(store, cluster_folder):

@@ -24,7 +24,7 @@ from imap_wal.retention.removal import plan_covered
 from storage_backends import open_store
 from storage_backends.faults import FaultyStore
 from tests.cli.conftest import Run
-from tests.kit.list_files import archive, short_lists
+from tests.kit.list_files import archive, damage, lose, short_lists
 from tests.kit.repairs import repair
 
 FOLDER = "default/embedded/nodes/n1"
@@ -120,16 +120,6 @@ def test_a_repaired_copy_without_damage_has_the_lists(
     assert lists(copy) == lists(url)
     check(copy)
     assert contents(copy) == expected
-
-
-def lose(path: Path) -> None:
-    path.unlink()
-
-
-def damage(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from imap_wal.rewrite.run import rewrite
 from imap_wal.rewrite.sorted_runs import Sizes
 from storage_backends import open_store
 from tests.cli.conftest import Run
-from tests.kit.list_files import check_parts, short_part_lists
+from tests.kit.list_files import check_parts, damage, lose, short_part_lists
 from tests.kit.repairs import repair
 from tests.kit.task_engine import TaskEngine
 
@@ -176,16 +176,6 @@ def test_the_history_has_lists_of_its_own(
     assert run("prune", url, "--forget-reader", "history", "--yes").code == 0
     assert not storage.list(f"{folder}/lists")
     check(url)
-
-
-def lose(path: Path) -> None:
-    path.unlink()
-
-
-def damage(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("harm", [lose, damage])

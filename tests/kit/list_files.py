@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +64,16 @@ def check(store: SegmentStore) -> set[str]:
     there = listed(store)
     assert named <= there
     return named | {name for name in there if int(name[:10]) > number}
+
+
+def lose(path: Path) -> None:
+    path.unlink()
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
 
 
 CLUSTER = "ns/c"

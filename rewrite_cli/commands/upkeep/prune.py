@@ -193,7 +193,7 @@ def _forget(selection: Selection, names: tuple[str, ...]) -> None:
     with selection.open(upkeep=True) as (store, clusters):
         for view in clusters:
             log = ClusterLog(store, view.namespace, view.cluster)
-            damaged = readers.damaged_readers(store, log.folder) if names else {}
+            sound, damaged = readers.examined(store, log.folder) if names else ({}, {})
             kept = (
                 {each.reader: each for each in kept_for_readers(log)}
                 if names and not damaged
@@ -201,7 +201,6 @@ def _forget(selection: Selection, names: tuple[str, ...]) -> None:
             )
             for name in names:
                 if not readers.forget(store, log.folder, name, log.clock, log.randomness):
-                    sound = readers.sound_readers(store, log.folder)
                     there = ", ".join(sorted([*sound, *damaged])) or "none"
                     raise Failed(f"{view}: there is no reader {name!r}; found: {there}")
                 audit(
