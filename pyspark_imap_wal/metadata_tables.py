@@ -13,7 +13,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from imap_wal import layout
 from imap_wal.format import START, Position
 from imap_wal.inspect.inventory import ClusterView, NodeView, take_inventory
-from imap_wal.manifest.readers import ReaderManifest, readers_of
+from imap_wal.manifest.reader_manifest import ReaderManifest
+from imap_wal.manifest.readers import readers_of
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT
 from imap_wal.read.scan_list import snapshot_scans

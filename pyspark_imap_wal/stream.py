@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from imap_wal.errors import CorruptLog, InvalidSetting, MissingNode
 from imap_wal.format import START, Position
-from imap_wal.manifest.readers import Base
+from imap_wal.manifest.reader_manifest import Base
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import FileScan

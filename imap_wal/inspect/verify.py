@@ -41,7 +41,8 @@ from imap_wal.inspect.segment_check import check_segment
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.archives import lists_of
 from imap_wal.manifest.part_lists import lists_of as lists_of_parts
-from imap_wal.manifest.readers import ReaderManifest, examined
+from imap_wal.manifest.reader_manifest import ReaderManifest
+from imap_wal.manifest.readers import examined
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.manifest.store import manifest_number
 from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT, FileScan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from imap_wal.format import START, Position
-from imap_wal.manifest.readers import Base
+from imap_wal.manifest.reader_manifest import Base
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.read.state import ClusterState
 

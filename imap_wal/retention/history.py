@@ -23,7 +23,8 @@ from imap_wal.errors import LogError
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.feature_level import FeatureLevel
-from imap_wal.manifest.readers import HISTORY, Base, Reader, bases_of_history
+from imap_wal.manifest.reader_manifest import Base
+from imap_wal.manifest.readers import HISTORY, Reader, bases_of_history
 from imap_wal.manifest.snapshots import PartitionVersions, Snapshot
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.state import ClusterState

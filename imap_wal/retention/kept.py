@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from imap_wal import layout
 from imap_wal.format import START, Position
-from imap_wal.manifest.readers import HISTORY, ReaderManifest, readers_of
+from imap_wal.manifest.reader_manifest import ReaderManifest
+from imap_wal.manifest.readers import HISTORY, readers_of
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState
 

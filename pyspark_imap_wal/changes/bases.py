@@ -16,7 +16,8 @@ from contextlib import suppress
 
 from imap_wal.errors import InvalidSetting
 from imap_wal.manifest.feature_level import FeatureLevel
-from imap_wal.manifest.readers import Base, Reader, ReaderManifest
+from imap_wal.manifest.reader_manifest import Base, ReaderManifest
+from imap_wal.manifest.readers import Reader
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState
 from imap_wal.retention.bases import base_of

@@ -16,7 +16,7 @@ from dataclasses import replace
 from imap_wal.errors import InvalidSetting, LogError
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.readers import Base
+from imap_wal.manifest.reader_manifest import Base
 from imap_wal.manifest.snapshots import PartitionVersions, Snapshot
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import FileScan

@@ -8,6 +8,7 @@ import imap_wal
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.layout import cluster_folder
 from imap_wal.manifest import readers
+from imap_wal.manifest.reader_manifest import Base
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import open_store
 from tests.cli.conftest import Run
@@ -49,7 +50,7 @@ def test_a_reader_that_may_be_gone_is_named(run: Run, tmp_path: Path) -> None:
     copy = readers.Reader(storage, folder, "copy", old, SystemRandomness())
     copy.begin({})
     manifest = ClusterLog(storage, "default", "embedded").manifest()
-    copy.propose(readers.Base({}, {}, manifest.snapshots, manifest.versions))
+    copy.propose(Base({}, {}, manifest.snapshots, manifest.versions))
     with imap_wal.open(str(url), node="n1") as store:
         store.map("orders")["k"] = 3
     assert run("rewrite", url).code == 0

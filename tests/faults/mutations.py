@@ -436,7 +436,7 @@ MUTATIONS = (
     ),
     Mutation(
         "log above the base of a reader is removed",
-        "imap_wal/manifest/readers.py",
+        "imap_wal/manifest/reader_manifest.py",
         "needed = [self.positions, *(base.positions for base in self.bases)]",
         "needed = [self.positions]",
         "tests/spark/test_bases.py::test_the_log_above_a_base_is_kept",

@@ -28,7 +28,8 @@ from imap_wal.entry import (
 )
 from imap_wal.manifest import readers
 from imap_wal.manifest.feature_level import FeatureLevel
-from imap_wal.manifest.readers import HISTORY, Base, Reader, ReaderManifest
+from imap_wal.manifest.reader_manifest import Base, ReaderManifest
+from imap_wal.manifest.readers import HISTORY, Reader
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.view import live

@@ -13,6 +13,7 @@ import pytest
 from imap_wal.errors import InvalidSetting
 from imap_wal.manifest import readers
 from imap_wal.manifest.feature_level import FeatureLevel
+from imap_wal.manifest.reader_manifest import Base
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
@@ -88,7 +89,7 @@ def test_a_prune_that_did_not_see_a_proposal_is_noticed(
         append(log, put("a", number, (1, 1, 1, number)))
         rewrite(cluster(store), LocalEngine(SMALL), skew_ms_max=2**60)
 
-    def propose(reader: readers.Reader, base: readers.Base | None) -> None:
+    def propose(reader: readers.Reader, base: Base | None) -> None:
         folder, now = cluster(store).folder, cluster(store).manifest()
         seen = readers.kept_files(store, folder, now)
         proposing(reader, base)

@@ -22,7 +22,8 @@ from imap_wal.manifest import store as manifest_store
 from imap_wal.manifest.cluster import ClusterManifest, ClusterManifestLog
 from imap_wal.manifest.feature_level import NEWEST, FeatureLevel
 from imap_wal.manifest.parts import PartList
-from imap_wal.manifest.readers import Base, Reader
+from imap_wal.manifest.reader_manifest import Base
+from imap_wal.manifest.readers import Reader
 from imap_wal.manifest.snapshots import Snapshot, SnapshotTable
 from storage_backends import NotFound, StorageError
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
