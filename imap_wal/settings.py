@@ -62,6 +62,7 @@ _MAY_BE_0 = {
     "archive_interval_s",
     "archive_objects",
     "auto_rewrite_bytes_per_second",
+    "auto_rewrite_close_s",
     "auto_rewrite_percentage",
     "history_s",
     "max_total_wal_size",
@@ -137,6 +138,9 @@ class Settings:
     """For `auto_rewrite_percentage`: the log must have grown by at least this size."""
     auto_rewrite_bytes_per_second: int = 128 * 1024 * 1024
     """An automatic compaction reads and writes at most this much per second; 0: no limit."""
+    auto_rewrite_close_s: float = 5
+    """Embedded stores only: a close may take this many seconds more for a compaction that runs or
+    is due; 0: the next open does it."""
     history_s: int = 0
     """Compactions keep what is needed to read each moment of the last so many seconds again
     (`--as-of`); 0: nothing more."""
@@ -219,6 +223,7 @@ class SettingsOptions(TypedDict, total=False):
     auto_rewrite_percentage: int
     auto_rewrite_min_bytes: int
     auto_rewrite_bytes_per_second: int
+    auto_rewrite_close_s: float
     history_s: int
     manual_wal_flush: bool
     keep_level: bool

@@ -250,7 +250,8 @@ class Store:
 
     def close(self) -> None:
         """Commit all waiting changes, write the clean-shutdown frame, seal the segment, and release
-        the lock. It is safe to call this twice, even after an interrupt.
+        the lock. If the log has grown much, it is compacted first, for at most
+        `auto_rewrite_close_s`. It is safe to call this twice, even after an interrupt.
 
         Raises:
             StorageUnavailable: the storage failed; the store is closed nevertheless.
@@ -259,7 +260,10 @@ class Store:
             return
         self.changes.closed = True
         try:
-            self._compactor.stop()
+            try:
+                self._compactor.finish(self._log.settings.auto_rewrite_close_s)
+            finally:
+                self._compactor.stop()
             self.writer.stop()
         finally:  # an interrupted close releases the lock too, or the next call of `close` does
             try:

@@ -50,6 +50,8 @@ KEEP_S = 10.0
 """How long the other process waits for the next compaction before it ends."""
 MEMORY_BYTES = 256 * 1024 * 1024
 """The most memory that an automatic compaction takes, in addition to the program's own."""
+LAST_BYTES_PER_S = 64 * 1024 * 1024
+"""When a log is closed, a compaction is awaited only if it can end in time at this rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,8 @@ class Compactor:
         self._writer, self._logs, self._clock = writer, logs, logs.clock
         self._process = process
         self._compacting, self._stop = threading.Lock(), threading.Event()
+        self._closing = threading.Event()
+        """The thread begins no further compaction. Set before `_stop`."""
         self._growth = writer.maintenance.compaction
         self._pause = 0.0
         self._advised = False
@@ -206,14 +210,51 @@ class Compactor:
         """
         return self._compact(automatic=False)
 
-    def stop(self) -> None:
-        """End a running compaction, and the thread."""
-        self._stop.set()
+    def finish(self, limit_s: float) -> None:
+        """Before `stop`: wait for an automatic compaction that runs, and do one more if it is due,
+        so that the next open has little to read. Together they take at most `limit_s` seconds, and
+        nothing is begun that would take longer. An error is only logged."""
+        if not self.is_automatic or limit_s <= 0 or self.statistics.error:
+            return
+        end = self._clock.monotonic() + limit_s
+        self._closing.set()
         self.worker.stopping.set()
         self._growth.wake.set()
+        error = ""
+        if self._fits(limit_s) and self.worker.stop(limit_s):
+            late = threading.Timer(max(end - self._clock.monotonic(), 0), self._end)
+            late.daemon = True
+            late.start()
+            try:
+                error = self._look(self.worker)
+            finally:
+                late.cancel()
+        if error:
+            _log.warning("%s was not compacted when it was closed: %s", self._writer.log, error)
+
+    def _fits(self, limit_s: float) -> bool:
+        """Whether there is something to compact, and so little that it can end in time."""
+        if self.part is None and self._written < self._growth.at:
+            return False
+        try:
+            to_read = sum(sizes(self._logs, self._writer.log))
+        except (ImapWalError, StorageError):  # the next open finds it, too
+            return False
+        return to_read <= limit_s * LAST_BYTES_PER_S
+
+    def stop(self) -> None:
+        """End a running compaction, and the thread."""
+        self._closing.set()
+        self.worker.stopping.set()
+        self._end()
+        self._growth.wake.set()
+        self.worker.stop()
+
+    def _end(self) -> None:
+        """End a running compaction; no other can begin."""
+        self._stop.set()
         if self._process is not None:
             self._process.stop()
-        self.worker.stop()
 
     @property
     def _written(self) -> int:
@@ -266,6 +307,7 @@ class Compactor:
 
     def _run(self, automatic: bool) -> Compaction:
         log, settings = self._writer.log, self._settings
+        bytes_per_s = settings.auto_rewrite_bytes_per_second
         if automatic:
             memory = min(settings.restore_memory_bytes, MEMORY_BYTES)
             settings = replace(settings, restore_memory_bytes=memory)
@@ -281,7 +323,7 @@ class Compactor:
                     log.unsealed,
                     settings,
                     Path(folder),
-                    settings.auto_rewrite_bytes_per_second if automatic else 0,
+                    0 if self._closing.is_set() or not automatic else bytes_per_s,
                     waits=not automatic,
                 )
                 if self._process is not None:
@@ -299,12 +341,12 @@ class Compactor:
     # ---- automatic ----
 
     def _turn(self, worker: Worker) -> bool:
-        if self._stop.wait(self._pause):
+        if self._closing.wait(self._pause):
             return False
         while self._written < self._growth.at:
             self._growth.wake.wait()
-            self._growth.wake.clear()  # first: `stop` sets it after it has set `_stop`
-            if self._stop.is_set():
+            self._growth.wake.clear()  # first: `stop` sets it after it has set `_closing`
+            if self._closing.is_set():
                 return False
         before, self._pause = self._pause, 0.0
         error = self._look(worker)

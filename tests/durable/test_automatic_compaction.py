@@ -104,7 +104,8 @@ def test_close_ends_a_compaction_that_waits_for_its_rate(
 
     monkeypatch.setattr(compaction, "LimitedStore", Limited)
     limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 1}
-    with embedded(memory, **limits, auto_rewrite_bytes_per_second=1) as store:
+    limits |= {"auto_rewrite_bytes_per_second": 1, "auto_rewrite_close_s": 0}
+    with embedded(memory, **limits) as store:
         expected = overwrite(store, 2)
         assert waits.wait(60), "a manifest takes some minutes"
         closing = threading.Thread(target=store.close)
@@ -133,7 +134,7 @@ def test_a_stop_is_not_missed_between_two_looks(memory: MemoryStore) -> None:
             def clear(self) -> None:
                 if not self.stopped:
                     self.stopped = True
-                    compactor._stop.set()
+                    compactor._closing.set()
                     self.set()
                 super().clear()
 
@@ -222,6 +223,85 @@ def test_a_log_without_maps_refuses_automatic_compaction(tmp_path: Path) -> None
         imap_wal.log.create(tmp_path, auto_rewrite_percentage=100)
 
 
+def test_a_close_leaves_a_small_log(tmp_path: Path) -> None:
+    """Also of a program that ends before the first look of the compactor."""
+    with imap_wal.open(tmp_path, durability="os", preallocate=False) as store:
+        items, value = store.map("m", raw=True), bytes(1000)
+        for _ in range(200):
+            items.update({b"%d" % key: value for key in range(100)})
+        assert store.statistics.commits.bytes > 20_000_000
+    assert size(tmp_path) < 1_000_000
+    with imap_wal.open(tmp_path) as store:
+        assert len(store.map("m", raw=True)) == 100
+
+
+def test_a_close_finds_what_earlier_runs_left(tmp_path: Path) -> None:
+    with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
+        expected = overwrite(store, 300)
+    limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 200_000}
+    with imap_wal.open(tmp_path, node="n1", **SMALL, **limits) as store:
+        assert dict(store.map("orders").items()) == expected
+    assert size(tmp_path) < 100_000
+
+
+@pytest.mark.parametrize("limits", [{"auto_rewrite_close_s": 0}, {"auto_rewrite_percentage": 0}])
+def test_a_close_compacts_nothing_if_that_is_set(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(compaction.CompactionTask, "run", lambda *_: pytest.fail("it runs"))
+    with embedded(
+        memory, **{"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 1, **limits}
+    ) as store:
+        overwrite(store, 2)
+
+
+def test_a_close_does_not_begin_what_would_take_long(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "LAST_BYTES_PER_S", 1)
+    monkeypatch.setattr(compaction.CompactionTask, "run", lambda *_: pytest.fail("it runs"))
+    with embedded(memory, auto_rewrite_percentage=100, auto_rewrite_min_bytes=1) as store:
+        overwrite(store, 2)
+
+
+@pytest.mark.parametrize("first_look_s", [0.01, 60])
+def test_a_close_ends_a_compaction_after_its_limit(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, first_look_s: float
+) -> None:
+    """Of a compaction that ran before, and of one that the close began."""
+    stopped = threading.Event()
+
+    def run(task: compaction.CompactionTask, store: SegmentStore, *_: Any) -> Any:
+        try:
+            eventually(lambda: store.exists("file"), "a file", 30)
+        except Closed:
+            stopped.set()
+            raise
+
+    monkeypatch.setattr(compaction.CompactionTask, "run", run)
+    monkeypatch.setattr(compaction, "FIRST_LOOK_S", first_look_s)
+    limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 1}
+    with embedded(memory, **limits, auto_rewrite_close_s=0.1) as store:
+        expected = overwrite(store, 2)
+    assert stopped.is_set()
+    with embedded(memory, auto_rewrite_percentage=0) as store:
+        assert dict(store.map("orders").items()) == expected
+
+
+def test_a_failure_of_the_last_compaction_is_only_logged(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(*_: Any) -> Any:
+        raise StorageUnavailable("no space")
+
+    monkeypatch.setattr(compaction.CompactionTask, "run", run)
+    with embedded(memory, auto_rewrite_percentage=100, auto_rewrite_min_bytes=1) as store:
+        expected = overwrite(store, 2)
+    assert "StorageUnavailable: no space" in caplog.text
+    with embedded(memory, auto_rewrite_percentage=0) as store:
+        assert dict(store.map("orders").items()) == expected
+
+
 def test_close_does_not_wait_for_a_compaction_in_this_process(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +318,7 @@ def test_close_does_not_wait_for_a_compaction_in_this_process(
     monkeypatch.setattr(compaction.CompactionTask, "run", run)
     monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
     limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 1}
-    with embedded(memory, **limits) as store:
+    with embedded(memory, **limits, auto_rewrite_close_s=0) as store:
         overwrite(store, 2)
         assert began.wait(30)
     assert stopped.is_set()
