@@ -75,6 +75,8 @@ class _Look:
     small: frozenset[str]
     segments: Mapping[str, StoredFile]
     aside: tuple[str, ...]
+    snapshots: frozenset[str] = frozenset()
+    """Files of snapshots, also of former ones."""
     ids: frozenset[str] = frozenset()
     """Of logs on own disks: empty files."""
 
@@ -147,6 +149,7 @@ def _look(log: ClusterLog) -> _Look:
     small: set[str] = set()
     segments: dict[str, StoredFile] = {}
     aside: list[str] = []
+    snapshots: set[str] = set()
     ids: set[str] = set()
     own_disks = own_disk_of(log.store) is not None
     for file in log.store.list(log.folder):
@@ -161,9 +164,17 @@ def _look(log: ClusterLog) -> _Look:
             small.add(file.path)
         elif _ASIDE.fullmatch(path):
             aside.append(file.path)
+        elif path.startswith("snapshot/"):
+            snapshots.add(file.path)
         elif re.fullmatch(r"nodes/[^/]+/wal/[^/]+", path) and layout.parse_wal_path(file.path):
             segments[file.path] = file
-    return _Look(frozenset({*small, *newest.values()}), segments, tuple(aside), frozenset(ids))
+    return _Look(
+        frozenset({*small, *newest.values()}),
+        segments,
+        tuple(aside),
+        frozenset(snapshots),
+        frozenset(ids),
+    )
 
 
 def _newest(look: _Look) -> Iterator[str]:
@@ -222,14 +233,16 @@ def _of_moment(
         {path: front for path, front in fronts.items() if path in segments},
         (
             *sorted(segments - set(fronts)),
+            *_former_snapshots(log, look, view, state),
             *look.aside,
             *_parquet(state),
-            *_former_snapshots(log, view, state),
         ),
     )
 
 
-def _former_snapshots(log: ClusterLog, view: FileView, state: ClusterState) -> list[str]:
+def _former_snapshots(
+    log: ClusterLog, look: _Look, view: FileView, state: ClusterState
+) -> list[str]:
     """The snapshot files that are only kept for readers, such as the history. A reader whose
     manifest is damaged, or whose files are missing, must not stop the backup."""
     kept = {
@@ -238,7 +251,7 @@ def _former_snapshots(log: ClusterLog, view: FileView, state: ClusterState) -> l
         for path, _ in reader.kept_files(state.manifest)
     }
     named = {path for each in state.manifest.snapshots.values() for path in each.files}
-    return [path for path in sorted(kept - named) if log.store.exists(path)]
+    return sorted((kept - named) & look.snapshots)
 
 
 def _parquet(state: ClusterState) -> Iterator[str]:

@@ -146,10 +146,15 @@ class ManifestLog(Generic[C]):
         `publish`. Raises the errors of `read` and `publish`, too."""
         for _ in range(attempts):
             number, current = self.read()
-            wanted = change(current)
-            if wanted is None or (wanted == current and number > 0):
-                return current
-            published = self._publish(number, wanted, alone)
+            try:
+                wanted = change(current)
+                if wanted is None or (wanted == current and number > 0):
+                    return current
+                published = self._publish(number, wanted, alone)
+            except NotFound:  # a list that `current` names, if there is a newer manifest
+                if self.read()[0] == number:
+                    raise
+                continue
             if published is not None:
                 return published
         raise LostRace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -114,16 +115,18 @@ class SnapshotRepair:
         for _, file in sorted(found, key=lambda each: (-each[0], each[1].path)):
             self._tell(file.path)
             span = self._span(file.path)
-            if (
-                span is not None
-                and any(
-                    (above is None or above < span[0]) and (below is None or span[1] < below)
-                    for above, below in holes
-                )
-                and not any(first <= span[1] and span[0] <= last for first, last in spans)
+            if span is None or not any(
+                (above is None or above < span[0]) and (below is None or span[1] < below)
+                for above, below in holes
             ):
+                continue
+            place = bisect(spans, span)  # they are in order, and none overlaps another
+            is_free = (place == 0 or spans[place - 1][1] < span[0]) and (
+                place == len(spans) or span[1] < spans[place][0]
+            )
+            if is_free:
                 kept.append(file)
-                spans.append(span)
+                spans.insert(place, span)
         return kept
 
     def _holes(self, name: str) -> list[tuple[bytes | None, bytes | None]]:
@@ -153,11 +156,15 @@ class SnapshotRepair:
 
     def _span(self, path: str) -> tuple[bytes, bytes] | None:
         """The first and the last key of a file; None if it has none, or cannot be read."""
+        first: bytes | None = None
+        last = b""
         try:
-            keys = [row[KEY] or b"" for row in salvage.rows_of(self._store, path, log=None)]
+            for row in salvage.rows_of(self._store, path, log=None):
+                key = row[KEY] or b""
+                first, last = key if first is None else min(first, key), max(last, key)
         except NotFound:
             return None
-        return (min(keys), max(keys)) if keys else None
+        return None if first is None else (first, last)
 
     def _sizes_fit(self, snapshot: Snapshot, found: Sequence[StoredFile]) -> bool:
         known = sum(snapshot.sizes) if len(snapshot.sizes) == len(snapshot.files) else -1

@@ -20,7 +20,7 @@ SYNCS = Distribution((0.001, 0.01), (3, 2, 1), 0.5)
 SIZES = Distribution((256, 1024), (4, 3, 0), 1500.0)
 
 
-OF_MEMBERS = {"io_imapwal_Agent_UnderCopied"}
+OF_MEMBERS = {"io_imapwal_Agent_UnderCopied", "io_imapwal_Agent_CopiedAgain"}
 """Series of members, which an exporter makes of their beans."""
 
 

@@ -375,6 +375,37 @@ def test_a_base_has_lists_of_its_own(memory: MemoryStore) -> None:
     assert not listed(memory, READER)
 
 
+def test_a_reader_is_forgotten_between_any_two_calls(memory: MemoryStore) -> None:
+    """Then its lists are deleted while the next base is compared with them."""
+    parts = dict.fromkeys(range(40), 1)
+    current = put(cluster_log(memory), m=parts).snapshots["m"]
+    other = put(cluster_log(memory), 2, m={**parts, 20: 2}).snapshots["m"]
+
+    def begin(name: str) -> tuple[MemoryStore, Interrupted]:
+        store = MemoryStore(f"{memory.url[9:]}-{name}")
+        reader = Reader(store, CLUSTER, readers.HISTORY, FakeClock(), SeededRandomness(3))
+        reader.keep(lambda _: (base_of(current),), 0)
+        return store, Interrupted(store)
+
+    def advance(store: Any) -> None:
+        reader = Reader(store, CLUSTER, readers.HISTORY, FakeClock(), SeededRandomness(5))
+        reader.keep(lambda bases: (*bases, base_of(other)), 0)
+
+    def forget(store: MemoryStore) -> None:
+        readers.forget(store, CLUSTER, readers.HISTORY, FakeClock(), SeededRandomness(4))
+
+    _, counted = begin("count")
+    advance(counted)
+    assert counted.calls > 10
+    for at in range(counted.calls):
+        store, slow = begin(f"at-{at}")
+        slow.at, slow.meanwhile = at, lambda store=store: forget(store)
+        advance(slow)
+        kept = readers.bases_of_history(store, CLUSTER)
+        found = [parts_in(base.snapshots["m"]) for base in kept]
+        assert found in ([], [{**parts, 20: 2}], [parts, {**parts, 20: 2}]), at
+
+
 def test_bases_of_the_history_share_lists(memory: MemoryStore) -> None:
     log = cluster_log(memory)
     reader = Reader(memory, CLUSTER, readers.HISTORY, FakeClock(), SeededRandomness(3))
