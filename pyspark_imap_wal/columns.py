@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from imap_wal.decode import Decoder, text
+from imap_wal.decoder import Decoder, text
 from imap_wal.entry import ORDER, VALUE, Row
 from imap_wal.format import START, Position
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_rows

@@ -50,7 +50,7 @@ _POSITION_FIELDS = [pa.field(name, pa.int64(), nullable=False) for name in POSIT
 SNAPSHOT_SCHEMA = pa.schema(_ENTRY_FIELDS)
 ARCHIVE_SCHEMA = pa.schema([*_ENTRY_FIELDS, *_POSITION_FIELDS])
 DECODED_FIELDS = [pa.field("key_text", pa.string()), pa.field("value_json", pa.string())]
-"""More columns of some files, at the end: see `imap_wal.parquet.decoded`."""
+"""More columns of some files, at the end: see `imap_wal.parquet.decoded_columns`."""
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, NamedTuple
 import google_crc32c
 
 from imap_wal.parquet.columns import DECODED_FIELDS
-from imap_wal.parquet.decoded import DecodedColumns
+from imap_wal.parquet.decoded_columns import DecodedColumns
 from imap_wal.parquet.file import (
     DICTIONARIES,
     GROUP_BYTES_MAX,

@@ -19,7 +19,7 @@ from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.parquet.archive_rows import ArchiveRows, to_waiting, write_sorted
 from imap_wal.parquet.columns import ARCHIVE_SCHEMA
-from imap_wal.parquet.decoded import DecodedColumns
+from imap_wal.parquet.decoded_columns import DecodedColumns
 from imap_wal.parquet.reader import Expected, batches
 from imap_wal.parquet.writer import ParquetFile
 from imap_wal.read.file_scan import FileScan, Metadata

@@ -53,7 +53,7 @@ from imap_wal.errors import InvalidSetting, LogError, LostRace
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest, IncarnationRecord
 from imap_wal.manifest.snapshots import NO_VERSIONS, PartitionVersions, Snapshot
-from imap_wal.parquet.decoded import DecodedColumns
+from imap_wal.parquet.decoded_columns import DecodedColumns
 from imap_wal.parquet.file import written_otherwise
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import END, EntryBatch, FileScan, Metadata, Scope

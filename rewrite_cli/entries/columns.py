@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from imap_wal.decode import Decoder, json_of, storable, text
+from imap_wal.decoder import Decoder, json_of, storable, text
 from imap_wal.entry import (
     DELETED,
     EXPIRES_AT_MS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from imap_wal.decode import Decoder
+from imap_wal.decoder import Decoder
 from imap_wal.entry import MAP, TIMESTAMP_MS
 from imap_wal.format import START, Position
 from imap_wal.read.cluster import ClusterLog

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from imap_wal.decode import Decoder
+from imap_wal.decoder import Decoder
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, ORDER, TIMESTAMP_MS, Order, is_clear
 from imap_wal.format import Position
 from imap_wal.inspect.inventory import ClusterView

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from imap_wal.decode import Decoder, plain, text
+from imap_wal.decoder import Decoder, plain, text
 from imap_wal.entry import KEY, Row, is_clear
 from rewrite_cli.console.output import shown
 from rewrite_cli.console.param_type import ParamType

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from imap_wal.decode import Decoder, plain, text
+from imap_wal.decoder import Decoder, plain, text
 from imap_wal.entry import (
     DELETED,
     EXPIRES_AT_MS,

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from imap_wal.clock import SystemClock
-from imap_wal.decode import Decoder
+from imap_wal.decoder import Decoder
 from imap_wal.entry import MAP, TIMESTAMP_MS, Row
 from imap_wal.errors import LogError
 from imap_wal.inspect.inventory import ClusterView

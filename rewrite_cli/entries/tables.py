@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import click
 
-from imap_wal.decode import Decoder
+from imap_wal.decoder import Decoder
 from imap_wal.entry import KEY, MAP, TIMESTAMP_MS, VALUE
 from imap_wal.format import Position
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog

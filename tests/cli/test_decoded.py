@@ -19,14 +19,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import imap_wal
-from imap_wal import decode
+from imap_wal import decoder
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.entry import DELETED, KEY_CLASS
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.feature_level import FeatureLevel
-from imap_wal.parquet import decoded
+from imap_wal.parquet import decoded_columns
 from imap_wal.parquet.columns import to_batch
-from imap_wal.parquet.decoded import DecodedColumns
+from imap_wal.parquet.decoded_columns import DecodedColumns
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.schemas import schemas_of
 from imap_wal.rewrite import part_writer, plan
@@ -93,7 +93,7 @@ def test_duckdb_and_pandas_read_keys_and_values(
     }
     frame = pd.concat([pd.read_parquet(file) for file in orders])
     shown = {row.key_text: json.loads(row.value_json) for row in frame.itertuples()}
-    assert shown == {key: decode.plain(value) for key, value in expected.items()}
+    assert shown == {key: decoder.plain(value) for key, value in expected.items()}
     having = {
         file: "key_text" in pq.read_schema(file).names
         for kind in ("archive", "snapshot")
@@ -188,7 +188,7 @@ def test_without_a_client_library_texts_of_members_are_null(
         tries.append(1)
         raise ModuleNotFoundError("install imap-wal[hazelcast]")
 
-    monkeypatch.setattr(decode.Decoder, "_of_member", missing)
+    monkeypatch.setattr(decoder.Decoder, "_of_member", missing)
     rows = [put("a", "1", (1, 2, 3, number)) for number in range(5)]
     embedded = put("b", "1", (1, 0, 3, 4))
     packed = (*embedded[:KEY_CLASS], "msgpack", msgpack.packb([1]), "msgpack", *embedded[DELETED:])
@@ -225,7 +225,7 @@ def test_a_value_that_breaks_the_decoder_is_null(
     def broken(_: Any) -> str:
         raise RecursionError("too deep")
 
-    monkeypatch.setattr(decoded, "json_of", broken)
+    monkeypatch.setattr(decoded_columns, "json_of", broken)
     caplog.set_level("DEBUG", "imap_wal.parquet")
     done(run, "rewrite", filled[0])
     table = pq.read_table([file for file in files(tmp_path, "snapshot") if "/orders/" in file])

@@ -16,7 +16,7 @@ import duckdb
 import pytest
 
 import imap_wal
-from imap_wal.decode import json_of
+from imap_wal.decoder import json_of
 from rewrite_cli.entries.columns import LATEST, FoundEntry, batch
 from rewrite_cli.entries.database import Database, Query
 from tests.cli.conftest import Run, found
@@ -270,7 +270,7 @@ def test_without_duckdb_the_error_names_the_extra(
 
 def test_rows_beyond_the_memory_are_kept_on_disk(tmp_path: Path) -> None:
     """A sort does the same."""
-    from imap_wal.decode import Decoder
+    from imap_wal.decoder import Decoder
     from imap_wal.entry import DataEntry
 
     database = Database(tmp_path, 40 * 1024 * 1024)

@@ -18,7 +18,7 @@ from hazelcast.serialization.service import SerializationServiceV1
 from imap_wal import format, schemas
 from imap_wal.agent.config import AgentConfig
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.decode import Decoder, Opaque
+from imap_wal.decoder import Decoder, Opaque
 from imap_wal.layout import Identity
 from imap_wal.schemas import SCHEMA_BYTES_MAX, BadSchema, Schema, read_schema, sound_schemas
 from imap_wal.settings import Settings

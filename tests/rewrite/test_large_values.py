@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import imap_wal
-from imap_wal.decode import Decoder
+from imap_wal.decoder import Decoder
 from imap_wal.entry import KEY
 from rewrite_cli.commands.reading import dump, export
 from rewrite_cli.entries.lines import Line

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from imap_wal.clock import SystemClock
-from imap_wal.decode import plain, text
+from imap_wal.decoder import plain, text
 from imap_wal.entry import KEY, Row
 from imap_wal.errors import ImapWalError
 from rewrite_cli.console import output as out

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import msgpack
 
-from imap_wal.decode import Decoder
+from imap_wal.decoder import Decoder
 from imap_wal.entry import (
     DELETED,
     KEY,

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from imap_wal.decode import plain, text
+from imap_wal.decoder import plain, text
 from imap_wal.entry import EXPIRES_AT_MS, KEY_CLASS, MAP, TIMESTAMP_MS, VALUE_CLASS
 from imap_wal.errors import LogError
 from rewrite_cli.console import output as out

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from imap_wal.clock import SystemClock
-from imap_wal.decode import text
+from imap_wal.decoder import text
 from imap_wal.entry import EXPIRES_AT_MS, ORDER, TIMESTAMP_MS, is_clear
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed

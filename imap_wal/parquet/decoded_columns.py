@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from imap_wal.decode import Decoder, Opaque, json_of, storable, text
+from imap_wal.decoder import Decoder, Opaque, json_of, storable, text
 from imap_wal.entry import KEY, MAP, ORDER, VALUE, Row
 from imap_wal.parquet.columns import DECODED_FIELDS, SNAPSHOT_SCHEMA, to_rows
 from storage_backends.extras import needs
