@@ -15,15 +15,10 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
-from imap_wal.rewrite.plan import (
-    ATTEMPTS,
-    first_unfinished,
-    is_of_members,
-    known_versions,
-    raise_versions,
-)
+from imap_wal.rewrite.plan import ATTEMPTS, first_unfinished, is_of_members, known_versions
 from imap_wal.rewrite.publish import with_table
 from imap_wal.rewrite.report import DropReport
+from imap_wal.rewrite.tally import raise_versions
 from imap_wal.settings import RecoveryPolicy
 from storage_backends import NotFound
 

@@ -22,9 +22,10 @@ from imap_wal.read.statistics import MergeProgress
 from imap_wal.retention.overlap import Overlap
 from imap_wal.rewrite.columns.merge import ColumnMerge, scratch_errors
 from imap_wal.rewrite.part_writer import KeyRange, PartWriter
-from imap_wal.rewrite.plan import Merged, Result, RewritePlan, Totals, worth_reading
+from imap_wal.rewrite.plan import Merged, Result, RewritePlan, worth_reading
 from imap_wal.rewrite.processes import ProcessEngine, useful_processes
 from imap_wal.rewrite.ranges import KeptPart, kept_parts, parts_of
+from imap_wal.rewrite.tally import Totals
 from imap_wal.settings import Settings
 
 

@@ -16,9 +16,10 @@ from imap_wal.parquet.file import GROUP_BYTES_MAX
 from imap_wal.parquet.writer import ParquetFile, Published
 from imap_wal.read.newest.rivals import Claim, Conflict
 from imap_wal.read.newest.table import in_pages
-from imap_wal.rewrite.plan import DROP, Part, RewritePlan, Subject
+from imap_wal.rewrite.plan import DROP, Part, RewritePlan
 from imap_wal.rewrite.publish import latest_expiry
 from imap_wal.rewrite.ranges import KeptPart, separator
+from imap_wal.rewrite.tally import Subject
 from imap_wal.security.encryption import keys_of
 from storage_backends import SegmentStore
 from storage_backends.extras import needs

@@ -33,8 +33,9 @@ from imap_wal.read.scan import ahead
 from imap_wal.retention.archive_writer import is_absorbable
 from imap_wal.rewrite.columns.key_columns import KeyBatch
 from imap_wal.rewrite.columns.merge import ColumnMerge, Span, by_columns, scratch_errors
-from imap_wal.rewrite.plan import RewritePlan, Subject, Totals
+from imap_wal.rewrite.plan import RewritePlan
 from imap_wal.rewrite.ranges import borders_of
+from imap_wal.rewrite.tally import Subject, Totals
 from imap_wal.security.encryption import keys_of
 from imap_wal.settings import Settings
 from storage_backends.extras import needs
@@ -74,7 +75,7 @@ class Sizes:
 @dataclass(frozen=True, slots=True)
 class SortedRun:
     """A run: `firsts` and `sizes` are the first key and the bytes of each row group, `last` is the
-    last key. `late`: all of its rows came late (`imap_wal.rewrite.plan.Tally`), or none; of an
+    last key. `late`: all of its rows came late (`imap_wal.rewrite.tally.Tally`), or none; of an
     archive, each batch says it."""
 
     scan: FileScan

@@ -28,15 +28,7 @@ from imap_wal.read.file_scan import FileScan
 from imap_wal.read.newest.clears import Cleared
 from imap_wal.read.newest.rivals import Claim
 from imap_wal.rewrite.part_writer import PartWriter
-from imap_wal.rewrite.plan import (
-    Merged,
-    Part,
-    Result,
-    RewritePlan,
-    Subject,
-    Totals,
-    worth_reading,
-)
+from imap_wal.rewrite.plan import Merged, Part, Result, RewritePlan, worth_reading
 from imap_wal.rewrite.publish import read_again
 from imap_wal.rewrite.range_tasks import (
     MapPlan,
@@ -55,6 +47,7 @@ from imap_wal.rewrite.sorted_runs import (
     read_directly,
     sort_files,
 )
+from imap_wal.rewrite.tally import Subject, Totals
 from imap_wal.settings import Settings
 from storage_backends import StorageError
 

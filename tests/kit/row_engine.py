@@ -18,8 +18,9 @@ from imap_wal.read.scan import read_scan
 from imap_wal.read.scan_list import cluster_scans, snapshot_scans
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.part_writer import KeyRange, PartWriter
-from imap_wal.rewrite.plan import Merged, Result, RewritePlan, Tally, worth_reading
+from imap_wal.rewrite.plan import Merged, Result, RewritePlan, worth_reading
 from imap_wal.rewrite.ranges import KeptPart, kept_parts, parts_of
+from imap_wal.rewrite.tally import Tally
 from imap_wal.settings import Settings
 
 

@@ -19,7 +19,7 @@ from imap_wal.manifest.snapshots import NO_VERSIONS
 from imap_wal.read import cluster, parquet_scan, scan
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
-from imap_wal.rewrite import conflicts, drop, part_writer, plan
+from imap_wal.rewrite import conflicts, drop, part_writer, plan, tally
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -316,7 +316,7 @@ def _owners_are_not_compared(put: Put) -> None:
 
 
 def _a_snapshot_teaches_nothing(put: Put) -> None:
-    add = plan.Tally.add
+    add = tally.Tally.add
 
     def without(self: Any, changes: Any, *, count_bytes: bool, settled: bool = False) -> None:
         wanted = self.pairs_wanted
@@ -324,7 +324,7 @@ def _a_snapshot_teaches_nothing(put: Put) -> None:
         add(self, changes, count_bytes=count_bytes, settled=settled)
         self.pairs_wanted = wanted
 
-    put(plan.Tally, "add", without)
+    put(tally.Tally, "add", without)
 
 
 def _a_drop_keeps_nothing(put: Put) -> None:

@@ -36,7 +36,8 @@ from imap_wal.rewrite.columns.newest_keys import NewestKeys
 from imap_wal.rewrite.columns.sources import Sources
 from imap_wal.rewrite.columns.winners import RANKED_SCHEMA, RANKS, RowSorter
 from imap_wal.rewrite.part_writer import PartWriter
-from imap_wal.rewrite.plan import RewritePlan, Tally, TombstonePolicy
+from imap_wal.rewrite.plan import RewritePlan, TombstonePolicy
+from imap_wal.rewrite.tally import Tally
 from imap_wal.settings import Settings
 from storage_backends import NotFound, SegmentStore
 from storage_backends.extras import needs

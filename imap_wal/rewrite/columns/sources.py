@@ -25,7 +25,7 @@ from imap_wal.read.newest.index import NewestIndex
 from imap_wal.retention.archive_writer import is_absorbable
 from imap_wal.rewrite.columns.key_columns import expiring
 from imap_wal.rewrite.columns.newest_keys import KEY_SCHEMA, NewestKeys
-from imap_wal.rewrite.plan import Subject
+from imap_wal.rewrite.tally import Subject
 from storage_backends import SegmentStore
 from storage_backends.extras import needs
 
@@ -45,7 +45,7 @@ class Sources:
         memory_bytes: int,
         folder: Path | None,
     ) -> None:
-        """`late`: the subjects of rows that came late (`imap_wal.rewrite.plan.Tally`)."""
+        """`late`: the subjects of rows that came late (`imap_wal.rewrite.tally.Tally`)."""
         self._late = late
         self._copies = Copies(store, folder)
         self.store = cast(SegmentStore, self._copies)

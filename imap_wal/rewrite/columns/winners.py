@@ -29,7 +29,7 @@ RANKS = [
 ]
 RANKED_SCHEMA = pa.schema([*SNAPSHOT_SCHEMA, *RANKS])
 """`claimed`: several rows have this key, the winner first. `dropped`: the rule drops it, unless its
-key is in conflict. `late`: see `imap_wal.rewrite.plan.Tally.is_late`."""
+key is in conflict. `late`: see `imap_wal.rewrite.tally.Tally.is_late`."""
 PAGE_BYTES_MIN, PAGE_BYTES_MAX = 64 * 1024, 4 * 1024 * 1024
 RUNS = 64
 """How many runs can be merged within `memory_bytes`: one page of each is in memory."""
