@@ -165,7 +165,7 @@ class _SegmentPass:
                     position = self._position(frame)
                     yield EntryBatch(scan.node, [], position, position, next_offset=frame.end)
             yield from self._flush()
-            if stop is not None:
+            if stop is not None and reader.end >= stop:
                 return
             if not scan.next_path and (end := self._appended(reader)):
                 # The writer continues, so there is no tail to examine. Read on a few times only: a
@@ -173,7 +173,7 @@ class _SegmentPass:
                 looks += 1
                 if looks > LOOKS_MAX:
                     return
-                frames = reader.frames(end)
+                frames = reader.frames(end, stop)
                 continue
             damage = self._check_tail(reader)
             if damage is None:
@@ -185,7 +185,7 @@ class _SegmentPass:
             if scan.next_path or tries > 3:
                 raise damage
             time.sleep(0.005 * tries)
-            frames = reader.frames(reader.end)
+            frames = reader.frames(reader.end, stop)
 
     def _open(self) -> SegmentReader | None:
         reader = begin(self._store, self._place)

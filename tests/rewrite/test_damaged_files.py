@@ -18,13 +18,14 @@ from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.plan import Result, RewritePlan
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
+from imap_wal.segment.reader import SegmentReader
 from imap_wal.settings import Settings
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
 from tests.histories import put
 from tests.kit.logs import SMALL, append, cluster, node, values, view
 from tests.kit.rewrites import archive, run, snapshot
-from tests.support import overwrite
+from tests.support import overwrite, segments
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "changed", "another"])
@@ -111,3 +112,22 @@ def test_an_archive_that_was_exchanged_is_not_served(memory: MemoryStore) -> Non
     overwrite(memory, paths["orders"], memory.read(paths["other"]))
     with pytest.raises(CorruptLog, match=r"archive/orders/.*checksum in the manifest"):
         view(memory)
+
+
+def test_a_rewrite_stops_at_damage_before_the_end_of_a_log(memory: MemoryStore) -> None:
+    """The manifest of a closed log names its end, so a rewrite need not find it. The entries after
+    the damage must not seem to be read: the snapshot would cover them."""
+    log = node(memory)
+    for number, key in enumerate("abc", 1):
+        append(log, put(key, "1", (1, 1, 1, number)))
+    log.close()
+    (path,) = segments(memory)
+    data = memory.read(path)
+    place = SegmentReader(memory, path).first + 30
+    overwrite(memory, path, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+    with pytest.raises(CorruptLog, match=path):
+        run(memory)
+    assert cluster(memory).manifest().snapshots == {}
+    overwrite(memory, path, data)
+    run(memory)
+    assert values(view(memory)) == dict.fromkeys("abc", "1")
