@@ -229,6 +229,27 @@ def test_a_damaged_upload_is_deleted_and_made_again(tmp_path: Path) -> None:
     assert restored(OwnDiskStore(root, None, "", Unasked(root)))[0] == {"a": "1"}
 
 
+def test_an_upload_without_a_read_back_is_checked_later() -> None:
+    class Damaging(FaultyStore):
+        def create(self, path: str, data: bytes) -> None:
+            last = path.endswith("-00000002.wal")
+            super().create(path, data[:-1] + bytes([data[-1] ^ 1]) if last else data)
+
+    root = Damaging(MemoryStore(f"unread-{next(_names)}"), Plan())
+    disk = MemoryStore(f"unread-{next(_names)}")
+    writer = Writer(root, disk, 1)
+    for number in (1, 2):
+        writer.put("a", str(number), number)
+        writer.log.rotate()
+        if number == 1:
+            writer.uploads.run()
+    plan(root, Fault("error", kind="read", path="*.wal"))
+    with pytest.raises(Unavailable, match="planned fault"):
+        writer.uploads.run()
+    with pytest.raises(Unavailable, match="checksum"):
+        writer.uploads.run()
+
+
 def test_a_storage_that_fails_is_tried_again_later(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     root = FaultyStore(MemoryStore(f"later-{next(_names)}"), Plan())

@@ -83,7 +83,8 @@ class Uploads:
         self._below = 0
         """All segments with a lower number were looked at, and are in the root."""
         self._checked = False
-        """Whether the last uploaded segment was compared with the disk in this run of the agent."""
+        """Whether the last uploaded segment was compared with the disk, since the agent started and
+        since the last run that failed."""
         self._waiting = _Waiting()
         self._uploaded = self._uploaded_bytes = self._failures = 0
         self._error = ""
@@ -176,6 +177,7 @@ class Uploads:
                 return
             with span(self._clock, "upload") as facts:
                 facts["bytes"] = file.size
+                self._checked = False
                 is_new = self._upload(file.path)
             if is_new:
                 self._uploaded += 1
