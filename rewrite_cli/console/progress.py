@@ -62,7 +62,7 @@ def working(what: str) -> Iterator[Tell]:
     """Show the progress on stderr; silent outside a terminal, unless events are wanted. What the
     library logs (`imap_wal.progress`) becomes its text; warnings of the library are notes."""
     with progress() as bar:
-        task = bar.add_task(what)
+        task = bar.add_task(what, total=None)
         events = _Events()
         step = ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -12,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from rewrite_cli.console import progress
 from tests.cli.conftest import Run
@@ -76,6 +78,17 @@ def test_a_terminal_shows_a_bar_with_bytes(url: str, tmp_path: Path, words: str)
         assert process.wait(20) == 0, shown
     assert re.search(rb"\d/\d+(\.\d)? (bytes|KiB)", shown), shown
     assert re.search(rb"\d+:\d\d:\d\d|-:--:--", shown), "the time left"
+
+
+def test_no_total_is_shown_before_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Console(force_terminal=True, file=io.StringIO(), width=80)
+    monkeypatch.setattr(progress, "errors", lambda: terminal)
+    with progress.working("reading") as tell:
+        tell("looking")
+    assert isinstance(terminal.file, io.StringIO)
+    shown = terminal.file.getvalue()
+    assert "looking" in shown
+    assert "bytes" not in shown
 
 
 def test_rate_and_time_left_are_those_of_a_step(
