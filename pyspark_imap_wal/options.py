@@ -148,7 +148,9 @@ class Options:
         if foreign:
             raise InvalidSetting(f"the table {table} takes no option {', '.join(foreign)}")
         if given.get("reader") == OWN_READER:
-            raise InvalidSetting(f"reader is {OWN_READER!r}, the name of the log's own history")
+            raise InvalidSetting(
+                f"reader is {OWN_READER!r}, the name of the log's own history; choose another name"
+            )
         mode = given.get("mode", RAW)
         if mode not in (RAW, LATEST):
             raise InvalidSetting(f"mode is {mode!r}; it takes raw or latest")

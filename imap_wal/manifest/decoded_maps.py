@@ -34,7 +34,7 @@ def set_decoded(manifests: ManifestLog[ClusterManifest], maps: Iterable[str]) ->
     def change(manifest: ClusterManifest) -> ClusterManifest:
         if wanted and manifest.feature_level < FeatureLevel.PART_LISTS:
             raise InvalidSetting(
-                f"this log has feature level {manifest.feature_level:d}, but files with decoded "
+                f"this log has feature level {manifest.feature_level:d}, but files with readable "
                 f"columns need {FeatureLevel.PART_LISTS:d}: run `imap-wal upgrade` first"
             )
         return replace(manifest, decoded=wanted)

@@ -68,7 +68,7 @@ class DecodedColumns:
         try:
             return of(row)
         except ModuleNotFoundError as error:
-            _log.warning("decoded columns are left empty: %s", error)
+            _log.warning("readable columns are left empty: %s", error)
             self._missing = True
         except Exception:  # noqa: BLE001  # any value may be broken in any way
             _log.debug("a key or a value of map %r cannot be decoded", row[MAP], exc_info=True)

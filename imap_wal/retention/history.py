@@ -6,7 +6,8 @@
 
 The bases are those of a registered reader (`imap_wal.manifest.readers.HISTORY`), so removals keep
 their files, and the log above the oldest one. With these, each moment since that base can be read,
-whoever rewrites or prunes. The further bases allow it to be dropped, and make reads cheaper.
+whichever process rewrites or prunes. The further bases allow it to be dropped, and make reads
+cheaper.
 
 The order of `keep_history` is that of every reader: a new base is published, then its snapshots
 must still be the current ones, and only then are older bases dropped. A base of which something was

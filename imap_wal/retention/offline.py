@@ -12,8 +12,8 @@ from imap_wal.write.opening import open_node_log
 from storage_backends import SegmentStore
 
 ARCHIVES_BY_ITSELF = (
-    "an agent or embedded store archives by itself if archive_interval_s, max_total_wal_size or "
-    "archive_objects is set; to archive now, stop that process and run the command again"
+    "an agent or embedded store archives automatically if archive_interval_s, max_total_wal_size "
+    "or archive_objects is set; to archive now, stop that process and run the command again"
 )
 
 

@@ -42,7 +42,7 @@ REPORT_S = 1.0
 """At most one report in this time."""
 
 Report: TypeAlias = Callable[[float], None]
-"""Is told how much of a task is done, from 0 to 1."""
+"""Gets how much of a task is done, from 0 to 1."""
 
 
 def unreported(part: float) -> None:

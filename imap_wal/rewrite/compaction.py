@@ -115,7 +115,7 @@ class CompactionTask:
         clock: Clock | None = None,
         pause: Callable[[float], object] = time.sleep,
     ) -> Compaction:
-        """Raises the errors of `turn`, `keep_history`, `rewrite` and `prune`. `report`: is told how
+        """Raises the errors of `turn`, `keep_history`, `rewrite` and `prune`. `report`: gets how
         much of the logs is read. `clock`: for tests. `pause`: waits this number of seconds, to keep
         to `bytes_per_s`."""
         # Imported here, because they load pyarrow.

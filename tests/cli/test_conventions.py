@@ -158,7 +158,7 @@ def test_library_errors_carry_command_line_advice(
     with imap_wal.open(url, namespace="prod", cluster="eu", node="n1"):
         locked = run("archive", url, "--node", "n1")
     assert "stop that process and run the command again" in locked.err
-    assert "an agent or embedded store archives by itself if archive_interval_s" in locked.err
+    assert "an agent or embedded store archives automatically if archive_interval_s" in locked.err
     assert locked.code == 4
     hidden = root / "prod/eu/nodes/n2"
     hidden.rename(root.parent / "n2")

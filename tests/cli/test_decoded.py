@@ -197,7 +197,7 @@ def test_without_a_client_library_texts_of_members_are_null(
     assert added["key_text"].to_pylist()[:5] == added["value_json"].to_pylist()[:5] == [None] * 5
     assert added["value_json"].to_pylist()[5] == "[1]"
     assert len(tries) == 1 and [each.message for each in caplog.records] == [
-        "decoded columns are left empty: install imap-wal[hazelcast]"
+        "readable columns are left empty: install imap-wal[hazelcast]"
     ]
 
 

@@ -61,6 +61,6 @@ def command(
     if dry_run:
         out.note("dry run: nothing was changed")
     out.print_table(
-        ("namespace", "cluster", "decoded maps"),
+        ("namespace", "cluster", "maps with readable columns"),
         [(namespace, cluster, ", ".join(found) or "none") for namespace, cluster, found in rows],
     )

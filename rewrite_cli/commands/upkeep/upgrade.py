@@ -27,8 +27,8 @@ def command(selection: Selection, yes: bool, dry_run: bool, output: str) -> None
     newer formats are written, and earlier releases refuse the log. Safe while a service runs.
 
     Refused (exit code 2, with --dry-run too) while a node cannot read the newest level: upgrade its
-    program and start it, or forget the node. An embedded store raises the level by itself when it
-    is opened, unless its setting keep_level is true.
+    program and start it, or forget the node. An embedded store raises the level when it is opened,
+    unless its setting keep_level is true.
 
     \b
     Examples:
