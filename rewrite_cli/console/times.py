@@ -60,8 +60,8 @@ class Moment(ParamType[int]):
             return _to_ms(datetime.fromisoformat(text))
         except ValueError:
             self.fail(
-                f"{value!r} is not a time: it takes 2026-11-21T10:00, 15m or 2h (ago), or @ and "
-                "Unix milliseconds",
+                f"{value!r} is not a time: it takes 2026-11-21T10:00 (UTC), "
+                "2026-11-21T10:00+01:00, 15m or 2h (ago), or @ and Unix milliseconds",
                 param,
                 ctx,
             )

@@ -93,8 +93,9 @@ def command(
 
     Whole files are copied byte for byte; of a damaged one, the readable part is written to a new
     file. The copy opens and restores exactly what was kept. With --node it has the logs of those
-    nodes only. Exit code 3: something was given up, or two nodes claim the same change of a key; 0:
-    neither. Stop the services that write the log first.
+    nodes only. It has no registered readers, so nothing is kept for streams and former moments
+    (history_s). Exit code 3: something was given up, or two nodes claim the same change of a key;
+    0: neither. Stop the services that write the log first.
 
     With --drop-entry, the copy is written without this one entry, such as an entry that `verify`
     names because of impossible numbers. Its bytes are kept in a file in the folder `lost` of the

@@ -68,7 +68,7 @@ class PositionType(ParamType[Position]):
 @click.option(
     "--since",
     type=Moment(),
-    help="Only entries from this time on: 2026-11-21T10:00, or 15m for the last 15 minutes.",
+    help="Only entries from this time on: 2026-11-21T10:00 (UTC), or 15m for the last 15 minutes.",
 )
 @click.option("--until", type=Moment(), help="Only entries before this time.")
 @click.option(

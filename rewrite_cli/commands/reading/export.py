@@ -54,7 +54,9 @@ COLUMNS = (
     help="A file, written whole or not at all. Default: stdout.",
 )
 @click.option(
-    "--as-of", type=Moment(past=True), help="The maps as of this time: 2026-11-21T10:00, or 2h ago."
+    "--as-of",
+    type=Moment(past=True),
+    help="The maps as of this time: 2026-11-21T10:00 (UTC), or 2h ago.",
 )
 @partial_option
 def command(

@@ -27,7 +27,9 @@ from rewrite_cli.entries.live import load_parquet, partial_option
     "--history", is_flag=True, help="All versions of the key that the log still has, newest first."
 )
 @click.option(
-    "--as-of", type=Moment(past=True), help="The key as of this time: 2026-11-21T10:00, or 2h ago."
+    "--as-of",
+    type=Moment(past=True),
+    help="The key as of this time: 2026-11-21T10:00 (UTC), or 2h ago.",
 )
 @partial_option
 @out.output_option

@@ -39,7 +39,9 @@ _ENDINGS = {"json": out.JSON, "jsonl": out.JSON, CSV: CSV, PARQUET: PARQUET}
     help="A file, written whole or not at all. Default: stdout.",
 )
 @click.option(
-    "--as-of", type=Moment(past=True), help="The log as of this time: 2026-11-21T10:00, or 2h."
+    "--as-of",
+    type=Moment(past=True),
+    help="The log as of this time: 2026-11-21T10:00 (UTC), or 2h ago.",
 )
 @partial_option
 def command(
