@@ -248,9 +248,15 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options = self._options
             store = open_store(known(options.path))
             found = clusters_of(store, options.namespaces, options.clusters)
+            if not found:
+                store.close()
+                raise InvalidSetting(
+                    f"a stream follows one cluster, but there is none under {options.path}: check "
+                    "the path, and the options namespace and cluster"
+                )
             if len(found) != 1:
                 store.close()
-                names = ", ".join("/".join(each) for each in found) or "none"
+                names = ", ".join("/".join(each) for each in found)
                 raise InvalidSetting(
                     f"a stream follows one cluster; found under {options.path}: {names}; "
                     "name it with the options namespace and cluster"

@@ -381,7 +381,7 @@ def test_as_of_reads_what_the_history_keeps(tmp_path: Path) -> None:
 
 
 def test_a_stream_cannot_take_the_name_of_the_history() -> None:
-    with pytest.raises(InvalidSetting, match="own history"):
+    with pytest.raises(InvalidSetting, match="own history; choose another name"):
         Options.parse({"path": "memory://none", "reader": "history"})
 
 
