@@ -6,11 +6,35 @@ The caller reads the manifests again: if they still name the file, it is lost.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from imap_wal.errors import ShortLog
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest
+from imap_wal.segment.listing import SegmentFile
 
 ADVICE = "bring it back from a copy, or write a repaired copy of the log with `imap-wal repair`"
+
+
+def segment(
+    folder: str, manifest: NodeManifest, segments: Sequence[SegmentFile], last: int
+) -> ShortLog | None:
+    """The error if one of the segments from the first that is not archived to number `last` is
+    missing. `segments`: those that count, by number, from the first that is not archived."""
+    expected = manifest.archived[1] + 1
+    for each in segments:
+        if each.number != expected:
+            break
+        expected += 1
+    else:
+        if last < expected:
+            return None
+    return ShortLog(
+        f"{folder}/wal/*-{expected:08d}.wal",
+        0,
+        "this segment is missing: the log continues after it",
+        ADVICE,
+    )
 
 
 def archive(path: str, node: str, manifest: NodeManifest) -> ShortLog | None:

@@ -11,7 +11,7 @@ read again and the pass starts again; merging an entry twice changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
@@ -23,7 +23,7 @@ from imap_wal.errors import LogError, MissingNode, ShortLog
 from imap_wal.format import START, Position
 from imap_wal.manifest import missing
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
-from imap_wal.manifest.node import NodeManifest, NodeManifestLog, node_manifests
+from imap_wal.manifest.node import NodeManifestLog, node_manifests
 from imap_wal.manifest.older import (
     MISSING_ADVICE,
     current_cluster,
@@ -43,7 +43,7 @@ from imap_wal.read.file_scan import (
 from imap_wal.read.scan import ahead, read_scan
 from imap_wal.read.scan_list import cluster_scans, node_scans, replacing_scans, segment_scan
 from imap_wal.read.state import ClusterState, NodeState
-from imap_wal.segment.listing import SegmentFile, sorted_out
+from imap_wal.segment.listing import sorted_out
 from imap_wal.settings import RecoveryPolicy
 from storage_backends import NotFound, SegmentStore
 from storage_backends.own_disk import why_away
@@ -154,7 +154,7 @@ class ClusterLog:
         """One node's log; an empty manifest if there is none. Raises `ShortLog` if a segment is
         missing, and the errors of `ManifestLog.read`."""
         folder, manifests = self.node_folder(name), self._node_manifests(name)
-        gap = ""
+        gap: ShortLog | None = None
         for _ in range(ATTEMPTS):
             # The listing first: then the manifest knows of segments that are archived meanwhile,
             # and they do not seem to be missing.
@@ -174,23 +174,12 @@ class ClusterLog:
                 return NodeState(
                     name, folder, manifest, (), foreign_wal(folder, manifest, wal.logs)
                 )
-            gap = self._gap(folder, manifest, wal.segments)
-            if not gap:
+            last = max(manifest.checkpoint.segment, manifest.newest)
+            gap = missing.segment(folder, manifest, wal.segments, last)
+            if gap is None:
                 return NodeState(name, folder, manifest, wal.segments)
-        raise ShortLog(
-            gap, 0, "this segment is missing: the log continues after it", missing.ADVICE
-        )
-
-    @staticmethod
-    def _gap(folder: str, manifest: NodeManifest, segments: Sequence[SegmentFile]) -> str:
-        expected = manifest.archived[1] + 1
-        for segment in segments:
-            if segment.number != expected:
-                return f"{folder}/wal/*-{expected:08d}.wal"
-            expected += 1
-        if max(manifest.checkpoint.segment, manifest.newest) >= expected:
-            return f"{folder}/wal/*-{expected:08d}.wal"
-        return ""
+        assert gap is not None
+        raise gap
 
     def lost(self, error: NotFound) -> ShortLog | NotFound:
         """The error for a file that was not found again: `ShortLog` if the manifests, read again,

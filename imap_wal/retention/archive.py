@@ -154,8 +154,15 @@ class _Run:
         self._segments = [
             each for each in self._wal.segments if writing is None or each.number < writing
         ]
+        self._gap = missing.segment(node_folder, manifest, self._segments, 0)
 
     def archive(self) -> Archived:
+        if self._gap is not None:
+            # An archive would hide it: `archived` would be above it. It may have been removed after
+            # the manifest was read.
+            if self._manifests.read()[1] == self._manifest:
+                raise self._gap
+            raise LostRace(f"segments of node {self._node!r} were removed meanwhile")
         self._sweep()
         segments = self._segments
         if not segments:

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, Row
-from imap_wal.errors import CorruptLog
+from imap_wal.errors import CorruptLog, ShortLog
 from imap_wal.format import Position
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.store import ManifestLog
@@ -295,3 +295,22 @@ class Dying:
         if self._dead:
             raise Unavailable("killed")
         return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_an_archive_run_does_not_hide_a_missing_segment(memory: MemoryStore, number: int) -> None:
+    """Its archives would be above it, so nothing would miss it any more."""
+    log = node(memory)
+    for each in range(4):
+        append(log, put(f"k{each}", "1", (1, 1, 1, each)))
+        log.rotate()
+    lost = segments(memory)[number]
+    content = memory.read(lost)
+    memory.delete(lost)
+    folder = log.identity.node_folder
+    with pytest.raises((ShortLog, CorruptLog)):
+        archive_sealed(memory, folder, "n1", log.manifests, writing=log.unsealed)
+    memory.create(lost, content)
+    done = archive_sealed(memory, folder, "n1", log.manifests, writing=log.unsealed)
+    assert done.records == 4
+    assert values(view(memory)) == {f"k{each}": "1" for each in range(4)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 
 from imap_wal.entry import SHARED_SESSIONS
 from imap_wal.errors import CorruptLog
+from imap_wal.parquet.scratch import Scratch
 from imap_wal.read.newest.rivals import Contender, joined
 from imap_wal.rewrite import local_engine, part_writer
-from imap_wal.rewrite.columns import merge, newest_keys, sources
+from imap_wal.rewrite.columns import merge, newest_keys, sources, winners
 from imap_wal.rewrite.columns.newest_keys import KEY_SCHEMA, NewestKeys, contenders
 from imap_wal.rewrite.columns.winners import RANKED_SCHEMA, RowSorter
 from imap_wal.rewrite.conflicts import Resolution
@@ -166,8 +168,13 @@ def which(row: dict[str, Any]) -> Any:
     return order(row) if row["session"] >= SHARED_SESSIONS else row["row"]
 
 
+@pytest.mark.parametrize("runs", [2, 3, 128])
 @pytest.mark.parametrize("memory_bytes", [1, 3000, 10**6])
-def test_rows_are_sorted_in_bounded_memory(memory_bytes: int, seed: int) -> None:
+def test_rows_are_sorted_in_bounded_memory(
+    memory_bytes: int, runs: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(winners, "RUNS", runs)
+    monkeypatch.setattr(winners, "PAGE_BYTES_MIN", 1)
     chance = random.Random(seed)
     ranks = list(range(200))
     chance.shuffle(ranks)
@@ -188,6 +195,35 @@ def test_rows_are_sorted_in_bounded_memory(memory_bytes: int, seed: int) -> None
     ]
     sorter.close()
     assert found == [(rank, rank % 50) for rank in range(200)]
+
+
+def test_of_runs_with_large_rows_one_page_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever their number: a page is loaded when its rows are next."""
+    monkeypatch.setattr(winners, "RUNS", 100)
+    waiting: set[int] = set()
+    most = 0
+
+    class Pages(Scratch):
+        def _loaded(self, held: Any) -> Any:
+            nonlocal most
+            page = super()._loaded(held)
+            waiting.add(page.column("rank")[0].as_py())
+            most = max(most, len(waiting))
+            return page
+
+    monkeypatch.setattr(winners, "Scratch", Pages)
+    fields = [field.with_nullable(True) for field in RANKED_SCHEMA]
+    with closing(RowSorter(1000, None)) as sorter:
+        for rank in range(100, 0, -1):
+            columns = {"value": bytes(2000), "rank": rank}
+            arrays = [pa.array([columns.get(each.name)], each.type) for each in fields]
+            sorter.add(pa.RecordBatch.from_arrays(arrays, schema=RANKED_SCHEMA))
+        found = []
+        for page in sorter.pages():
+            found += page.column("rank").to_pylist()
+            waiting -= set(found)
+    assert found == list(range(1, 101))
+    assert most <= 2
 
 
 def archived(store: MemoryStore, keys: int = 20) -> Any:

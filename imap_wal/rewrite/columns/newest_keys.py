@@ -122,7 +122,10 @@ class NewestKeys:
     def _take(self) -> dict[str, list[Any]]:
         """All rows that are in memory, when the other thread has no more work."""
         self._background.wait()
-        held, self._held, self._left = self._left, self._held, {}
+        if not self._left:  # soon, because it is asked for each map
+            held, self._held = self._held, {}
+            return held
+        held, self._left = self._left, {}
         for name, batches in self._held.items():
             held.setdefault(name, []).extend(batches)
         self._held = {}
