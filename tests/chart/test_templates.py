@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tomllib
@@ -151,6 +152,19 @@ def test_every_container_is_restricted(values: Path) -> None:
 @pytest.mark.parametrize("values", [DEFAULT, CURVE, DISKS, COPIES], ids=lambda path: path.stem)
 def test_agents_accept_the_rendered_settings(values: Path) -> None:
     AgentConfig.from_mapping(agent_toml(rendered(values)), node="pod-0")
+
+
+def test_tables_of_settings_are_toml(tmp_path: Path) -> None:
+    """As of `storage_options`. Helm reads numbers as floats, and its JSON is not TOML."""
+    given = {
+        "endpoint_url": "http://minio:9000",
+        "a key": 'quotes " \\ <&> \n ü',
+        "config": {"retries": {"max": 1000000}, "part": 0.25, "path": True, "names": ["a", 1]},
+        "empty": {},
+    }
+    values = tmp_path / "values.yaml"
+    values.write_text(json.dumps({"agent": {"settings": {"storage_options": given}}}))
+    assert agent_toml(rendered(values))["storage_options"] == given
 
 
 def test_members_have_the_map_section_that_the_command_prints() -> None:

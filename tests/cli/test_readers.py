@@ -85,3 +85,19 @@ def test_a_reader_whose_manifest_is_damaged_can_be_forgotten(run: Run, tmp_path:
     with imap_wal.open(str(url), history_s=3600, auto_rewrite_percentage=0) as store:
         store.compact()
     assert run("prune", url, "--yes", "-o", "json").json["clusters"][0]["kept"]
+
+
+def test_a_reader_is_forgotten_only_after_the_question(run: Run, tmp_path: Path) -> None:
+    url = tmp_path / "log"
+    folder = cluster_folder("default", "embedded")
+    with imap_wal.open(str(url), history_s=3600, auto_rewrite_percentage=0) as store:
+        store.map("orders")["k"] = 1
+        store.compact()
+    storage = open_store(str(url))
+    planned = run("prune", url, "--dry-run", "--forget-reader", "history")
+    assert "would forget reader 'history'" in planned.err and "are kept for it" in planned.err
+    asked = run("prune", url, "--forget-reader", "history")
+    assert asked.code == 2 and "Forget reader 'history'" in asked.err
+    assert "history" in readers.readers_of(storage, folder)
+    assert run("prune", url, "--yes", "--forget-reader", "history").code == 0
+    assert not readers.readers_of(storage, folder)

@@ -196,10 +196,25 @@ clients = "/etc/imap-wal/keys/clients.toml"
 {{- end }}
 {{- end -}}
 
-{{- /* Numbers of YAML are floats to Helm: 600 and not 600.0 or 6e+02. */ -}}
+{{- /* Numbers of YAML are floats to Helm: 600 and not 600.0 or 6e+02. Strings of JSON are strings
+of TOML; its objects are not tables. */ -}}
 {{- define "imap-wal.tomlValue" -}}
 {{- if and (kindIs "float64" .) (eq (floor .) .) -}}
 {{ int64 . }}
+{{- else if kindIs "map" . -}}
+{{- $fields := list -}}
+{{- range $name, $value := . -}}
+{{- if not (kindIs "invalid" $value) -}}
+{{- $fields = append $fields (printf "%s = %s" (toJson $name) (include "imap-wal.tomlValue" $value)) -}}
+{{- end -}}
+{{- end -}}
+{ {{ join ", " $fields }} }
+{{- else if kindIs "slice" . -}}
+{{- $items := list -}}
+{{- range . -}}
+{{- $items = append $items (include "imap-wal.tomlValue" .) -}}
+{{- end -}}
+[{{ join ", " $items }}]
 {{- else -}}
 {{ toJson . }}
 {{- end -}}

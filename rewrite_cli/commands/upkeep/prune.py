@@ -77,7 +77,13 @@ def command(
       imap-wal prune /var/lib/maps --dry-run
       imap-wal prune /var/lib/maps --cluster eu --yes
     """
-    if not dry_run:
+    kept = _kept_for(selection, forgotten)
+    if dry_run:
+        for line in kept:
+            out.note(f"dry run: would forget {line}")
+    else:
+        if forgotten:
+            out.agree(f"Forget {'; '.join(kept)}?", yes)
         _forget(selection, forgotten)
         _keep(selection, history_s, round(max_clock_skew * 1000))
     plan = prune_all(
@@ -188,17 +194,35 @@ def _keep(selection: Selection, history_s: float | None, skew_ms_max: int) -> No
                 keep(ClusterLog(store, view.namespace, view.cluster), history_s, skew_ms_max)
 
 
-def _forget(selection: Selection, names: tuple[str, ...]) -> None:
-    """`Failed` if a selected cluster has no such reader."""
+def _kept_for(selection: Selection, names: tuple[str, ...]) -> list[str]:
+    """Each reader of these names, and what is kept for it. Raises `Failed` if a selected cluster
+    has no such reader."""
+    found: list[str] = []
+    if not names:
+        return found
     with selection.open(upkeep=True) as (store, clusters):
         for view in clusters:
             log = ClusterLog(store, view.namespace, view.cluster)
-            sound, damaged = readers.examined(store, log.folder) if names else ({}, {})
-            kept = (
-                {each.reader: each for each in kept_for_readers(log)}
-                if names and not damaged
-                else {}
-            )
+            sound, damaged = readers.examined(store, log.folder)
+            kept = {} if damaged else {each.reader: each for each in kept_for_readers(log)}
+            for name in names:
+                if name not in {**sound, **damaged}:
+                    there = ", ".join(sorted([*sound, *damaged])) or "none"
+                    raise Failed(f"{view}: there is no reader {name!r}; found: {there}")
+                what = f" ({_sizes(kept[name])} are kept for it)" if name in kept else ""
+                found.append(f"reader {name!r} of {view}{what}")
+    return found
+
+
+def _forget(selection: Selection, names: tuple[str, ...]) -> None:
+    """`Failed` if a selected cluster has no such reader."""
+    if not names:
+        return
+    with selection.open(upkeep=True) as (store, clusters):
+        for view in clusters:
+            log = ClusterLog(store, view.namespace, view.cluster)
+            sound, damaged = readers.examined(store, log.folder)
+            kept = {} if damaged else {each.reader: each for each in kept_for_readers(log)}
             for name in names:
                 if not readers.forget(store, log.folder, name, log.clock, log.randomness):
                     there = ", ".join(sorted([*sound, *damaged])) or "none"
