@@ -23,11 +23,12 @@ from imap_wal.format import Position
 from imap_wal.inspect import older_manifests
 from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.inspect.verify import foreign_files
-from imap_wal.manifest import key_checks
+from imap_wal.manifest import key_checks, readers
 from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.document import with_checksum
 from imap_wal.manifest.node import node_manifests
+from imap_wal.names import encode
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.repair.claims import ClaimsRepair
 from imap_wal.repair.cluster_manifest import ManifestRepair
@@ -155,6 +156,20 @@ class ClusterRepair:
 
     def _note_left_out(self) -> None:
         view = self.view
+        sound, damaged = readers.examined(self.store, view.folder)
+        self.items += [
+            Item(
+                f"{layout.readers_folder(view.folder)}/{encode(name)}",
+                "reader",
+                "corrupt" if name in damaged else "clean",
+                LEFT_OUT,
+                what="the copy has no history: no former moment can be read there"
+                if name == readers.HISTORY
+                else f"the copy does not have reader {name!r}: start its query again there, "
+                "without its checkpoint",
+            )
+            for name in sorted([*sound, *damaged])
+        ]
         self.items += [
             Item(path, "foreign", "clean", LEFT_OUT, what="not a file of imap-wal")
             for path in foreign_files(view, self.wants_node)

@@ -101,3 +101,15 @@ def test_a_reader_is_forgotten_only_after_the_question(run: Run, tmp_path: Path)
     assert "history" in readers.readers_of(storage, folder)
     assert run("prune", url, "--yes", "--forget-reader", "history").code == 0
     assert not readers.readers_of(storage, folder)
+
+
+def test_a_repaired_copy_names_the_readers_that_it_does_not_have(run: Run, tmp_path: Path) -> None:
+    url, folder = tmp_path / "log", cluster_folder("default", "embedded")
+    with imap_wal.open(str(url), history_s=3600, auto_rewrite_percentage=0) as store:
+        store.map("orders")["k"] = 1
+        store.compact()
+    storage = open_store(str(url))
+    readers.Reader(storage, folder, "copy", SystemClock(), SystemRandomness()).begin({})
+    done = run("repair", url, "--to", tmp_path / "again")
+    assert done.code == 0, done.err
+    assert "no former moment" in done.err and "does not have reader 'copy'" in done.err
