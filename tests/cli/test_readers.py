@@ -103,7 +103,7 @@ def test_a_reader_is_forgotten_only_after_the_question(run: Run, tmp_path: Path)
     assert not readers.readers_of(storage, folder)
 
 
-def test_a_repaired_copy_names_the_readers_that_it_does_not_have(run: Run, tmp_path: Path) -> None:
+def test_a_repaired_copy_names_the_readers_it_lacks(run: Run, tmp_path: Path) -> None:
     url, folder = tmp_path / "log", cluster_folder("default", "embedded")
     with imap_wal.open(str(url), history_s=3600, auto_rewrite_percentage=0) as store:
         store.map("orders")["k"] = 1

@@ -114,7 +114,7 @@ def test_an_archive_that_was_exchanged_is_not_served(memory: MemoryStore) -> Non
         view(memory)
 
 
-def test_a_rewrite_stops_at_damage_before_the_end_of_a_log(memory: MemoryStore) -> None:
+def test_a_rewrite_stops_at_damage_before_the_end(memory: MemoryStore) -> None:
     """The manifest of a closed log names its end, so a rewrite need not find it. The entries after
     the damage must not seem to be read: the snapshot would cover them."""
     log = node(memory)
