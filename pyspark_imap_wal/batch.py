@@ -83,12 +83,18 @@ class ClusterReader(DataSourceReader):
         return Pushes(self._filters)
 
     def partitions(self) -> list[InputPartition]:
-        """The tasks of a query. Raises `InvalidSetting` if the options do not fit the clusters."""
+        """The tasks of a query. Raises `InvalidSetting` if there is no log, because no
+        rows would look like an empty one, or if the options do not fit the clusters."""
         options, filters = self._options, self._filters
         store = open_store(known(options.path))
         try:
             namespaces = filters.only("namespace", options.namespaces)
             found = clusters_of(store, namespaces, filters.only("cluster", options.clusters))
+            if not found and not clusters_of(store, options.namespaces, options.clusters):
+                raise InvalidSetting(
+                    f"there is no log under {options.path}: check the path, and the options "
+                    "namespace and cluster"
+                )
             self._check(found)
             made = [task for names in found for task in self._planned(ClusterLog(store, *names))]
         finally:

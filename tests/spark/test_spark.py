@@ -153,8 +153,12 @@ def test_keys_and_values_as_text(spark: Any, tmp_path: Path) -> None:
         assert row["key_text"] == "k" and "paid" in row["value_text"]
 
 
-def test_an_empty_root_is_an_empty_frame(spark: Any, tmp_path: Path) -> None:
-    assert spark.read.format("imap_wal").load(str(tmp_path)).count() == 0
+@pytest.mark.parametrize("mode", ["raw", "latest"])
+def test_a_path_without_a_log_is_refused(spark: Any, tmp_path: Path, mode: str) -> None:
+    """No rows would look like an empty log."""
+    frame = spark.read.format("imap_wal").option("mode", mode).load(str(tmp_path))
+    with pytest.raises(Exception, match=f"there is no log under {tmp_path}: check the path"):
+        frame.count()
 
 
 @settings(
