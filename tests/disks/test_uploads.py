@@ -8,6 +8,7 @@ import logging
 import os
 from pathlib import Path
 from random import Random
+from statistics import median
 
 import pytest
 
@@ -273,6 +274,101 @@ def test_a_storage_that_fails_is_tried_again_later(caplog: pytest.LogCaptureFixt
     assert writer.uploads._turn(writer.uploads.worker)
     assert writer.uploads.statistics.bytes == 0
     assert writer.uploads.statistics.uploaded == 1
+
+
+class Half(FaultyStore):
+    """Half of the creations of segments fail."""
+
+    random = Random(1)
+
+    def create(self, path: str, data: bytes) -> None:
+        if path.endswith(".wal") and self.random.random() < 0.5:
+            raise Unavailable("planned fault", path)
+        super().create(path, data)
+
+
+class Answerless(FaultyStore):
+    """Every creation of a segment succeeds, and its answer is lost."""
+
+    def create(self, path: str, data: bytes) -> None:
+        super().create(path, data)
+        if path.endswith(".wal"):
+            raise Unavailable("planned fault", path)
+
+
+@pytest.mark.parametrize("kind", [Half, Answerless])
+def test_the_pause_does_not_grow_while_segments_arrive(
+    kind: type[FaultyStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A segment is sealed each 30 s, for an hour."""
+    caplog.set_level(logging.CRITICAL)
+    writer = Writer(
+        kind(MemoryStore(f"half-{next(_names)}"), Plan()), MemoryStore(f"half-{next(_names)}"), 1
+    )
+    sealed, next_run_s, lags = 0, 0.0, []
+    for second in range(3600):
+        if second % 30 == 0:
+            sealed += 1
+            writer.put("a", str(sealed), sealed)
+            writer.log.rotate()
+        writer.clock.advance(1)
+        if second >= next_run_s:
+            writer.uploads._pause = 0.0001
+            writer.uploads._turn(writer.uploads.worker)
+            next_run_s = second + writer.uploads._pause
+        lags.append(writer.uploads.statistics.seconds)
+    assert writer.uploads.statistics.failures > 10, "it failed often"
+    assert median(lags) < 30, "one long series of failures may be followed by long pauses"
+    assert lags[-1] < 60
+
+
+def test_what_waits_is_known_without_the_root(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    root = FaultyStore(MemoryStore(f"dark-{next(_names)}"), Plan())
+    disk = MemoryStore(f"dark-{next(_names)}")
+    writer = Writer(root, disk, 1)
+    writer.put("uploaded", "1", 1)
+    writer.log.rotate()
+    writer.uploads.run()
+    plan(root, Fault("error", kind="list", path="*/wal", times=0))
+    for number in range(2, 8):
+        writer.put("a", str(number), number)
+        writer.log.rotate()
+    writer.clock.advance(100)
+    writer.uploads._turn(writer.uploads.worker)
+    on_disk = {file.path: file.size for file in disk.list(f"{NODE}/wal")}
+    six = sum(size for path, size in on_disk.items() if path.endswith(".wal"))
+    six -= sum(file.size for file in root.inner.list(f"{NODE}/wal") if file.path in on_disk)
+    found = writer.uploads.statistics
+    assert (found.failures, found.bytes, found.seconds) == (1, six, 100.0)
+    writer.put("a", "8", 8)
+    writer.log.rotate()
+    writer.clock.advance(20)
+    writer.uploads._pause = 60.0
+    writer.uploads._turn(writer.uploads.worker)
+    later = writer.uploads.statistics
+    assert later.failures == 1, "the pause has not ended"
+    assert later.bytes > six, "a segment that was sealed in the pause counts"
+    assert later.seconds == 120.0
+    plan(root)
+    writer.uploads.run()
+    assert writer.uploads.statistics.bytes == 0
+
+
+def test_before_the_first_look_at_the_root_all_segments_wait(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    root = FaultyStore(MemoryStore(f"first-{next(_names)}"), Plan())
+    writer = Writer(root, MemoryStore(f"first-{next(_names)}"), 1)
+    writer.put("a", "1", 1)
+    writer.log.rotate()
+    plan(root, Fault("error", kind="list", path="*/wal", times=0))
+    writer.clock.advance(30)
+    with pytest.raises(Unavailable):
+        writer.uploads.run()
+    assert writer.uploads.statistics.bytes > 0
+    assert writer.uploads.statistics.seconds == 30.0
 
 
 def test_a_segment_that_the_root_lacks_is_not_begun() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,8 +43,9 @@ from storage_backends.own_disk import OwnDiskStore
 LOOK_S = 0.5
 """How often to look for a sealed segment. The storage is read only if there is one."""
 PAUSE_S, PAUSE_S_MAX = 1.0, 120.0
-"""The pause after a failed run; it doubles each time, up to the maximum. A random part of up to a
-half is added or left out: agents that lost the same storage do not all return at once."""
+"""The pause after a failed run; it doubles each time, up to the maximum. A run that brought a
+segment to the root begins again with the first pause. A random part of up to a half is added or
+left out: agents that lost the same storage do not all return at once."""
 
 _log = structlog.get_logger("imap_wal.agent")
 
@@ -51,7 +53,8 @@ _log = structlog.get_logger("imap_wal.agent")
 @dataclass(frozen=True, slots=True)
 class UploadStatistics:
     """What only the node's own disk has, including the segment that is being written: `bytes`, and
-    `seconds` since the oldest of its segments was begun. `uploaded`, `uploaded_bytes`: segments
+    `seconds` since the oldest of its segments was begun. Both grow while the root cannot be read;
+    until it was read once, all segments on the disk count. `uploaded`, `uploaded_bytes`: segments
     since the log was opened. `failures`: failed runs; `error`: why the last run failed, or ""."""
 
     bytes: int = 0
@@ -86,6 +89,13 @@ class Uploads:
         """Whether the last uploaded segment was compared with the disk, since the agent started and
         since the last run that failed."""
         self._waiting = _Waiting()
+        self._in_root: dict[str, int] | None = None
+        """Path → size of the segments that are known to be in the root; None: it was not read."""
+        self._archived = (0, 0)
+        self._oldest = ("", 0)
+        """Path of the oldest waiting segment, and Unix time in ms when it was begun."""
+        self._advanced = False
+        """Whether the last run found or brought a segment in the root that was not known there."""
         self._uploaded = self._uploaded_bytes = self._failures = 0
         self._error = ""
         self._failed_in_a_row, self._pause = 0, 0.0
@@ -131,13 +141,19 @@ class Uploads:
             )
 
     def _turn(self, worker: Worker) -> bool:
-        if self._wake.wait(self._pause or LOOK_S) or self._log.unsealed <= self._below:
+        waited = min(self._pause or LOOK_S, LOOK_S)
+        if self._wake.wait(waited) or self._log.unsealed <= self._below:
+            return False
+        self._pause = max(0.0, self._pause - waited)
+        if self._in_root is not None or self._failed_in_a_row:
+            self._look()
+        if self._pause:
             return False
         try:
             self.run(worker.stopping.is_set)
         except (StorageError, LogError) as error:
             self._failures += 1
-            self._failed_in_a_row += 1
+            self._failed_in_a_row = 1 if self._advanced else self._failed_in_a_row + 1
             self._error = f"{type(error).__name__}: {error}"
             self._pause = self._next_pause()
             _log.warning("upload failed", error=self._error, again_in_s=round(self._pause, 1))
@@ -153,53 +169,82 @@ class Uploads:
     def run(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Upload what is sealed now, until `stop`. Raises `StorageError` and `LogError`; what was
         uploaded before is in the root."""
+        self._advanced = False
+        try:
+            self._upload_sealed(stop)
+        finally:
+            self._look()
+
+    def _upload_sealed(self, stop: Callable[[], bool]) -> None:
         writing = self._log.unsealed  # first: a segment begun after this is not sealed
-        archived = self._log.manifests.read()[1].archived
-        uploaded = {file.path: file for file in self._root.list(self._folder)}
-        on_disk = {file.path: file for file in self._disk.list(self._folder)}
-        self._sweep([*uploaded, *on_disk], archived)
-        sealed = [
-            file
-            for file in sorted(on_disk.values(), key=_number)
-            if archived < (layout.parse_wal_path(file.path) or archived) and _number(file) < writing
-        ]
-        last = max((_number(file) for file in sealed if file.path in uploaded), default=0)
+        self._archived = self._log.manifests.read()[1].archived
+        listed = [file for file in self._root.list(self._folder) if _number(file) < 2**32]
+        known, in_root = self._in_root, {file.path: file.size for file in listed}
+        self._in_root = in_root
+        self._advanced = known is not None and not in_root.keys() <= known.keys()
+        on_disk = self._disk.list(self._folder)
+        self._sweep([*in_root, *(file.path for file in on_disk)], self._archived)
+        sealed = self._sealed(on_disk, writing)
+        last = max((_number(file) for file in sealed if file.path in in_root), default=0)
         missing = [
             file
             for file in sealed
-            if file.path not in uploaded
-            or uploaded[file.path].size != file.size
-            or (_number(file) == last and not self._checked)
+            if in_root.get(file.path) != file.size or (_number(file) == last and not self._checked)
         ]
-        for index, file in enumerate(missing):
-            self._waiting = self._those(missing[index:], uploaded)
+        for file in missing:
+            self._look()
             if stop():
                 return
             with span(self._clock, "upload") as facts:
                 facts["bytes"] = file.size
                 self._checked = False
-                is_new = self._upload(file.path)
+                is_new = self._upload(file.path, is_there=in_root.get(file.path) == file.size)
+            self._advanced |= file.path not in in_root
+            in_root[file.path] = file.size
             if is_new:
                 self._uploaded += 1
                 self._uploaded_bytes += file.size
-        self._waiting, self._checked, self._below = _Waiting(), True, writing
+        self._checked, self._below = True, writing
 
-    def _those(self, files: list[StoredFile], uploaded: dict[str, StoredFile]) -> _Waiting:
-        left = [file for file in files if file.path not in uploaded]
-        if not left:
-            return _Waiting()
-        try:
-            begun = SegmentReader(self._disk, left[0].path).header.created_ms
-        except (NotFound, LogError):
-            begun = self._clock.now_ms()
-        return _Waiting(sum(file.size for file in left), begun)
+    def _sealed(self, on_disk: list[StoredFile], writing: int) -> list[StoredFile]:
+        """The sealed segments that are not archived, in log order."""
+        return [
+            file
+            for file in sorted(on_disk, key=_number)
+            if self._archived < (layout.parse_wal_path(file.path) or self._archived)
+            and _number(file) < writing
+        ]
 
-    def _upload(self, path: str) -> bool:
-        """Bring one segment to the root, and check it there. False: it was there, or it was
-        archived meanwhile."""
-        new = True
+    def _look(self) -> None:
+        """See what waits: what the disk has, without what is known to be in the root. The root is
+        not asked. If the disk cannot be read, the former result remains."""
+        writing, in_root = self._log.unsealed, self._in_root or {}
+        with suppress(StorageError):
+            sealed = self._sealed(self._disk.list(self._folder), writing)
+            left = [file for file in sealed if in_root.get(file.path) != file.size]
+            if left:
+                since_ms = self._begun(left[0].path)
+                self._waiting = _Waiting(sum(file.size for file in left), since_ms)
+            else:
+                self._waiting = _Waiting()
+
+    def _begun(self, path: str) -> int:
+        """Unix time in ms when a segment was begun; if it cannot be read, when that was found."""
+        if self._oldest[0] != path:
+            try:
+                begun = SegmentReader(self._disk, path).header.created_ms
+            except (StorageError, LogError):
+                begun = self._clock.now_ms()
+            self._oldest = path, begun
+        return self._oldest[1]
+
+    def _upload(self, path: str, *, is_there: bool) -> bool:
+        """Bring one segment to the root unless `is_there`, and check it there. False: it was there,
+        or it was archived meanwhile."""
+        new = not is_there
         try:
-            self._create(path)
+            if new:
+                self._create(path)
         except AlreadyExists:
             new = False
         except NotFound:
@@ -212,6 +257,8 @@ class Uploads:
         if here != there:
             demand_disk_is_right(self._store, path, self._log.manifests.read()[1].directory)
             self._root.delete(path)
+            if self._in_root is not None:
+                self._in_root.pop(path, None)
             raise Unavailable(
                 f"the uploaded copy has checksum {there:08x}, the segment on the disk {here:08x}; "
                 "the copy was deleted, and the next run uploads the segment again",
