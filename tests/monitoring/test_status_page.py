@@ -20,6 +20,7 @@ from imap_wal.agent.monitoring.pages import listener
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.agent.monitoring.status.facts import MergeRate, sections
 from imap_wal.agent.monitoring.status.page import StatusPage
+from imap_wal.agent.own_disk.uploads import UploadStatistics
 from imap_wal.clock import SystemClock
 from imap_wal.format import Position
 from imap_wal.read.statistics import MergeProgress, MergeStatistics
@@ -137,6 +138,7 @@ def test_no_text_of_an_error_is_shown() -> None:
         {"failure": secret},
         {"threads": {"t": WorkerState(False, secret, 1)}},
         {"maintenance": maintenance},
+        {"upload": UploadStatistics(error=secret, failures=1)},
     ):
         made = StatusPage(lambda changes=changes: snapshot(**changes), FakeClock())
         assert b"password" not in made.html() + made.event()
@@ -158,6 +160,32 @@ def test_rate_and_time_left_come_from_two_looks() -> None:
     clock.advance(1)
     assert rate.of(merging(1000)) == 0, "complete"
     assert rate.of(merging(10, 50)) == 0, "another merge"
+
+
+def test_uploads_that_fail_are_shown_as_errors() -> None:
+    late = UploadStatistics(5 << 30, 7200.0, 7, 70 << 20, 240, "Unavailable: s3://bucket: closed")
+    found = sections(snapshot(upload=late, errors={}, peers_refused=0), 0)
+    warnings = {
+        (section.title, fact.name): fact.value
+        for section in found
+        for fact in section.facts
+        if fact.level == "warning"
+    }
+    disks = "Disks and maintenance"
+    waiting = warnings[disks, "Only on the own disk"]
+    assert waiting == "5.0 GiB, the oldest entries for 2 h 0 min"
+    assert warnings[disks, "Uploads"].endswith("240 runs failed; the last one failed: Unavailable")
+    assert warnings["Errors", "Uploads"] == "Unavailable, 240 failures"
+    assert "No errors" not in dict(facts_of(found))
+
+
+def test_uploads_without_failures_are_no_errors() -> None:
+    healthy = snapshot(upload=UploadStatistics(5000, 3.5, 7, 70_000), errors={}, peers_refused=0)
+    found = dict(facts_of(sections(healthy, 0)))
+    assert found["Only on the own disk"].endswith(", the oldest entries for 4 s")
+    assert found["No errors"] == "since the start"
+    shared = dict(facts_of(sections(replace(healthy, upload=None), 0)))
+    assert "Uploads" not in shared and "Only on the own disk" not in shared
 
 
 def test_the_next_restart_is_forecast_from_the_merges() -> None:

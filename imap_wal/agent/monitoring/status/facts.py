@@ -15,6 +15,8 @@ from imap_wal.progress import size
 
 DISK_LOW = 0.1
 """Below this free part of the disk there is a warning, as in the alert rules."""
+UPLOAD_LATE_S = 600.0
+"""Above this age of a segment that was not uploaded there is a warning, as in the alert rules."""
 
 
 class Level(StrEnum):
@@ -168,6 +170,16 @@ def _maintenance(now: AgentSnapshot) -> Iterator[Fact]:
             held = disk.held >= disk.wanted
             text = f"{size(disk.wanted)}, {'held' if held else 'given up for maintenance'}"
             yield Fact(f"Reserve of {folder}", text, Level.PLAIN if held else Level.WARNING)
+    if (upload := now.upload) is not None:
+        level = Level.WARNING if upload.seconds > UPLOAD_LATE_S else Level.PLAIN
+        age = f", the oldest entries for {duration(upload.seconds)}" if upload.bytes else ""
+        yield Fact("Only on the own disk", f"{size(upload.bytes)}{age}", level)
+        uploaded = f"{upload.uploaded:,} segments, {size(upload.uploaded_bytes)}"
+        yield Fact(
+            "Uploads",
+            f"{uploaded}; {upload.failures:,} runs failed{_failing(upload.error)}",
+            Level.WARNING if upload.error else Level.PLAIN,
+        )
     done, compaction = now.maintenance, now.compaction
     for name, runs, failures, error in (
         ("Archives", done.archives, done.archive_failures, done.archive_error),
@@ -175,8 +187,11 @@ def _maintenance(now: AgentSnapshot) -> Iterator[Fact]:
         ("Compactions", compaction.runs, compaction.failures, compaction.error),
     ):
         text = f"{runs:,} runs, {failures:,} failed"
-        failing = f"; the last one failed: {kind(error)}" if error else ""
-        yield Fact(name, text + failing, Level.WARNING if error else Level.PLAIN)
+        yield Fact(name, text + _failing(error), Level.WARNING if error else Level.PLAIN)
+
+
+def _failing(error: str) -> str:
+    return f"; the last one failed: {kind(error)}" if error else ""
 
 
 def _errors(now: AgentSnapshot) -> Iterator[Fact]:
@@ -187,11 +202,16 @@ def _errors(now: AgentSnapshot) -> Iterator[Fact]:
             text = f"{kind(state.error)}, {state.failures:,} failures"
             level = Level.WARNING if state.alive else Level.BAD
             yield Fact(f"Thread {name}", text, level)
+    uploads_failed = now.upload.failures if now.upload is not None else 0
+    if now.upload is not None and uploads_failed:
+        last = f"{kind(now.upload.error)}, " if now.upload.error else ""
+        level = Level.WARNING if now.upload.error else Level.PLAIN
+        yield Fact("Uploads", f"{last}{uploads_failed:,} failures", level)
     for code, count in sorted(now.errors.items()):
         yield Fact(f"Answers {code}", f"{count:,}")
     if now.peers_refused:
         yield Fact("Peers refused", f"{now.peers_refused:,}", Level.WARNING)
-    if not (now.failure or now.errors or now.peers_refused) and not any(
+    if not (now.failure or uploads_failed or now.errors or now.peers_refused) and not any(
         state.error for state in now.threads.values()
     ):
         yield Fact("No errors", "since the start", Level.GOOD)
