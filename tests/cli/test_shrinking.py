@@ -67,6 +67,16 @@ def test_drop_forgets_a_map_and_only_that(run: Run, url: str) -> None:
     assert run("drop", url, "--yes").code == 2
 
 
+def test_a_map_whose_snapshot_is_damaged_can_be_dropped(run: Run, url: str, root: Path) -> None:
+    assert run("rewrite", url).code == 0
+    assert run("prune", url, "--yes").code == 0
+    for file in root.rglob("snapshot/orders/*/*.parquet"):
+        file.write_bytes(b"")
+    assert run("drop", url, "--map", "orders", "--yes").code == 0
+    assert run("drop", url, "--map", "orders", "--yes").code == 1
+    assert run("verify", url).code == 0
+
+
 def test_drop_refuses_while_a_node_is_missing(run: Run, url: str, root: Path) -> None:
     (root / "prod/eu/nodes/n2").rename(root / "elsewhere")
     ended = run("drop", url, "--map", "orders", "--yes")

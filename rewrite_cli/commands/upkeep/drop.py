@@ -78,6 +78,9 @@ def command(selection: Selection, yes: bool, dry_run: bool, output: str) -> None
 
 
 def _entries(store: SegmentStore, view: ClusterView, name: str) -> bool:
+    """Whether the map has entries. Its files may be damaged: then it can be dropped, too."""
+    if name in view.snapshots and view.snapshots[name].live:
+        return True
     return any(
         changes.rows
         for changes in ClusterLog(store, view.namespace, view.cluster).changes(maps=(name,))
