@@ -101,6 +101,18 @@ def check_seconds(value: Any, name: str) -> None:
         )
 
 
+PORT_MAX = 65535
+
+
+def check_port(port: int | str, name: str, value: str, least: int = 1) -> None:
+    """Raises `InvalidSetting` unless `port`, in the setting `name` with this `value`, is a port
+    from `least` to `PORT_MAX`. A larger one would lose its upper bits: another port."""
+    if not least <= int(port) <= PORT_MAX:
+        raise InvalidSetting(
+            f"{name} is {value!r}; its port is {port}, and it takes one from {least} to {PORT_MAX}"
+        )
+
+
 KEY_SOURCES = ("file", "env", "command")
 
 

@@ -17,6 +17,7 @@ from imap_wal.agent.bounds import CONNECTIONS_LEAST, CONNECTIONS_MAX
 from imap_wal.agent.membership.start import StartPolicy, StartRules
 from imap_wal.checks import (
     SECONDS_MAX,
+    check_port,
     check_seconds,
     location,
     mode,
@@ -36,7 +37,10 @@ MAPS_MAX, MAPS_MOST = 10_000, 10**6
 RESERVE_BYTES, RESERVE_BYTES_MOST = 64 * 1024 * 1024, 2**40
 """One segment: an archive of it fits, and so do the manifests of a prune."""
 UPLOAD_INTERVAL_S_MIN = 0.1
-_TAIL = re.compile(r"tcp://.+:[0-9]{1,5}")
+_COLLECTOR = re.compile(
+    r"https?://(?:[^/?#]*@)?(?:\[[^]/?#]+\]|[^]\[:/?#]+)(?::([0-9]{1,20}))?(?=[/?#]|\Z)"
+)
+_TAIL = re.compile(r"tcp://.+:([0-9]{1,20})")
 VALUE_BYTES_MAX = 2**29
 """An answer may contain a few of the largest keys and values, and must be below 2 GiB, the largest
 frame that a member accepts."""
@@ -141,11 +145,8 @@ class AgentConfig:
                 f"log.max_value_bytes is {self.log.max_value_bytes}; an agent takes at most "
                 f"{VALUE_BYTES_MAX}, 512 MiB"
             )
-        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
-            raise InvalidSetting(
-                f"otlp_endpoint is {self.otlp_endpoint!r}; it takes the base URL of a collector, "
-                "as in http://localhost:4318"
-            )
+        if self.otlp_endpoint:
+            self._check_collector()
         check_seconds(self.lifetime_timeout_s, "lifetime_timeout_s")
         check_seconds(self.start_timeout_s, "start_timeout_s")
         check_seconds(self.ready_timeout_s, "ready_timeout_s")
@@ -186,6 +187,17 @@ class AgentConfig:
         every = host in ("*", "0.0.0.0", "[::]")  # noqa: S104  # it is compared, not listened at
         return f"tcp://{socket.gethostname() if every else host}:{port}"
 
+    def _check_collector(self) -> None:
+        """Raises `InvalidSetting` if `otlp_endpoint` is not a URL."""
+        whole = _COLLECTOR.match(self.otlp_endpoint)
+        if not whole:
+            raise InvalidSetting(
+                f"otlp_endpoint is {without_secrets(repr(self.otlp_endpoint))}; it takes the base "
+                "URL of a collector, as in http://localhost:4318"
+            )
+        if whole[1]:
+            check_port(whole[1], "otlp_endpoint", without_secrets(self.otlp_endpoint))
+
     def _check_local(self) -> None:
         """Raises `InvalidSetting` if the settings of an own disk do not fit together."""
         if not self.wal_dir_is_local or not self.wal_dir or not self.tail_endpoint:
@@ -195,8 +207,10 @@ class AgentConfig:
                 "tcp://0.0.0.0:7702; docs/how-to/local-disks.md"
             )
         for name, text in (("tail_endpoint", self.tail_endpoint), ("tail_address", self.served_at)):
-            if not _TAIL.fullmatch(text):
+            whole = _TAIL.fullmatch(text)
+            if not whole:
                 raise InvalidSetting(f"{name} is {text!r}; it takes tcp://host:port")
+            check_port(whole[1], name, text)  # not 0: other agents must know the port
         if not UPLOAD_INTERVAL_S_MIN <= self.upload_interval_s <= SECONDS_MAX:
             raise InvalidSetting(
                 f"upload_interval_s is {self.upload_interval_s}; it takes a number from "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,55 @@ def test_a_wrong_configuration_names_file_and_key(tmp_path: Path, toml: str, say
     with pytest.raises(InvalidSetting, match=says) as raised:
         AgentConfig.from_toml(file)
     assert str(file) in str(raised.value)
+
+
+OWN_DISK = "wal_dir = '/disk'\nwal_dir_is_local = true\n"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "endpoint = 'tcp://127.0.0.1:{port}'",
+        OWN_DISK + "tail_endpoint = 'tcp://127.0.0.1:{port}'",
+        OWN_DISK
+        + "tail_endpoint = 'tcp://127.0.0.1:7702'\ntail_address = 'tcp://{{node}}.example:{port}'",
+        "http_address = '127.0.0.1:{port}'",
+        "http_address = '[::1]:{port}'",
+        "otlp_endpoint = 'http://localhost:{port}'",
+        "otlp_endpoint = 'https://[::1]:{port}/traces'",
+    ],
+)
+def test_each_port_is_at_most_65535(tmp_path: Path, setting: str) -> None:
+    """A larger port would lose its upper bits: the agent would listen at another one."""
+    file = tmp_path / "agent.toml"
+    name = setting.format(port=1).splitlines()[-1].partition(" ")[0]
+    start = "url = 'file:///x'\nnode = 'n1'\n"
+    file.write_text(start + setting.format(port=65535))
+    AgentConfig.from_toml(file)
+    for port in (65536, 77020, 2**32 + 7701):
+        file.write_text(start + setting.format(port=port))
+        with pytest.raises(InvalidSetting, match=rf"{name} is '.*:{port}.*'; its port is {port}, "):
+            AgentConfig.from_toml(file)
+
+
+@pytest.mark.parametrize(
+    ("setting", "allowed"),
+    [
+        ("endpoint = 'tcp://127.0.0.1:0'", True),
+        ("endpoint = 'tcp://127.0.0.1:*'", True),
+        ("http_address = '127.0.0.1:0'", True),
+        (OWN_DISK + "tail_endpoint = 'tcp://127.0.0.1:0'", False),
+        ("otlp_endpoint = 'http://localhost:0'", False),
+        ("otlp_endpoint = 'http://:4318'", False),
+        ("otlp_endpoint = 'http://localhost:port'", False),
+    ],
+)
+def test_only_an_own_address_takes_any_port(tmp_path: Path, setting: str, allowed: bool) -> None:
+    """Others must know the port of the other ones."""
+    file = tmp_path / "agent.toml"
+    file.write_text(f"url = 'file:///x'\n{setting}")
+    with nullcontext() if allowed else pytest.raises(InvalidSetting, match=r"(tail|otlp)_endpoint"):
+        AgentConfig.from_toml(file)
 
 
 def test_a_missing_configuration_file_is_named(tmp_path: Path) -> None:

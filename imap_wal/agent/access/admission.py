@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from imap_wal.agent.access.keys import Clients, KeyPair, read_clients, read_secret
 from imap_wal.agent.access.peers import Peer
-from imap_wal.checks import mode
+from imap_wal.checks import check_port, mode
 from imap_wal.clock import Clock
 from imap_wal.errors import InvalidSetting
 
@@ -28,7 +28,7 @@ DEFAULT_ENDPOINT = "ipc:///run/imap-wal/agent.sock"
 UID_MAX = 2**32 - 2
 
 
-_ENDPOINT = re.compile(r"ipc://.+|tcp://.+:(\*|[0-9]{1,5})")
+_ENDPOINT = re.compile(r"ipc://.+|tcp://.+:(\*|[0-9]{1,20})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,13 @@ class Access:
     def check(self) -> None:
         """Raises `InvalidSetting` if the endpoint is malformed, if unknown peers could connect, or
         if the settings contradict each other."""
-        if not _ENDPOINT.fullmatch(self.endpoint):
+        whole = _ENDPOINT.fullmatch(self.endpoint)
+        if not whole:
             raise InvalidSetting(
                 f"endpoint is {self.endpoint!r}; it takes ipc:///path or tcp://host:port"
             )
+        if whole[1] not in (None, "*"):
+            check_port(whole[1], "endpoint", self.endpoint, 0)
         for uid in self.allow_uids:
             if type(uid) is not int or not 0 <= uid <= UID_MAX:
                 raise InvalidSetting(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from imap_wal.checks import check_port
 from imap_wal.errors import InvalidSetting
+
+_PORT = re.compile(r":([0-9]{1,20})\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,7 @@ class HttpAddress:
         """Raises `InvalidSetting`. Names are not looked up, because that may need a server."""
         try:
             parts = urlsplit(f"//{text}")
-            host, port = parts.hostname or "", parts.port
+            host, port = parts.hostname or "", _PORT.search(text)
             if parts.netloc != text or "@" in text or port is None:
                 raise ValueError
             address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
@@ -30,7 +34,8 @@ class HttpAddress:
                 f"http_address is {text!r}; it takes the IP address and the port of this machine "
                 'where metrics are served, as in "127.0.0.1:9413" or "[::1]:9413"; "" for none'
             ) from None
-        return cls(str(address), port)
+        check_port(port[1], "http_address", text, 0)
+        return cls(str(address), int(port[1]))
 
     @property
     def doubt(self) -> str:
