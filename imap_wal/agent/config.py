@@ -3,6 +3,7 @@ comments."""
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import tomllib
@@ -28,7 +29,8 @@ from imap_wal.errors import InvalidSetting
 from imap_wal.layout import Identity
 from imap_wal.security.credentials import Credentials
 from imap_wal.settings import Settings
-from storage_backends.location import without_secrets
+from storage_backends.links import local_folder
+from storage_backends.location import Location, without_secrets
 
 CLOCK_OFFSET_MS_MAX = 10**12
 """About 30 years."""
@@ -125,6 +127,10 @@ class AgentConfig:
         object.__setattr__(self, "allow_uids", tuple(self.allow_uids))
         refuse_wrong_types(self)
         mode(self.endpoint_mode, "endpoint_mode")
+        for name in ("namespace", "cluster", "node"):
+            if not getattr(self, name):
+                raise InvalidSetting(f'{name} is ""; it takes a name, as in {name} = "eu-1"')
+        Identity(self.namespace, self.cluster, self.node).check()
         self._locate()
         if self.log.manual_wal_flush:
             raise InvalidSetting(
@@ -151,6 +157,11 @@ class AgentConfig:
         check_seconds(self.start_timeout_s, "start_timeout_s")
         check_seconds(self.ready_timeout_s, "ready_timeout_s")
         check_seconds(self.tail_timeout_s, "tail_timeout_s")
+        if not UPLOAD_INTERVAL_S_MIN <= self.upload_interval_s <= SECONDS_MAX:
+            raise InvalidSetting(
+                f"upload_interval_s is {self.upload_interval_s}; it takes a number from "
+                f"{UPLOAD_INTERVAL_S_MIN} to {SECONDS_MAX}"
+            )
         if not self.lifetime_timeout_s and self.start_policy is not StartPolicy.PARTIAL:
             raise InvalidSetting(
                 "lifetime_timeout_s is 0, so agents give no signs, and start_policy is "
@@ -206,16 +217,16 @@ class AgentConfig:
                 "this node's own disk, and other agents read them at tail_endpoint, as in "
                 "tcp://0.0.0.0:7702; docs/how-to/local-disks.md"
             )
+        if set(self.tail_address.replace("{node}", "")) & set("{}"):
+            raise InvalidSetting(
+                f"tail_address is {self.tail_address!r}; the only placeholder that it takes is "
+                "{node}, the name of the node"
+            )
         for name, text in (("tail_endpoint", self.tail_endpoint), ("tail_address", self.served_at)):
             whole = _TAIL.fullmatch(text)
             if not whole:
                 raise InvalidSetting(f"{name} is {text!r}; it takes tcp://host:port")
             check_port(whole[1], name, text)  # not 0: other agents must know the port
-        if not UPLOAD_INTERVAL_S_MIN <= self.upload_interval_s <= SECONDS_MAX:
-            raise InvalidSetting(
-                f"upload_interval_s is {self.upload_interval_s}; it takes a number from "
-                f"{UPLOAD_INTERVAL_S_MIN} to {SECONDS_MAX}"
-            )
         self.tail_access.check()
         every = self.log.rotate_interval_s or self.upload_interval_s
         rotating = replace(self.log, rotate_interval_s=min(every, self.upload_interval_s))
@@ -235,6 +246,7 @@ class AgentConfig:
         wal_dir = location(self.wal_dir, "wal_dir", self.wal_dir_options)
         object.__setattr__(self, "url", known.given_to(url).with_keys(self.log.encryption_keys))
         if self.wal_dir_is_local and wal_dir:
+            _demand_a_disk(wal_dir, url)
             folder = Identity(self.namespace, self.cluster, self.node).node_folder
             wal_dir = wal_dir.as_disk_of(folder)
         object.__setattr__(self, "wal_dir", known.given_to(wal_dir))
@@ -277,6 +289,27 @@ class AgentConfig:
             # from None: the error contains the text
             raise InvalidSetting(f"{path}: not TOML: {error}") from None
         return cls.from_mapping(data, str(path), **overrides)
+
+
+def _demand_a_disk(wal_dir: Location, url: Location) -> None:
+    """Raises `InvalidSetting` if a `wal_dir` with `wal_dir_is_local` cannot be a disk of its own
+    beside `url`."""
+    if wal_dir.scheme == "memory":
+        raise InvalidSetting(
+            f"wal_dir is {without_secrets(wal_dir)!r} and wal_dir_is_local is set: memory is lost "
+            "with the process; it takes a folder on this machine's disk"
+        )
+    if _whole(wal_dir) == _whole(url):
+        raise InvalidSetting(
+            f"wal_dir and url are both {without_secrets(wal_dir)!r}, and wal_dir_is_local is set: "
+            "only this node sees wal_dir, and all machines see url; they take different places"
+        )
+
+
+def _whole(place: Location) -> str:
+    """A place in one form: a local folder without links."""
+    folder = local_folder(place)
+    return os.path.realpath(folder) if folder else place.rstrip("/")
 
 
 def _refuse_unknown(

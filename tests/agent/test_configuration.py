@@ -8,10 +8,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
 from imap_wal.errors import InvalidSetting
+from rewrite_cli import cli
 from tests.agent.harness import config, serving
 
 
@@ -89,6 +91,46 @@ def test_only_an_own_address_takes_any_port(tmp_path: Path, setting: str, allowe
     file.write_text(f"url = 'file:///x'\n{setting}")
     with nullcontext() if allowed else pytest.raises(InvalidSetting, match=r"(tail|otlp)_endpoint"):
         AgentConfig.from_toml(file)
+
+
+TAIL = "wal_dir_is_local = true\ntail_endpoint = 'tcp://127.0.0.1:7702'\n"
+
+
+@pytest.mark.parametrize(
+    ("toml", "says"),
+    [
+        (TAIL + "url = '/logs'\nwal_dir = 'file:///logs/'", "wal_dir and url are both"),
+        (TAIL + "url = 's3://b/logs'\nwal_dir = 's3://b/logs/'", "wal_dir and url are both"),
+        (TAIL + "url = '/logs'\nwal_dir = 'memory://disk'", "wal_dir is 'memory://disk'"),
+        (
+            TAIL + "url = '/logs'\nwal_dir = '/disk'\ntail_address = 'tcp://{nod}.example:7702'",
+            "tail_address is 'tcp://{nod}.example:7702'; the only placeholder",
+        ),
+        ("url = '/logs'\nnode = ''", 'node is ""'),
+        ("url = '/logs'\ncluster = ''", 'cluster is ""'),
+        ("url = '/logs'\nnamespace = ''", 'namespace is ""'),
+        (f"url = '/logs'\nnode = '{'n' * 300}'", "the name of a node takes 300 bytes"),
+        ("url = '/logs'\nupload_interval_s = nan", "upload_interval_s is nan"),
+    ],
+)
+def test_a_check_refuses_what_cannot_work(tmp_path: Path, toml: str, says: str) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text(toml)
+    with CliRunner().isolation() as (_, error, _), pytest.raises(SystemExit) as ended:
+        cli.main(["agent", "--check", "--config", str(file)])
+    assert ended.value.code == 2
+    assert says in " ".join(error.getvalue().decode().split())
+
+
+def test_a_link_to_the_root_is_no_own_disk(tmp_path: Path) -> None:
+    (tmp_path / "disk").symlink_to(tmp_path / "root")
+    with pytest.raises(InvalidSetting, match="wal_dir and url are both"):
+        AgentConfig(
+            url=str(tmp_path / "root"),
+            wal_dir=str(tmp_path / "disk"),
+            wal_dir_is_local=True,
+            tail_endpoint="tcp://127.0.0.1:7702",
+        )
 
 
 def test_a_missing_configuration_file_is_named(tmp_path: Path) -> None:
