@@ -289,6 +289,12 @@ def test_the_spark_job_rewrites_and_then_prunes() -> None:
     assert prune["args"][-1] == "--yes"
 
 
+def test_the_job_reads_an_encrypted_log() -> None:
+    job = pods(rendered(SPARK, "--set", "agent.log.encryption_keys=env:KEYS"))[1]
+    for container in (*job["initContainers"], *job["containers"]):
+        assert {"name": "IMAP_WAL_ENCRYPTION_KEYS", "value": "env:KEYS"} in container["env"]
+
+
 COMPOSE = ROOT / "examples" / "compose"
 
 

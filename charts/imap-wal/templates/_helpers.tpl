@@ -346,6 +346,9 @@ env:
   {{- if include "imap-wal.credentialsSecret" . }}
   - { name: IMAP_WAL_CREDENTIALS, value: /etc/imap-wal/credentials/credentials.toml }
   {{- end }}
+  {{- with .Values.agent.log.encryption_keys }}
+  - { name: IMAP_WAL_ENCRYPTION_KEYS, value: {{ . | quote }} }
+  {{- end }}
   {{- with .Values.agent.env }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
