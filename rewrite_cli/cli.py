@@ -8,6 +8,7 @@ errors ▶ one line and an exit code                                    (console
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,8 @@ def main(arguments: list[str] | None = None) -> Any:
     # Only in a process of the command line: a library must not change its program's collector and
     # signals.
     if arguments is None:
+        if sys.stdout is None:  # closed by the caller (`>&-`): what is printed fails
+            sys.stdout = Path(os.devnull).open(encoding="utf-8")
         collect_rarely()
     try:
         if arguments is None:
