@@ -60,6 +60,12 @@ class NodeView:
         )
 
     @property
+    def is_on_own_disk(self) -> bool:
+        """Whether segments of this log are not in the root, and the manifest has the address of the
+        agent that has them on its disk. Nobody is asked whether that agent runs."""
+        return bool(self.manifest.address) and not self.manifest.is_whole(self.wal)
+
+    @property
     def segments(self) -> tuple[SegmentFile, ...]:
         """All files with the name of a segment, including those that do not count."""
         wal = self.wal
@@ -170,9 +176,13 @@ class ClusterView:
         ]
 
     def state_of(self, name: str) -> str:
-        """The state of a node, for people: MISSING, forgotten, closed, or "open or crashed"."""
+        """The state of a node, for people: MISSING, "own disk", forgotten, closed, or "open or
+        crashed". "own disk": a part of its log is only there (`NodeView.is_on_own_disk`)."""
+        on_disk = name not in self.missing_nodes and any(
+            node.name == name and node.is_on_own_disk for node in self.nodes
+        )
         if name in self.unreadable_nodes:
-            return "MISSING"
+            return "own disk" if on_disk else "MISSING"
         if name in self.returned_nodes or any(node.name == name for node in self.forgotten):
             return "forgotten"
         found = next(node for node in self.nodes if node.name == name)

@@ -44,8 +44,7 @@ def nodes_with_tails(view: ClusterView) -> Iterator[NodeView]:
     """The nodes with segments that are not in the root, as views."""
     missing = set(view.missing_nodes)
     for node in view.nodes:
-        elsewhere = node.manifest.address and not node.manifest.is_whole(node.wal)
-        if elsewhere and node.name not in missing:
+        if node.is_on_own_disk and node.name not in missing:
             yield node
 
 

@@ -290,6 +290,13 @@ def test_commands_tell_what_is_on_a_disk_alone(
         assert 0 <= disk["seconds"] < 60
         done = run.invoke(group, ["stat", settings.url])
         assert "own disk alone" in " ".join(done.output.split())
+        done = run.invoke(group, ["ls", settings.url, "-o", "json"])
+        (node,) = json.loads(done.stdout)["nodes"]
+        assert (node["state"], node["address"]) == ("own disk", settings.tail_endpoint)
+        done = run.invoke(group, ["ls", settings.url])
+        assert "MISSING" not in done.output
+        where = f"the address of its agent is {settings.tail_endpoint}"
+        assert where in " ".join(done.output.split())
         done = run.invoke(group, ["verify", settings.url])
         assert done.exit_code == 0, done.output
         assert "not verified" in " ".join(done.output.split())
@@ -304,7 +311,7 @@ def test_commands_tell_what_is_on_a_disk_alone(
         monkeypatch.setattr(own_disks, "UPLOAD_LATE_S", 0)
         (late,) = tails(settings.url)
         assert (late["status"], "why they are not uploaded" in late["advice"]) == (PROBLEM, True)
-    for command in ("stat", "verify", "dump"):
+    for command in ("ls", "stat", "verify", "dump"):
         done = run.invoke(group, [command, settings.url])
         assert done.exit_code == 0, done.output
         assert "own disk" not in done.output

@@ -25,7 +25,8 @@ SNAPSHOT_COLUMNS = (
 @click.option("--files", is_flag=True, help="Every file instead of a line per node.")
 @out.output_option
 def command(selection: Selection, files: bool, output: str) -> None:
-    """List clusters, nodes and snapshots under URL, from listings and manifests alone.
+    """List clusters, nodes and snapshots under URL, from listings and manifests alone. The state
+    "own disk": a part of the node's log is only on its own disk.
 
     \b
     Examples:
@@ -58,7 +59,14 @@ def command(selection: Selection, files: bool, output: str) -> None:
             ("kind", "bytes", "file"), [(row["kind"], row["bytes"], row["file"]) for row in rows]
         )
     else:
-        out.print_table(NODE_COLUMNS, [tuple(row.values()) for row in rows])
+        out.print_table(NODE_COLUMNS, [tuple(row.values())[: len(NODE_COLUMNS)] for row in rows])
+        for row in rows:
+            if row["state"] == "own disk":
+                out.prose(
+                    f"{row['namespace']}/{row['cluster']}: segments of node {row['node']!r} are "
+                    f"only on its own disk; the address of its agent is {row['address']}, and "
+                    "`imap-wal doctor` asks it"
+                )
         if snapshots:
             out.print_table(SNAPSHOT_COLUMNS, [tuple(row.values()) for row in snapshots])
         for row in levels:
@@ -88,6 +96,7 @@ def _node(view: ClusterView, node: NodeView) -> dict[str, object]:
         "archives": len(node.manifest.archives),
         "archived_records": sum(archive.records for archive in node.manifest.archives),
         "archive_bytes": node.archive_bytes,
+        "address": (node.manifest.address or None) if node.is_on_own_disk else None,
     }
 
 
@@ -104,6 +113,7 @@ def _missing(view: ClusterView) -> list[dict[str, object]]:
             "archives": 0,
             "archived_records": 0,
             "archive_bytes": 0,
+            "address": None,
         }
         for name in view.missing_nodes
         if name not in {node.name for node in view.nodes}  # those have a line already
