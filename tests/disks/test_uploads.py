@@ -279,7 +279,9 @@ def test_a_storage_that_fails_is_tried_again_later(caplog: pytest.LogCaptureFixt
 class Half(FaultyStore):
     """Half of the creations of segments fail."""
 
-    random = Random(1)
+    def __init__(self, inner: SegmentStore, plan: Plan) -> None:
+        super().__init__(inner, plan)
+        self.random = Random(1)
 
     def create(self, path: str, data: bytes) -> None:
         if path.endswith(".wal") and self.random.random() < 0.5:
