@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
-from imap_wal.decode import plain
+from imap_wal.decoder import plain
 from rewrite_cli.cli import group
 
 pytestmark = pytest.mark.spark
