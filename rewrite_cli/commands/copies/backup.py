@@ -36,7 +36,7 @@ NAMED_MAX = 5
 @click.option(
     "--keep",
     type=click.IntRange(min=1),
-    help="Afterwards remove all but the newest N backups of the same log. Default: remove none.",
+    help="Afterwards remove all but the newest N backups. Default: remove none.",
 )
 @click.option(
     "--verify",
@@ -58,8 +58,7 @@ def command(
 
     TARGET is a folder or URL of its own. Only content that is not there yet is copied. A backup
     becomes visible when it is complete. If a run was stopped, the next one copies the rest. If two
-    run at once, one of them exits with code 4. If files of the log are damaged, they are named, no
-    backup is removed, and the exit code is 3.
+    run at once, one of them exits with code 4.
 
     With local disks, what is only on the disk of a node is read from its agent, so agents with such
     segments must run.
