@@ -43,10 +43,6 @@ class Backup:
     ended_ms: int
     clusters: tuple[str, ...]
     files: tuple[BackupFile, ...]
-    damaged: tuple[str, ...] = ()
-    """Paths of files that were damaged in the log already."""
-    examined: bool = True
-    """Whether the run looked for such files."""
 
     @property
     def bytes(self) -> int:
@@ -113,8 +109,6 @@ def read(store: SegmentStore, number: int) -> Backup:
                 BackupFile(file["path"], file["size"], tuple(file["chunks"]))
                 for file in data["files"]
             ),
-            damaged=tuple(data.get("damaged", ())),
-            examined="damaged" in data,
         )
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptLog(path, 0, f"this is not a whole backup ({error})", _DAMAGED) from error

@@ -6,26 +6,20 @@ storage that asks the agents (`storage_backends.own_disk`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from imap_wal.backup import catalogue
 from imap_wal.backup.capture import Captured, capture, demand_nodes, same_front
 from imap_wal.backup.catalogue import CHUNK_BYTES, LOCK, Backup, BackupFile, chunk_path, chunk_size
 from imap_wal.clock import Clock
-from imap_wal.errors import CorruptLog, LostRace, MissingNode
-from imap_wal.inspect.finding import CORRUPT, Deadline, Finding
-from imap_wal.inspect.inventory import take_inventory
-from imap_wal.inspect.verify import plan
+from imap_wal.errors import LostRace, MissingNode
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import AlreadyExists, Lock, NotFound, SegmentStore, Unavailable
 
 ATTEMPTS = 20
 """How often a cluster is captured again because files were removed before they were copied."""
 _RENEW_MS = 15_000
-KNOWN = 2
-"""The files of so many earlier backups are not examined again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +45,6 @@ class BackupReport:
     replaced_chunks: int
     removed: tuple[int, ...] = ()
     freed_bytes: int = 0
-    damaged: tuple[Finding, ...] = ()
-    """Files of the log that are damaged, and so is their copy."""
 
 
 def back_up(
@@ -66,15 +58,13 @@ def back_up(
     progress: Callable[[BackupProgress], None] = lambda _: None,
 ) -> BackupReport:
     """Copy the logs as they are at one moment of this run; for several clusters, each at its own.
-    Files that no earlier backup has are examined. If some are damaged, the backup is made, says so,
-    and no other one is removed.
 
     Args:
         logs: The clusters, all on one storage.
         target: The place of the backups.
         clock: Gives the times.
         holder: One line about this process, for a second run.
-        keep: Remove all but this many of the newest backups of these clusters; 0: none.
+        keep: Remove all but this many of the newest backups; 0: none.
         verify: Read every chunk of the backup back, and write damaged ones again.
         progress: Gets the progress.
 
@@ -94,8 +84,6 @@ def back_up(
         chunks = _Chunks(target, lock, clock, verify=verify)
         copy = _Copy(chunks, progress)
         files = [file for log in logs for file in copy.cluster(log)]
-        known = _known(target)
-        damaged = tuple(each for log in logs for each in _damaged(log, files, known))
         number = max(catalogue.numbers(target), default=0) + 1
         backup = Backup(
             number=number,
@@ -104,17 +92,14 @@ def back_up(
             ended_ms=clock.now_ms(),
             clusters=tuple(f"{log.namespace}/{log.cluster}" for log in logs),
             files=tuple(sorted(files, key=lambda file: file.path)),
-            damaged=tuple(each.file for each in damaged),
         )
         chunks.demand(backup.chunks)
         try:
             catalogue.publish(target, backup)
         except AlreadyExists as error:
             raise LostRace("another run has published a backup meanwhile; run it again") from error
-        removed, freed = _retain(target, backup, keep) if keep and not damaged else ((), 0)
-    return BackupReport(
-        backup, chunks.copied_bytes, chunks.copied, chunks.replaced, removed, freed, damaged
-    )
+        removed, freed = _retain(target, keep) if keep else ((), 0)
+    return BackupReport(backup, chunks.copied_bytes, chunks.copied, chunks.replaced, removed, freed)
 
 
 class _Chunks:
@@ -231,44 +216,13 @@ class _Copy:
         return BackupFile(path, sum(map(chunk_size, names)), tuple(names))
 
 
-def _known(target: SegmentStore) -> set[BackupFile]:
-    """The files of earlier backups that were examined, and are whole."""
-    found: set[BackupFile] = set()
-    for number in catalogue.numbers(target)[-KNOWN:]:
-        with suppress(CorruptLog, NotFound):  # its files are examined again
-            backup = catalogue.read(target, number)
-            if backup.examined:
-                found.update(file for file in backup.files if file.path not in backup.damaged)
-    return found
-
-
-def _damaged(
-    log: ClusterLog, files: Iterable[BackupFile], known: Collection[BackupFile]
-) -> Iterator[Finding]:
-    """Read the segments and Parquet files that no earlier backup has. The newest segments were
-    examined when their ends were found."""
-    new = {file.path for file in files if file not in known}
-    (view,) = take_inventory(log.store, (log.namespace,), (log.cluster,))
-    _, units = plan(log.store, view, lambda _: True)
-    for unit in units:
-        if unit.file in new:
-            finding = unit.run(Deadline(log.clock, None))
-            if finding.status == CORRUPT and log.store.exists(unit.file):
-                yield finding
-
-
-def _retain(target: SegmentStore, newest: Backup, keep: int) -> tuple[tuple[int, ...], int]:
-    """Remove all but the newest backups of the same clusters, then the chunks that no backup names.
-    Returns the numbers of the removed backups, and the bytes of the removed chunks."""
-    # All backups are read before anything is removed: a damaged one may need any chunk.
-    every = [catalogue.read(target, number) for number in catalogue.numbers(target)]
-    alike = [
-        each.number
-        for each in every
-        if each.source == newest.source and set(each.clusters) <= set(newest.clusters)
-    ]
-    old = alike[:-keep]
-    needed = set[str]().union(*(each.chunks for each in every if each.number not in old))
+def _retain(target: SegmentStore, keep: int) -> tuple[tuple[int, ...], int]:
+    """Remove all but the newest backups, then the chunks that no backup names. Returns the numbers
+    of the removed backups, and the bytes of the removed chunks."""
+    every = catalogue.numbers(target)
+    old, kept = every[:-keep], every[-keep:]
+    # All kept backups are read before anything is removed: a damaged one may need any chunk.
+    needed = set[str]().union(*(catalogue.read(target, number).chunks for number in kept))
     for number in old:
         catalogue.remove(target, number)
     freed = 0

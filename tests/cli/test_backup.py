@@ -98,44 +98,6 @@ def test_damage_of_a_backup_is_found_and_mended(run: Run, url: str, tmp_path: Pa
     assert entries(run, tmp_path / "again") == LIVE
 
 
-def test_a_damaged_log_is_copied_and_removes_no_backup(
-    run: Run, url: str, root: Path, tmp_path: Path
-) -> None:
-    """A copy of a damaged log is better than none, but it must not replace a whole one."""
-    target = tmp_path / "backups"
-    assert run("backup", url, target, "--keep", "1").code == 0
-    hurt = max(
-        (file for file in root.rglob("*") if file.suffix in {".wal", ".parquet"}),
-        key=lambda file: file.stat().st_size,
-    )
-    whole = hurt.read_bytes()
-    middle = len(whole) // 2
-    hurt.write_bytes(whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :])
-    for number in (2, 3):
-        made = run("backup", url, target, "--keep", "1", "-o", "json")
-        assert made.code == 3, made.err
-        assert hurt.name in made.err and "No earlier backup was removed" in made.err
-        (damaged,) = made.json["damaged"]
-        assert hurt.name in damaged["file"]
-        assert (made.json["backup"], made.json["removed"]) == (number, [])
-    assert run("backup-restore", target, tmp_path / "again", "--backup", "1").code == 0
-    assert run("verify", tmp_path / "again").code == 0
-    hurt.write_bytes(whole)
-    made = run("backup", url, target, "--keep", "1", "-o", "json")
-    assert (made.code, made.json["removed"]) == (0, [1, 2, 3])
-
-
-def test_backups_of_another_log_are_kept(run: Run, url: str, tmp_path: Path) -> None:
-    target = tmp_path / "backups"
-    with imap_wal.open(tmp_path / "other") as store:
-        store.map("orders")["k"] = 1
-    assert run("backup", tmp_path / "other", target, "--keep", "1").code == 0
-    for _ in range(2):
-        assert run("backup", url, target, "--keep", "1").code == 0
-    assert run("backup-restore", target, tmp_path / "again", "--backup", "1").code == 0
-    assert entries(run, tmp_path / "again") == {"k": 1}
-
-
 def test_two_runs_exclude_each_other(run: Run, url: str, tmp_path: Path) -> None:
     from storage_backends import open_store
 

@@ -20,14 +20,12 @@ from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
 from rewrite_cli.console.agent_keys import key_file_option
 from rewrite_cli.console.audit import audit
-from rewrite_cli.console.failures import FINDINGS, Failed
+from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.progress import Reached, working
 from rewrite_cli.console.selection import Selection, Url, refuse_nested, selection_options
 from rewrite_cli.console.times import iso
 from rewrite_cli.entries.own_disks import tails_with
 from storage_backends import Locked, SegmentStore, StorageError
-
-NAMED_MAX = 5
 
 
 @click.command()
@@ -97,20 +95,6 @@ def command(
     if report.removed:
         audit("backups removed", backups=report.removed, url=target)
     _print(report, clock.monotonic() - start, output)
-    if report.damaged:
-        out.note(
-            f"{len(report.damaged)} files of the log are damaged, and so is their copy in backup "
-            f"{report.backup.number}: {_named(report)}. No earlier backup was removed. "
-            "`imap-wal verify` shows the damage; bring the files back from an earlier backup, or "
-            "use `imap-wal repair`"
-        )
-        raise click.exceptions.Exit(FINDINGS)
-
-
-def _named(report: BackupReport) -> str:
-    shown = "; ".join(f"{each.file}: {each.what}" for each in report.damaged[:NAMED_MAX])
-    more = len(report.damaged) - NAMED_MAX
-    return f"{shown}; and {more} more" if more > 0 else shown
 
 
 def _note_disks(store: SegmentStore, selection: Selection, now_ms: int, *, keyless: bool) -> None:
@@ -155,12 +139,8 @@ def _print(report: BackupReport, seconds: float, output: str) -> None:
     out.prose(
         f"backup {backup.number}: {', '.join(backup.clusters)}, {len(backup.files):,} files, "
         f"{out.size(backup.bytes)}; copied {out.size(report.copied_bytes)} in "
-        f"{out.duration(seconds)}."
-        + (
-            f" It has every change that was acknowledged before {iso(backup.begun_ms)}"
-            if not report.damaged
-            else ""
-        )
+        f"{out.duration(seconds)}. It has every change that was acknowledged before "
+        f"{iso(backup.begun_ms)}"
     )
     if report.replaced_chunks:
         out.note(f"{report.replaced_chunks:,} damaged parts were written again")
