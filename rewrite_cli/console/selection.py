@@ -4,10 +4,11 @@ all."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import wraps
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -268,6 +269,45 @@ def refuse_nested(source: str, target: str) -> None:
         raise Failed(
             f"{target} is a folder above {source}, which is read: name an empty place outside of it"
         )
+
+
+FOLDERS_MAX = 100
+"""At most this many folders of each place are looked at: a bucket may have many."""
+
+
+def refuse_within_log(target: str) -> None:
+    """Raises `Failed` if a target is the root of any log, or inside one: what removes that log
+    would remove the target too."""
+    for place in _upwards(location(target)):
+        try:
+            with closing(open_store(place)) as store:
+                found = [each for each in islice(_clusters(store), FOLDERS_MAX) if each]
+        except (StorageError, ImportError):
+            continue  # this user may not read it
+        if found:
+            where = "" if place == target else f"inside {place}, which is "
+            raise Failed(f"{target} is {where}the root of log {found[0]}: name a place outside")
+
+
+def _clusters(store: SegmentStore) -> Iterator[str]:
+    """The folders of clusters under a root, and "" for each other folder that was looked at."""
+    top = store.folders("")
+    for namespace in top if not {"backups", "chunks"} <= {*top} else ():
+        yield ""
+        for cluster in store.folders(namespace):
+            nodes = f"{namespace}/{cluster}/nodes"
+            known = (store.folders(f"{nodes}/{node}") for node in store.folders(nodes))
+            is_log = any({"wal", "manifest"} & {*inside} for inside in known)
+            yield f"{namespace}/{cluster}" if is_log else ""
+
+
+def _upwards(place: Location) -> Iterator[Location]:
+    """A place and those above it, but not the root of a file system."""
+    yield place
+    protocol, parts = _place(place)
+    root = "/" if protocol == "file" else f"{protocol}://"
+    for end in range(len(parts) - 1, 0, -1):
+        yield place.moved(root + "/".join(parts[:end]))
 
 
 def _place(url: str) -> tuple[str, tuple[str, ...]]:
