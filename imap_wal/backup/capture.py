@@ -15,21 +15,33 @@ disk that is lost would look like one without segments.
 
 A listing does not show one moment: it may have a segment and not the one before it. Then the files
 that were found do not fit together, and they are listed again.
+
+Damage does not prevent a capture if the manifests of the cluster and of its nodes are whole:
+
+- The newest segment of a node is damaged: all of it belongs to the moment.
+- A list file is damaged or missing: all Parquet files of that kind belong to it, because any may be
+  named.
+- A manifest or a list of a reader is damaged: the reader's files are not known.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from imap_wal import layout
+from imap_wal.backup.catalogue import DamagedFile
 from imap_wal.backup.view import CapturedFile, FileView
-from imap_wal.errors import CorruptLog, LogError, LostRace, MissingNode
+from imap_wal.errors import LogError, LostRace, MissingNode, UnsupportedVersion
 from imap_wal.manifest import readers
+from imap_wal.manifest.archives import ListFile, readable
+from imap_wal.manifest.parts import PartList
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.state import ClusterState
+from imap_wal.read.state import ClusterState, NodeState
+from imap_wal.segment.listing import SegmentFile
 from imap_wal.segment.reader import SegmentReader, is_header_torn
+from imap_wal.segment.verdict import Place
 from storage_backends import NotFound, SegmentStore, StoredFile
 from storage_backends.own_disk import own_disk_of
 from storage_backends.paths import is_on_disk
@@ -48,7 +60,7 @@ _ASIDE = re.compile(r"set-aside/.+|nodes/[^/]+/lost/.+")
 @dataclass(frozen=True, slots=True)
 class Front:
     """The part of a segment that counts: whole frames up to byte `end`; the last one begins at
-    `offset` (0: there is none) and has this checksum."""
+    `offset` (0: there is none, or the segment is damaged) and has this checksum."""
 
     end: int
     offset: int = 0
@@ -66,6 +78,14 @@ class Captured:
     files: tuple[str, ...]
     """Whole files: they do not change, but may be removed. Those that are removed soonest come
     first."""
+    segments: tuple[tuple[Place, ...], ...] = ()
+    """For each node, its segments in order."""
+    checksums: Mapping[str, int] = field(default_factory=dict)
+    """Path of a Parquet file → its CRC-32C in a manifest; 0: unknown."""
+    damaged: tuple[DamagedFile, ...] = ()
+    """Lists that are damaged or missing, and damaged manifests of readers."""
+    directories: tuple[str, ...] = ()
+    """The UUIDs of the log directories of the registered nodes."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +97,8 @@ class _Look:
     aside: tuple[str, ...]
     snapshots: frozenset[str] = frozenset()
     """Files of snapshots, also of former ones."""
+    archives: frozenset[str] = frozenset()
+    """Archives, also those that no manifest names."""
     ids: frozenset[str] = frozenset()
     """Of logs on own disks: empty files."""
 
@@ -97,7 +119,7 @@ def capture(log: ClusterLog) -> Captured:
     Raises:
         LostRace: The manifests changed during each attempt.
         MissingNode: The log of a registered node is missing.
-        LogError: A manifest or the newest segment is damaged.
+        LogError: A manifest of the cluster or of a node is damaged, or a segment is missing.
         NotFound: Files were removed during each attempt.
     """
     known: dict[str, Front] = {}
@@ -112,7 +134,7 @@ def capture(log: ClusterLog) -> Captured:
         if not before.still(_look(log)):
             continue
         try:
-            return _of_moment(log, before, contents, known)
+            return _of_moment(log, before, contents, known, strict=misfits < MISFITS_MAX - 1)
         except LogError:
             misfits += 1
             if misfits == MISFITS_MAX:
@@ -150,6 +172,7 @@ def _look(log: ClusterLog) -> _Look:
     segments: dict[str, StoredFile] = {}
     aside: list[str] = []
     snapshots: set[str] = set()
+    archives: set[str] = set()
     ids: set[str] = set()
     own_disks = own_disk_of(log.store) is not None
     for file in log.store.list(log.folder):
@@ -166,6 +189,8 @@ def _look(log: ClusterLog) -> _Look:
             aside.append(file.path)
         elif path.startswith("snapshot/"):
             snapshots.add(file.path)
+        elif layout.parse_archive_path(file.path):
+            archives.add(file.path)
         elif re.fullmatch(r"nodes/[^/]+/wal/[^/]+", path) and layout.parse_wal_path(file.path):
             segments[file.path] = file
     return _Look(
@@ -173,6 +198,7 @@ def _look(log: ClusterLog) -> _Look:
         segments,
         tuple(aside),
         frozenset(snapshots),
+        frozenset(archives),
         frozenset(ids),
     )
 
@@ -192,14 +218,19 @@ def _newest(look: _Look) -> Iterator[str]:
 
 
 def _front(store: SegmentStore, path: str, known: Front | None) -> Front:
-    """The front now; `known`: an earlier one, after which reading continues."""
-    for attempt in range(4):
+    """The front now; `known`: an earlier one, after which reading continues. The whole file if
+    frames cannot be read that are synced, so that what follows the damage is not lost."""
+    size = 0
+    for attempt in range(4):  # a writer may write meanwhile
         try:
             reader = SegmentReader(store, path)
+        except UnsupportedVersion:
+            raise
         except LogError:
             if is_header_torn(store, path):  # its writer is at its first commit
                 return Front(0)
-            raise
+            size = store.size(path)
+            continue
         front = known if known is not None and known.offset else Front(reader.first)
         if not same_front(store, path, front):
             front = Front(reader.first)
@@ -208,18 +239,20 @@ def _front(store: SegmentStore, path: str, known: Front | None) -> Front:
         tail = reader.tail()
         if tail.status != "corrupt":
             return front
-        known = None if attempt else front  # the writer may have written meanwhile
-    raise CorruptLog(
-        path,
-        tail.end,
-        "synced frames after this place cannot be read, so a copy would lose them",
-        "`imap-wal verify` shows what is damaged, and `imap-wal repair` writes a repaired copy",
-    )
+        known = None if attempt else front
+        size = tail.size
+    return Front(size)
 
 
 def _of_moment(
-    log: ClusterLog, look: _Look, contents: Mapping[str, bytes], fronts: Mapping[str, Front]
+    log: ClusterLog,
+    look: _Look,
+    contents: Mapping[str, bytes],
+    fronts: Mapping[str, Front],
+    *,
+    strict: bool,
 ) -> Captured:
+    """`strict`: damage is an error."""
     held = {path: CapturedFile(len(content), content) for path, content in contents.items()}
     held |= {path: CapturedFile(0, b"") for path in look.ids}
     for path, file in look.segments.items():
@@ -228,35 +261,83 @@ def _of_moment(
     state = ClusterLog(view, log.namespace, log.cluster, log.clock, log.randomness).state()
     state.demand_all()  # the files of every node
     segments = {segment.path for node in state.nodes.values() for segment in node.segments}
+    damaged: list[LogError] = []
+    former = _former_snapshots(log, look, view, state, damaged)
+    named = {**_archives(state, look, damaged), **_snapshots(state, look, damaged)}
+    for error in damaged:
+        if strict or isinstance(error, UnsupportedVersion):
+            raise error
     return Captured(
         contents,
         {path: front for path, front in fronts.items() if path in segments},
         (
             *sorted(segments - set(fronts)),
-            *_former_snapshots(log, look, view, state),
+            *sorted(former.keys() - named.keys()),
             *look.aside,
-            *_parquet(state),
+            *named,
         ),
+        tuple(tuple(_places(state, node)) for node in state.nodes.values()),
+        {path: former.get(path) or named.get(path, 0) for path in (*former, *named)},
+        tuple(DamagedFile(error.file, error.offset, error.what) for error in damaged),
+        tuple(sorted(filter(None, state.manifest.nodes.values()))),
     )
 
 
+def _places(state: ClusterState, node: NodeState) -> Iterator[Place]:
+    """As in `imap_wal.inspect.inventory.ClusterView.place`."""
+    manifest = node.manifest
+    marks = state.manifest.marks(node.name, manifest.directory).values()
+
+    def place(segment: SegmentFile, *, followed: bool) -> Place:
+        ends = [end for end in (*marks, manifest.checkpoint) if end[:2] == segment.name]
+        return Place(
+            segment.path,
+            manifest.directory,
+            *segment.name,
+            followed,
+            max(ends, default=manifest.checkpoint),
+            max(manifest.newest, manifest.checkpoint.segment),
+        )
+
+    for index, segment in enumerate(node.segments, 1):
+        yield place(segment, followed=index < len(node.segments))
+
+
 def _former_snapshots(
-    log: ClusterLog, look: _Look, view: FileView, state: ClusterState
-) -> list[str]:
-    """The snapshot files that are only kept for readers, such as the history. A reader whose
-    manifest is damaged, or whose files are missing, must not stop the backup."""
-    kept = {
-        path
-        for reader in readers.examined(view, log.folder)[0].values()
-        for path, _ in reader.kept_files(state.manifest)
-    }
-    named = {path for each in state.manifest.snapshots.values() for path in each.files}
-    return sorted((kept - named) & look.snapshots)
+    log: ClusterLog, look: _Look, view: FileView, state: ClusterState, damaged: list[LogError]
+) -> dict[str, int]:
+    """The snapshot files that are kept for readers, such as the history, with their checksums. A
+    reader whose manifest is damaged, or whose files are missing, must not stop the backup."""
+    sound, wrong = readers.examined(view, log.folder)
+    damaged += wrong.values()
+    found: dict[str, int] = {}
+    for reader in sound.values():
+        for _, snapshot in reader.kept_snapshots(state.manifest):
+            found |= _summed(snapshot.files, snapshot.checksums)
+    return {path: found[path] for path in found.keys() & look.snapshots}
 
 
-def _parquet(state: ClusterState) -> Iterator[str]:
+def _archives(state: ClusterState, look: _Look, damaged: list[LogError]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    wrong: list[tuple[ListFile, LogError]] = []
     for node in state.nodes.values():
-        for archive in node.manifest.archives:
-            yield archive.path
+        archives = readable(node.manifest.archives, wrong)
+        found |= {archive.path: archive.checksum for archive in archives}
+    damaged += [error for _, error in wrong]
+    return dict.fromkeys(sorted(look.archives), 0) | found if wrong else found
+
+
+def _snapshots(state: ClusterState, look: _Look, damaged: list[LogError]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    wrong: list[tuple[PartList, LogError]] = []
     for snapshot in state.manifest.snapshots.values():
-        yield from snapshot.files
+        parts = snapshot.parts if snapshot.listed is None else snapshot.listed.readable(wrong)
+        found |= _summed(parts.files, parts.checksums)
+    damaged += [error for _, error in wrong]
+    return dict.fromkeys(sorted(look.snapshots), 0) | found if wrong else found
+
+
+def _summed(files: Iterable[str], checksums: Iterable[int]) -> dict[str, int]:
+    """Path → checksum; 0: unknown."""
+    files = tuple(files)
+    return dict.fromkeys(files, 0) | dict(zip(files, checksums, strict=False))

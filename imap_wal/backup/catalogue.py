@@ -33,9 +33,26 @@ class BackupFile:
     chunks: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class DamagedFile:
+    """A file that was damaged in the log when it was copied: from byte `offset` on."""
+
+    file: str
+    offset: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.file} at byte {self.offset:,}: {self.what}"
+
+
 @dataclass(frozen=True)
 class Backup:
-    """One backup."""
+    """One backup.
+
+    `source`: the URL of the logs. `selection`: the options that selected some of them; (): all of
+    this URL; None: unknown. `directories`: the UUIDs of the log directories of
+    their nodes; (): unknown. `damaged`: what was damaged in the log.
+    """
 
     number: int
     source: str
@@ -43,6 +60,9 @@ class Backup:
     ended_ms: int
     clusters: tuple[str, ...]
     files: tuple[BackupFile, ...]
+    selection: tuple[str, ...] | None = ()
+    directories: tuple[str, ...] = ()
+    damaged: tuple[DamagedFile, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -51,6 +71,18 @@ class Backup:
     @property
     def chunks(self) -> set[str]:
         return {chunk for file in self.files for chunk in file.chunks}
+
+    def is_like(self, other: Backup) -> bool:
+        """Whether both are of the same logs with the same selection. Not if one of them is of logs
+        that were deleted and begun again at the same URL, or on another machine."""
+        known = self.directories and other.directories
+        if self.source != other.source or (
+            known and not {*self.directories} & {*other.directories}
+        ):
+            return False
+        if self.selection is None or other.selection is None:
+            return self.clusters == other.clusters
+        return self.selection == other.selection
 
 
 def chunk_name(data: bytes) -> str:
@@ -108,6 +140,12 @@ def read(store: SegmentStore, number: int) -> Backup:
             files=tuple(
                 BackupFile(file["path"], file["size"], tuple(file["chunks"]))
                 for file in data["files"]
+            ),
+            selection=None if data.get("selection") is None else tuple(data["selection"]),
+            directories=tuple(data.get("directories", ())),
+            damaged=tuple(
+                DamagedFile(each["file"], each["offset"], each["what"])
+                for each in data.get("damaged", ())
             ),
         )
     except (ValueError, KeyError, TypeError) as error:

@@ -2,19 +2,32 @@
 
 Segments that are only on the own disk of a node are read as all others are: the caller opens a
 storage that asks the agents (`storage_backends.own_disk`).
+
+Every file is checked while it is copied (`checks`). One that is damaged is copied too, and the
+backup says so. A run with damage removes no earlier backup.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from imap_wal.backup import catalogue
 from imap_wal.backup.capture import Captured, capture, demand_nodes, same_front
-from imap_wal.backup.catalogue import CHUNK_BYTES, LOCK, Backup, BackupFile, chunk_path, chunk_size
+from imap_wal.backup.catalogue import (
+    CHUNK_BYTES,
+    LOCK,
+    Backup,
+    BackupFile,
+    DamagedFile,
+    chunk_path,
+    chunk_size,
+)
+from imap_wal.backup.checks import CopyCheck, ParquetCheck, SegmentCheck, cut_segments
 from imap_wal.clock import Clock
-from imap_wal.errors import LostRace, MissingNode
+from imap_wal.errors import CorruptLog, LostRace, MissingNode
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.segment.verdict import Place
 from storage_backends import AlreadyExists, Lock, NotFound, SegmentStore, Unavailable
 
 ATTEMPTS = 20
@@ -37,7 +50,8 @@ class BackupProgress:
 
 @dataclass(frozen=True)
 class BackupReport:
-    """What a run has done. `removed`: numbers of old backups, `freed_bytes`: their chunks."""
+    """What a run has done. `removed`: numbers of old backups, `freed_bytes`: their chunks; both are
+    empty if the log was damaged (`backup.damaged`)."""
 
     backup: Backup
     copied_bytes: int
@@ -53,6 +67,7 @@ def back_up(
     *,
     clock: Clock,
     holder: str,
+    selection: tuple[str, ...] = (),
     keep: int = 0,
     verify: bool = False,
     progress: Callable[[BackupProgress], None] = lambda _: None,
@@ -64,7 +79,9 @@ def back_up(
         target: The place of the backups.
         clock: Gives the times.
         holder: One line about this process, for a second run.
-        keep: Remove all but this many of the newest backups; 0: none.
+        selection: The options that selected these clusters; (): they are all of the storage.
+        keep: Keep this many of the newest whole backups of the same logs and selection, and remove
+            older ones of them; 0: remove none. None is removed if the log is damaged.
         verify: Read every chunk of the backup back, and write damaged ones again.
         progress: Gets the progress.
 
@@ -75,7 +92,7 @@ def back_up(
         Locked: Another run writes there.
         LostRace: The log changes too fast, or another run has replaced this one.
         MissingNode: The log of a node is missing, or its own disk cannot be read.
-        LogError: The log is damaged, or an old backup whose chunks may be needed.
+        LogError: A manifest of the log is damaged, or an old backup whose chunks may be needed.
         StorageError: One of the two storages failed.
     """
     logs = list(logs)
@@ -92,13 +109,16 @@ def back_up(
             ended_ms=clock.now_ms(),
             clusters=tuple(f"{log.namespace}/{log.cluster}" for log in logs),
             files=tuple(sorted(files, key=lambda file: file.path)),
+            selection=selection,
+            directories=tuple(sorted(copy.directories)),
+            damaged=copy.damaged(files),
         )
         chunks.demand(backup.chunks)
         try:
             catalogue.publish(target, backup)
         except AlreadyExists as error:
             raise LostRace("another run has published a backup meanwhile; run it again") from error
-        removed, freed = _retain(target, keep) if keep else ((), 0)
+        removed, freed = _retain(target, backup, keep) if keep and not backup.damaged else ((), 0)
     return BackupReport(backup, chunks.copied_bytes, chunks.copied, chunks.replaced, removed, freed)
 
 
@@ -134,6 +154,13 @@ class _Chunks:
             if self._target.read(path) != data:
                 self._target.replace(path, data)
                 self.replaced += 1
+                if self._target.read(path) != data:
+                    raise CorruptLog(
+                        path,
+                        0,
+                        "this part of the backup was written again, and still reads differently",
+                        "check the disk of the backups, or use another one",
+                    )
             self._verified.add(name)
         return name
 
@@ -151,13 +178,29 @@ class _Chunks:
             raise LostRace("another run has removed parts of this backup; run it again")
 
 
+READS_MAX = 2
+"""How often a file is read that seems to be damaged."""
+
+
 class _Copy:
     """The copy of one run; a file that does not change is read once."""
 
     def __init__(self, chunks: _Chunks, progress: Callable[[BackupProgress], None]) -> None:
         self._chunks, self._progress = chunks, progress
         self._done: dict[str, BackupFile] = {}
+        self._checks: dict[str, SegmentCheck] = {}
+        self._damaged: dict[str, DamagedFile] = {}
+        self._lists: dict[str, DamagedFile] = {}
+        self.directories: set[str] = set()
+        """The UUIDs of all log directories."""
         self._bytes = self._total = 0
+
+    def damaged(self, files: Iterable[BackupFile]) -> tuple[DamagedFile, ...]:
+        """Those of these files that are damaged, and the lists that are damaged or missing."""
+        copied = {file.path for file in files}
+        found = {path: each for path, each in self._damaged.items() if path in copied}
+        found |= self._lists
+        return tuple(found[path] for path in sorted(found))
 
     def cluster(self, log: ClusterLog) -> list[BackupFile]:
         try:
@@ -183,26 +226,69 @@ class _Copy:
         fronts = sum(front.end for front in captured.fronts.values())
         done = sum(self._done[path].size for path in captured.files if path in self._done)
         self._bytes, self._total = done, done + sum(sizes.values()) + small + fronts
+        places = {place.path: place for node in captured.segments for place in node}
         # Segments come first: those that were archived are removed soonest.
         for path, front in captured.fronts.items():
-            found.append(self._copied(store, path, front.end))
+            check = self._checks[path] = SegmentCheck(store, places[path])
+            found.append(self._checked(store, path, front.end, check))
             if not same_front(store, path, front):
                 raise NotFound("the end of this segment was written again", path)
         for path in captured.files:
             if path not in self._done:
-                self._done[path] = self._copied(store, path, sizes[path])
+                self._done[path] = self._checked(
+                    store, path, sizes[path], self._check(store, path, places, captured)
+                )
             found.append(self._done[path])
         for path, content in captured.contents.items():
             found.append(self._stored(path, [content]))
+        for node in captured.segments:
+            for each in cut_segments([self._checks[place.path] for place in node]):
+                self._damaged.setdefault(each.file, each)
+        self._lists |= {each.file: each for each in captured.damaged}
+        self.directories.update(captured.directories)
         return found
 
-    def _copied(self, store: SegmentStore, path: str, size: int) -> BackupFile:
+    def _check(
+        self, store: SegmentStore, path: str, places: Mapping[str, Place], captured: Captured
+    ) -> CopyCheck | None:
+        if path in places:
+            check = self._checks[path] = SegmentCheck(store, places[path])
+            return check
+        checksum = captured.checksums.get(path, 0)
+        return ParquetCheck(path, checksum) if checksum else None
+
+    def _checked(
+        self, store: SegmentStore, path: str, size: int, check: CopyCheck | None
+    ) -> BackupFile:
+        """Copy a file, and note its damage. It is read again if it seems to be damaged: perhaps
+        only the reading failed."""
+        self._damaged.pop(path, None)
+        for attempt in range(READS_MAX):
+            before = self._bytes
+            if check is not None:
+                check.begin()
+            file = self._copied(store, path, size, check)
+            if check is None or check.whole:
+                return file
+            if attempt < READS_MAX - 1:
+                self._bytes = before
+        assert check is not None
+        found = check.damage()
+        if found is not None:
+            self._damaged[path] = found
+        return file
+
+    def _copied(
+        self, store: SegmentStore, path: str, size: int, check: CopyCheck | None
+    ) -> BackupFile:
         def parts() -> Iterable[bytes]:
             for offset in range(0, size, CHUNK_BYTES):
                 wanted = min(CHUNK_BYTES, size - offset)
                 data = store.read(path, offset, wanted)
                 if len(data) != wanted:
                     raise NotFound("this file became shorter while it was copied", path)
+                if check is not None:
+                    check.feed(data)
                 yield data
 
         return self._stored(path, parts())
@@ -216,18 +302,42 @@ class _Copy:
         return BackupFile(path, sum(map(chunk_size, names)), tuple(names))
 
 
-def _retain(target: SegmentStore, keep: int) -> tuple[tuple[int, ...], int]:
-    """Remove all but the newest backups, then the chunks that no backup names. Returns the numbers
-    of the removed backups, and the bytes of the removed chunks."""
-    every = catalogue.numbers(target)
-    old, kept = every[:-keep], every[-keep:]
-    # All kept backups are read before anything is removed: a damaged one may need any chunk.
-    needed = set[str]().union(*(catalogue.read(target, number).chunks for number in kept))
+def _retain(target: SegmentStore, made: Backup, keep: int) -> tuple[tuple[int, ...], int]:
+    """Remove the backups that are like `made` and older than the newest whole ones of these, then
+    the chunks that no backup names. Returns the numbers of the removed backups, and the bytes of
+    the removed chunks."""
+    # All backups are read before anything is removed: a damaged one may need any chunk.
+    chunks: dict[int, set[str]] = {}
+    like: list[int] = []
+    whole: list[int] = []
+    for number in catalogue.numbers(target):
+        backup = _readable(target, number)
+        chunks[number] = backup.chunks
+        if backup.is_like(made):
+            like.append(number)
+            if not backup.damaged:
+                whole.append(number)
+    oldest = whole[-keep:][0] if len(whole) >= keep else 0
+    old = tuple(number for number in like if number < oldest)
     for number in old:
         catalogue.remove(target, number)
+        del chunks[number]
+    needed = set[str]().union(*chunks.values())
     freed = 0
     for file in target.list("chunks"):
         if file.path.rpartition("/")[2] not in needed:
             target.delete(file.path)
             freed += file.size
-    return tuple(old), freed
+    return old, freed
+
+
+def _readable(target: SegmentStore, number: int) -> Backup:
+    try:
+        return catalogue.read(target, number)
+    except CorruptLog as error:
+        raise CorruptLog(
+            error.file,
+            error.offset,
+            f"{error.what}, and it may need any part, so no old backup was removed",
+            "bring this file back from a copy; or delete it, if that backup is not needed",
+        ) from error

@@ -193,7 +193,9 @@ def test_a_damaged_list_of_a_reader_is_found_and_replaced(
     (finding,) = [each for each in found.json["files"] if each["status"] != "clean"]
     assert (found.code, finding["kind"]) == (3, "list") and harmed.name in finding["file"]
     assert "--forget-reader history" in finding["advice"]
-    assert run("backup", url, f"file://{tmp_path}/backups").code == 0
+    made = run("backup", url, f"file://{tmp_path}/backups", "-o", "json")
+    assert (made.code, len(made.json["damaged"])) == (3, 1)
+    assert harmed.name in made.json["damaged"][0]["file"]
     assert run("prune", url, "--yes").code != 0, "what the reader needs is not known"
     with opened(url) as store:
         store.map("m")["001"] = 2

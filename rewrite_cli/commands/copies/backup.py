@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from imap_wal.agent.access.keys import read_secret
+from imap_wal.backup.catalogue import Backup
 from imap_wal.backup.run import BackupReport, back_up
 from imap_wal.clock import SystemClock
 from imap_wal.errors import MissingNode
@@ -20,9 +21,15 @@ from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
 from rewrite_cli.console.agent_keys import key_file_option
 from rewrite_cli.console.audit import audit
-from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.failures import CLEAN, FINDINGS, Failed
 from rewrite_cli.console.progress import Reached, working
-from rewrite_cli.console.selection import Selection, Url, refuse_nested, selection_options
+from rewrite_cli.console.selection import (
+    Selection,
+    Url,
+    refuse_nested,
+    refuse_within_log,
+    selection_options,
+)
 from rewrite_cli.console.times import iso
 from rewrite_cli.entries.own_disks import tails_with
 from storage_backends import Locked, SegmentStore, StorageError
@@ -34,7 +41,8 @@ from storage_backends import Locked, SegmentStore, StorageError
 @click.option(
     "--keep",
     type=click.IntRange(min=1),
-    help="Afterwards remove all but the newest N backups. Default: remove none.",
+    help="Afterwards remove backups of these logs that are older than the newest N whole ones. "
+    "Default: remove none.",
 )
 @click.option(
     "--verify",
@@ -50,13 +58,16 @@ def command(
     verify: bool,
     key_file: Path | None,
     output: str,
-) -> None:
+) -> int:
     """Copy logs to TARGET as they are at one moment, while agents and programs write them: with
     archives, snapshots and history. `imap-wal backup-restore` puts a backup back.
 
-    TARGET is a folder or URL of its own. Only content that is not there yet is copied. A backup
-    becomes visible when it is complete. If a run was stopped, the next one copies the rest. If two
-    run at once, one of them exits with code 4.
+    TARGET is a folder or URL of its own; it may have backups of several logs. Only content that is
+    not there yet is copied. A backup becomes visible when it is complete. If a run was stopped, the
+    next one copies the rest. If two run at once, one of them exits with code 4.
+
+    Checksums are compared while files are copied. If a file is damaged, it is copied as it is: exit
+    code 3, the backup is listed as damaged, and no earlier backup is removed.
 
     With local disks, what is only on the disk of a node is read from its agent, so agents with such
     segments must run.
@@ -70,6 +81,7 @@ def command(
       imap-wal backup s3://bucket/maps s3://backups/maps --key-file backup.key
     """
     refuse_nested(selection.url, target)
+    refuse_within_log(target)
     clock = SystemClock()
     start = clock.monotonic()
     tails = tails_with(read_secret(key_file) if key_file else None)
@@ -81,6 +93,7 @@ def command(
                 place,
                 clock=clock,
                 holder=f"imap-wal backup, process {os.getpid()} on {socket.gethostname()}",
+                selection=_options(selection),
                 keep=keep or 0,
                 verify=verify,
                 progress=lambda done: tell(Reached(str(done), done.bytes, done.bytes_total)),
@@ -95,6 +108,29 @@ def command(
     if report.removed:
         audit("backups removed", backups=report.removed, url=target)
     _print(report, clock.monotonic() - start, output)
+    if not report.backup.damaged:
+        return CLEAN
+    _say_damage(report.backup, removing=keep is not None)
+    return FINDINGS
+
+
+def _options(selection: Selection) -> tuple[str, ...]:
+    """The options that select some of the logs."""
+    return (
+        *(f"--namespace {name}" for name in sorted(selection.namespaces)),
+        *(f"--cluster {name}" for name in sorted(selection.clusters)),
+    )
+
+
+def _say_damage(backup: Backup, *, removing: bool) -> None:
+    for each in backup.damaged:
+        out.note(f"damaged: {each}")
+    kept = "; no earlier backup was removed" if removing else ""
+    out.note(
+        f"the log is damaged, and so is this copy of it{kept}. `imap-wal verify {backup.source}` "
+        "shows all damage, with advice. Bring these files back from an earlier backup, or write a "
+        "repaired log with `imap-wal repair`; then make a new backup"
+    )
 
 
 def _note_disks(store: SegmentStore, selection: Selection, now_ms: int, *, keyless: bool) -> None:
@@ -132,15 +168,20 @@ def _print(report: BackupReport, seconds: float, output: str) -> None:
                 "files": len(backup.files),
                 "bytes": backup.bytes,
                 "seconds": seconds,
+                "damaged": [asdict(each) for each in backup.damaged],
                 **{name: value for name, value in asdict(report).items() if name != "backup"},
             }
         )
         return
+    has = (
+        f"{len(backup.damaged):,} damaged files"
+        if backup.damaged
+        else f"It has every change that was acknowledged before {iso(backup.begun_ms)}"
+    )
     out.prose(
         f"backup {backup.number}: {', '.join(backup.clusters)}, {len(backup.files):,} files, "
         f"{out.size(backup.bytes)}; copied {out.size(report.copied_bytes)} in "
-        f"{out.duration(seconds)}. It has every change that was acknowledged before "
-        f"{iso(backup.begun_ms)}"
+        f"{out.duration(seconds)}. {has}"
     )
     if report.replaced_chunks:
         out.note(f"{report.replaced_chunks:,} damaged parts were written again")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ import click
 from imap_wal.backup import catalogue
 from imap_wal.backup.catalogue import Backup
 from imap_wal.backup.restore import check, restore_backup, unfinished
+from imap_wal.errors import CorruptLog
 from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import CLEAN, FINDINGS, Failed
@@ -35,12 +37,14 @@ from storage_backends.split import SegmentsPlace, record
     "--backup",
     "number",
     type=click.IntRange(min=1),
-    help="The number of the backup. Default: the newest.",
+    help="The number of the backup. Default: the newest. Needed if that is damaged, or if there "
+    "are backups of several logs.",
 )
 @click.option(
     "--verify",
     is_flag=True,
-    help="First read all parts of the backup. If one is damaged: exit code 3, nothing is written.",
+    help="First read all parts of the backup. If one is damaged, or the log was when it was "
+    "copied: exit code 3, nothing is written.",
 )
 @out.output_option
 def command(
@@ -57,6 +61,9 @@ def command(
 
     The log is as it was at the moment of the backup, with all nodes and its history. Agents and
     programs open it as after a crash at that moment. If a restore was stopped, run it again.
+
+    The list says how many files of each backup were damaged in the log. Such a backup is restored
+    as it is, with exit code 3, if --backup names it.
 
     \b
     Examples:
@@ -81,7 +88,11 @@ def command(
             _list([catalogue.read(store, each) for each in numbers], output)
             return CLEAN
         try:
-            backup = catalogue.read(store, number or numbers[-1])
+            backup = (
+                _newest(store, numbers, backups)
+                if number is None and url is not None
+                else catalogue.read(store, number or numbers[-1])
+            )
         except NotFound as error:
             there = ", ".join(map(str, numbers))
             raise Failed(f"{backups}: there is no backup {number}; found: {there}") from error
@@ -89,7 +100,40 @@ def command(
         if url is not None and code == CLEAN:
             place = url if wal_dir is None else url.with_wal_dir(wal_dir)
             _restore(store, backup, place, output, own_disks=wal_dir_is_local)
+            code = FINDINGS if backup.damaged else CLEAN
         return code
+
+
+def _newest(store: SegmentStore, numbers: list[int], place: str) -> Backup:
+    """The newest backup. Raises `Failed` if it is damaged, or if there are backups of several logs:
+    then the user has to choose."""
+    newest = catalogue.read(store, numbers[-1])
+    whole = 0 if newest.damaged else newest.number
+    other: Backup | None = None
+    for number in reversed(numbers[:-1]):
+        with suppress(CorruptLog, NotFound):
+            backup = catalogue.read(store, number)
+            if not backup.is_like(newest):
+                other = other or backup
+            elif not backup.damaged:
+                whole = whole or number
+    choose = "name one with --backup; without URL, this command lists them"
+    if other is not None:
+        raise Failed(
+            f"{place} has backups of several logs: {newest.number} is of {_source(newest)}, "
+            f"{other.number} is of {_source(other)}; {choose}"
+        )
+    if newest.damaged:
+        older = f"the newest whole one is {whole}" if whole else "none of them is whole"
+        raise Failed(
+            f"{place}: in backup {newest.number}, the newest, {len(newest.damaged)} files were "
+            f"damaged when they were copied, such as {newest.damaged[0].file}; {older}; {choose}"
+        )
+    return newest
+
+
+def _source(backup: Backup) -> str:
+    return " ".join((backup.source, *(backup.selection or ())))
 
 
 def _list(backups: list[Backup], output: str) -> None:
@@ -100,6 +144,8 @@ def _list(backups: list[Backup], output: str) -> None:
             "files": len(each.files),
             "bytes": each.bytes,
             "clusters": ", ".join(each.clusters),
+            "damaged": len(each.damaged),
+            "source": _source(each),
         }
         for each in backups
     ]
@@ -116,6 +162,10 @@ def _verify(store: SegmentStore, backup: Backup, output: str, *, is_last: bool) 
         damaged = check(
             store, backup, lambda done: tell(Reached("reading", done.bytes, done.bytes_total))
         )
+    damaged += [
+        (each.file, f"it was damaged when it was copied, at byte {each.offset:,}: {each.what}")
+        for each in backup.damaged
+    ]
     if output == out.JSON and not damaged and not is_last:
         return CLEAN
     if output == out.JSON:
@@ -149,6 +199,20 @@ def _restore(
             lambda done: tell(Reached("writing", done.bytes, done.bytes_total)),
         )
     if output == out.JSON:
-        out.print_json({"backup": backup.number, "bytes": backup.bytes, "to": url})
+        out.print_json(
+            {
+                "backup": backup.number,
+                "bytes": backup.bytes,
+                "to": url,
+                "damaged": [asdict(each) for each in backup.damaged],
+            }
+        )
     else:
         out.echo(f"backup {backup.number}, {out.size(backup.bytes)}, is now a log at {url}")
+    for each in backup.damaged:
+        out.note(f"damaged: {each}")
+    if backup.damaged:
+        out.note(
+            "the log was damaged when it was copied: bring these files back from an earlier "
+            "backup, or write a repaired log with `imap-wal repair`"
+        )
