@@ -23,6 +23,8 @@
         archive/{map}/{first}-{last}.{epoch}-{nonce}.parquet
         archive/{map}/part-{nonce}.parquet  of a backfill
 
+Beside the namespaces: `imap-wal-restore.txt`, while a backup is restored into this place.
+
 A few names are elsewhere: `wal_dir.json` in `storage_backends.split`, `set-aside/` in
 `imap_wal.rewrite.conflicts`, `clock/` in `imap_wal.storage_clock`, numbers of manifests in
 `imap_wal.manifest.store`, names of part files in `imap_wal.rewrite.plan`.
@@ -101,6 +103,9 @@ def cluster_of(node_folder: str) -> str:
     """The folder of the cluster of a node."""
     return node_folder.rpartition("/nodes/")[0]
 
+
+RESTORE_MARKER = "imap-wal-restore.txt"
+"""In the root while a backup is restored into it, or after a restore that did not end."""
 
 LOCK = "writer.lock"
 

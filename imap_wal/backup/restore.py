@@ -7,13 +7,14 @@ from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
+from imap_wal import layout
 from imap_wal.backup import catalogue
 from imap_wal.backup.catalogue import Backup, BackupFile
 from imap_wal.backup.run import BackupProgress
 from imap_wal.errors import CorruptLog
 from storage_backends import AlreadyExists, NotFound, SegmentStore
 
-MARKER = "imap-wal-restore.txt"
+MARKER = layout.RESTORE_MARKER
 """Exists while a place is being filled, and names the backup."""
 
 
@@ -52,6 +53,15 @@ def unfinished(target: SegmentStore, backup: Backup) -> bool:
         return target.read(MARKER) == _mark(backup)
     except NotFound:
         return False
+
+
+def begun(target: SegmentStore) -> int:
+    """The number of the backup whose restore into the target did not end; 0: there is none."""
+    try:
+        number = target.read(MARKER).partition(b" ")[0]
+    except NotFound:
+        return 0
+    return int(number) if number.isdigit() else 0
 
 
 def restore_backup(

@@ -18,6 +18,12 @@ MISSING_ADVICE = (
     "recovery_policy='partial'; if the node will not return: `imap-wal forget-node`"
 )
 
+RESTORE_UNFINISHED = "a restore of a backup into this place has not ended"
+RESTORE_ADVICE = (
+    "run the same `imap-wal backup-restore` again, or remove this folder and restore into another "
+    "place"
+)
+
 
 def foreign_wal(folder: str, manifest: NodeManifest, found: Collection[str]) -> str:
     """The error text if the segments next to a node's manifest are not the ones that it names."""
@@ -106,7 +112,8 @@ def current_cluster(
     randomness: Randomness,
 ) -> ClusterManifest:
     """The cluster's manifest. Raises `CorruptLog` if a node has seen a newer one: an older copy
-    replaced it, and would assign generations and incarnations a second time."""
+    replaced it, and would assign generations and incarnations a second time. Also if a restore of a
+    backup, which writes this manifest last, has not ended."""
     nodes = {}
     # Read before the cluster's manifest, which is then at least as new as those they have seen.
     for folder in store.folders(f"{cluster_folder}/nodes"):
@@ -116,6 +123,8 @@ def current_cluster(
             .cluster
         )
     number, cluster = clusters.read()
+    if not number and store.exists(layout.RESTORE_MARKER):
+        raise CorruptLog(layout.RESTORE_MARKER, 0, RESTORE_UNFINISHED, RESTORE_ADVICE)
     if not number and store.folders(f"{cluster_folder}/snapshot"):
         # Another process may have begun and rewritten this cluster meanwhile.
         number, cluster = clusters.read()

@@ -15,9 +15,11 @@ from urllib.parse import urlsplit
 
 import click
 
+from imap_wal import layout
 from imap_wal.checks import check_source, location
 from imap_wal.errors import InvalidSetting, LogError
 from imap_wal.inspect.inventory import ClusterView, take_inventory
+from imap_wal.manifest.older import RESTORE_ADVICE, RESTORE_UNFINISHED
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.map_names import MapNames
 from imap_wal.security.credentials import Credentials
@@ -122,6 +124,11 @@ class Selection:
         for reserve in kept:
             reserve.may_be_given_up = True
         try:
+            if store.exists(layout.RESTORE_MARKER):
+                out.note(
+                    f"warning: {self.url}: {RESTORE_UNFINISHED} "
+                    f"({layout.RESTORE_MARKER}): {RESTORE_ADVICE}"
+                )
             found = take_inventory(store, self.namespaces, self.clusters, damaged)
             if damaged and not found:
                 raise damaged[0][1]

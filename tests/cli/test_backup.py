@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 import imap_wal
+from imap_wal.backup import catalogue
+from imap_wal.errors import CorruptLog
+from storage_backends import open_store
 from tests.cli.conftest import Run
 from tests.kit.orders import LIVE
 
@@ -98,9 +101,42 @@ def test_damage_of_a_backup_is_found_and_mended(run: Run, url: str, tmp_path: Pa
     assert entries(run, tmp_path / "again") == LIVE
 
 
-def test_two_runs_exclude_each_other(run: Run, url: str, tmp_path: Path) -> None:
-    from storage_backends import open_store
+@pytest.mark.parametrize("kind", ["segment", "manifest", "archive"])
+def test_a_failed_restore_is_not_taken_for_a_log(
+    run: Run, url: str, root: Path, tmp_path: Path, kind: str
+) -> None:
+    """The advice is to run the restore again: a repair would accept the loss of what is missing."""
+    target, again = tmp_path / "backups", tmp_path / "again"
+    assert run("backup", url, target).code == 0
+    files = catalogue.read(open_store(f"file://{target}"), 1).files
+    fitting = {
+        "segment": "nodes/n1/wal/0",
+        "manifest": "prod/eu/manifest/",
+        "archive": "/archive/",
+    }
+    lost = next(each for each in files if fitting[kind] in each.path and each.chunks)
+    for name in lost.chunks:
+        chunk = target / catalogue.chunk_path(name)
+        chunk.rename(tmp_path / "kept")
+    assert run("backup-restore", target, again).code == 1
+    assert not list(again.glob("prod/eu/manifest/*"))
+    with pytest.raises(CorruptLog, match="backup-restore` again"):
+        imap_wal.open(again, namespace="prod", cluster="eu", node="n1")
+    for command in (["ls"], ["verify"], ["restore"], ["prune", "--yes"]):
+        said = run(command[0], again, *command[1:])
+        assert "imap-wal-restore.txt" in said.err, command
+        assert "run the same `imap-wal backup-restore` again" in said.err
+    (tmp_path / "kept").rename(chunk)
+    assert run("backup", url, target).code == 0
+    refused = run("backup-restore", target, again)
+    assert refused.code == 1
+    assert "a restore of backup 1 into this place has not ended" in refused.err
+    assert run("backup-restore", target, again, "--backup", 1).code == 0
+    assert "imap-wal-restore.txt" not in run("ls", again).err
+    assert entries(run, again) == LIVE
 
+
+def test_two_runs_exclude_each_other(run: Run, url: str, tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}/backups")
     with store.lock("writer.lock", "the first run"):
         ended = run("backup", url, tmp_path / "backups")

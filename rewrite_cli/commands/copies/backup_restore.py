@@ -10,7 +10,7 @@ import click
 
 from imap_wal.backup import catalogue
 from imap_wal.backup.catalogue import Backup
-from imap_wal.backup.restore import check, restore_backup, unfinished
+from imap_wal.backup.restore import begun, check, restore_backup, unfinished
 from imap_wal.errors import CorruptLog
 from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
@@ -189,6 +189,12 @@ def _restore(
     root = target if earlier is None else earlier.root
     with closing(target), working("writing") as tell:
         if not unfinished(root, backup):
+            other = begun(root)
+            if other:
+                raise Failed(
+                    f"{url}: a restore of backup {other} into this place has not ended: name it "
+                    f"with --backup {other} and its TARGET, or remove this folder"
+                )
             open_empty(url)
         if own_disks:
             record(root, SegmentsPlace(own_disks=True))
