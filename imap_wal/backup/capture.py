@@ -60,11 +60,13 @@ _ASIDE = re.compile(r"set-aside/.+|nodes/[^/]+/lost/.+")
 @dataclass(frozen=True, slots=True)
 class Front:
     """The part of a segment that counts: whole frames up to byte `end`; the last one begins at
-    `offset` (0: there is none, or the segment is damaged) and has this checksum."""
+    `offset` (0: there is none) and has this checksum. `is_all`: the whole file, because it seems to
+    be damaged."""
 
     end: int
     offset: int = 0
     checksum: int = 0
+    is_all: bool = False
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,7 @@ def _front(store: SegmentStore, path: str, known: Front | None) -> Front:
             return front
         known = None if attempt else front
         size = tail.size
-    return Front(size)
+    return Front(size, is_all=True)
 
 
 def _of_moment(

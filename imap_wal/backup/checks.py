@@ -100,7 +100,13 @@ class SegmentCheck:
 
     def damage(self) -> DamagedFile | None:
         """The verdict of `imap-wal verify`, from the file itself. A torn tail is not damage."""
-        verdict, _ = judge(self._store, self.place, lambda _: None, opened=False)
+        ended_at = -1
+        while True:
+            verdict, _ = judge(self._store, self.place, lambda _: None, opened=False)
+            if not verdict.is_damage or self.place.followed or verdict.end == ended_at:
+                break
+            # Perhaps a commit is under way: then the segment's end moves, but damage does not.
+            ended_at = verdict.end
         if verdict.status == UNSUPPORTED:
             raise verdict.error()
         if verdict.is_damage:

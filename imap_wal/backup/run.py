@@ -23,7 +23,7 @@ from imap_wal.backup.catalogue import (
     chunk_path,
     chunk_size,
 )
-from imap_wal.backup.checks import CopyCheck, ParquetCheck, SegmentCheck, cut_segments
+from imap_wal.backup.checks import UNSTEADY, CopyCheck, ParquetCheck, SegmentCheck, cut_segments
 from imap_wal.clock import Clock
 from imap_wal.errors import CorruptLog, LostRace, MissingNode
 from imap_wal.read.cluster import ClusterLog
@@ -230,9 +230,16 @@ class _Copy:
         # Segments come first: those that were archived are removed soonest.
         for path, front in captured.fronts.items():
             check = self._checks[path] = SegmentCheck(store, places[path])
-            found.append(self._checked(store, path, front.end, check))
+            file = self._checked(store, path, front.end, check)
             if not same_front(store, path, front):
                 raise NotFound("the end of this segment was written again", path)
+            damage = self._damaged.get(path)
+            is_damaged = damage is not None and damage.what != UNSTEADY
+            if front.is_all and not is_damaged:
+                raise NotFound("this segment was written while its end was read", path)
+            if is_damaged:  # with what a repair can read after the damage
+                file = self._copied(store, path, store.size(path), None)
+            found.append(file)
         for path in captured.files:
             if path not in self._done:
                 self._done[path] = self._checked(

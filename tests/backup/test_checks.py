@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import imap_wal
+from imap_wal.backup import capture
 from imap_wal.backup.run import back_up
 from imap_wal.clock import SystemClock
 from imap_wal.read.cluster import ClusterLog
@@ -94,3 +95,28 @@ def test_a_file_that_reads_wrongly_is_read_again(tmp_path: Path, times: int, dam
     assert not again.backup.damaged
     same = next(each for each in again.backup.files if each.path == str(path)).chunks
     assert (chunks == same) is not bool(damaged)
+
+
+def test_a_commit_under_way_is_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest segment seemed to be damaged when its end was read."""
+    log(tmp_path / "log")
+    newest = max((tmp_path / "log").rglob("*.wal"))
+    end = len(newest.read_bytes().rstrip(b"\0"))
+    with newest.open("r+b") as file:
+        file.truncate(end)
+        file.seek(end)
+        file.write(b"torn")
+    found, looks = capture._front, []
+
+    def front(store: SegmentStore, path: str, known: capture.Front | None) -> capture.Front:
+        looks.append(path)
+        whole = capture.Front(store.size(path), is_all=True)
+        return whole if len(looks) == 1 else found(store, path, known)
+
+    monkeypatch.setattr(capture, "_front", front)
+    source = ClusterLog(open_store(f"file://{tmp_path}/log"), "default", "embedded")
+    target = open_store(f"file://{tmp_path}/b")
+    made = back_up([source], target, clock=SystemClock(), holder="test")
+    assert not made.backup.damaged
+    assert [each.size for each in made.backup.files if each.path.endswith(newest.name)] == [end]
+    assert len(looks) == 2

@@ -139,7 +139,7 @@ def test_a_damaged_list_is_found(
     assert archives == {each.name for each in (tmp_path / "new").rglob("*.parquet")}
 
 
-@pytest.mark.parametrize("place", [0.0, 0.1])
+@pytest.mark.parametrize("place", [0.0, 0.1, 0.99])
 def test_a_damaged_newest_segment_is_copied_whole(run: Run, tmp_path: Path, place: float) -> None:
     root, target = make(tmp_path / "log", sealed=1), tmp_path / "b"
     newest = segments(root)[-1]
@@ -155,6 +155,21 @@ def test_a_damaged_newest_segment_is_copied_whole(run: Run, tmp_path: Path, plac
     )
     assert run("backup-restore", target, tmp_path / "new", "--backup", 1).code == 3
     assert (tmp_path / "new" / newest.relative_to(root)).read_bytes() == newest.read_bytes()
+
+
+def test_the_last_commit_on_an_object_store_is_copied_whole(run: Run, tmp_path: Path) -> None:
+    """Its damage looks like an incomplete commit, but the manifest names its frame."""
+    root, url = tmp_path / "log", f"objects+file://{tmp_path}/log"
+    with imap_wal.open(url, node="n1") as store:
+        for number in range(3):
+            store.map("m")[number] = "x" * 500
+    newest = segments(root)[-1]
+    harm(newest)
+    made = run("backup", url, tmp_path / "b", "-o", "json")
+    name = str(newest.relative_to(root))
+    assert (made.code, [each["file"] for each in made.json["damaged"]]) == (3, [name])
+    assert run("backup-restore", tmp_path / "b", tmp_path / "new", "--backup", 1).code == 3
+    assert (tmp_path / "new" / name).read_bytes() == newest.read_bytes()
 
 
 def test_a_segment_without_its_end_is_found(run: Run, tmp_path: Path) -> None:
