@@ -98,6 +98,16 @@ def test_retention_counts_only_whole_backups(run: Run, tmp_path: Path) -> None:
     assert (made.code, made.json["removed"]) == (0, [1, 2])
 
 
+def test_a_run_that_finds_damage_removes_nothing(run: Run, tmp_path: Path) -> None:
+    """Not even what the earlier, whole backups would allow to remove."""
+    root, target = make(tmp_path / "log"), tmp_path / "b"
+    for _ in range(3):
+        assert run("backup", root, target).code == 0
+    harm(segments(root)[1])
+    made = run("backup", root, target, "--keep", 1, "-o", "json")
+    assert (made.code, made.json["removed"]) == (3, [])
+
+
 @pytest.mark.parametrize("kind", ["archive", "snapshot"])
 def test_a_damaged_parquet_file_is_found(run: Run, tmp_path: Path, kind: str) -> None:
     root, target = make(tmp_path / "log", archived=True), tmp_path / "b"
