@@ -62,7 +62,7 @@ class NodeView:
     @property
     def is_on_own_disk(self) -> bool:
         """Whether segments of this log are not in the root, and the manifest has the address of the
-        agent that has them on its disk. Nobody is asked whether that agent runs."""
+        agent that has them on its disk. Whether that agent runs is not checked."""
         return bool(self.manifest.address) and not self.manifest.is_whole(self.wal)
 
     @property

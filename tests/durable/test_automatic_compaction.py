@@ -264,14 +264,12 @@ def test_a_close_does_not_begin_what_would_take_long(
         overwrite(store, 2)
 
 
-@pytest.mark.parametrize("first_look_s", [0.01, 60])
-def test_a_close_ends_a_compaction_after_its_limit(
-    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, first_look_s: float
-) -> None:
-    """Of a compaction that ran before, and of one that the close began."""
-    stopped = threading.Event()
+def without_end(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Compactions run until they are stopped. The events: one began, one was stopped."""
+    began, stopped = threading.Event(), threading.Event()
 
     def run(task: compaction.CompactionTask, store: SegmentStore, *_: Any) -> Any:
+        began.set()
         try:
             eventually(lambda: store.exists("file"), "a file", 30)
         except Closed:
@@ -279,6 +277,15 @@ def test_a_close_ends_a_compaction_after_its_limit(
             raise
 
     monkeypatch.setattr(compaction.CompactionTask, "run", run)
+    return began, stopped
+
+
+@pytest.mark.parametrize("first_look_s", [0.01, 60])
+def test_a_close_ends_a_compaction_after_its_limit(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, first_look_s: float
+) -> None:
+    """Of a compaction that ran before, and of one that the close began."""
+    _, stopped = without_end(monkeypatch)
     monkeypatch.setattr(compaction, "FIRST_LOOK_S", first_look_s)
     limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 1}
     with embedded(memory, **limits, auto_rewrite_close_s=0.1) as store:
@@ -305,17 +312,7 @@ def test_a_failure_of_the_last_compaction_is_only_logged(
 def test_close_does_not_wait_for_a_compaction_in_this_process(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began, stopped = threading.Event(), threading.Event()
-
-    def run(task: compaction.CompactionTask, store: SegmentStore, *_: Any) -> Any:
-        began.set()
-        try:
-            eventually(lambda: store.exists("file"), "a file", 30)
-        except Closed:
-            stopped.set()
-            raise
-
-    monkeypatch.setattr(compaction.CompactionTask, "run", run)
+    began, stopped = without_end(monkeypatch)
     monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
     limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 1}
     with embedded(memory, **limits, auto_rewrite_close_s=0) as store:

@@ -77,14 +77,15 @@ def command(
       imap-wal prune /var/lib/maps --dry-run
       imap-wal prune /var/lib/maps --cluster eu --yes
     """
-    kept = _kept_for(selection, forgotten)
-    if dry_run:
-        for line in kept:
-            out.note(f"dry run: would forget {line}")
-    else:
-        if forgotten:
+    if forgotten:
+        kept = _kept_for(selection, forgotten)
+        if dry_run:
+            for line in kept:
+                out.note(f"dry run: would forget {line}")
+        else:
             out.agree(f"Forget {'; '.join(kept)}?", yes)
-        _forget(selection, forgotten)
+            _forget(selection, forgotten)
+    if not dry_run:
         _keep(selection, history_s, round(max_clock_skew * 1000))
     plan = prune_all(
         selection,
@@ -194,44 +195,46 @@ def _keep(selection: Selection, history_s: float | None, skew_ms_max: int) -> No
                 keep(ClusterLog(store, view.namespace, view.cluster), history_s, skew_ms_max)
 
 
+def _readers(log: ClusterLog, names: tuple[str, ...]) -> dict[str, KeptFor | None]:
+    """Each reader of these names, and what is kept for it; None: unknown, because a reader is
+    damaged. Raises `Failed` if there is no such reader."""
+    sound, damaged = readers.examined(log.store, log.folder)
+    for name in names:
+        if name not in {**sound, **damaged}:
+            there = ", ".join(sorted([*sound, *damaged])) or "none"
+            raise Failed(
+                f"{log.namespace}/{log.cluster}: there is no reader {name!r}; found: {there}"
+            )
+    kept = {} if damaged else {each.reader: each for each in kept_for_readers(log)}
+    return {name: kept.get(name) for name in names}
+
+
 def _kept_for(selection: Selection, names: tuple[str, ...]) -> list[str]:
-    """Each reader of these names, and what is kept for it. Raises `Failed` if a selected cluster
-    has no such reader."""
-    found: list[str] = []
-    if not names:
-        return found
+    """Each reader of these names, and what is kept for it, in words. Raises `Failed` if a selected
+    cluster has no such reader."""
     with selection.open(upkeep=True) as (store, clusters):
-        for view in clusters:
-            log = ClusterLog(store, view.namespace, view.cluster)
-            sound, damaged = readers.examined(store, log.folder)
-            kept = {} if damaged else {each.reader: each for each in kept_for_readers(log)}
-            for name in names:
-                if name not in {**sound, **damaged}:
-                    there = ", ".join(sorted([*sound, *damaged])) or "none"
-                    raise Failed(f"{view}: there is no reader {name!r}; found: {there}")
-                what = f" ({_sizes(kept[name])} are kept for it)" if name in kept else ""
-                found.append(f"reader {name!r} of {view}{what}")
-    return found
+        return [
+            f"reader {name!r} of {view}" + (f" ({_sizes(kept)} are kept for it)" if kept else "")
+            for view in clusters
+            for name, kept in _readers(
+                ClusterLog(store, view.namespace, view.cluster), names
+            ).items()
+        ]
 
 
 def _forget(selection: Selection, names: tuple[str, ...]) -> None:
-    """`Failed` if a selected cluster has no such reader."""
-    if not names:
-        return
+    """Raises `Failed` if a selected cluster has no such reader."""
     with selection.open(upkeep=True) as (store, clusters):
         for view in clusters:
             log = ClusterLog(store, view.namespace, view.cluster)
-            sound, damaged = readers.examined(store, log.folder)
-            kept = {} if damaged else {each.reader: each for each in kept_for_readers(log)}
-            for name in names:
+            for name, kept in _readers(log, names).items():
                 if not readers.forget(store, log.folder, name, log.clock, log.randomness):
-                    there = ", ".join(sorted([*sound, *damaged])) or "none"
-                    raise Failed(f"{view}: there is no reader {name!r}; found: {there}")
+                    raise Failed(f"{view}: reader {name!r} was forgotten meanwhile")
                 audit(
                     "reader forgotten",
                     log=str(view),
                     reader=name,
-                    kept=kept[name].bytes if name in kept else 0,
+                    kept=kept.bytes if kept else 0,
                     url=selection.url,
                 )
 
