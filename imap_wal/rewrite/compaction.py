@@ -50,7 +50,7 @@ KEEP_S = 10.0
 """How long the other process waits for the next compaction before it ends."""
 MEMORY_BYTES = 256 * 1024 * 1024
 """The most memory that an automatic compaction takes, in addition to the program's own."""
-LAST_BYTES_PER_S = 64 * 1024 * 1024
+LAST_BYTES_PER_S = 128 * 1024 * 1024
 """When a log is closed, a compaction is awaited only if it can end in time at this rate."""
 
 
