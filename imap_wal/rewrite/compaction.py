@@ -175,7 +175,7 @@ class Compactor:
         self._process = process
         self._compacting, self._stop = threading.Lock(), threading.Event()
         self._closing = threading.Event()
-        """The thread begins no further compaction. Set before `_stop`."""
+        """The thread does what is due, and ends; if `_stop` is set too, it ends at once."""
         self._growth = writer.maintenance.compaction
         self._pause = 0.0
         self._advised = False
@@ -211,26 +211,13 @@ class Compactor:
         return self._compact(automatic=False)
 
     def finish(self, limit_s: float) -> None:
-        """Before `stop`: wait for an automatic compaction that runs, and do one more if it is due,
+        """Before `stop`: wait for an automatic compaction that runs, and for one more if it is due,
         so that the next open has little to read. Together they take at most `limit_s` seconds, and
-        nothing is begun that would take longer. An error is only logged."""
-        if not self.is_automatic or limit_s <= 0 or self.statistics.error:
-            return
-        end = self._clock.monotonic() + limit_s
-        self._closing.set()
-        self.worker.stopping.set()
-        self._growth.wake.set()
-        error = ""
-        if self._fits(limit_s) and self.worker.stop(limit_s):
-            late = threading.Timer(max(end - self._clock.monotonic(), 0), self._end)
-            late.daemon = True
-            late.start()
-            try:
-                error = self._look(self.worker)
-            finally:
-                late.cancel()
-        if error:
-            _log.warning("%s was not compacted when it was closed: %s", self._writer.log, error)
+        nothing is begun that would take longer."""
+        if self.is_automatic and limit_s > 0 and not self.statistics.error and self._fits(limit_s):
+            self._closing.set()
+            self._growth.wake.set()
+            self.worker.stop(limit_s)
 
     def _fits(self, limit_s: float) -> bool:
         """Whether there is something to compact, and so little that it can end in time."""
@@ -244,17 +231,13 @@ class Compactor:
 
     def stop(self) -> None:
         """End a running compaction, and the thread."""
+        self._stop.set()
         self._closing.set()
         self.worker.stopping.set()
-        self._end()
         self._growth.wake.set()
-        self.worker.stop()
-
-    def _end(self) -> None:
-        """End a running compaction; no other can begin."""
-        self._stop.set()
         if self._process is not None:
             self._process.stop()
+        self.worker.stop()
 
     @property
     def _written(self) -> int:
@@ -341,15 +324,17 @@ class Compactor:
     # ---- automatic ----
 
     def _turn(self, worker: Worker) -> bool:
-        if self._closing.wait(self._pause):
+        if not self._closing.wait(self._pause):
+            while self._written < self._growth.at and not self._closing.is_set():
+                self._growth.wake.wait()
+                self._growth.wake.clear()  # first: `stop` sets it after it has set `_closing`
+        if self._stop.is_set():
             return False
-        while self._written < self._growth.at:
-            self._growth.wake.wait()
-            self._growth.wake.clear()  # first: `stop` sets it after it has set `_closing`
-            if self._closing.is_set():
-                return False
         before, self._pause = self._pause, 0.0
+        closing = self._closing.is_set()
         error = self._look(worker)
+        if self._closing.is_set() and not closing and not error:
+            error = self._look(worker)  # it has grown meanwhile
         if error and error != self.statistics.error:
             _log.warning(
                 "%s was not compacted, and grows until it can be: %s", self._writer.log, error

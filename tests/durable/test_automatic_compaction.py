@@ -134,6 +134,7 @@ def test_a_stop_is_not_missed_between_two_looks(memory: MemoryStore) -> None:
             def clear(self) -> None:
                 if not self.stopped:
                     self.stopped = True
+                    compactor._stop.set()
                     compactor._closing.set()
                     self.set()
                 super().clear()
