@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -154,17 +154,67 @@ def test_agents_accept_the_rendered_settings(values: Path) -> None:
     AgentConfig.from_mapping(agent_toml(rendered(values)), node="pod-0")
 
 
+HOSTILE: dict[str, Any] = {
+    "endpoint_url": "http://minio:9000",
+    "a key.of": "quotes \" ' \\ <&> \n \t \r ü 😀",
+    "": "an empty key",
+    'key " \\ \n': "\x01\x07\x0b\x1b\x85\u2028\ufeff {{ .Values }} ${HOME}",
+    "config": {"retries": {"max": 1000000}, "part": 0.25, "path": True, "names": ["a", 1]},
+    "tables": [{"a": [{"b": []}]}, {}],
+    "empty": {},
+    "numbers": [0, -1, 1e-07, 2**53, 1e300, -1e300, 2.5],
+}
+
+
+def with_settings(folder: Path, agent: dict[str, Any]) -> Path:
+    """A file of values."""
+    values = folder / "values.yaml"
+    values.write_text(yaml.safe_dump({"agent": agent}))
+    return values
+
+
 def test_tables_of_settings_are_toml(tmp_path: Path) -> None:
-    """As of `storage_options`. Helm reads numbers as floats, and its JSON is not TOML."""
-    given = {
-        "endpoint_url": "http://minio:9000",
-        "a key": 'quotes " \\ <&> \n ü',
-        "config": {"retries": {"max": 1000000}, "part": 0.25, "path": True, "names": ["a", 1]},
-        "empty": {},
+    """Helm reads numbers as floats, and its JSON is not TOML."""
+    tables = {"storage_options": HOSTILE, "wal_dir_options": {"none": None, "key": "k"}}
+    made = agent_toml(rendered(with_settings(tmp_path, {"settings": tables})))
+    assert made["storage_options"] == HOSTILE
+    assert made["wal_dir_options"] == {"key": "k"}
+    assert type(made["storage_options"]["config"]["retries"]["max"]) is int
+
+
+def test_the_agent_checks_hostile_settings(tmp_path: Path) -> None:
+    """`imap-wal agent --check` reads what Helm rendered."""
+    agent = {
+        "settings": {"storage_options": HOSTILE, "allow_uids": [10001], "max_maps": 1000000},
+        "log": {"archive_interval_s": 600, "segment_bytes": 2**30, "file_mode": "0640"},
     }
-    values = tmp_path / "values.yaml"
-    values.write_text(json.dumps({"agent": {"settings": {"storage_options": given}}}))
-    assert agent_toml(rendered(values))["storage_options"] == given
+    sets = ("--set", "log.url=s3://bucket/maps")
+    documents = rendered(with_settings(tmp_path, agent), *sets)
+    config = tmp_path / "agent.toml"
+    config.write_text(one(documents, "ConfigMap")["data"]["agent.toml"])
+    done = subprocess.run(
+        [Path(sys.executable).parent / "imap-wal", "agent", "--config", config, "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    read = AgentConfig.from_toml(config, node="pod-0")
+    assert (read.storage_options, read.max_maps) == (HOSTILE, 1000000)
+    assert (read.log.segment_bytes, read.log.file_mode) == (2**30, "0640")
+
+
+def test_a_table_set_on_the_command_line_is_toml() -> None:
+    sets = ("--set", "agent.settings.storage_options.endpoint_url=http://minio:9000")
+    assert agent_toml(rendered(DEFAULT, *sets))["storage_options"] == {
+        "endpoint_url": "http://minio:9000"
+    }
+
+
+def test_a_setting_that_is_null_is_left_out(tmp_path: Path) -> None:
+    agent = {"settings": {"max_maps": None}, "log": {"archive_interval_s": None}}
+    made = agent_toml(rendered(with_settings(tmp_path, agent)))
+    assert "max_maps" not in made and made["log"] == {}
 
 
 def test_members_have_the_map_section_that_the_command_prints() -> None:

@@ -187,34 +187,44 @@ key = "/etc/imap-wal/keys/agent.key"
 clients = "/etc/imap-wal/keys/clients.toml"
 {{- end }}
 {{- range $name, $value := .Values.agent.settings }}
+{{- if not (kindIs "invalid" $value) }}
 {{ $name }} = {{ include "imap-wal.tomlValue" $value }}
+{{- end }}
 {{- end }}
 
 [log]
 {{- range $name, $value := .Values.agent.log }}
+{{- if not (kindIs "invalid" $value) }}
 {{ $name }} = {{ include "imap-wal.tomlValue" $value }}
+{{- end }}
 {{- end }}
 {{- end -}}
 
-{{- /* Numbers of YAML are floats to Helm: 600 and not 600.0 or 6e+02. Strings of JSON are strings
-of TOML; its objects are not tables. */ -}}
+{{- /* Numbers of YAML are floats to Helm: 600 and not 600.0 or 6e+02; one that int64 does not hold
+stays a float. Strings of JSON are strings of TOML, and one character that would end a line of YAML
+is escaped; its objects are not tables. TOML has no null: a field that is null is left out. */ -}}
 {{- define "imap-wal.tomlValue" -}}
-{{- if and (kindIs "float64" .) (eq (floor .) .) -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) (lt . 9.2e18) (gt . -9.2e18) -}}
 {{ int64 . }}
 {{- else if kindIs "map" . -}}
 {{- $fields := list -}}
 {{- range $name, $value := . -}}
 {{- if not (kindIs "invalid" $value) -}}
-{{- $fields = append $fields (printf "%s = %s" (toJson $name) (include "imap-wal.tomlValue" $value)) -}}
+{{- $fields = append $fields (printf "%s = %s" (include "imap-wal.tomlValue" $name) (include "imap-wal.tomlValue" $value)) -}}
 {{- end -}}
 {{- end -}}
 { {{ join ", " $fields }} }
 {{- else if kindIs "slice" . -}}
 {{- $items := list -}}
 {{- range . -}}
+{{- if kindIs "invalid" . -}}
+{{- fail "agent.settings, agent.log: a list has null, which TOML cannot write; leave it out" -}}
+{{- end -}}
 {{- $items = append $items (include "imap-wal.tomlValue" .) -}}
 {{- end -}}
 [{{ join ", " $items }}]
+{{- else if kindIs "string" . -}}
+{{ toJson . | replace "\u0085" "\\u0085" }}
 {{- else -}}
 {{ toJson . }}
 {{- end -}}
