@@ -16,6 +16,7 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.version import VERSION
 from rewrite_cli.local_cluster import hazelcast_yaml
 from rewrite_cli.local_cluster.launcher import JVM_FLAGS
+from tests.chart import settings_schema
 from tests.chart.rendering import (
     CHART,
     ROOT,
@@ -303,6 +304,15 @@ def test_every_member_names_the_agents_of_all_pods() -> None:
         (["log.volume.enabled=false"], "there is no root for the logs"),
         (["log.volume.accessMode=ReadWriteOnce"], "3 members need one volume"),
         (["log.url=file:///mnt/elsewhere"], "not on the volume of the logs"),
+        (["log.url=file:///var/lib/imap-wal-2"], "not on the volume of the logs"),
+        (["log.url=file:///data/external"], "it is mounted at /var/lib/imap-wal"),
+        (["log.url=file:///var/lib/imap-wal", "mode=sidecar-only"], "it is mounted at /data/ext"),
+        (["log.url=/var/lib/imap-wal"], "not a URL: write file:///var/lib/imap-wal"),
+        (["log.url=file:/var/lib/imap-wal"], "not a URL: write file:///var/lib/imap-wal"),
+        (["log.walDir=wal"], "log.walDir is wal, which is not a URL"),
+        (["log.url=local:///var/lib/imap-wal"], "only one pod can read"),
+        (["log.url=memory://maps"], "only one pod can read"),
+        (["rewrite.enabled=true", "agent.settings.storage_options.a=b"], "log.credentials"),
         (["curve.enabled=true"], "curve.enabled needs"),
         (["log.localDisk.enabled=true"], "log.localDisk needs curve.enabled"),
         (["log.localDisk.enabled=true", "curve.enabled=true", "mode=sidecar-only"], "it excludes"),
@@ -315,6 +325,15 @@ def test_every_member_names_the_agents_of_all_pods() -> None:
         (["cluster.mapStoreProperties.copy-agents=a"], "the chart writes this property"),
         (["mode=sidecar-only", "token.existingSecret=a"], "mounts no Secrets"),
         (["agent.settings.url=s3://b"], "the chart writes this setting"),
+        (["agent.settings.max_map=5"], "max_map is not allowed"),
+        (["agent.settings.segment_bytes=5"], "segment_bytes is not allowed"),
+        (["agent.log.encryption_key=env:A"], "encryption_key is not allowed"),
+        (["agent.settings.max_maps=many"], "Expected: [integer,null], given: string"),
+        (["agent.log.segment_bytes=1.5"], "Expected: [integer,null]"),
+        (["agent.log.durability=allways"], '"always", "interval", "os", "async"'),
+        (["agent.log.preallocate=yes"], "Expected: [boolean,null], given: string"),
+        (["agent.settings.storage_options=a"], "Expected: [object,null], given: string"),
+        (["agent.settings.allow_uids[0]=a"], "allow_uids.0: Invalid type. Expected: integer"),
         (["cluster.replicas=0"], "cluster"),
         (["mode=operator"], "mode"),
         (["replicaCount=5"], "replicaCount"),
@@ -343,6 +362,30 @@ def test_the_job_reads_an_encrypted_log() -> None:
     job = pods(rendered(SPARK, "--set", "agent.log.encryption_keys=env:KEYS"))[1]
     for container in (*job["initContainers"], *job["containers"]):
         assert {"name": "IMAP_WAL_ENCRYPTION_KEYS", "value": "env:KEYS"} in container["env"]
+
+
+def test_the_schema_has_the_settings_of_the_agent() -> None:
+    """If not: python -m tests.chart.settings_schema"""
+    assert settings_schema.FILE.read_text() == settings_schema.generated()
+
+
+@pytest.mark.parametrize(
+    ("sets", "folder"),
+    [
+        (["log.url=file:///var/lib/imap-wal"], "/var/lib/imap-wal"),
+        (["log.url=file:///var/lib/imap-wal/maps/"], "/var/lib/imap-wal"),
+        (["log.url=file:///data/external/maps", "mode=sidecar-only"], "/data/external"),
+        (["log.url=s3://b/maps", "log.walDir=file:///var/lib/imap-wal/wal"], "/var/lib/imap-wal"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_place_on_the_volume_mounts_it(sets: list[str], folder: str) -> None:
+    """In pods of the rewrite too."""
+    options = [part for each in [*sets, "rewrite.enabled=true"] for part in ("--set", each)]
+    documents = rendered(DEFAULT, *options)
+    job = pods([one(documents, "CronJob")])[0]
+    for container in (*job["initContainers"], *job["containers"]):
+        assert {"name": "log", "mountPath": folder} in container["volumeMounts"]
 
 
 COMPOSE = ROOT / "examples" / "compose"

@@ -85,14 +85,21 @@ ipc:///run/imap-wal/agent.sock
 
 {{- /* Checks that the schema cannot express. */ -}}
 {{- define "imap-wal.check" -}}
+{{- $root := include "imap-wal.root" . -}}
+{{- range $name, $place := dict "log.url" .Values.log.url "log.walDir" .Values.log.walDir -}}
+{{- if and $place (not (contains "://" $place)) -}}
+{{- fail (printf "%s is %s, which is not a URL: write file://%s for the volume of the logs, or s3://bucket/maps for an object store" $name $place $root) -}}
+{{- end -}}
+{{- if regexMatch "^(local|memory|objects\\+file)://" $place -}}
+{{- fail (printf "%s is %s, which only one pod can read, and all agents must read it: write file://%s for the volume of the logs" $name $place $root) -}}
+{{- end -}}
+{{- if and (hasPrefix "file://" $place) (not (hasPrefix (printf "file://%s/" $root) (printf "%s/" $place))) -}}
+{{- fail (printf "%s is %s, which is not on the volume of the logs: with mode %s, it is mounted at %s" $name $place $.Values.mode $root) -}}
+{{- end -}}
+{{- end -}}
 {{- $file := or (not .Values.log.url) (hasPrefix "file:" .Values.log.url) (hasPrefix "file:" .Values.log.walDir) -}}
 {{- if and $file (not .Values.log.volume.enabled) -}}
 {{- fail "there is no root for the logs: set log.url to an object store (s3://bucket/maps), or log.volume.enabled to true. All agents read the logs of all nodes, so a pod's own disk alone is not enough (log.localDisk needs such a root too)." -}}
-{{- end -}}
-{{- range list .Values.log.url .Values.log.walDir -}}
-{{- if and (hasPrefix "file:" .) (not (or (hasPrefix "file:///var/lib/imap-wal" .) (hasPrefix "file:///data/external" .))) -}}
-{{- fail (printf "%s is not on the volume of the logs, which is mounted at /var/lib/imap-wal (sidecar-only: /data/external)" .) -}}
-{{- end -}}
 {{- end -}}
 {{- if and .Values.log.volume.enabled $file (gt (int .Values.cluster.replicas) 1) (not .Values.log.volume.existingClaim) (ne .Values.log.volume.accessMode "ReadWriteMany") -}}
 {{- fail (printf "log.volume.accessMode is %s, and %d members need one volume: set ReadWriteMany, or cluster.replicas to 1, or log.url to an object store" .Values.log.volume.accessMode (int .Values.cluster.replicas)) -}}
@@ -121,6 +128,11 @@ ipc:///run/imap-wal/agent.sock
 {{- end -}}
 {{- if and .Values.log.localDisk.enabled .Values.rewrite.enabled -}}
 {{- fail "rewrite.enabled: the job reads the root alone, and with log.localDisk it fails while agents run. Run imap-wal rewrite --partial instead" -}}
+{{- end -}}
+{{- range list "storage_options" "wal_dir_options" -}}
+{{- if and $.Values.rewrite.enabled (get $.Values.agent.settings .) -}}
+{{- fail (printf "agent.settings.%s: the rewrite job does not get these options. Put them into log.credentials, or into variables of agent.env that the driver reads (AWS_ENDPOINT_URL)" .) -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.log.localDisk.enabled (or .Values.log.walDir (eq .Values.mode "sidecar-only")) -}}
 {{- fail "log.localDisk has the segments: it excludes log.walDir, and mode sidecar-only, whose pods are of another chart" -}}
