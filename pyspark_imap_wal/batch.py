@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from imap_wal.errors import InvalidSetting
+from imap_wal.read.beginning import began_after
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import FileScan, Metadata
+from imap_wal.read.map_names import NAMES_MAX, why_no_map
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.schemas import schemas_of
@@ -31,7 +34,7 @@ from pyspark_imap_wal.options import (
     known,
 )
 from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS
-from storage_backends import NotFound
+from storage_backends import NotFound, SegmentStore
 
 T = TypeVar("T")
 _ARROW = {
@@ -83,26 +86,33 @@ class ClusterReader(DataSourceReader):
         return Pushes(self._filters)
 
     def partitions(self) -> list[InputPartition]:
-        """The tasks of a query. Raises `InvalidSetting` if there is no log, because no
-        rows would look like an empty one, or if the options do not fit the clusters."""
+        """The tasks of a query. Raises `InvalidSetting` if the options do not fit the clusters, and
+        if they name a log, map, node or moment that does not exist: no rows would look like an
+        empty map."""
         options, filters = self._options, self._filters
         store = open_store(known(options.path))
         try:
-            namespaces = filters.only("namespace", options.namespaces)
-            found = clusters_of(store, namespaces, filters.only("cluster", options.clusters))
-            if not found and not clusters_of(store, options.namespaces, options.clusters):
-                raise InvalidSetting(
-                    f"there is no log under {options.path}: check the path, and the options "
-                    "namespace and cluster"
-                )
-            self._check(found)
-            made = [task for names in found for task in self._planned(ClusterLog(store, *names))]
+            every = logs_of(store, options)
+            demand_known(options, every)
+            namespaces, clusters = filters.only("namespace", ()), filters.only("cluster", ())
+            found = [
+                log
+                for log in every
+                if (not namespaces or log.namespace in namespaces)
+                and (not clusters or log.cluster in clusters)
+            ]
+            self._check([(log.namespace, log.cluster) for log in found])
+            made = [task for log in found for task in self._planned(log)]
+            self._demand_begun(every)  # whatever the filters: Spark may keep them for itself
         finally:
             store.close()
         return made or [self._nothing()]  # Spark requires at least one
 
     def _check(self, clusters: Sequence[tuple[str, str]]) -> None:
         """Refuse clusters that do not fit the options."""
+
+    def _demand_begun(self, logs: Sequence[ClusterLog]) -> None:
+        """Refuse a moment before the first entry of all logs."""
 
     def _planned(self, log: ClusterLog) -> list[InputPartition]:
         return planned_again(lambda: list(self._of_cluster(log)))
@@ -123,6 +133,24 @@ class ImapWalReader(ClusterReader):
 
     def _nothing(self) -> InputPartition:
         return FilePartition("", "", [], (), self._options.path)
+
+    def _demand_begun(self, logs: Sequence[ClusterLog]) -> None:
+        as_of = self._options.as_of
+        if as_of is None or as_of.time_ms is None:
+            return
+        maps, time_ms = self._options.maps or None, as_of.time_ms
+
+        def began(log: ClusterLog) -> int | None:
+            state = log.state().demand(self._options.recovery_policy)
+            return began_after(log, at_time(log, state, time_ms, maps).state, maps, time_ms)
+
+        first = [planned_again(partial(began, log)) for log in logs]
+        times = [time for time in first if time is not None]
+        if times and len(times) == len(first):
+            raise InvalidSetting(
+                f"there is no entry at or before this as_of, {time_ms} (Unix ms); the first one is "
+                f"of {min(times)}: ask for a later moment"
+            )
 
     def _of_cluster(self, log: ClusterLog) -> Iterator[InputPartition]:
         options, filters = self._options, self._filters
@@ -174,6 +202,41 @@ class ImapWalReader(ClusterReader):
             filters,
             metadata,
         )
+
+
+def logs_of(store: SegmentStore, options: Options) -> list[ClusterLog]:
+    """The logs that the options name. Raises `InvalidSetting` if there is none."""
+    found = clusters_of(store, options.namespaces, options.clusters)
+    if not found:
+        there = ["/".join(names) for names in clusters_of(store)]
+        other = f"; found: {_some(there)}" if there else ""
+        raise InvalidSetting(
+            f"there is no log under {options.path}: check the path, and the options namespace and "
+            f"cluster{other}"
+        )
+    return [ClusterLog(store, *names) for names in found]
+
+
+def demand_known(options: Options, logs: Sequence[ClusterLog]) -> None:
+    """Raises `InvalidSetting` if none of the logs has a map or a node that the options name."""
+    if options.nodes:
+        manifests = [log.manifest() for log in logs]
+        nodes = {name for manifest in manifests for name in manifest.nodes}
+        absent = sorted(set(options.nodes) - nodes)
+        # Snapshots still have entries of forgotten nodes.
+        if absent and not any(manifest.forgotten for manifest in manifests):
+            raise InvalidSetting(
+                f"there is no node {', '.join(map(repr, absent))} under {options.path}; found: "
+                f"{_some(sorted(nodes)) or 'none'}"
+            )
+    why = why_no_map(logs, options.maps, may_be_new=True)
+    if why:
+        raise InvalidSetting(f"{options.path}: {why}")
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f", and {len(names) - NAMES_MAX:,} more" if len(names) > NAMES_MAX else ""
+    return f"{', '.join(names[:NAMES_MAX])}{more}"
 
 
 def schema_of(kinds: dict[str, str]) -> Any:

@@ -1,8 +1,10 @@
-"""Which maps a log has, without reading more of it than needed."""
+"""Which maps a log has, without reading more of it than needed: an empty result of a name that does
+not exist would look like an empty map."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from difflib import get_close_matches
 
 from imap_wal.entry import MAP
 from imap_wal.errors import LogError
@@ -12,6 +14,9 @@ from imap_wal.read.scan import read_scan
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
 from storage_backends import NotFound
+
+NAMES_MAX = 20
+"""Maps that an error names."""
 
 
 class MapNames:
@@ -60,3 +65,34 @@ class MapNames:
             # The command reports damage itself. Maps of an archived or removed file may be missing.
             except (LogError, NotFound):
                 self.complete = False
+
+
+def why_no_map(
+    logs: Iterable[ClusterLog], wanted: Collection[str], *, may_be_new: bool = False
+) -> str:
+    """The maps that none of the logs has, with those that they have, as text for an error. "": they
+    have all of them, or a file that cannot be read may have them. `may_be_new`: also if the logs
+    have no map at all.
+
+    Raises:
+        StorageError: The storage failed.
+        EncryptionError: The keys do not fit a file.
+    """
+    left = set(wanted)
+    every = [MapNames(log) for log in logs]
+    for names in every:
+        if not left or names.has(left):
+            return ""
+        left -= names.known
+    if not left or not all(names.complete for names in every):
+        return ""
+    there = sorted(set().union(*(names.known for names in every)))
+    if may_be_new and not there:
+        return ""
+    near = [near for name in sorted(left) for near in get_close_matches(name, there, 1)]
+    guess = f"; did you mean {near[0]!r}?" if near else ""
+    more = f", and {len(there) - NAMES_MAX:,} more" if len(there) > NAMES_MAX else ""
+    return (
+        f"no map {', '.join(map(repr, sorted(left)))}; found: "
+        f"{', '.join(there[:NAMES_MAX]) or 'none'}{more}{guess}"
+    )

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import wraps
 from itertools import islice
 from pathlib import Path
@@ -21,7 +20,7 @@ from imap_wal.errors import InvalidSetting, LogError
 from imap_wal.inspect.inventory import ClusterView, take_inventory
 from imap_wal.manifest.older import RESTORE_ADVICE, RESTORE_UNFINISHED
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.map_names import MapNames
+from imap_wal.read.map_names import why_no_map
 from imap_wal.security.credentials import Credentials
 from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
@@ -77,9 +76,6 @@ class Endpoint(ParamType[str]):
             )
         return str(value)
 
-
-NAMES_MAX = 20
-"""Maps that an error names."""
 
 _WAL_DIR = (
     "Where the segments are. Needed if they are on another kind of storage or another server "
@@ -161,22 +157,10 @@ class Selection:
     def _demand_maps(self, store: SegmentStore, found: list[ClusterView]) -> None:
         """`Failed` for a map that none of the logs has: an empty result would look like an empty
         map. Damaged files may have it; then the command itself reports the damage."""
-        left = set(self.maps)
-        logs = [MapNames(ClusterLog(store, view.namespace, view.cluster)) for view in found]
-        for names in logs:
-            if left and names.has(left):
-                return
-            left -= names.known
-        if not left or not all(names.complete for names in logs):
-            return
-        there = sorted(set().union(*(names.known for names in logs)))
-        near = [near for name in sorted(left) for near in get_close_matches(name, there, 1)]
-        guess = f"; did you mean {near[0]!r}?" if near else ""
-        more = f", and {len(there) - NAMES_MAX:,} more" if len(there) > NAMES_MAX else ""
-        raise Failed(
-            f"{self.url}: no map {', '.join(map(repr, sorted(left)))}; found: "
-            f"{', '.join(there[:NAMES_MAX]) or 'none'}{more}{guess}"
-        )
+        logs = [ClusterLog(store, view.namespace, view.cluster) for view in found]
+        why = why_no_map(logs, self.maps)
+        if why:
+            raise Failed(f"{self.url}: {why}")
 
     def note_empty(self, present: Iterable[str]) -> None:
         """Name the maps of the selection that have no entries. This is no error, because all

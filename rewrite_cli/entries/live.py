@@ -16,6 +16,7 @@ from imap_wal.decoder import Decoder
 from imap_wal.entry import MAP, TIMESTAMP_MS, Row
 from imap_wal.errors import LogError
 from imap_wal.inspect.inventory import ClusterView
+from imap_wal.read.beginning import began_after
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Noted
@@ -265,18 +266,12 @@ def _read_as_of(
     )
     metadata: dict[tuple[Any, ...], None] = {}
     seen: set[str] = set()
-    records = 0
-    oldest: int | None = None
+    records = older = 0
     for changes in log.all_changes(state, selection.maps or None):
-        index.add(
-            changes.node,
-            [row for row in changes.rows if row[TIMESTAMP_MS] <= as_of_ms],
-            clears=changes.clears,
-        )
+        rows_then = [row for row in changes.rows if row[TIMESTAMP_MS] <= as_of_ms]
+        index.add(changes.node, rows_then, clears=changes.clears)
+        older += len(rows_then)
         seen.update(row[MAP] for row in changes.rows)
-        if changes.rows:
-            first = min(row[TIMESTAMP_MS] for row in changes.rows)
-            oldest = first if oldest is None else min(oldest, first)
         metadata.update(dict.fromkeys(changes.metadata))
         records += len(changes.rows)
         tell(f"{view}: {records:,} records")
@@ -291,8 +286,6 @@ def _read_as_of(
                 yield kept
 
     maps = [name for name in index.maps() if selection.wants_map(name)]
-    # A snapshot may have dropped earlier entries.
-    whole = not any(map(selection.wants_map, state.manifest.snapshots))
     return LiveCluster(
         view,
         maps,
@@ -302,7 +295,7 @@ def _read_as_of(
         list(metadata),
         clock.monotonic() - start,
         records,
-        begins_ms=oldest if whole and oldest is not None and oldest > as_of_ms else None,
+        begins_ms=None if older else began_after(log, state, selection.maps or None, as_of_ms),
     )
 
 

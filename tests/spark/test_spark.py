@@ -20,6 +20,7 @@ from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.rewrite.conflicts import Resolution
+from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.plan import Engine, prepare
 from imap_wal.rewrite.prune import prune
@@ -153,12 +154,107 @@ def test_keys_and_values_as_text(spark: Any, tmp_path: Path) -> None:
         assert row["key_text"] == "k" and "paid" in row["value_text"]
 
 
-@pytest.mark.parametrize("mode", ["raw", "latest"])
-def test_a_path_without_a_log_is_refused(spark: Any, tmp_path: Path, mode: str) -> None:
+READS = [{"mode": "raw"}, {"mode": "latest"}, {"changes": "images"}, {"table": "history"}]
+
+
+@pytest.mark.parametrize("how", [*READS, {"table": "files"}, {"table": "nodes"}], ids=str)
+def test_a_path_without_a_log_is_refused(spark: Any, tmp_path: Path, how: dict[str, str]) -> None:
     """No rows would look like an empty log."""
-    frame = spark.read.format("imap_wal").option("mode", mode).load(str(tmp_path))
     with pytest.raises(Exception, match=f"there is no log under {tmp_path}: check the path"):
-        frame.count()
+        count(spark, str(tmp_path), **how)
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> str:
+    """A log with the maps orders and sessions, of the node n1."""
+    import imap_wal
+
+    with imap_wal.open(str(tmp_path), node="n1", preallocate=False) as store:
+        store.map("orders")["k"] = 1
+        store.map("sessions")["k"] = 1
+    return str(tmp_path)
+
+
+def count(spark: Any, url: str, **options: str) -> int:
+    return int(spark.read.format("imap_wal").options(**options).load(url).count())
+
+
+@pytest.mark.parametrize("how", READS, ids=str)
+def test_a_map_that_no_log_has_is_refused(spark: Any, orders: str, how: dict[str, str]) -> None:
+    """Also beside a map that exists. The command line refuses it with the same text."""
+    for names in ("order", "order,orders"):
+        with pytest.raises(Exception, match="no map 'order'; found: orders, sessions; did you mea"):
+            count(spark, orders, map=names, **how)
+    assert count(spark, orders, map="orders", **how) == 1
+
+
+def test_unknown_clusters_and_nodes_are_refused(spark: Any, orders: str) -> None:
+    with pytest.raises(Exception, match="namespace and cluster; found: default/embedded"):
+        count(spark, orders, cluster="embeded")
+    with pytest.raises(Exception, match=r"there is no node 'n2' under .*; found: n1"):
+        count(spark, orders, node="n1,n2")
+    assert count(spark, orders, cluster="embedded", node="n1") == 2
+
+
+@pytest.mark.parametrize("mode", ["raw", "latest"])
+def test_an_as_of_before_all_entries_is_refused(spark: Any, orders: str, mode: str) -> None:
+    with pytest.raises(Exception, match=r"no entry at or before this as_of, 1000 .*: ask for"):
+        count(spark, orders, mode=mode, as_of="1000")
+    assert count(spark, orders, mode=mode, as_of="2100-01-01") == 2
+
+
+def test_an_as_of_before_a_younger_cluster_is_allowed(spark: Any, orders: str) -> None:
+    import imap_wal
+    from imap_wal.clock import SystemClock
+
+    with imap_wal.open(orders, cluster="young", clock=SystemClock(3_600_000)) as store:
+        store.map("orders")["k"] = 1
+    soon = str(SystemClock().now_ms() + 60_000)
+    assert count(spark, orders, mode="latest", as_of=soon) == 2
+    with pytest.raises(Exception, match="no entry at or before this as_of"):
+        count(spark, orders, mode="latest", as_of=soon, cluster="young")
+
+
+@pytest.mark.parametrize("pushed", ["true", "false"])
+def test_a_filter_that_no_row_passes_gives_no_rows(spark: Any, orders: str, pushed: str) -> None:
+    """A filter is no option: it is about rows."""
+    name = "spark.sql.python.filterPushdown.enabled"
+    before = spark.conf.get(name)
+    spark.conf.set(name, pushed)
+    try:
+        raw = spark.read.format("imap_wal").load(orders)
+        for condition in ("map = 'order'", "cluster = 'none'", "node = 'none'"):
+            assert raw.where(condition).count() == 0
+        then = spark.read.format("imap_wal").option("as_of", "1000").load(orders)
+        with pytest.raises(Exception, match="no entry at or before this as_of"):
+            then.where("map = 'orders' and cluster = 'none'").count()
+    finally:
+        spark.conf.set(name, before)
+
+
+def test_empty_logs_and_maps_give_no_rows(spark: Any, tmp_path: Path) -> None:
+    """A log without entries; a map whose entries were deleted, rewritten and pruned; and one that
+    was dropped. These names exist."""
+    import imap_wal
+
+    with imap_wal.open(str(tmp_path / "empty"), node="n1", preallocate=False):
+        pass
+    for how in READS:
+        assert count(spark, str(tmp_path / "empty"), map="orders", **how) == 0
+    assert count(spark, str(tmp_path / "empty"), mode="latest", as_of="2100-01-01") == 0
+    url = str(tmp_path / "log")
+    with imap_wal.open(url, node="n1", preallocate=False) as store:
+        for name in ("orders", "dropped"):
+            store.map(name)["k"] = 1
+            del store.map(name)["k"]
+    assert count(spark, url, mode="latest", map="orders") == 0
+    log = ClusterLog(open_store(url), "default", "embedded")
+    run(log, LocalEngine(SMALL))
+    drop_map(log, "dropped")
+    prune(log)
+    for mode in ("raw", "latest"):
+        assert count(spark, url, mode=mode, map="dropped") == 0
+        assert count(spark, url, mode=mode, map="orders") == 0
 
 
 @settings(
