@@ -29,7 +29,7 @@ The reader `HISTORY` is the log's own: it keeps what reads of former moments nee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -47,10 +47,15 @@ HISTORY = "history"
 ATTEMPTS = 8
 
 
-def readers_of(store: SegmentStore, cluster_folder: str) -> dict[str, ReaderManifest]:
-    """Name → the state of every reader for which something is kept."""
+def readers_of(
+    store: SegmentStore, cluster_folder: str, forgotten: Collection[str] = ()
+) -> dict[str, ReaderManifest]:
+    """Name → the state of every reader for which something is kept, as if those of `forgotten` were
+    forgotten."""
     found = {}
     for name in _names(store, cluster_folder):
+        if name in forgotten:
+            continue
         number, reader = _read(store, cluster_folder, name)
         if number and not reader.forgotten:
             found[name] = reader
@@ -105,26 +110,38 @@ def _with_advice(error: LogError, name: str) -> CorruptLog:
     )
 
 
-def read_by_all(store: SegmentStore, cluster_folder: str, node: str, end: Position) -> Position:
-    """The position up to which no reader needs a node's entries; `end` without readers."""
-    readers = readers_of(store, cluster_folder).values()
+def read_by_all(
+    store: SegmentStore,
+    cluster_folder: str,
+    node: str,
+    end: Position,
+    forgotten: Collection[str] = (),
+) -> Position:
+    """The position up to which no reader needs a node's entries; `end` without readers.
+    `forgotten`: as in `readers_of`."""
+    readers = readers_of(store, cluster_folder, forgotten).values()
     return min((reader.kept_above(node) for reader in readers), default=end)
 
 
 def kept_files(
-    store: SegmentStore, cluster_folder: str, manifest: ClusterManifest, attempts: int = ATTEMPTS
+    store: SegmentStore,
+    cluster_folder: str,
+    manifest: ClusterManifest,
+    forgotten: Collection[str] = (),
+    attempts: int = ATTEMPTS,
 ) -> set[str]:
-    """The snapshot files that a reader needs. `manifest`: the cluster's, read before this call."""
+    """The snapshot files that a reader needs. `manifest`: the cluster's, read before this call.
+    `forgotten`: as in `readers_of`."""
     try:
         return {
             path
-            for reader in readers_of(store, cluster_folder).values()
+            for reader in readers_of(store, cluster_folder, forgotten).values()
             for path, _ in reader.kept_files(manifest)
         }
     except NotFound:  # a reader published or was forgotten meanwhile, so its lists are deleted
         if not attempts:
             raise
-    return kept_files(store, cluster_folder, manifest, attempts - 1)
+    return kept_files(store, cluster_folder, manifest, forgotten, attempts - 1)
 
 
 def bases_of_history(store: SegmentStore, cluster_folder: str) -> tuple[Base, ...]:

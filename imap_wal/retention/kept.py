@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from imap_wal import layout
@@ -58,15 +58,15 @@ class KeptFor:
         )
 
 
-def kept_for_readers(log: ClusterLog) -> tuple[KeptFor, ...]:
-    """For every registered reader, by name. Reads manifests and listings only. Raises the errors of
-    `ClusterLog.state`."""
+def kept_for_readers(log: ClusterLog, forgotten: Collection[str] = ()) -> tuple[KeptFor, ...]:
+    """For every registered reader except those of `forgotten`, by name. Reads manifests and
+    listings only. Raises the errors of `ClusterLog.state`."""
     if not log.store.folders(layout.readers_folder(log.folder)):
         return ()
     state = log.state()
     return tuple(
         _kept_for(log, state, name, reader)
-        for name, reader in sorted(readers_of(log.store, log.folder).items())
+        for name, reader in sorted(readers_of(log.store, log.folder, forgotten).items())
     )
 
 

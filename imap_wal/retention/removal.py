@@ -63,15 +63,17 @@ def plan_removal(
     complete: Position = START,
     writing: int = 2**62,
     linked: bool = True,
+    forgotten: Collection[str] = (),
 ) -> Removal:
     """The files whose entries are all at or below `upto` and, unless `covered` is None, at or below
     their map's position in `covered` and read by every reader (`imap_wal.manifest.readers`).
     `complete`: all entries of segments that end at or below it are of maps in `covered`, and are
     covered. `writing`: number of the first segment that is not sealed. `linked`: False omits files
-    reached through a symbolic link: they would be removed from the manifest, but not deleted."""
+    reached through a symbolic link: they would be removed from the manifest, but not deleted.
+    `forgotten`: readers that do not count."""
     known = min(complete, node.manifest.checkpoint, upto)
     if covered is not None:
-        read = readers.read_by_all(store, layout.cluster_of(node.folder), node.name, END)
+        read = readers.read_by_all(store, layout.cluster_of(node.folder), node.name, END, forgotten)
         covered = {name: min(position, read) for name, position in covered.items()}
         known = min(known, read)
     archives, kept = list(node.manifest.archives_ending_by(upto)), set[str]()
@@ -112,9 +114,15 @@ def plan_removal(
     return Removal(gone, tuple(segments), tuple(summaries))
 
 
-def plan_covered(store: SegmentStore, state: ClusterState, name: str, writing: int) -> Removal:
+def plan_covered(
+    store: SegmentStore,
+    state: ClusterState,
+    name: str,
+    writing: int,
+    forgotten: Collection[str] = (),
+) -> Removal:
     """The files of a node whose entries are all covered by a snapshot, and that can be deleted:
-    none that is reached through a link."""
+    none that is reached through a link. `forgotten`: as in `plan_removal`."""
     node, covered = state.nodes[name], state.covered(name)
     return plan_removal(
         store,
@@ -124,6 +132,7 @@ def plan_covered(store: SegmentStore, state: ClusterState, name: str, writing: i
         complete=_known_complete(state, node),
         writing=writing,
         linked=False,
+        forgotten=forgotten,
     )
 
 

@@ -91,11 +91,16 @@ def files_of(snapshot: Snapshot) -> Iterable[tuple[str, int, int]]:
 
 
 def remove_former(
-    log: ClusterLog, *, dry_run: bool = False, check: bool = True
+    log: ClusterLog,
+    *,
+    dry_run: bool = False,
+    check: bool = True,
+    forgotten: Collection[str] = (),
 ) -> tuple[StoredFile, ...]:
     """Delete the snapshot files that are not needed. Returns the deleted files. Any number of
     processes may do this at the same time. A dry run without `check` does not read the other
-    snapshots. Raises `CorruptLog` if one of these is damaged."""
+    snapshots. `forgotten`: readers that do not count. Raises
+    `CorruptLog` if one of these snapshots is damaged."""
     if not dry_run:
         # A killed rewrite leaves an unfinished file in the folder of its generation. No later
         # rewrite writes into that folder.
@@ -103,7 +108,7 @@ def remove_former(
     listed = {file.path: file for file in log.store.list(f"{log.folder}/snapshot")}
     files = [listed[path] for path in reachable(log.store, listed)]
     manifest = log.manifest()
-    kept = readers.kept_files(log.store, log.folder, manifest)
+    kept = readers.kept_files(log.store, log.folder, manifest, forgotten)
     dead = _dead(log, manifest, [file for file in files if file.path not in kept], dry_run)
     if dead:
         raised = 1 + max(dead)
@@ -115,7 +120,7 @@ def remove_former(
             return replace(now, orphan_floor=floor, generation=generation)
 
         manifest = change(manifest) if dry_run else log.manifests.update(change)
-        kept = readers.kept_files(log.store, log.folder, manifest)
+        kept = readers.kept_files(log.store, log.folder, manifest, forgotten)
     former = _Former(manifest)
     gone = tuple(file for file in files if file.path not in kept and former.has(file))
     if check or not dry_run:

@@ -9,7 +9,7 @@ archive run, or the next prune, deletes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
@@ -40,13 +40,15 @@ def prune(
     size_limit_mb: int = 0,
     skew_ms_max: int = SKEW_MS_MAX,
     unsealed: Mapping[str, int] = NOT_KNOWN,
+    forgotten: Collection[str] = (),
 ) -> PruneReport:
     """Remove covered files; with `ttl_s` (seconds) or `size_limit_mb` (MiB), only those beyond
     these limits (`imap_wal.retention.policy`). A node whose log is missing, or cannot be read here,
     is skipped (`skipped` says why), and so are files reached through a symbolic link. `check`: a
     dry run also reads the files of the snapshots. `unsealed`: node → the number of its first
     segment that is not sealed, if its writer passes it; otherwise the newest segment is kept,
-    because it may be in use. `skew_ms_max`: in milliseconds.
+    because it may be in use. `skew_ms_max`: in milliseconds. `forgotten`: readers for
+    which nothing is kept, as if they were forgotten before.
 
     Raises `CorruptLog` for a damaged or missing file of a snapshot; nothing that it covers is
     removed then. With `ttl_s`, raises `InvalidSetting` if this machine's clock differs from the
@@ -60,7 +62,9 @@ def prune(
     for name in sorted(state.nodes):
         if name not in state.nodes:
             continue  # it was forgotten, or its disk is away, since `state` was first read
-        state, removal = _planned(log, state, name, unsealed.get(name), ttl_s, size_limit_mb)
+        state, removal = _planned(
+            log, state, name, unsealed.get(name), ttl_s, size_limit_mb, forgotten
+        )
         node = state.nodes[name]
         if check or not dry_run:
             demand_whole(log, state.manifest, removal.maps)
@@ -75,7 +79,7 @@ def prune(
         total += sum(sizes[path] for path in gone)
     if not dry_run:
         _drop_lifetimes(log)
-    orphans = remove_former(log, dry_run=dry_run, check=check)
+    orphans = remove_former(log, dry_run=dry_run, check=check, forgotten=forgotten)
     return PruneReport(
         namespace=log.namespace,
         cluster=log.cluster,
@@ -85,7 +89,7 @@ def prune(
         bytes=total + sum(file.size for file in orphans),
         skipped=state.missing,
         dry_run=dry_run,
-        kept=kept_for_readers(log),
+        kept=kept_for_readers(log, forgotten),
     )
 
 
@@ -96,6 +100,7 @@ def _planned(
     unsealed: int | None,
     ttl_s: int,
     size_limit_mb: int,
+    forgotten: Collection[str],
 ) -> tuple[ClusterState, Removal]:
     """What to remove of a node, and the state by which it was planned: a newer one, if the node's
     manifest has named other list files for longer than those of `state` are kept."""
@@ -104,7 +109,11 @@ def _planned(
         newest = node.segments[-1].number if node.segments else 0
         try:
             removal = plan_covered(
-                log.store, state, name, writing=newest if unsealed is None else unsealed
+                log.store,
+                state,
+                name,
+                writing=newest if unsealed is None else unsealed,
+                forgotten=forgotten,
             )
             if ttl_s or size_limit_mb:
                 removal = part_to_remove(log, node, removal, ttl_s, size_limit_mb)

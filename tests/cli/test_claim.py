@@ -63,6 +63,18 @@ def test_without_yes_nothing_is_claimed(run: Run, tmp_path: Path) -> None:
         assert old.put(a="1")[0] == "ack"
 
 
+def test_no_token_is_added_before_the_question(run: Run, url: str, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a" * 40)
+    token.chmod(0o600)
+    asked = run("claim", url, "--add-token", token, "--force")
+    assert asked.code == 2 and "Take the log" in asked.err
+    assert "audit" not in asked.err
+    assert run("claim", url, "-o", "json").json["clusters"][0]["tokens"] == 0
+    added = run("claim", url, "--add-token", token, "-o", "json")
+    assert added.json["clusters"][0]["tokens"] == 1
+
+
 def test_claim_leaves_a_log_without_members_unchanged(run: Run, tmp_path: Path) -> None:
     """No member ever had this log."""
     one = config(tmp_path, "n1")

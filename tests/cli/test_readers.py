@@ -94,13 +94,37 @@ def test_a_reader_is_forgotten_only_after_the_question(run: Run, tmp_path: Path)
         store.map("orders")["k"] = 1
         store.compact()
     storage = open_store(str(url))
-    planned = run("prune", url, "--dry-run", "--forget-reader", "history")
-    assert "would forget reader 'history'" in planned.err and "are kept for it" in planned.err
     asked = run("prune", url, "--forget-reader", "history")
     assert asked.code == 2 and "Forget reader 'history'" in asked.err
     assert "history" in readers.readers_of(storage, folder)
     assert run("prune", url, "--yes", "--forget-reader", "history").code == 0
     assert not readers.readers_of(storage, folder)
+
+
+def test_a_plan_shows_what_a_forgotten_reader_frees(run: Run, tmp_path: Path) -> None:
+    """The question names it too, and a history is shortened only after the question."""
+    url = tmp_path / "log"
+    for number in range(3):
+        with imap_wal.open(str(url), node="n1", auto_rewrite_percentage=0) as store:
+            store.map("orders")["k"] = number
+        assert run("rewrite", url, "--history", "1h").code == 0
+    before = [path.read_bytes() for path in sorted(url.rglob("readers/history/manifest/*.json"))]
+    planned = run("prune", url, "--dry-run", "--forget-reader", "history", "-o", "json")
+    assert "would forget reader 'history'" in planned.err and "are kept for it" in planned.err
+    (plan,) = planned.json["clusters"]
+    assert plan["segments"] and plan["snapshot_files"] and plan["kept"] == []
+    files = len(plan["segments"] + plan["archives"] + plan["snapshot_files"])
+    asked = run("prune", url, "--forget-reader", "history")
+    assert asked.code == 2 and f"remove {files} files" in " ".join(asked.err.split())
+    shortened = run("prune", url, "--history", "1s", "--max-clock-skew", "1h")
+    assert shortened.code == 2 and "Keep only the last 1.0 s of the history" in shortened.err
+    left = [path.read_bytes() for path in sorted(url.rglob("readers/history/manifest/*.json"))]
+    assert left == before
+    (done,) = run("prune", url, "--yes", "--forget-reader", "history", "-o", "json").json[
+        "clusters"
+    ]
+    assert done["segments"] == plan["segments"]
+    assert done["snapshot_files"] == plan["snapshot_files"]
 
 
 def test_a_repaired_copy_names_the_readers_it_lacks(run: Run, tmp_path: Path) -> None:

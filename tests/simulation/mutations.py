@@ -219,7 +219,7 @@ def _recovered_under_the_same_name(put: Put) -> None:
 
 
 def _orphans_by_their_age_alone(put: Put) -> None:
-    def remove_former(log: Any, *, dry_run: bool = False, check: bool = True) -> tuple[Any, ...]:
+    def remove_former(log: Any, **_: Any) -> tuple[Any, ...]:
         files = log.store.list(f"{log.folder}/snapshot")
         manifest = log.manifest()
         now_ms = log.clock.now_ms()

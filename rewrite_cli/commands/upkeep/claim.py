@@ -65,19 +65,24 @@ def command(
     """
     if (add is not None) + (only is not None) + forget > 1:
         raise click.UsageError("--add-token, --only-token and --forget-tokens exclude each other")
-    if add is not None or only is not None or forget:
-        _set_tokens(selection, add or only, keep=add is not None, yes=yes)
-    reports = _take(selection, dry_run=True)
+    file, keep = add or only, add is not None
+    hashes = [token_hash(read_token(file))] if file is not None else []
+    # All questions come before the first change.
+    if only is not None or forget:
+        _agree_to_tokens(selection, file, yes=yes)
     if force:
-        reports = _force(selection, reports, yes=yes)
+        _agree_to_claim(_take(selection, dry_run=True), yes=yes)
+    if keep or only is not None or forget:
+        _set_tokens(selection, hashes, keep=keep)
+    reports = _claim(selection) if force else _take(selection, dry_run=True)
     if output == out.JSON:
         out.print_json({"dry_run": not force, "clusters": [asdict(report) for report in reports]})
         return
     _show(reports)
 
 
-def _force(selection: Selection, reports: list[ClaimReport], *, yes: bool) -> list[ClaimReport]:
-    """Take the log from the clusters of `reports`, if the operator agrees."""
+def _agree_to_claim(reports: list[ClaimReport], *, yes: bool) -> None:
+    """Ask whether the log is taken from the clusters of `reports`."""
     which = ", ".join(
         sorted(f"{each.former or 'none'} (cluster {each.cluster!r})" for each in reports)
     )
@@ -92,6 +97,9 @@ def _force(selection: Selection, reports: list[ClaimReport], *, yes: bool) -> li
         if each.signs
     )
     out.agree(f"{alive}Take the log from the Hazelcast clusters {which}? {cost}", yes, LOOK)
+
+
+def _claim(selection: Selection) -> list[ClaimReport]:
     taken = _take(selection, dry_run=False)
     for each in taken:
         audit(
@@ -133,24 +141,21 @@ def _show(reports: list[ClaimReport]) -> None:
     )
 
 
-def _set_tokens(selection: Selection, file: Path | None, *, keep: bool, yes: bool) -> None:
-    hashes = [token_hash(read_token(file))] if file is not None else []
+def _agree_to_tokens(selection: Selection, file: Path | None, *, yes: bool) -> None:
+    with selection.open() as (_, clusters):
+        names = ", ".join(map(str, clusters))
+    out.agree(f"Let {'only this token' if file else 'no token'} count for {names}?", yes, LOOK)
+
+
+def _set_tokens(selection: Selection, hashes: list[str], *, keep: bool) -> None:
     with selection.open() as (store, clusters):
-        logs = [ClusterLog(store, view.namespace, view.cluster) for view in clusters]
-    if not keep:
-        out.agree(
-            f"Let {'only this token' if file else 'no token'} count for "
-            f"{', '.join(f'{log.namespace}/{log.cluster}' for log in logs)}?",
-            yes,
-            LOOK,
-        )
-    for log in logs:
-        set_tokens(log, hashes, keep=keep)
-        audit(
-            "token added" if keep else "tokens replaced" if file else "tokens forgotten",
-            log=f"{log.namespace}/{log.cluster}",
-            url=selection.url,
-        )
+        for view in clusters:
+            set_tokens(ClusterLog(store, view.namespace, view.cluster), hashes, keep=keep)
+            audit(
+                "token added" if keep else "tokens replaced" if hashes else "tokens forgotten",
+                log=str(view),
+                url=selection.url,
+            )
 
 
 def _others(report: ClaimReport) -> str:

@@ -77,50 +77,63 @@ def command(
       imap-wal prune /var/lib/maps --dry-run
       imap-wal prune /var/lib/maps --cluster eu --yes
     """
-    if forgotten:
-        kept = _kept_for(selection, forgotten)
-        if dry_run:
-            for line in kept:
-                out.note(f"dry run: would forget {line}")
-        else:
-            out.agree(f"Forget {'; '.join(kept)}?", yes)
-            _forget(selection, forgotten)
-    if not dry_run:
-        _keep(selection, history_s, round(max_clock_skew * 1000))
-    plan = prune_all(
+    steps = [f"forget {each}" for each in _kept_for(selection, forgotten)] if forgotten else []
+    if dry_run:
+        for step in steps:
+            out.note(f"dry run: would {step}")
+        if history_s:
+            out.note("dry run: what --history keeps or frees is not counted")
+    reports = plan = prune_all(
         selection,
         dry_run=True,
         check=dry_run,
         ttl_s=wal_ttl_seconds,
         size_limit_mb=wal_size_limit_mb,
+        forgotten=forgotten,
     )
-    files = sum(
-        len(report.segments) + len(report.archives) + len(report.snapshot_files) for report in plan
-    )
-    size = sum(report.bytes for report in plan)
-    if dry_run or not files:
-        reports = plan
-    else:
-        out.agree(f"Remove {files} files, {out.size(size)}, that snapshots cover?", yes)
+    if history_s and _has_history(plan):
+        steps.append(f"keep only the last {out.duration(history_s)} of the history")
+    files = sum(map(_files, plan))
+    if files:
+        size = out.size(sum(report.bytes for report in plan))
+        steps.append(f"remove {files} files, {size}, that snapshots cover")
+    if not dry_run:
+        if steps:
+            question = "; ".join(steps)
+            out.agree(f"{question[0].upper()}{question[1:]}?", yes)
+        if forgotten:
+            _forget(selection, forgotten)
+        _keep(selection, history_s, round(max_clock_skew * 1000))
+    if not dry_run and (steps or history_s):
         reports = prune_all(
             selection,
+            dry_run=not steps,
+            check=False,
             ttl_s=wal_ttl_seconds,
             size_limit_mb=wal_size_limit_mb,
             skew_ms_max=round(max_clock_skew * 1000),
         )
         for report in reports:
-            count = len(report.segments) + len(report.archives) + len(report.snapshot_files)
-            audit(
-                "log pruned",
-                log=f"{report.namespace}/{report.cluster}",
-                files=count,
-                bytes=report.bytes,
-                url=selection.url,
-            )
+            if steps and _files(report):
+                audit(
+                    "log pruned",
+                    log=f"{report.namespace}/{report.cluster}",
+                    files=_files(report),
+                    bytes=report.bytes,
+                    url=selection.url,
+                )
     if output == out.JSON:
         out.print_json({"clusters": [_to_json(report) for report in reports]})
         return
     _show(reports, dry_run=dry_run)
+
+
+def _files(report: PruneReport) -> int:
+    return len(report.segments) + len(report.archives) + len(report.snapshot_files)
+
+
+def _has_history(plan: list[PruneReport]) -> bool:
+    return any(each.reader == readers.HISTORY for report in plan for each in report.kept)
 
 
 def _to_json(report: PruneReport) -> dict[str, Any]:
@@ -247,8 +260,9 @@ def prune_all(
     ttl_s: int = 0,
     size_limit_mb: int = 0,
     skew_ms_max: int = SKEW_MS_MAX,
+    forgotten: tuple[str, ...] = (),
 ) -> list[PruneReport]:
-    """Prune every cluster in the selection."""
+    """Prune every cluster in the selection, as if these readers were forgotten."""
     with selection.open(upkeep=True) as (store, clusters):
         return [
             prune(
@@ -258,6 +272,7 @@ def prune_all(
                 ttl_s=ttl_s,
                 size_limit_mb=size_limit_mb,
                 skew_ms_max=skew_ms_max,
+                forgotten=forgotten,
             )
             for view in clusters
         ]
