@@ -77,6 +77,24 @@ def test_a_map_whose_snapshot_is_damaged_can_be_dropped(run: Run, url: str, root
     assert run("verify", url).code == 0
 
 
+def test_a_map_whose_only_file_is_damaged_can_be_dropped(run: Run, tmp_path: Path) -> None:
+    url = tmp_path / "log"
+    with imap_wal.open(str(url), node="n1") as store:
+        store.map("orders")["a"] = 1
+        store.map("sessions")["s"] = 1
+        store.archive()
+    (path,) = url.rglob("archive/orders/*.parquet")
+    path.write_bytes(bytes(path.stat().st_size))
+    asked = run("drop", url, "--map", "orders")
+    assert asked.code == 2
+    assert "an unknown number of entries (1 file is damaged:" in " ".join(asked.err.split())
+    done = run("drop", url, "--map", "orders", "--yes", "-o", "json")
+    assert done.code == 0, done.err
+    assert done.json["dropped"][0]["damaged"] == [path.relative_to(url).as_posix()]
+    assert live(run, str(url)) == {}
+    assert len(run("export", url, "--map", "sessions").lines) == 1
+
+
 def test_drop_refuses_while_a_node_is_missing(run: Run, url: str, root: Path) -> None:
     (root / "prod/eu/nodes/n2").rename(root / "elsewhere")
     ended = run("drop", url, "--map", "orders", "--yes")

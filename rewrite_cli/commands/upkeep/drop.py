@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import click
 
+from imap_wal.errors import LogError
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.drop import drop_map
@@ -12,6 +15,25 @@ from rewrite_cli.console.audit import audit
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import Selection, selection_options
 from storage_backends import SegmentStore
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A map of a cluster, and the damaged files that may have entries of it."""
+
+    view: ClusterView
+    name: str
+    damaged: tuple[str, ...]
+
+    def __str__(self) -> str:
+        text = f"{self.name!r} of {self.view}"
+        if not self.damaged:
+            return text
+        these = "file is" if len(self.damaged) == 1 else "files are"
+        return (
+            f"{text} with an unknown number of entries ({len(self.damaged)} {these} damaged: "
+            f"{', '.join(self.damaged)})"
+        )
 
 
 @click.command()
@@ -25,7 +47,8 @@ def command(selection: Selection, yes: bool, dry_run: bool, output: str) -> None
 
     For maps that no cluster has in memory: in a running cluster, use Hazelcast's destroy(). Later
     changes of the map count again. `prune` then frees the space. A map with `copies` is refused
-    until the next view or start of the cluster: a copy of a change may still arrive.
+    until the next view or start of the cluster: a copy of a change may still arrive. A map whose
+    files are damaged can be dropped: the question names these files.
 
     \b
     Examples:
@@ -36,40 +59,42 @@ def command(selection: Selection, yes: bool, dry_run: bool, output: str) -> None
         raise click.UsageError("name what to forget: --map")
     with selection.open() as (store, clusters):
         found = [
-            (view, name)
+            each
             for view in clusters
             for name in selection.maps
-            if _entries(store, view, name)
+            if (each := _find(store, view, name)) is not None
         ]
         if not found:
             raise Failed(
                 f"{selection.url}: no entries of map {', '.join(map(repr, selection.maps))}"
             )
-        for view, name in found:
-            if view.unreadable_nodes:
+        for each in found:
+            away = each.view.unreadable_nodes
+            if away:
                 raise Failed(
-                    f"{view}: the log of {', '.join(map(repr, view.unreadable_nodes))} is "
-                    f"missing and may have map {name!r}: bring it back first"
+                    f"{each.view}: the log of {', '.join(map(repr, away))} is "
+                    f"missing and may have map {each.name!r}: bring it back first"
                 )
-        names = ", ".join(f"{name!r} of {view}" for view, name in found)
+        names = ", ".join(map(str, found))
         if not dry_run:
             out.agree(f"Forget {names}?", yes)
-        for view, name in found:
-            drop_map(ClusterLog(store, view.namespace, view.cluster), name, dry_run=dry_run)
+        for each in found:
+            log = ClusterLog(store, each.view.namespace, each.view.cluster)
+            drop_map(log, each.name, dry_run=dry_run)
             if not dry_run:
-                audit(
-                    "map dropped",
-                    log=f"{view.namespace}/{view.cluster}",
-                    map=name,
-                    url=selection.url,
-                )
+                audit("map dropped", log=str(each.view), map=each.name, url=selection.url)
     if output == out.JSON:
         out.print_json(
             {
                 "dry_run": dry_run,
                 "dropped": [
-                    {"namespace": view.namespace, "cluster": view.cluster, "map": name}
-                    for view, name in found
+                    {
+                        "namespace": each.view.namespace,
+                        "cluster": each.view.cluster,
+                        "map": each.name,
+                        "damaged": each.damaged,
+                    }
+                    for each in found
                 ],
             }
         )
@@ -77,11 +102,10 @@ def command(selection: Selection, yes: bool, dry_run: bool, output: str) -> None
         out.echo(f"{'would forget' if dry_run else 'forgot'} {names}")
 
 
-def _entries(store: SegmentStore, view: ClusterView, name: str) -> bool:
-    """Whether the map has entries. Its files may be damaged: then it can be dropped, too."""
-    if name in view.snapshots and view.snapshots[name].live:
-        return True
-    return any(
-        changes.rows
-        for changes in ClusterLog(store, view.namespace, view.cluster).changes(maps=(name,))
-    )
+def _find(store: SegmentStore, view: ClusterView, name: str) -> _Found | None:
+    """None: the cluster has no entries of the map. A damaged file may have some."""
+    damaged: list[LogError] = []
+    changes = ClusterLog(store, view.namespace, view.cluster).changes((name,), damaged=damaged)
+    has = any(each.rows for each in changes)
+    files = tuple(error.file for error in damaged)
+    return _Found(view, name, files) if has or files else None
