@@ -292,6 +292,15 @@ def note(text: str) -> None:
     echo(text, err=True)
 
 
+def note_once(text: str) -> None:
+    """Print a note that this command has not printed before."""
+    context = click.get_current_context(silent=True)
+    said: set[str] = set() if context is None else context.meta.setdefault(__name__, set())
+    if text not in said:
+        said.add(text)
+        note(text)
+
+
 def agree(question: str, yes: bool, look: str = "--dry-run") -> None:
     """Return if the user agrees, by `--yes` or on the terminal. `look`: how the user can see what
     would be done. Raises `UsageError` if there is no terminal, and `Abort` if the user says no."""

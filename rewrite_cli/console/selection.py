@@ -115,7 +115,8 @@ class Selection:
             store = open_store(self.url, tails=tails)
         except (StorageError, ImportError) as error:
             raise Failed(with_url(self.url, error)) from error
-        _warn_once(doubts(self.url))
+        for doubt in doubts(self.url):
+            out.note_once(f"warning: {doubt}")
         kept = reserves(store) if upkeep else []
         for reserve in kept:
             reserve.may_be_given_up = True
@@ -189,16 +190,6 @@ class Selection:
             )
         root = "the root that was passed to imap_wal.open, or `url` of the agents' configuration"
         return f"no log of imap-wal under {self.url}; pass {root}"
-
-
-def _warn_once(warnings: Iterable[str]) -> None:
-    """Print the warnings that this command has not printed: it may open its selection again."""
-    context = click.get_current_context(silent=True)
-    said: set[str] = set() if context is None else context.meta.setdefault(__name__, set())
-    for warning in warnings:
-        if warning not in said:
-            said.add(warning)
-            out.note(f"warning: {warning}")
 
 
 def url_argument(command: Callable[..., Any], *, required: bool = True) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from imap_wal.read.scan_list import node_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.settings import RecoveryPolicy
 from rewrite_cli.console.output import note
+from rewrite_cli.entries.left_out import unread
 from rewrite_cli.entries.lines import Line
 from storage_backends import NotFound
 
@@ -30,13 +31,17 @@ class Follower:
         self._shown: dict[tuple[str, str], Position] = {}
         """(node, map) → position of the last entry that was returned: a map's entries are read in
         their order, but archives have one file for each map."""
+        self.lacks_a_log = False
+        """Whether the log of a node is missing, and not only what is on its own disk alone."""
+        self._absent: set[str] = set()
+        """The nodes that a note has named, until they return."""
         self._begun: dict[str, Position] = {}
         """Node → position after which following began."""
 
     def last(self, count: int) -> list[Line]:
         """The last entries of every node by their time, at most `count`; following continues after
         them. Reads only as many segments as needed."""
-        state = self._log.state().demand(RecoveryPolicy.PARTIAL)
+        state = self._state()
         lines: list[Line] = []
         for node in self._wanted(state):
             lines += self._last_of(state, node, count)
@@ -69,7 +74,7 @@ class Follower:
 
     def new(self) -> Iterator[Line]:
         """What was appended since the last round."""
-        state = self._log.state().demand(RecoveryPolicy.PARTIAL)
+        state = self._state()
         for node in self._wanted(state):
             place, removed = self._since.get(node, START), state.nodes[node].manifest.removed
             if START < place < removed:
@@ -101,6 +106,17 @@ class Follower:
                     yield line
             end = max(end, batch.last)
         self._since[node] = end
+
+    def _state(self) -> ClusterState:
+        """What can be read now. A note names what cannot."""
+        state = self._log.state()
+        absent = unread(f"{self._log.namespace}/{self._log.cluster}", state, self._nodes)
+        for each in absent:
+            if each.node not in self._absent:
+                note(str(each))
+        self._absent = {each.node for each in absent}
+        self.lacks_a_log = any(each.node not in state.parts for each in absent)
+        return state.demand(RecoveryPolicy.PARTIAL)
 
     def _wanted(self, state: ClusterState) -> list[str]:
         for node in state.nodes.values():

@@ -19,6 +19,7 @@ from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.console.output import note
 from rewrite_cli.console.progress import Tell
 from rewrite_cli.entries.keys import Matches
+from rewrite_cli.entries.left_out import LeftOut, without_copies
 from rewrite_cli.entries.lines import Line
 from rewrite_cli.entries.live import state_at
 from storage_backends import NotFound, SegmentStore
@@ -39,6 +40,8 @@ class Search:
     as_of_ms: int | None = None
     """The state at this time, Unix milliseconds; None: now."""
     tell: Tell = lambda _: None
+    left_out: dict[LeftOut, None] = field(default_factory=dict)
+    """Gets the nodes that are left out."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,7 @@ def _read(search: Search, *, covered: bool) -> tuple[list[Line], list[Line]]:
         state = state_at(log, (search.map,), until_ms, policy)
     else:
         state = log.state().demand(policy)
+    search.left_out.update(dict.fromkeys(without_copies(view, state)))
     for batch in log.all_changes(state, (search.map,), covered=covered, positions=True):
         decoder.add_metadata(batch.metadata)
         places: Iterable[Position | None] = batch.positions or [None] * len(batch.rows)

@@ -3,7 +3,7 @@ and copies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from math import ceil
@@ -30,6 +30,7 @@ from rewrite_cli.console.output import F, note
 from rewrite_cli.console.progress import Reached, Tell
 from rewrite_cli.console.selection import Selection
 from rewrite_cli.console.times import Duration, iso
+from rewrite_cli.entries.left_out import LeftOut, note_left_out
 from storage_backends import NotFound, SegmentStore
 
 
@@ -47,9 +48,15 @@ class LiveCluster:
     metadata: list[tuple[Any, ...]]
     seconds: float
     records: int
-    missing: dict[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """The nodes that are left out, and why."""
     begins_ms: int | None = None
     """Time of the first entry, if the wanted moment is before it; Unix milliseconds."""
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """The same as `missing`."""
+        return [LeftOut(str(self.view), node, why) for node, why in sorted(self.missing.items())]
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,7 @@ def merge_all(
     tell: Tell,
     reading: Reading,
 ) -> list[LiveCluster]:
-    """Merge every cluster once.
+    """Merge every cluster once. A note names each node that is left out.
 
     Args:
         store: The storage of the logs.
@@ -131,6 +138,7 @@ def merge_all(
     for view in views:
         try:
             merged.append(_merge(store, view, selection, stack, tell, reading))
+            note_left_out(merged[-1].left_out)
         except LogError as error:
             if reading.damaged is None:
                 raise
@@ -295,6 +303,7 @@ def _read_as_of(
         list(metadata),
         clock.monotonic() - start,
         records,
+        state.lacking,
         begins_ms=None if older else began_after(log, state, selection.maps or None, as_of_ms),
     )
 

@@ -101,8 +101,6 @@ def command(
             f"a member would load {forecast['entries']:,} entries in about "
             f"{out.duration(forecast['member_seconds'])}"
         )
-        for node, why in forecast["missing"].items():
-            out.note(f"left out: node {node!r}: {why}")
     if copied is not None:
         out.note(f"copied to {target}, as node {NODE!r}")
 
@@ -131,7 +129,7 @@ def _forecast(cluster: LiveCluster, rows: list[dict[str, Any]]) -> dict[str, Any
         "records": cluster.records,
         "merge_seconds": cluster.seconds,
         "member_seconds": entries * MEMBER_S_PER_ENTRY,
-        "missing": cluster.missing,
+        "missing": dict(cluster.missing),
     }
 
 

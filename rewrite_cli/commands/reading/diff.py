@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,12 @@ def command(
         found = list(comparison.differences(limit))
         shown = [_shown(each, first, second, alone) for each in found]
     if output == out.JSON:
-        out.print_json({"old": first.name, "new": second.name, "maps": shown})
+        left_out = {
+            side: [asdict(each) for cluster in state.clusters for each in cluster.left_out]
+            for side, state in ((OLD, first), (NEW, second))
+        }
+        names = {"old": first.name, "new": second.name}
+        out.print_json({**names, "maps": shown, "left_out": left_out})
     else:
         _print(first, second, shown, limit)
     return DIFFERENT if found else CLEAN

@@ -6,6 +6,7 @@ import heapq
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -33,6 +34,7 @@ from rewrite_cli.console.param_type import ParamType
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Moment
 from rewrite_cli.entries.keys import KeyType, matcher
+from rewrite_cli.entries.left_out import note_left_out, unread
 from rewrite_cli.entries.lines import Line, show
 from storage_backends import NotFound, SegmentStore
 
@@ -101,7 +103,8 @@ def command(
     that a later lifetime of the cluster made void are left out.
 
     The rest of a damaged file, and a cluster whose manifests are damaged, are left out and
-    reported. The exit code is then 3.
+    reported. The exit code is then 3, also if the log of a node is missing. What is on the own disk
+    of a node alone is left out and reported, too, but it is no finding.
 
     \b
     Examples:
@@ -112,6 +115,7 @@ def command(
     """
     left_out: list[tuple[str, LogError]] = []
     matches = matcher(keys)
+    missing = False
 
     def wanted(line: Line) -> bool:
         row = line.row
@@ -125,6 +129,8 @@ def command(
         )
 
     with selection.open(left_out) as (store, clusters):
+        for view in clusters:
+            missing |= _note_unread(store, view, selection)
         snapshots = start is None and stop is None
         streams = [
             stream
@@ -138,7 +144,7 @@ def command(
             show(line, output)
     for name, error in left_out:
         out.note(f"left out: {name}: {message(error)}")
-    return FINDINGS if left_out else CLEAN
+    return FINDINGS if left_out or missing else CLEAN
 
 
 def by_time(lines: Iterable[Line]) -> Iterator[Line]:
@@ -195,7 +201,6 @@ def _streams(
     decoder = Decoder(
         (item for node in view.nodes for item in _schemas(node.manifest.metadata)), out.note
     )
-    _note_misplaced(view, selection)
     maps = selection.maps or None
     nodes = [node.name for node in view.nodes if selection.wants_node(node.name)]
 
@@ -237,11 +242,19 @@ def _streams(
     yield from map(lines_of_node, nodes)
 
 
-def _note_misplaced(view: ClusterView, selection: Selection) -> None:
-    for node in view.nodes:
-        why = misplaced_wal(node) if selection.wants_node(node.name) else ""
-        if why:
-            out.note(f"{view}, node {node.name!r}: {why}; these are not shown")
+def _note_unread(store: SegmentStore, view: ClusterView, selection: Selection) -> bool:
+    """Name the nodes whose log is not read to its end. True if the log of one is missing."""
+    with suppress(LogError):  # it is reported where the files are read
+        state = ClusterLog(store, view.namespace, view.cluster).state()
+        absent = unread(view, state, selection.nodes)
+        note_left_out(absent)
+        named = {each.node for each in absent}
+        for node in view.nodes:
+            why = misplaced_wal(node) if selection.wants_node(node.name) else ""
+            if why and node.name not in named:
+                out.note(f"{view}, node {node.name!r}: {why}; these are not shown")
+        return bool(named - state.parts.keys())
+    return False
 
 
 def _schemas(metadata: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:

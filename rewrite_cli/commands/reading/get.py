@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -16,6 +17,7 @@ from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Moment, iso
 from rewrite_cli.entries.history import KeyHistory, Search, find
 from rewrite_cli.entries.keys import KeyType, matcher
+from rewrite_cli.entries.left_out import LeftOut, note_left_out
 from rewrite_cli.entries.lines import Line, json_of, text_of
 from rewrite_cli.entries.live import load_parquet, partial_option
 
@@ -60,6 +62,7 @@ def command(
     (name,) = selection.maps
     load_parquet()
     found: list[KeyHistory] = []
+    left_out: dict[LeftOut, None] = {}
     with working("reading") as tell, selection.open() as (store, clusters):
         for view in clusters:
             search = Search(
@@ -70,12 +73,19 @@ def command(
                 partial,
                 as_of,
                 tell,
+                left_out,
             )
             found += find(search, history=history)
+        note_left_out(left_out)
     now_ms = SystemClock().now_ms() if as_of is None else as_of
     live = any(each.state(now_ms) == "live" for each in found)
     if output == out.JSON:
-        out.print_json({"keys": [_json(each, now_ms, history=history) for each in found]})
+        out.print_json(
+            {
+                "keys": [_json(each, now_ms, history=history) for each in found],
+                "left_out": list(map(asdict, left_out)),
+            }
+        )
     else:
         for each in found:
             if history:

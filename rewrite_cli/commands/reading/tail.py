@@ -10,6 +10,7 @@ import click
 
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.console import output as out
+from rewrite_cli.console.failures import CLEAN, FINDINGS
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Duration
 from rewrite_cli.entries.following import Follower
@@ -56,13 +57,14 @@ def command(
     keys: tuple[str | bytes, ...],
     interval: float,
     output: str,
-) -> None:
+) -> int:
     """Print the last entries of the log; with --follow, also those that are appended from then on,
     until Ctrl-C. In JSON, each is one line.
 
     The newest entries may not be acknowledged yet. --follow continues across rotations and
     archives, and includes nodes that join later. If a prune removes entries before they are read,
-    that is reported.
+    that is reported. A missing log of a node is reported, too; without --follow, the exit code is
+    then 3. So is what is on the own disk of a node alone, which is no finding.
 
     \b
     Examples:
@@ -95,6 +97,8 @@ def command(
         except KeyboardInterrupt:
             if not follow:
                 raise
+        missing = any(each.lacks_a_log for each in followers)
+    return FINDINGS if missing and not follow else CLEAN
 
 
 def _closed_within(seconds: float) -> bool:

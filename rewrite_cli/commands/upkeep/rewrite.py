@@ -23,6 +23,7 @@ from rewrite_cli.console import spark_properties
 from rewrite_cli.console.progress import Reached, Tell, working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Duration, Moment, iso
+from rewrite_cli.entries.left_out import LeftOut, note_left_out
 from rewrite_cli.entries.live import history_option, keep, partial_option
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def _show_remarks(report: RewriteReport) -> None:
                 f"keeps all claims. {ADVICE}"
             )
     for node, why in report.missing.items():
-        out.note(f"left out: node {node!r}: {why}")
+        note_left_out([LeftOut(f"{report.namespace}/{report.cluster}", node, why)])
 
 
 def _keys(count: int, about: str = " in conflict") -> str:

@@ -1,0 +1,42 @@
+"""Names the nodes whose entries a command leaves out: all commands that read entries do this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from imap_wal.read.state import ClusterState
+from rewrite_cli.console.output import note_once
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A node whose entries, or a part of them, are left out, and why."""
+
+    cluster: str
+    node: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"left out: node {self.node!r} of {self.cluster}: {self.why}"
+
+
+def note_left_out(nodes: Iterable[LeftOut]) -> None:
+    """Print a note for each node that this command has not named before."""
+    for each in nodes:
+        note_once(str(each))
+
+
+def without_copies(cluster: object, state: ClusterState) -> list[LeftOut]:
+    """The nodes that a merge leaves out: those with entries that no other log has."""
+    return [LeftOut(str(cluster), node, why) for node, why in sorted(state.lacking.items())]
+
+
+def unread(cluster: object, state: ClusterState, nodes: Iterable[str] = ()) -> list[LeftOut]:
+    """The nodes whose own log is not read, or not to its end, among `nodes`; (): among all."""
+    wanted = set(nodes) or state.missing.keys()
+    return [
+        LeftOut(str(cluster), node, why)
+        for node, why in sorted(state.missing.items())
+        if node in wanted
+    ]
