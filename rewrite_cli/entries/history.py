@@ -10,6 +10,7 @@ from imap_wal.decoder import Decoder
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, ORDER, TIMESTAMP_MS, Order, is_clear
 from imap_wal.format import Position
 from imap_wal.inspect.inventory import ClusterView
+from imap_wal.read.beginning import first_after
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import from_manifest
 from imap_wal.read.newest.clears import Floors
@@ -40,8 +41,6 @@ class Search:
     as_of_ms: int | None = None
     """The state at this time, Unix milliseconds; None: now."""
     tell: Tell = lambda _: None
-    left_out: dict[LeftOut, None] = field(default_factory=dict)
-    """Gets the nodes that are left out."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,29 @@ class KeyHistory:
         return "dropped" if self.covered else "live"
 
 
-def find(search: Search, *, history: bool) -> list[KeyHistory]:
-    """The keys of a cluster that match, usually one.
+@dataclass(frozen=True)
+class Found:
+    """What was found in a cluster. `keys`: those that match, usually one. `begins_ms`: the time of
+    the map's first entry, if the wanted moment is before it."""
+
+    view: ClusterView
+    keys: list[KeyHistory]
+    left_out: list[LeftOut]
+    begins_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """The changes of the keys, and the clears of the map; the other fields as in `Found`."""
+
+    changes: list[Line] = field(default_factory=list)
+    clears: list[Line] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    begins_ms: int | None = None
+
+
+def find(search: Search, *, history: bool) -> Found:
+    """Find the keys of a cluster that match.
 
     Args:
         search: What is searched.
@@ -77,7 +97,8 @@ def find(search: Search, *, history: bool) -> list[KeyHistory]:
             in no other file is always searched in these.
 
     Returns:
-        Their changes. Those of a lower order than a clear do not count, but are versions.
+        The keys with their changes. Those of a lower order than a clear do not count, but are
+        versions.
 
     Raises:
         Failed: The state of the map at the wanted time is no longer known.
@@ -87,18 +108,18 @@ def find(search: Search, *, history: bool) -> list[KeyHistory]:
     """
     for attempt in range(ATTEMPTS):
         try:
-            lines, clears = _read(search, covered=False)
-            more = history or not lines
-            earlier, earlier_clears = _read(search, covered=True) if more else ([], [])
+            now = _read(search, covered=False)
+            more = history or not now.changes
+            earlier = _read(search, covered=True) if more else _Lines()
             break
         except NotFound:
             if attempt == ATTEMPTS - 1:
                 raise
-    counting, covered = _by_key(lines), _by_key(earlier)
+    counting, covered = _by_key(now.changes), _by_key(earlier.changes)
     found = []
     for key in counting | covered:
         own, old = counting.get(key, []), covered.get(key, [])
-        deleted, old_deleted = _of_key(key, clears), _of_key(key, earlier_clears)
+        deleted, old_deleted = _of_key(key, now.clears), _of_key(key, earlier.clears)
         newest = (
             _newest(search.map, own, deleted)
             if own
@@ -106,7 +127,7 @@ def find(search: Search, *, history: bool) -> list[KeyHistory]:
         )
         versions = _each_once([*own, *old, *deleted, *old_deleted])
         found.append(KeyHistory(key, newest, versions, covered=not own))
-    return found
+    return Found(search.view, found, now.left_out, now.begins_ms)
 
 
 def _by_key(lines: Iterable[Line]) -> dict[bytes, list[Line]]:
@@ -116,8 +137,7 @@ def _by_key(lines: Iterable[Line]) -> dict[bytes, list[Line]]:
     return found
 
 
-def _read(search: Search, *, covered: bool) -> tuple[list[Line], list[Line]]:
-    """The changes of the keys, and the clears of the map."""
+def _read(search: Search, *, covered: bool) -> _Lines:
     policy = RecoveryPolicy.PARTIAL if search.partial else RecoveryPolicy.FULL
     view = search.view
     log = ClusterLog(search.store, view.namespace, view.cluster)
@@ -126,16 +146,17 @@ def _read(search: Search, *, covered: bool) -> tuple[list[Line], list[Line]]:
     lines: list[Line] = []
     clears: list[Line] = []
     count = 0
+    oldest: int | None = None
     until_ms = search.as_of_ms
     if until_ms is not None and not covered:
         state = state_at(log, (search.map,), until_ms, policy)
     else:
         state = log.state().demand(policy)
-    search.left_out.update(dict.fromkeys(without_copies(view, state)))
     for batch in log.all_changes(state, (search.map,), covered=covered, positions=True):
         decoder.add_metadata(batch.metadata)
         places: Iterable[Position | None] = batch.positions or [None] * len(batch.rows)
         for row, place in zip(batch.rows, places, strict=True):
+            oldest = row[TIMESTAMP_MS] if oldest is None else min(oldest, row[TIMESTAMP_MS])
             if until_ms is not None and row[TIMESTAMP_MS] > until_ms:
                 continue
             if is_clear(row) or search.matches(row, decoder):
@@ -143,7 +164,10 @@ def _read(search: Search, *, covered: bool) -> tuple[list[Line], list[Line]]:
                 (clears if is_clear(row) else lines).append(line)
         count += len(batch.rows)
         search.tell(f"{view}: {count:,} records")
-    return lines, clears
+    begins_ms = None
+    if until_ms is not None:
+        begins_ms = first_after(oldest, {search.map} & state.manifest.snapshots.keys(), until_ms)
+    return _Lines(lines, clears, without_copies(view, state), begins_ms)
 
 
 def _of_key(key: bytes, clears: Iterable[Line]) -> list[Line]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any
+from typing import Any, Protocol
 
 import click
 
@@ -16,7 +16,7 @@ from imap_wal.decoder import Decoder
 from imap_wal.entry import MAP, TIMESTAMP_MS, Row
 from imap_wal.errors import LogError
 from imap_wal.inspect.inventory import ClusterView
-from imap_wal.read.beginning import began_after
+from imap_wal.read.beginning import first_after
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Noted
@@ -145,20 +145,29 @@ def merge_all(
             reading.damaged.append((str(view), error))
     if reading.damaged and not merged:
         raise reading.damaged[0][1]
-    _demand_begun(merged, reading.as_of_ms)
+    demand_begun(merged, reading.as_of_ms)
     return merged
 
 
-def _demand_begun(merged: Iterable[LiveCluster], as_of_ms: int | None) -> None:
+class _Past(Protocol):
+    """What was read of a cluster. `begins_ms`: as in `LiveCluster`."""
+
+    @property
+    def view(self) -> ClusterView: ...
+
+    @property
+    def begins_ms(self) -> int | None: ...
+
+
+def demand_begun(read: Collection[_Past], as_of_ms: int | None) -> None:
     """`Failed` if no cluster had an entry at the wanted time; a note for some that had none."""
-    merged = list(merged)
-    early = [each for each in merged if each.begins_ms is not None]
+    early = [each for each in read if each.begins_ms is not None]
     texts = [
         f"{each.view}: there is no entry of {iso(as_of_ms or 0)} or before; the first one is of "
         f"{iso(each.begins_ms or 0)}"
         for each in early
     ]
-    if texts and len(early) == len(merged):
+    if texts and len(early) == len(read):
         raise Failed(f"{'; '.join(texts)}; ask for a later time")
     for text in texts:
         note(text)
@@ -304,7 +313,9 @@ def _read_as_of(
         clock.monotonic() - start,
         records,
         state.lacking,
-        begins_ms=None if older else began_after(log, state, selection.maps or None, as_of_ms),
+        begins_ms=first_after(
+            oldest, filter(selection.wants_map, state.manifest.snapshots), as_of_ms
+        ),
     )
 
 

@@ -58,6 +58,17 @@ def test_a_time_before_the_first_entry_is_an_error(run: Run, url: str, name: str
     assert "the first one is of 2" in ended.err or "the first one is of 1" in ended.err
 
 
+def test_a_key_before_the_first_entry_is_unknown(run: Run, url: str) -> None:
+    """Not a key that the map does not have. The key may also be one that is written later."""
+    for key in ("o1", "nosuch"):
+        ended = run("get", url, "--map", "orders", key, "--as-of", "2020-01-01")
+        assert ended.code == 1
+        assert "there is no entry of 2020-01-01T00:00:00.000Z or before" in ended.err
+        assert "the first one is of 2" in ended.err
+    missing = run("get", url, "--map", "orders", "nosuch", "--as-of", "0s")
+    assert "has no key 'nosuch'" in missing.err
+
+
 @pytest.mark.parametrize("name", ["export", "restore", "query", "rewrite", "diff"])
 def test_a_time_in_the_future_is_an_error(run: Run, url: str, name: str) -> None:
     """Otherwise a mistyped year would show the present state as that of another time."""

@@ -81,7 +81,7 @@ def test_history_is_that_of_the_command_over_random_histories(
         (view,) = take_inventory(played.store)
         every = read(f"memory://{name}", buckets="2")
         for of, key in itertools.product(MAPS, KEYS):
-            found = find(Search(played.store, view, of, matcher((key,))), history=True)
+            found = find(Search(played.store, view, of, matcher((key,))), history=True).keys
             expected = [
                 (
                     line.row[ORDER],

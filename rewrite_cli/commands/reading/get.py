@@ -15,11 +15,11 @@ from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.progress import working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Moment, iso
-from rewrite_cli.entries.history import KeyHistory, Search, find
+from rewrite_cli.entries.history import Found, KeyHistory, Search, find
 from rewrite_cli.entries.keys import KeyType, matcher
-from rewrite_cli.entries.left_out import LeftOut, note_left_out
+from rewrite_cli.entries.left_out import note_left_out
 from rewrite_cli.entries.lines import Line, json_of, text_of
-from rewrite_cli.entries.live import load_parquet, partial_option
+from rewrite_cli.entries.live import demand_begun, load_parquet, partial_option
 
 
 @click.command()
@@ -61,8 +61,7 @@ def command(
         raise click.UsageError("name one map: --map")
     (name,) = selection.maps
     load_parquet()
-    found: list[KeyHistory] = []
-    left_out: dict[LeftOut, None] = {}
+    results: list[Found] = []
     with working("reading") as tell, selection.open() as (store, clusters):
         for view in clusters:
             search = Search(
@@ -73,10 +72,12 @@ def command(
                 partial,
                 as_of,
                 tell,
-                left_out,
             )
-            found += find(search, history=history)
-        note_left_out(left_out)
+            results.append(find(search, history=history))
+            note_left_out(results[-1].left_out)
+    demand_begun(results, as_of)
+    found = [key for each in results for key in each.keys]
+    left_out = [node for each in results for node in each.left_out]
     now_ms = SystemClock().now_ms() if as_of is None else as_of
     live = any(each.state(now_ms) == "live" for each in found)
     if output == out.JSON:
