@@ -8,7 +8,6 @@ errors ▶ one line and an exit code                                    (console
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ with ends_the_process():
     from imap_wal.collector import collect_rarely
     from imap_wal.version import VERSION
     from rewrite_cli.console import config_file as config
+    from rewrite_cli.console.closed import replace_closed_streams
     from rewrite_cli.console.failures import CLEAN, report
 
 # In the order in which a new user needs them.
@@ -207,11 +207,10 @@ def group(
 def main(arguments: list[str] | None = None) -> Any:
     """The entry point: handles exit codes and error texts, with `failures`."""
     words = sys.argv[1:] if arguments is None else arguments
-    # Only in a process of the command line: a library must not change its program's collector and
-    # signals.
+    # Only in a process of the command line: a library must not change its program's streams,
+    # collector and signals.
     if arguments is None:
-        if sys.stdout is None:  # closed by the caller (`>&-`): what is printed fails
-            sys.stdout = Path(os.devnull).open(encoding="utf-8")
+        replace_closed_streams()
         collect_rarely()
     try:
         if arguments is None:

@@ -3,6 +3,7 @@ what to do."""
 
 from __future__ import annotations
 
+import errno
 import io
 import sys
 import traceback
@@ -13,6 +14,7 @@ from imap_wal.errors import Fenced, ImapWalError, InvalidSetting, LostRace, Writ
 from imap_wal.inspect.advice import advice
 from rewrite_cli.console import interrupts
 from rewrite_cli.console.encoding import suited
+from rewrite_cli.console.written import STDOUT
 from storage_backends import Locked, MissingExtra, NoSpace, NotFound, StorageError
 from storage_backends.location import without_secrets
 
@@ -60,6 +62,8 @@ def message(error: BaseException) -> str:
             return str(error)
         case MissingExtra():
             return str(error)
+        case OSError() if error.errno == errno.EBADF:  # of click, such as --help
+            return f"{STDOUT} is closed: write to another place"
         case OSError():
             return str(error)
         case _:

@@ -26,6 +26,8 @@ def writing(target: object = STDOUT) -> Iterator[None]:
 
 
 def _failure(target: object, error: OSError) -> Exception:
+    if error.errno == errno.EBADF:
+        return click.ClickException(f"{target} is closed: write to another place")
     advice = "free space there, or write to another place"
     return click.ClickException(f"{target} cannot be written: {error.strerror or error}; {advice}")
 

@@ -283,11 +283,14 @@ def _read_as_of(
     )
     metadata: dict[tuple[Any, ...], None] = {}
     seen: set[str] = set()
-    records = older = 0
+    oldest: int | None = None
+    records = 0
     for changes in log.all_changes(state, selection.maps or None):
         rows_then = [row for row in changes.rows if row[TIMESTAMP_MS] <= as_of_ms]
         index.add(changes.node, rows_then, clears=changes.clears)
-        older += len(rows_then)
+        if changes.rows and (oldest is None or oldest > as_of_ms):
+            first = min(row[TIMESTAMP_MS] for row in changes.rows)
+            oldest = first if oldest is None else min(oldest, first)
         seen.update(row[MAP] for row in changes.rows)
         metadata.update(dict.fromkeys(changes.metadata))
         records += len(changes.rows)

@@ -39,6 +39,44 @@ def test_a_full_standard_output_is_named(url: str, words: tuple[str, ...]) -> No
     assert "the standard output cannot be written: No space left on device; free" in ended.stderr
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ls", "URL"),
+        ("dump", "URL"),
+        ("tail", "URL", "-f"),
+        ("stat", "URL", "-o", "json"),
+        ("export", "URL"),
+        ("query", "URL", "select 1", "-o", "csv"),
+        ("completion", "bash"),
+        ("--version",),
+    ],
+    ids=" ".join,
+)
+def test_a_closed_standard_output_is_an_error(url: str, words: tuple[str, ...]) -> None:
+    given = [url if word == "URL" else word for word in words]
+    ended = closing(">&- <&-", given)
+    assert ended.returncode == 1
+    assert ended.stderr == "error: the standard output is closed: write to another place\n"
+
+
+def test_closed_streams_that_are_not_used_do_no_harm(url: str, tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    assert closing(">&- 2>&- <&-", ["export", url, "--to", str(target)]).returncode == 0
+    assert len(target.read_text().splitlines()) == 10
+    assert closing("2>&- <&-", ["ls", url]).stdout.startswith("namespace")
+    asked = closing("<&-", ["forget-node", url, "--node", "n1", "--lose"])
+    assert "No terminal to ask on" in asked.stderr
+
+
+def closing(streams: str, words: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command without these streams."""
+    return subprocess.run(
+        ["bash", "-c", f'exec "$@" {streams}', "bash", sys.executable, "-m", "rewrite_cli", *words],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
 @pytest.mark.parametrize("command", [("export",), ("query", "select 1 as a")], ids=lambda it: it[0])
 def test_a_device_is_written_and_not_replaced(
