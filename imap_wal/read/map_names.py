@@ -86,13 +86,14 @@ def why_no_map(
         left -= names.known
     if not left or not all(names.complete for names in every):
         return ""
-    there = sorted(set().union(*(names.known for names in every)))
-    if may_be_new and not there:
+    found = sorted(set().union(*(names.known for names in every)))
+    if may_be_new and not found:
         return ""
-    near = [near for name in sorted(left) for near in get_close_matches(name, there, 1)]
+    near = [near for name in sorted(left) for near in get_close_matches(name, found, 1)]
     guess = f"; did you mean {near[0]!r}?" if near else ""
-    more = f", and {len(there) - NAMES_MAX:,} more" if len(there) > NAMES_MAX else ""
+    there = [name if name.isprintable() else repr(name) for name in found[:NAMES_MAX]]
+    more = f", and {len(found) - NAMES_MAX:,} more" if len(found) > NAMES_MAX else ""
     return (
         f"no map {', '.join(map(repr, sorted(left)))}; found: "
-        f"{', '.join(there[:NAMES_MAX]) or 'none'}{more}{guess}"
+        f"{', '.join(there) or 'none'}{more}{guess}"
     )

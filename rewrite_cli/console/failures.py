@@ -13,7 +13,6 @@ import click
 from imap_wal.errors import Fenced, ImapWalError, InvalidSetting, LostRace, WriterLocked
 from imap_wal.inspect.advice import advice
 from rewrite_cli.console import interrupts
-from rewrite_cli.console.encoding import suited
 from rewrite_cli.console.written import STDOUT
 from storage_backends import Locked, MissingExtra, NoSpace, NotFound, StorageError
 from storage_backends.location import without_secrets
@@ -81,6 +80,9 @@ def report(error: BaseException, debug: bool = False) -> int:
         return error.code if isinstance(error.code, int) else FAILED
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
+    # Imported here, because it takes time to load.
+    from rewrite_cli.console import output as out
+
     if debug:
         sys.stderr.write(without_secrets("".join(traceback.format_exception(error))))
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
@@ -89,11 +91,10 @@ def report(error: BaseException, debug: bool = False) -> int:
         # Click quotes the command line, which may have secrets.
         shown = io.StringIO()
         click.UsageError(without_secrets(error.format_message()), error.ctx).show(shown)
-        click.echo(suited(shown.getvalue(), err=True), err=True, nl=False)
+        out.echo(shown.getvalue().removesuffix("\n"), err=True)
     else:
-        text = without_secrets(" ".join(message(error).split("\n")))
-        # Imported here, because it takes time to load.
-        from rewrite_cli.console import output as out
-
-        out.echo(click.style("error:", fg="red", bold=True) + f" {text}", err=True)
+        # A line end in our own errors is that of a name; other libraries write several lines.
+        ours = isinstance(error, click.ClickException | ImapWalError)
+        text = out.shown(message(error)) if ours else " ".join(message(error).split("\n"))
+        out.echo(out.styled("error:", fg="red", bold=True) + f" {without_secrets(text)}", err=True)
     return exit_code(error)

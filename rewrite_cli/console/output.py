@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
@@ -44,8 +44,27 @@ def output_option(command: F) -> F:
     )(command)
 
 
-_COLOURS = re.compile("(\x1b\\[(?:0|1|3[0-7])m)")
-"""An escape sequence of `click.style`."""
+@dataclass(frozen=True, slots=True)
+class Styled:
+    """Text of which parts have a style. Names in it may contain escape sequences of their own,
+    which must not reach a terminal, so it is kept in parts until it is printed."""
+
+    parts: tuple[tuple[str, Mapping[str, Any]], ...]
+
+    def __add__(self, other: str | Styled) -> Styled:
+        return Styled((*self.parts, *_parts(other)))
+
+    def __radd__(self, other: str) -> Styled:
+        return Styled((*_parts(other), *self.parts))
+
+
+def styled(text: str, **style: Any) -> Styled:
+    """The text with a style of `click.style`, to which further text can be added."""
+    return Styled(((text, style),))
+
+
+def _parts(text: str | Styled) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    return text.parts if isinstance(text, Styled) else ((text, {}),)
 
 
 def shown(text: str) -> str:
@@ -67,18 +86,29 @@ def json_text(text: str) -> str:
     )
 
 
-def echo(text: str, *, err: bool = False) -> None:
-    """Print lines. They may contain names and values, so only our own colours, line ends and tabs
-    reach the terminal unchanged."""
-    parts = _COLOURS.split(text)
-    parts[::2] = [
-        "\n".join("\t".join(map(shown, line.split("\t"))) for line in part.split("\n"))
-        for part in parts[::2]
-    ]
+def names(those: Iterable[object]) -> str:
+    """Names for an error or a note, in their order; "none" without any."""
+    return ", ".join(shown(str(each)) for each in those) or "none"
+
+
+def safe(text: str | Styled) -> str:
+    """The text for a terminal. It may contain names and values, so only our own styles, line ends
+    and tabs are unchanged."""
+    return "".join(
+        click.style(each, **style) if style else each
+        for part, style in _parts(text)
+        for each in (
+            "\n".join("\t".join(map(shown, line.split("\t"))) for line in part.split("\n")),
+        )
+    )
+
+
+def echo(text: str | Styled, *, err: bool = False) -> None:
+    """Print lines, as `safe`."""
     if err:
-        click.echo(suited("".join(parts), err=True), err=True)
+        click.echo(suited(safe(text), err=True), err=True)
     else:
-        raw(suited("".join(parts)))
+        raw(suited(safe(text)))
 
 
 def raw(text: str, *, nl: bool = True) -> None:
@@ -87,11 +117,12 @@ def raw(text: str, *, nl: bool = True) -> None:
         click.echo(text, nl=nl)
 
 
-def prose(text: str) -> None:
+def prose(text: str | Styled) -> None:
     """Print a sentence; in a terminal, on lines that fit it."""
+    line = safe(text)
     if sys.stdout.isatty():
-        text = textwrap.fill(text, Console().width, break_on_hyphens=False, subsequent_indent="  ")
-    echo(text)
+        line = textwrap.fill(line, Console().width, break_on_hyphens=False, subsequent_indent="  ")
+    raw(suited(line))
 
 
 def errors() -> Console:
@@ -150,7 +181,7 @@ def print_table(
         return
     table = Table(
         box=SIMPLE_HEAD if is_unicode() else None,
-        title=suited(title) or None,
+        title=suited(shown(title)).replace("[", r"\[") or None,
         title_justify="left",
         title_style="bold",
         pad_edge=False,
@@ -288,8 +319,8 @@ def duration(seconds: float) -> str:
 
 
 def note(text: str) -> None:
-    """Print a note to stderr."""
-    echo(text, err=True)
+    """Print a note to stderr, on one line."""
+    echo(shown(text), err=True)
 
 
 def note_once(text: str) -> None:
@@ -306,6 +337,7 @@ def agree(question: str, yes: bool, look: str = "--dry-run") -> None:
     would be done. Raises `UsageError` if there is no terminal, and `Abort` if the user says no."""
     if yes:
         return
+    question = shown(question)
     if not sys.stdin.isatty():
         raise click.UsageError(
             f"{question} No terminal to ask on: repeat the command with --yes, or first see what "

@@ -138,7 +138,7 @@ class Selection:
                 if absent:
                     raise Failed(
                         f"{self.url}: no {kind} {', '.join(sorted(map(repr, absent)))}; "
-                        f"found: {', '.join(sorted(present)) or 'none'}"
+                        f"found: {out.names(sorted(present))}"
                     )
             if self.maps and not damaged:
                 self._demand_maps(store, found)
@@ -175,8 +175,8 @@ class Selection:
         """The text about an empty selection, for the user."""
         present = take_inventory(store)
         if present:
-            names = ", ".join(f"{view.namespace}/{view.cluster}" for view in present)
-            return f"{self.url}: nothing in that namespace or cluster; found: {names}"
+            found = out.names(present)
+            return f"{self.url}: nothing in that namespace or cluster; found: {found}"
         top = store.folders("")
         if "nodes" in top or "manifest" in top:
             return (
@@ -311,4 +311,4 @@ def open_empty(url: str) -> None:
     except (StorageError, ImportError) as error:
         raise Failed(with_url(url, error)) from error
     if present:
-        raise Failed(f"{url} already has {', '.join(map(str, present))}; name an empty place")
+        raise Failed(f"{url} already has {out.names(present)}; name an empty place")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
 
+import imap_wal
 from rewrite_cli.commands.service import demo
 from rewrite_cli.console import output as out
 from rewrite_cli.console.progress import progress as progress_bar
@@ -109,6 +111,7 @@ def test_piped_output_has_no_frames(run: Run, url: str) -> None:
 def test_the_forecast_excludes_the_parquet_import(url: str, command: str) -> None:
     program = f"""
 import sys
+from pathlib import Path
 from imap_wal import clock
 looked, seen = clock.SystemClock.monotonic, []
 def look(self):
@@ -139,3 +142,33 @@ def test_the_spinner_shows_the_librarys_progress() -> None:
         log.warning("a warning is not for the spinner")
         assert progress.tasks[-1].description == "12 changes in 5 s"
     assert (log.level, list(log.handlers)) == before
+
+
+def test_names_bring_no_styles_or_line_ends(run: Run, tmp_path: Path) -> None:
+    """A name may look like our own colour, or like the start of a further message."""
+    url = tmp_path / "log"
+    name = "\x1b[31mred\nerror: all is lost"
+    written = r"\x1b[31mred\nerror: all is lost"
+    with imap_wal.open(str(url), cluster=name) as store:
+        store.map(name)["k"] = 1
+    for words in (
+        ("export", url, "--map", "nosuch"),
+        ("get", url, "k", "--map", "nosuch"),
+        ("drop", url, "--map", name),
+        ("ls", url, "--cluster", "nosuch"),
+        ("prune", url, "--forget-reader", "nosuch"),
+        ("upgrade", url, "--cluster", name, "--wrong", name),
+        ("export", url, "--as-of", "2020-01-01"),
+        ("restore", url, "--to", url),
+    ):
+        ended = run(*words)
+        assert ended.code in (1, 2), words
+        assert "\x1b" not in ended.err and "\nerror: all is lost" not in ended.err, words
+        assert written in ended.err or "--wrong" in words, (words, ended.err)
+
+
+def test_only_our_own_styles_are_kept() -> None:
+    text = "map \x1b[31mred" + out.styled("lost \x1b[0m", fg="red") + "\x1b[32m\n\tmore"
+    assert out.safe(text) == (
+        r"map \x1b[31mred" + click.style(r"lost \x1b[0m", fg="red") + r"\x1b[32m" + "\n\tmore"
+    )

@@ -208,7 +208,7 @@ def _print_conflicts(outcome: _Outcome, prefer: str | None) -> None:
         )
     for text in outcome.in_conflict:
         out.echo(
-            f"{click.style('conflict of order', fg='red', bold=True)}, copied as it is: {text}"
+            out.styled("conflict of order", fg="red", bold=True) + f", copied as it is: {text}"
         )
     if outcome.in_conflict:
         out.echo(f"in the copy: {ADVICE}")
@@ -301,7 +301,7 @@ def _check_preferred(views: list[ClusterView], prefer: str | None) -> None:
     }
     if prefer is not None and prefer not in known:
         raise click.UsageError(
-            f"--prefer: there is no node {prefer!r}; found: {', '.join(sorted(known))}"
+            f"--prefer: there is no node {prefer!r}; found: {out.names(sorted(known))}"
         )
 
 
@@ -361,16 +361,16 @@ def _print(items: list[Item], totals: dict[str, object], show_all: bool) -> None
             out.note(f"left out: {item.file}: {item.what}")
     place = "dry run, nothing was written" if totals["dry_run"] else f"copied to {totals['to']}"
     if not totals["damaged"]:
-        verdict = click.style("nothing was given up", fg="green", bold=True)
+        verdict = out.styled("nothing was given up", fg="green", bold=True)
     else:
-        verdict = click.style(f"{totals['damaged']} files lost something", fg="red", bold=True)
+        verdict = out.styled(f"{totals['damaged']} files lost something", fg="red", bold=True)
         verdict += (
             f": {totals['given_up_records']:,} records, "
             f"{out.size(float(str(totals['given_up_bytes'])))}"
         )
         if totals["unknown_loss"]:
             verdict += f", and in {totals['unknown_loss']} of them an unknown number"
-    out.echo(f"{verdict}; {totals['kept_records']:,} records kept ({place})")
+    out.echo(verdict + f"; {totals['kept_records']:,} records kept ({place})")
 
 
 def _lost(extent: Extent | None) -> tuple[object, ...]:

@@ -253,19 +253,19 @@ def _print_forecast(forecast: Forecast) -> None:
         out.prose(f"  `imap-wal rewrite` would leave {forecast.entries:,} records to read")
     for node in forecast.missing:
         out.prose(
-            click.style(f"  node {node!r} is missing", fg="red")
+            out.styled(f"  node {node!r} is missing", fg="red")
             + ": a restart refuses to continue without it (recovery_policy = full)"
         )
     for disk in forecast.own_disks:
         age = out.duration(disk.seconds) if disk.seconds is not None else ""
         last = f" (the last upload was {age} ago)" if age else ""
         out.prose(
-            click.style(f"  node {disk.node!r}", fg="yellow")
+            out.styled(f"  node {disk.node!r}", fg="yellow")
             + f": segments {disk.first} to {disk.last} are not uploaded{last}: they are on its "
             "own disk alone and not counted here; `imap-wal doctor --agent` shows their bytes"
         )
     for text in forecast.conflicts:
-        out.prose(click.style("  conflict of order", fg="red") + f": {text}")
+        out.prose(out.styled("  conflict of order", fg="red") + f": {text}")
     if forecast.conflict_keys:
         out.prose(
             f"  {forecast.conflict_keys:,} keys in conflict, which do not stop a restart; {ADVICE}"

@@ -189,15 +189,17 @@ def _print(outcome: _Outcome, show_all: bool) -> None:
         out.note(f"does not belong to a log, left alone: {path}")
     bad = counts[CORRUPT] + counts[UNSUPPORTED]
     verdict = (
-        click.style(f"{bad} damaged", fg="red", bold=True)
+        out.styled(f"{bad} damaged", fg="red", bold=True)
         if bad
-        else click.style("no damage", fg="green", bold=True)
+        else out.styled("no damage", fg="green", bold=True)
     )
-    torn = f", {counts[TORN]} torn tail" if counts[TORN] else ""
+    if counts[TORN]:
+        verdict += f", {counts[TORN]} torn tail"
     if counts[CONFLICT]:
-        torn += ", " + click.style(f"{counts[CONFLICT]} conflicts of order", fg="red", bold=True)
+        conflicts_ = f"{counts[CONFLICT]} conflicts of order"
+        verdict += ", " + out.styled(conflicts_, fg="red", bold=True)
     out.prose(
-        f"{verdict}{torn}: {len(findings)} files, {out.size(summary['bytes'])}, "
+        verdict + f": {len(findings)} files, {out.size(summary['bytes'])}, "
         f"{summary['records']:,} records"
     )
     if summary["unopened"]:

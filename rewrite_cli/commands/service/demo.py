@@ -164,7 +164,7 @@ def show(report: Report, url: str | None) -> None:
             out.note(f"lost: {example}")
     colour = "red" if report.lost else "green"
     out.echo(
-        click.style(f"lost: {report.lost}", fg=colour, bold=True)
+        out.styled(f"lost: {report.lost}", fg=colour, bold=True)
         + f"   picture: {report.picture}"
         + (f"   log: {url}" if url else "")
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,10 +18,10 @@ from rewrite_cli.doctor.agent import agent_checks
 from rewrite_cli.doctor.environment import environment_checks, java_checks
 from rewrite_cli.doctor.storage import storage_checks
 
-_MARKS = {
-    OK: click.style("ok", fg="green"),
-    WARNING: click.style("warning", fg="yellow"),
-    PROBLEM: click.style("problem", fg="red", bold=True),
+_STYLES: dict[str, dict[str, Any]] = {
+    OK: {"fg": "green"},
+    WARNING: {"fg": "yellow"},
+    PROBLEM: {"fg": "red", "bold": True},
 }
 
 
@@ -63,8 +64,8 @@ def command(
     else:
         for check in found:
             out.echo(
-                f"{_MARKS[check.status]:<{7 + len(_MARKS[check.status]) - len(check.status)}} "
-                f" {check.name}: {check.what}"
+                out.styled(check.status, **_STYLES[check.status])
+                + f"{'':<{7 - len(check.status)}}  {check.name}: {check.what}"
             )
             if check.advice:
                 out.echo(f"         → {check.advice}")

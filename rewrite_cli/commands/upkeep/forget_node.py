@@ -121,7 +121,7 @@ def _forget(selection: Selection, *, lose: bool, dry_run: bool) -> list[ForgetRe
         }
         absent = set(selection.nodes).difference(*known.values())
         if absent:
-            there = ", ".join(sorted(set().union(*known.values()))) or "none"
+            there = out.names(sorted(set().union(*known.values())))
             raise Failed(
                 f"{selection.url}: no node {', '.join(sorted(map(repr, absent)))}; found: {there}"
             )

@@ -214,7 +214,7 @@ def _readers(log: ClusterLog, names: tuple[str, ...]) -> dict[str, KeptFor | Non
     sound, damaged = readers.examined(log.store, log.folder)
     for name in names:
         if name not in {**sound, **damaged}:
-            there = ", ".join(sorted([*sound, *damaged])) or "none"
+            there = out.names(sorted([*sound, *damaged]))
             raise Failed(
                 f"{log.namespace}/{log.cluster}: there is no reader {name!r}; found: {there}"
             )
