@@ -3,8 +3,9 @@ not exist would look like an empty map."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from difflib import get_close_matches
+from operator import eq
 
 from imap_wal.entry import MAP
 from imap_wal.errors import LogError
@@ -29,8 +30,13 @@ class MapNames:
         """Whether all files that were examined could be read."""
 
     def has(self, wanted: Collection[str]) -> bool:
-        """Whether the log has all these maps. If it has, only manifests and perhaps some segments
-        are read; otherwise all segments are, and `known` has every map that can be read.
+        """Whether the log has all these maps. `known` then has them, and otherwise every map that
+        can be read. Raises the errors of `lacking`."""
+        return not self.lacking(wanted)
+
+    def lacking(self, wanted: Collection[str], fits: Callable[[str, str], bool] = eq) -> set[str]:
+        """Those of which the log has no map. If it has all, only manifests and perhaps some
+        segments are read; otherwise all segments are. `fits`: whether a name is one of a pattern.
 
         Raises:
             StorageError: The storage failed.
@@ -39,10 +45,10 @@ class MapNames:
         left = set(wanted)
         for names in self._steps():
             self.known |= names
-            left -= names
+            left = {each for each in left if not any(fits(name, each) for name in names)}
             if not left:
-                return True
-        return False
+                break
+        return left
 
     def _steps(self) -> Iterator[set[str]]:
         try:

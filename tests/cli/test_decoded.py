@@ -248,6 +248,19 @@ def test_maps_can_lose_these_columns_again(
         assert "key_text" not in pq.read_schema(file).names
 
 
+def test_a_map_without_entries_is_named(run: Run, filled: tuple[str, dict[str, Any]]) -> None:
+    """It may be written later, so this is no error."""
+    url, _ = filled
+    for flags in (("--dry-run",), ()):
+        ended = run("decode", url, "--map", "nosuch*", "--map", "order*", *flags)
+        assert ended.code == 0
+        assert "no entries of map 'nosuch*' yet; the columns" in ended.err
+    assert done(run, "decode", url, "-o", "json").json["clusters"][0]["maps"] == [
+        "nosuch*",
+        "order*",
+    ]
+
+
 def test_a_log_that_earlier_releases_read_is_refused(tmp_path: Path, run: Run) -> None:
     url = f"file://{tmp_path}/log"
     with opened(url) as store:

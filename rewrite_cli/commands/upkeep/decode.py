@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+
 import click
 
 from imap_wal.manifest.decoded_maps import set_decoded
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.map_names import MapNames
 from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
 from rewrite_cli.console.selection import Selection, selection_options
@@ -33,7 +37,7 @@ def command(
     It applies to files that are written from then on; other files get the columns when they are
     merged. Needs feature level 8 (imap-wal upgrade). Safe while a service runs. Archive runs and
     rewrites of these maps take 3 to 4 times the processor time. NULL: a tombstone, a Java class, or
-    a key or value above 1 MiB.
+    a key or value above 1 MiB. A note names maps that have no entries yet.
 
     \b
     Examples:
@@ -43,6 +47,7 @@ def command(
     if maps and nothing:
         raise click.UsageError("--map and --none exclude each other")
     rows = []
+    absent = set(maps)
     with selection.open() as (store, clusters):
         for view in clusters:
             manifests = ClusterLog(store, view.namespace, view.cluster).manifests
@@ -52,7 +57,13 @@ def command(
                 audit("decoded maps set", log=str(view), maps=list(found), url=selection.url)
             elif maps or nothing:
                 found = tuple(sorted(set(maps)))
+            absent = _without_entries(ClusterLog(store, view.namespace, view.cluster), absent)
             rows.append((view.namespace, view.cluster, found))
+    if absent:
+        out.note(
+            f"{selection.url}: no entries of map {', '.join(map(repr, sorted(absent)))} yet; the "
+            "columns are added if it is written later"
+        )
     if output == out.JSON:
         names = ("namespace", "cluster", "maps")
         clusters_ = [dict(zip(names, row, strict=True)) for row in rows]
@@ -64,3 +75,13 @@ def command(
         ("namespace", "cluster", "maps with readable columns"),
         [(namespace, cluster, ", ".join(found) or "none") for namespace, cluster, found in rows],
     )
+
+
+def _without_entries(log: ClusterLog, maps: Collection[str]) -> set[str]:
+    """Those of the names and patterns that no map of the log has; none if damaged or missing files
+    may have one."""
+    if not maps:
+        return set()
+    known = MapNames(log)
+    absent = known.lacking(maps, fnmatchcase)
+    return absent if known.complete else set()
