@@ -127,6 +127,24 @@ def test_a_plan_shows_what_a_forgotten_reader_frees(run: Run, tmp_path: Path) ->
     assert done["snapshot_files"] == plan["snapshot_files"]
 
 
+def test_a_rewrite_says_what_prune_will_keep(run: Run, tmp_path: Path) -> None:
+    url = tmp_path / "log"
+    for number in range(2):
+        with imap_wal.open(str(url), node="n1", auto_rewrite_percentage=0) as store:
+            store.map("orders")["k"] = "x" * 10_000 * (number + 1)
+    assert "less what" not in run("rewrite", url, "--dry-run").out
+    planned = run("rewrite", url, "--history", "1h", "--dry-run")
+    assert "KiB, less what is kept for the history\n" in planned.out
+    done = run("rewrite", url, "--history", "1h")
+    assert "KiB, less what is kept: about " in done.out and "for the history\n" in done.out
+    (pruned,) = run("prune", url, "--yes", "-o", "json").json["clusters"]
+    assert pruned["bytes"] == 0
+    kept = run("rewrite", url, "-o", "json").json["clusters"][0]["kept"]
+    assert [{**each, "idle_ms": 0} for each in kept] == [
+        {**each, "idle_ms": 0} for each in pruned["kept"]
+    ]
+
+
 def test_a_repaired_copy_names_the_readers_it_lacks(run: Run, tmp_path: Path) -> None:
     url, folder = tmp_path / "log", cluster_folder("default", "embedded")
     with imap_wal.open(str(url), history_s=3600, auto_rewrite_percentage=0) as store:

@@ -18,6 +18,7 @@ from rewrite_cli.console.audit import audit
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Duration, iso
+from rewrite_cli.entries.kept import kept_json, sizes
 from rewrite_cli.entries.live import history_option, keep
 
 
@@ -137,15 +138,7 @@ def _has_history(plan: list[PruneReport]) -> bool:
 
 
 def _to_json(report: PruneReport) -> dict[str, Any]:
-    kept = [
-        {
-            **asdict(each),
-            "positions": {node: str(at) for node, at in each.positions.items()},
-            "is_stale": each.is_stale,
-        }
-        for each in report.kept
-    ]
-    return {**asdict(report), "kept": kept}
+    return {**asdict(report), "kept": list(map(kept_json, report.kept))}
 
 
 def _show(reports: list[PruneReport], *, dry_run: bool) -> None:
@@ -177,7 +170,7 @@ def _show_kept(report: PruneReport, kept: KeptFor) -> None:
         since = iso(kept.begins_ms) or "the start of the log"
         out.note(
             f"{report.namespace}/{report.cluster}: kept for the history, so that each moment since "
-            f"{since} can be read: {_sizes(kept)}"
+            f"{since} can be read: {sizes(kept)}"
         )
     else:
         _show_reader(report, kept)
@@ -185,18 +178,11 @@ def _show_kept(report: PruneReport, kept: KeptFor) -> None:
         out.note(kept.advice)
 
 
-def _sizes(kept: KeptFor) -> str:
-    return (
-        f"about {out.size(kept.log_bytes)} of log, {kept.snapshot_files} files of former snapshots "
-        f"with {out.size(kept.snapshot_bytes)}"
-    )
-
-
 def _show_reader(report: PruneReport, kept: KeptFor) -> None:
     places = ", ".join(f"{node} {at}" for node, at in sorted(kept.positions.items())) or "the start"
     out.note(
         f"{report.namespace}/{report.cluster}: kept for reader {kept.reader!r}, which is at "
-        f"{places}: {_sizes(kept)}; its last commit was {out.duration(kept.idle_ms / 1000)} ago"
+        f"{places}: {sizes(kept)}; its last commit was {out.duration(kept.idle_ms / 1000)} ago"
     )
 
 
@@ -227,7 +213,7 @@ def _kept_for(selection: Selection, names: tuple[str, ...]) -> list[str]:
     cluster has no such reader."""
     with selection.open(upkeep=True) as (store, clusters):
         return [
-            f"reader {name!r} of {view}" + (f" ({_sizes(kept)} are kept for it)" if kept else "")
+            f"reader {name!r} of {view}" + (f" ({sizes(kept)} are kept for it)" if kept else "")
             for view in clusters
             for name, kept in _readers(
                 ClusterLog(store, view.namespace, view.cluster), names

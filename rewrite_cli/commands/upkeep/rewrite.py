@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from imap_wal.errors import LogError
+from imap_wal.manifest.readers import HISTORY
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.read.statistics import MergeProgress
+from imap_wal.retention.kept import KeptFor, kept_for_readers
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.plan import Engine
 from imap_wal.rewrite.report import RewriteReport, Winner
@@ -20,9 +23,11 @@ from imap_wal.rewrite.turn import turn
 from imap_wal.settings import RecoveryPolicy
 from rewrite_cli.console import output as out
 from rewrite_cli.console import spark_properties
+from rewrite_cli.console.failures import message
 from rewrite_cli.console.progress import Reached, Tell, working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Duration, Moment, iso
+from rewrite_cli.entries.kept import kept_json, name_of
 from rewrite_cli.entries.left_out import LeftOut, note_left_out
 from rewrite_cli.entries.live import history_option, keep, partial_option
 
@@ -134,7 +139,8 @@ def command(
         _show(report, dry_run=dry_run)
 
 
-def _show(report: RewriteReport, *, dry_run: bool) -> None:
+def _show(rewritten: _Rewritten, *, dry_run: bool) -> None:
+    report = rewritten.report
     out.print_table(
         ("map", "records read", "live", "tombstones", "dropped", "before bytes", "after bytes"),
         [
@@ -156,7 +162,7 @@ def _show(report: RewriteReport, *, dry_run: bool) -> None:
         f"({report.records_per_second:,.0f}/s, {out.size(report.memory_max_bytes)} of "
         "memory), "
         f"engine {report.engine}; prune {'would free' if dry_run else 'frees'} up "
-        f"to {out.size(sum(max(m.saved_bytes, 0) for m in report.maps))}"
+        f"to {out.size(sum(max(m.saved_bytes, 0) for m in report.maps))}{_less(rewritten)}"
     )
     for step in report.steps:
         out.prose(
@@ -166,6 +172,20 @@ def _show(report: RewriteReport, *, dry_run: bool) -> None:
             f"{step.records_written:,}, {out.size(step.bytes_written)}"
         )
     _show_remarks(report)
+
+
+def _less(rewritten: _Rewritten) -> str:
+    """What prune does not free. It is not known how much of it a dry run would cover."""
+    if rewritten.report.dry_run:
+        readers = {*rewritten.begun, *(each.reader for each in rewritten.kept)}
+        kept = " and ".join(map(name_of, sorted(readers)))
+        return f", less what is kept for {kept}" if kept else ""
+    kept = ", ".join(
+        f"about {out.size(each.bytes)} for {name_of(each.reader)}"
+        for each in rewritten.kept
+        if each.bytes
+    )
+    return f", less what is kept: {kept}" if kept else ""
 
 
 def _show_remarks(report: RewriteReport) -> None:
@@ -216,28 +236,46 @@ def rewrite_all(
     skew_ms_max: int,
     resolve: Resolution | None,
     history_s: float | None = None,
-) -> list[RewriteReport]:
+) -> list[_Rewritten]:
     """Rewrite every cluster in the selection, one after the other. `history_s`: of `keep`; a dry
     run keeps nothing."""
-    reports = []
+    done = []
     with selection.open(upkeep=True) as (store, clusters):
         for view in clusters:
             log = ClusterLog(store, view.namespace, view.cluster)
             with nullcontext() if dry_run else turn(log, "imap-wal rewrite", _waits):
                 keep(log, None if dry_run else history_s, skew_ms_max)
-                reports.append(
-                    rewrite(
-                        log,
-                        engines.of(str(view)),
-                        maps=selection.maps or None,
-                        as_of_ms=as_of_ms,
-                        policy=policy,
-                        dry_run=dry_run,
-                        skew_ms_max=skew_ms_max,
-                        resolve=resolve,
-                    )
+                report = rewrite(
+                    log,
+                    engines.of(str(view)),
+                    maps=selection.maps or None,
+                    as_of_ms=as_of_ms,
+                    policy=policy,
+                    dry_run=dry_run,
+                    skew_ms_max=skew_ms_max,
+                    resolve=resolve,
                 )
-    return reports
+            begun = (HISTORY,) if dry_run and history_s else ()
+            done.append(_Rewritten(report, _kept(log), begun))
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class _Rewritten:
+    """`kept`: for readers, of what prune can free otherwise. `begun`: the readers that are
+    registered if this is not a dry run."""
+
+    report: RewriteReport
+    kept: tuple[KeptFor, ...]
+    begun: tuple[str, ...]
+
+
+def _kept(log: ClusterLog) -> tuple[KeptFor, ...]:
+    try:
+        return kept_for_readers(log)
+    except LogError as error:  # the rewrite itself is done
+        out.note(message(error))
+        return ()
 
 
 def _waits(holder: str) -> None:
@@ -278,9 +316,11 @@ class _Engines:
         return LocalEngine(progress=progress, processes=self.processes)
 
 
-def to_json(report: RewriteReport) -> dict[str, Any]:
+def to_json(rewritten: _Rewritten) -> dict[str, Any]:
+    report = rewritten.report
     return {
         **asdict(report),
+        "kept": list(map(kept_json, rewritten.kept)),
         "maps": [
             {**asdict(each), "dropped": each.dropped, "saved_bytes": each.saved_bytes}
             for each in report.maps
