@@ -56,8 +56,9 @@ class Item:
 
 
 def summary(items: Sequence[Item]) -> dict[str, Any]:
-    """Totals. `unknown_loss` counts files that lost an unknown number of records, which
-    `given_up_records` does not include."""
+    """Totals. `unknown_loss` counts files that lost an unknown number of records, and
+    `unknown_bytes` those that lost an unknown number of bytes: `given_up_records` and
+    `given_up_bytes` do not include them."""
     lost = [item.given_up for item in items if item.given_up is not None]
     return {
         "files": len(items),
@@ -72,4 +73,5 @@ def summary(items: Sequence[Item]) -> dict[str, Any]:
         "given_up_records": sum(extent.records or 0 for extent in lost),
         "given_up_bytes": sum(extent.bytes or 0 for extent in lost),
         "unknown_loss": sum(extent.records is None for extent in lost),
+        "unknown_bytes": sum(extent.bytes is None for extent in lost),
     }

@@ -309,6 +309,11 @@ def _cell(column: str, value: Any) -> str:
 size = progress.size
 
 
+def count(number: int, one: str, many: str = "") -> str:
+    """1 → 1 file, 1234 → 1,234 files. `many`: if it is not `one` with an s."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
 def duration(seconds: float) -> str:
     """0.0123 → 12 ms, 75 → 1 min 15 s."""
     if seconds < 1:

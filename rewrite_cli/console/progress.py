@@ -22,6 +22,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from imap_wal.clock import SystemClock
@@ -31,6 +32,8 @@ from rewrite_cli.console.output import echo, errors, note, shown
 AUTO, JSON, NONE = "auto", "json", "none"
 EVERY_S = 1.0
 """The least time between two events."""
+WIDE, NARROW = 80, 50
+"""Columns of a terminal with bar and rate, and of one with bytes and time left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +93,7 @@ def working(what: str) -> Iterator[Tell]:
 def progress() -> Iterator[Progress]:
     """The bar alone."""
     console = errors()
-    wheel = SpinnerColumn("dots" if is_unicode(err=True) else "line")
-    columns = (
-        wheel,
-        _Description(),
-        _IfKnown(BarColumn(12)),
-        _IfKnown(DownloadColumn(binary_units=True)),
-        _IfKnown(TransferSpeedColumn()),
-        _IfKnown(TimeRemainingColumn()),
-        TimeElapsedColumn(),
-    )
+    columns = _columns(console.width)
     log = logging.getLogger("imap_wal")
     level = log.level
     disabled = not console.is_terminal or mode() != AUTO
@@ -114,6 +108,22 @@ def progress() -> Iterator[Progress]:
             log.removeHandler(handler)
 
 
+def _columns(width: int) -> list[ProgressColumn]:
+    """Those that fit on one line of a terminal; the text is cut if needed."""
+    fixed = Column(no_wrap=True)
+    wheel = SpinnerColumn("dots" if is_unicode(err=True) else "line", table_column=fixed)
+    found: list[ProgressColumn] = [wheel, _Description()]
+    if width >= WIDE:
+        found.append(_IfKnown(BarColumn(12)))
+    if width >= NARROW:
+        found.append(_IfKnown(DownloadColumn(binary_units=True)))
+    if width >= WIDE:
+        found.append(_IfKnown(TransferSpeedColumn()))
+    if width >= NARROW:
+        found.append(_IfKnown(TimeRemainingColumn()))
+    return [*found, TimeElapsedColumn(table_column=fixed)]
+
+
 class _Description(ProgressColumn):
     """The text of the bar, which may have names in it: no markup, and safe for a terminal."""
 
@@ -125,7 +135,7 @@ class _IfKnown(ProgressColumn):
     """A column that is empty until the total is known."""
 
     def __init__(self, inner: ProgressColumn) -> None:
-        super().__init__()
+        super().__init__(Column(no_wrap=True))
         self._inner = inner
 
     def render(self, task: Task) -> Any:

@@ -86,7 +86,8 @@ def log_checks(store: SegmentStore, view: ClusterView, key: KeyPair | None) -> I
         yield Check(
             name,
             OK,
-            f"{len(view.nodes)} nodes, epochs "
+            f"{output.count(len(view.nodes), 'node')}, "
+            f"{'epoch' if len(view.nodes) == 1 else 'epochs'} "
             f"{', '.join(str(node.manifest.epoch) for node in view.nodes)}",
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from imap_wal.manifest.readers import HISTORY
 from imap_wal.retention.kept import KeptFor
-from rewrite_cli.console.output import size
+from rewrite_cli.console.output import count, size
 
 
 def name_of(reader: str) -> str:
@@ -18,8 +18,8 @@ def name_of(reader: str) -> str:
 def sizes(kept: KeptFor) -> str:
     """How much is kept for one reader."""
     return (
-        f"about {size(kept.log_bytes)} of log, {kept.snapshot_files} files of former snapshots "
-        f"with {size(kept.snapshot_bytes)}"
+        f"about {size(kept.log_bytes)} of log, {count(kept.snapshot_files, 'file')} of former "
+        f"snapshots with {size(kept.snapshot_bytes)}"
     )
 
 

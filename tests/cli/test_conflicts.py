@@ -207,7 +207,7 @@ def test_a_repair_decides_only_what_the_preferred_node_claims(run: Run, tmp_path
     assert live(copy) == {b"a": b"n2", b"b": b"n1"}
     text = run("repair", url, "--to", f"file://{tmp_path}/again", "--prefer", "n2").out
     assert (
-        "of 1 keys in conflict the change of node 'n2' counts; the losing changes are in "
+        "of 1 key in conflict the change of node 'n2' counts; the losing changes are in "
         "ns/c/set-aside/orders/" in text
     )
     assert "n1, n2, n3" in run("repair", url, "--dry-run", "--prefer", "n4").err

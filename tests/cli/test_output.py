@@ -172,3 +172,18 @@ def test_only_our_own_styles_are_kept() -> None:
     assert out.safe(text) == (
         r"map \x1b[31mred" + click.style(r"lost \x1b[0m", fg="red") + r"\x1b[32m" + "\n\tmore"
     )
+
+
+def test_one_of_something_is_singular() -> None:
+    assert [out.count(each, "file") for each in (0, 1, 1234)] == [
+        "0 files",
+        "1 file",
+        "1,234 files",
+    ]
+    assert [out.count(each, "entry", "entries") for each in (1, 2)] == ["1 entry", "2 entries"]
+
+
+def test_doctor_counts_one_node(run: Run, tmp_path: Path) -> None:
+    with imap_wal.open(str(tmp_path / "log"), node="n1") as store:
+        store.map("m")["k"] = 1
+    assert ": 1 node, epoch 1\n" in run("doctor", tmp_path / "log").out

@@ -45,6 +45,7 @@ def test_long_work_prints_events_in_bytes(
         assert 0 <= event["bytes"] <= event["bytes_total"]
     reached = [event["bytes"] for event in events]
     assert reached == sorted(reached)
+    assert reached[-1] == events[-1]["bytes_total"] > 0
     assert "progress" not in run(*named).err
 
 
@@ -54,6 +55,20 @@ def test_few_events_are_printed_and_the_last_one(run: Run, url: str, tmp_path: P
     first, last = map(json.loads, ended.err.splitlines())
     assert first["bytes"] < last["bytes"] == last["bytes_total"]
     assert run("--progress", "bar", "ls", url).code == 2
+
+
+@pytest.mark.parametrize("width", [20, 40, 50, 60, 79, 80, 120])
+def test_a_bar_is_one_line(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    drawn = io.StringIO()
+    console = Console(file=drawn, force_terminal=True, width=width, legacy_windows=False)
+    monkeypatch.setattr(progress, "errors", lambda: console)
+    with progress.progress() as bar:
+        task = bar.add_task("prod/eu/nodes/n1/wal/" + "0" * 60, total=43 * 1024**2)
+        bar.update(task, completed=36 * 1024**2)
+        lines = console.render_lines(bar.get_renderable(), pad=False)
+    assert len(lines) == 1
+    text = "".join(segment.text for segment in lines[0])
+    assert ("36.0/43.0 MiB" in text) == (width >= progress.NARROW), text
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_a_reader_that_may_be_gone_is_named(run: Run, tmp_path: Path) -> None:
         store.map("orders")["k"] = 3
     assert run("rewrite", url).code == 0
     pruned = run("prune", url, "--yes")
-    assert "1 files of former snapshots" in pruned.err
+    assert "1 file of former snapshots" in pruned.err
     assert "--forget-reader copy" in pruned.err
     assert "--forget-reader copy" in run("doctor", url).out
     kept = run("prune", url, "--yes", "-o", "json").json["clusters"][0]["kept"][0]

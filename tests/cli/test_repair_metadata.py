@@ -40,7 +40,12 @@ def test_readable_rows_of_a_damaged_archive_are_copied(run: Run, tmp_path: Path)
     ended = run("repair", tmp_path / "log", "--dry-run", "-o", "json")
     assert damaged_file(ended.json)["action"] == "given-up"
     archive.unlink()
+    assert (
+        "1 file lost something: 6,000 records; 1 record kept"
+        in run("repair", tmp_path / "log", "--dry-run").out
+    )
     ended = run("repair", tmp_path / "log", "--to", f"file://{tmp_path}/without", "-o", "json")
+    assert ended.json["summary"]["unknown_bytes"] == 1
     assert (ended.code, damaged_file(ended.json)["given_up"]["records"]) == (3, 6000)
     assert [line["key"] for line in run("dump", f"{tmp_path}/without", "-o", "json").lines] == [
         "last"

@@ -179,7 +179,8 @@ def _print(report: BackupReport, seconds: float, output: str) -> None:
         else f"It has every change that was acknowledged before {iso(backup.begun_ms)}"
     )
     out.prose(
-        f"backup {backup.number}: {', '.join(backup.clusters)}, {len(backup.files):,} files, "
+        f"backup {backup.number}: {', '.join(backup.clusters)}, "
+        f"{out.count(len(backup.files), 'file')}, "
         f"{out.size(backup.bytes)}; copied {out.size(report.copied_bytes)} in "
         f"{out.duration(seconds)}. {has}"
     )

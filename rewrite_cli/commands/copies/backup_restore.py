@@ -174,7 +174,10 @@ def _verify(store: SegmentStore, backup: Backup, output: str, *, is_last: bool) 
     else:
         for file, what in damaged:
             out.echo(f"damaged: {file}: {what}")
-        out.echo(f"backup {backup.number}: {out.size(backup.bytes)}, {len(damaged)} damaged files")
+        out.echo(
+            f"backup {backup.number}: {out.size(backup.bytes)}, "
+            f"{out.count(len(damaged), 'damaged file')}"
+        )
     return FINDINGS if damaged else CLEAN
 
 

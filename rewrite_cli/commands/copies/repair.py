@@ -203,8 +203,8 @@ def _print_conflicts(outcome: _Outcome, prefer: str | None) -> None:
     for each in outcome.decided:
         where_lost = f"; the losing changes are in {each.set_aside}" if each.set_aside else ""
         out.echo(
-            f"{each.cluster}, map {each.map!r}: of {each.keys:,} keys in conflict the change "
-            f"of node {prefer!r} counts{where_lost}"
+            f"{each.cluster}, map {each.map!r}: of {out.count(each.keys, 'key')} in conflict "
+            f"the change of node {prefer!r} counts{where_lost}"
         )
     for text in outcome.in_conflict:
         out.echo(
@@ -360,17 +360,20 @@ def _print(items: list[Item], totals: dict[str, object], show_all: bool) -> None
         if item.action == LEFT_OUT and not show_all:
             out.note(f"left out: {item.file}: {item.what}")
     place = "dry run, nothing was written" if totals["dry_run"] else f"copied to {totals['to']}"
-    if not totals["damaged"]:
+    lost = [item.given_up for item in items if item.given_up is not None]
+    if not lost:
         verdict = out.styled("nothing was given up", fg="green", bold=True)
     else:
-        verdict = out.styled(f"{totals['damaged']} files lost something", fg="red", bold=True)
-        verdict += (
-            f": {totals['given_up_records']:,} records, "
-            f"{out.size(float(str(totals['given_up_bytes'])))}"
-        )
-        if totals["unknown_loss"]:
-            verdict += f", and in {totals['unknown_loss']} of them an unknown number"
-    out.echo(verdict + f"; {totals['kept_records']:,} records kept ({place})")
+        verdict = out.styled(f"{out.count(len(lost), 'file')} lost something", fg="red", bold=True)
+        verdict += f": {out.count(sum(each.records or 0 for each in lost), 'record')}"
+        size = sum(each.bytes or 0 for each in lost)
+        if size:
+            least = "at least " if any(each.bytes is None for each in lost) else ""
+            verdict += f", {least}{out.size(size)}"
+        unknown = sum(each.records is None for each in lost)
+        if unknown:
+            verdict += f", and in {unknown} of them an unknown number"
+    out.echo(verdict + f"; {out.count(int(str(totals['kept_records'])), 'record')} kept ({place})")
 
 
 def _lost(extent: Extent | None) -> tuple[object, ...]:

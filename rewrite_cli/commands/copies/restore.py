@@ -77,7 +77,7 @@ def command(
         selection.note_empty(name for each in merged for name in each.maps)
         if target is not None and suffix in FORMATS:
             written = write(suffix, Path(target), records(merged))
-            out.note(f"{written:,} entries in {target}")
+            out.note(f"{out.count(written, 'entry', 'entries')} in {target}")
         copied = _open_target(target) if target is not None and suffix not in FORMATS else None
         try:
             for cluster in merged:
@@ -96,9 +96,10 @@ def command(
     )
     for forecast in forecasts:
         out.prose(
-            f"{forecast['namespace']}/{forecast['cluster']}: {forecast['records']:,} records "
+            f"{forecast['namespace']}/{forecast['cluster']}: "
+            f"{out.count(forecast['records'], 'record')} "
             f"merged in {out.duration(forecast['merge_seconds'])}; "
-            f"a member would load {forecast['entries']:,} entries in about "
+            f"a member would load {out.count(forecast['entries'], 'entry', 'entries')} in about "
             f"{out.duration(forecast['member_seconds'])}"
         )
     if copied is not None:

@@ -95,7 +95,7 @@ def command(
         selection.note_empty(name for each in merged for name in each.maps)
         count = write(form, target, records(merged))
     if target is not None:
-        out.note(f"{count:,} entries in {target}")
+        out.note(f"{out.count(count, 'entry', 'entries')} in {target}")
     for view, error in damaged:
         out.note(f"left out: cluster {view}: {message(error)}")
     return FINDINGS if damaged else CLEAN

@@ -144,6 +144,7 @@ def _print(line: Line) -> None:
 
 
 def _print_history(found: KeyHistory, now_ms: int) -> None:
-    out.echo(f"{found.newest.cluster}: {found.state(now_ms)}, {len(found.versions)} versions")
+    count = out.count(len(found.versions), "version")
+    out.echo(f"{found.newest.cluster}: {found.state(now_ms)}, {count}")
     for line in found.versions:
         out.echo(out.shown(text_of(line)))

@@ -130,7 +130,7 @@ def _answer(
             return
         count = _write(form, result, target)
     if target is not None:
-        out.note(f"{count:,} rows in {target}")
+        out.note(f"{out.count(count, 'row')} in {target}")
 
 
 def _write(form: str, result: QueryResult, target: Path | None) -> int:

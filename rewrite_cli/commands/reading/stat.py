@@ -243,14 +243,16 @@ def _print_forecast(forecast: Forecast) -> None:
     dead = 1 - forecast.entries / forecast.records if forecast.records else 0
     percent = int(100 * dead)  # rounded down: 100% means that nothing lives
     out.prose(
-        f"{forecast.namespace}/{forecast.cluster}: a restart reads {forecast.records:,} "
-        f"records ({percent}% dead), merges them in "
+        f"{forecast.namespace}/{forecast.cluster}: a restart reads "
+        f"{out.count(forecast.records, 'record')} ({percent}% dead), merges them in "
         f"{out.duration(forecast.merge_seconds)}"
-        f" and loads {forecast.entries:,} entries in about "
+        f" and loads {out.count(forecast.entries, 'entry', 'entries')} in about "
         f"{out.duration(forecast.member_seconds)}"
     )
     if dead > 0.5 and forecast.records > 10_000:
-        out.prose(f"  `imap-wal rewrite` would leave {forecast.entries:,} records to read")
+        out.prose(
+            f"  `imap-wal rewrite` would leave {out.count(forecast.entries, 'record')} to read"
+        )
     for node in forecast.missing:
         out.prose(
             out.styled(f"  node {node!r} is missing", fg="red")
@@ -268,5 +270,6 @@ def _print_forecast(forecast: Forecast) -> None:
         out.prose(out.styled("  conflict of order", fg="red") + f": {text}")
     if forecast.conflict_keys:
         out.prose(
-            f"  {forecast.conflict_keys:,} keys in conflict, which do not stop a restart; {ADVICE}"
+            f"  {out.count(forecast.conflict_keys, 'key')} in conflict, which does not "
+            f"stop a restart; {ADVICE}"
         )

@@ -127,6 +127,9 @@ def _read(selection: Selection, deadline: Deadline) -> _Outcome:
                     units += to_read
                     foreign += foreign_files(view, selection.wants_node)
                 read, unchecked = check(units, _counting(units, tell), deadline)
+                total = sum({unit.file: unit.bytes for unit in units}.values())
+                if total and not unchecked:
+                    tell(Reached("reading", total, total))
                 findings += read
                 if (
                     not unchecked
@@ -196,16 +199,16 @@ def _print(outcome: _Outcome, show_all: bool) -> None:
     if counts[TORN]:
         verdict += f", {counts[TORN]} torn tail"
     if counts[CONFLICT]:
-        conflicts_ = f"{counts[CONFLICT]} conflicts of order"
+        conflicts_ = f"{out.count(counts[CONFLICT], 'conflict')} of order"
         verdict += ", " + out.styled(conflicts_, fg="red", bold=True)
     out.prose(
-        verdict + f": {len(findings)} files, {out.size(summary['bytes'])}, "
-        f"{summary['records']:,} records"
+        verdict + f": {out.count(len(findings), 'file')}, {out.size(summary['bytes'])}, "
+        f"{out.count(summary['records'], 'record')}"
     )
     if summary["unopened"]:
         out.prose(
-            f"{summary['unopened']} files are encrypted and were read without their keys: "
-            "only their checksums were verified (--encryption-keys)"
+            f"{out.count(summary['unopened'], 'file')} encrypted and read without keys: only "
+            "their checksums were verified (--encryption-keys)"
         )
     for finding in findings:
         if finding.status == CLEAN and finding.kind == "node":
@@ -214,8 +217,8 @@ def _print(outcome: _Outcome, show_all: bool) -> None:
         for unit in unchecked if show_all else ():
             out.note(f"not checked: {unit.file}")
         out.prose(
-            f"partial: the time limit was reached; {len(unchecked)} files, "
-            f"{out.size(summary['unchecked_bytes'])}, were not checked, the oldest ones"
+            f"partial: the time limit was reached; {out.count(len(unchecked), 'file')}, "
+            f"{out.size(summary['unchecked_bytes'])}, not checked, the oldest ones"
         )
 
 

@@ -52,9 +52,8 @@ def command(selection: Selection, lose: bool, yes: bool, dry_run: bool, output: 
                 if report.missing or report.lost.files
             }
             lost = f" Entries that are lost: {', '.join(sorted(losses))}." if losses else ""
-            out.agree(
-                f"Forget node {', '.join(selection.nodes)} and delete its {files} files?{lost}", yes
-            )
+            nodes, its_files = ", ".join(selection.nodes), out.count(files, "file")
+            out.agree(f"Forget node {nodes} and delete its {its_files}?{lost}", yes)
             reports = _forget(selection, lose=lose, dry_run=False)
             for each in reports:
                 audit(

@@ -97,7 +97,7 @@ def command(
     files = sum(map(_files, plan))
     if files:
         size = out.size(sum(report.bytes for report in plan))
-        steps.append(f"remove {files} files, {size}, that snapshots cover")
+        steps.append(f"remove {out.count(files, 'file')}, {size}, that snapshots cover")
     if not dry_run:
         if steps:
             question = "; ".join(steps)

@@ -158,7 +158,7 @@ def _show(rewritten: _Rewritten, *, dry_run: bool) -> None:
         title=f"{report.namespace}/{report.cluster}",
     )
     out.prose(
-        f"{report.records_read:,} records in {out.duration(report.seconds)} "
+        f"{out.count(report.records_read, 'record')} in {out.duration(report.seconds)} "
         f"({report.records_per_second:,.0f}/s, {out.size(report.memory_max_bytes)} of "
         "memory), "
         f"engine {report.engine}; prune {'would free' if dry_run else 'frees'} up "
@@ -166,7 +166,7 @@ def _show(rewritten: _Rewritten, *, dry_run: bool) -> None:
     )
     for step in report.steps:
         out.prose(
-            f"{step.step}: {step.tasks} tasks in {out.duration(step.seconds)}, up to "
+            f"{step.step}: {out.count(step.tasks, 'task')} in {out.duration(step.seconds)}, up to "
             f"{out.size(step.memory_max_bytes)} of memory in a worker; read "
             f"{step.records_read:,} records, {out.size(step.bytes_read)}; wrote "
             f"{step.records_written:,}, {out.size(step.bytes_written)}"
