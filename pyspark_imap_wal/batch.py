@@ -22,6 +22,7 @@ from imap_wal.read.schemas import schemas_of
 from imap_wal.read.state import ClusterState
 from imap_wal.retention.history import at_positions, at_time
 from imap_wal.security.encryption import open_store
+from imap_wal.storage_clock import SKEW_MS_MAX
 from pyspark_imap_wal.columns import Wanted, read_columns
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.latest import read_latest
@@ -139,6 +140,12 @@ class ImapWalReader(ClusterReader):
         if as_of is None or as_of.time_ms is None:
             return
         maps, time_ms = self._options.maps or None, as_of.time_ms
+        now_ms = logs[0].clock.now_ms()
+        if time_ms > now_ms + SKEW_MS_MAX:
+            raise InvalidSetting(
+                f"this as_of, {time_ms}, is in the future: the clock of this machine says {now_ms} "
+                "(Unix ms)"
+            )
 
         def began(log: ClusterLog) -> int | None:
             state = log.state().demand(self._options.recovery_policy)
@@ -219,10 +226,12 @@ def logs_of(store: SegmentStore, options: Options) -> list[ClusterLog]:
 
 def demand_known(options: Options, logs: Sequence[ClusterLog]) -> None:
     """Raises `InvalidSetting` if none of the logs has a map or a node that the options name."""
-    if options.nodes:
+    positions = options.as_of.positions if options.as_of is not None else None
+    wanted = {*options.nodes, *(positions or ())}
+    if wanted:
         manifests = [log.manifest() for log in logs]
         nodes = {name for manifest in manifests for name in manifest.nodes}
-        absent = sorted(set(options.nodes) - nodes)
+        absent = sorted(wanted - nodes)
         # Snapshots still have entries of forgotten nodes.
         if absent and not any(manifest.forgotten for manifest in manifests):
             raise InvalidSetting(

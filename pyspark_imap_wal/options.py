@@ -42,18 +42,22 @@ TASK_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class AsOf:
-    """A former moment: Unix time in milliseconds, or the last position of every node."""
+    """A former moment: Unix time in milliseconds, or the last position of every node; of a node
+    that is not named, nothing."""
 
     time_ms: int | None = None
     positions: Mapping[str, Position] | None = None
 
     @classmethod
     def parse(cls, text: str) -> AsOf:
-        """`text`: an ISO 8601 time, milliseconds, or a JSON object of node → position. Raises
-        `InvalidSetting` for another text."""
+        """`text`: an ISO 8601 time, without a zone in UTC; milliseconds; or a JSON object of node →
+        position. Raises `InvalidSetting` for another text."""
         try:
             if text.lstrip().startswith("{"):
-                return cls(positions=positions_of(json.loads(text)))
+                positions = positions_of(json.loads(text))
+                if not positions:
+                    raise ValueError("no node is named")
+                return cls(positions=positions)
             if text.isdecimal():
                 return cls(time_ms=int(text))
             time = datetime.fromisoformat(text)
@@ -176,7 +180,7 @@ class Options:
             table=table,
             mode=mode,
             columns=_names(given.get("columns")),
-            as_of=AsOf.parse(given["as_of"]) if given.get("as_of") else None,
+            as_of=AsOf.parse(given["as_of"]) if "as_of" in given else None,
             partial=_flag("partial", given.get("partial")),
             decode=_flag("decode", given.get("decode")),
             buckets=_number("buckets", given.get("buckets"), 1),

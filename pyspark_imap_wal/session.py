@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType
 
 from pyspark import SparkConf, SparkContext
@@ -80,9 +81,11 @@ def configuration(properties: Mapping[str, str]) -> SparkConf:
             "spark.executor.memory"
         )
     refuse_connect(properties)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     shown = {name: value for name, value in properties.items() if not HIDDEN.search(name)}
-    SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(shown.items())))
+    with _python_by_name():
+        SparkContext._ensure_initialized(
+            conf=SparkConf(loadDefaults=False).setAll(list(shown.items()))
+        )
     conf = SparkConf().setAll(list(properties.items()))
     if conf.get("spark.master", SPARKS_DEFAULT) == SPARKS_DEFAULT:
         conf.setMaster(LOCAL)
@@ -111,6 +114,30 @@ def is_local(conf: SparkConf) -> bool:
     """Whether the workers run in the process of the driver."""
     master = conf.get("spark.master", "") or ""
     return master.startswith("local") and not master.startswith("local-cluster")
+
+
+@contextmanager
+def _python_by_name() -> Iterator[None]:
+    """The JVM takes one interpreter for tables, from the variable PYSPARK_DRIVER_PYTHON: it plans
+    reads with it, and all executors run it too. A path of this machine may not exist on theirs, so
+    it is a name, which is this interpreter in the PATH of the JVM."""
+    if "PYSPARK_DRIVER_PYTHON" in os.environ:
+        yield
+        return
+    here = Path(sys.executable)
+    by_name = here.with_name("python3")
+    name = by_name.name if by_name.exists() and by_name.samefile(here) else here.name
+    path = os.environ.get("PATH")
+    os.environ["PYSPARK_DRIVER_PYTHON"] = name
+    os.environ["PATH"] = os.pathsep.join([str(here.parent), *([path] if path else [])])
+    try:
+        yield
+    finally:
+        del os.environ["PYSPARK_DRIVER_PYTHON"]
+        if path is None:
+            del os.environ["PATH"]
+        else:
+            os.environ["PATH"] = path
 
 
 def _choose_python(conf: SparkConf) -> None:

@@ -27,7 +27,8 @@ SECONDS_MAX = 90
 
 @dataclass(frozen=True, slots=True)
 class SparkCluster:
-    """A running cluster. `python`: for its workers; it has no imap-wal."""
+    """A running cluster. `python`: for its workers, where it is the `python3` of the PATH; it has
+    no imap-wal."""
 
     master: str
     folder: Path
@@ -60,6 +61,7 @@ def running_cluster(folder: Path) -> Iterator[SparkCluster]:
     program = Path(pyspark.__file__).parent / "bin" / "spark-class"
     port, page = _free_port(), _free_port()
     master = f"spark://{HOSTS[0]}:{port}"
+    python = _bare_python(folder)
     with ExitStack() as stack:
 
         def start(name: str, host: str, *words: str) -> None:
@@ -74,7 +76,11 @@ def running_cluster(folder: Path) -> Iterator[SparkCluster]:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
-                env={**environment, "SPARK_LOCAL_IP": host},
+                env={
+                    **environment,
+                    "SPARK_LOCAL_IP": host,
+                    "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
+                },
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
@@ -87,7 +93,7 @@ def running_cluster(folder: Path) -> Iterator[SparkCluster]:
                 "--work-dir", str(folder / "work" / str(index)), "--webui-port", "0", master,
             )  # fmt: skip
         _await_workers(page, folder)
-        yield SparkCluster(master, folder, _bare_python(folder))
+        yield SparkCluster(master, folder, python)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -120,7 +126,8 @@ def _bare_python(folder: Path) -> Path:
         found = Path(sysconfig.get_paths()["purelib"]) / name
         if found.exists():
             (libraries / name).symlink_to(found)
-    script = folder / "python"
+    script = folder / "programs" / "python3"
+    script.parent.mkdir()
     script.write_text(
         f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{libraries}" exec {sys.executable} -S "$@"\n'
     )

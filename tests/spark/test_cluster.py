@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -263,6 +264,50 @@ def test_the_master_of_spark_submit_holds(
     assert done.returncode == 0, done.stderr[-3000:]
     check_swept(root, wanted, left_over=False)
     assert len(list((running.folder / "work").rglob("stderr"))) >= 2, "it ran on the workers"
+
+
+READ = """
+import sys
+from pyspark_imap_wal.session import session
+
+_, url, *words = sys.argv
+spark = session(**dict(each.split("=", 1) for each in words))
+print(spark.read.format("imap_wal").option("mode", "latest").load(url).count())
+"""
+
+
+@pytest.fixture
+def drivers_python(tmp_path: Path) -> Path:
+    """An interpreter with this one's packages that ends at once in an executor, as if the path did
+    not exist there."""
+    folder = tmp_path / "driver"
+    packages = folder / Path(sysconfig.get_paths()["purelib"]).relative_to(sys.prefix)
+    packages.mkdir(parents=True)
+    (folder / "bin").mkdir()
+    for name in ("python", "python3"):
+        (folder / "bin" / name).symlink_to(Path(sys.executable).resolve())
+    (folder / "pyvenv.cfg").write_text((Path(sys.prefix) / "pyvenv.cfg").read_text())
+    (packages / "guard.pth").write_text(
+        'import os; "SPARK_EXECUTOR_DIRS" in os.environ and os._exit(1)\n'
+        f"{sysconfig.get_paths()['purelib']}\n"
+    )
+    return folder / "bin" / "python"
+
+
+def test_a_table_is_read_by_the_python_of_the_workers(
+    running: SparkCluster,
+    package: dict[str, str],
+    root: Root,
+    drivers_python: Path,
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(READ)
+    properties = running.properties(**package)
+    done = ended([str(drivers_python), str(program), root.url, *words(properties)])
+    assert done.returncode == 0, done.stderr[-3000:]
+    live = len(expected(root)["orders"]) + 1
+    assert done.stdout.split() == [str(live)]
 
 
 def test_workers_without_imap_wal_are_named(running: SparkCluster, root: Root) -> None:

@@ -341,7 +341,6 @@ def test_as_of_a_time_or_positions(tmp_path: Path) -> None:
         for as_of in ("2500", "1970-01-01T00:00:02.500Z", f'{{"n1": "{places[1]}"}}'):
             lines = read(tmp_path, as_of=as_of, mode=mode, columns="request")
             assert [line["request"] for line in lines] == ([1, 2] if mode == "raw" else [2])
-    assert read(tmp_path, as_of="{}") == []
     log.rotate()
     rewrite(cluster(open_store(str(tmp_path))), LocalEngine(SMALL), skew_ms_max=2**60)
     with pytest.raises(InvalidSetting, match="no longer known"):

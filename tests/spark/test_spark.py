@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -13,6 +14,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from imap_wal.clock import SystemClock
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace
 from imap_wal.format import START
@@ -175,6 +177,10 @@ def orders(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
+def soon() -> str:
+    return str(SystemClock().now_ms() + 60_000)
+
+
 def count(spark: Any, url: str, **options: str) -> int:
     return int(spark.read.format("imap_wal").options(**options).load(url).count())
 
@@ -200,19 +206,34 @@ def test_unknown_clusters_and_nodes_are_refused(spark: Any, orders: str) -> None
 def test_an_as_of_before_all_entries_is_refused(spark: Any, orders: str, mode: str) -> None:
     with pytest.raises(Exception, match=r"no entry at or before this as_of, 1000 .*: ask for"):
         count(spark, orders, mode=mode, as_of="1000")
-    assert count(spark, orders, mode=mode, as_of="2100-01-01") == 2
+    assert count(spark, orders, mode=mode, as_of=soon()) == 2
+
+
+@pytest.mark.parametrize("mode", ["raw", "latest"])
+@pytest.mark.parametrize(
+    ("as_of", "text"),
+    [
+        ("", "as_of is ''; it takes a time such as"),
+        ("{}", "no node is named"),
+        ("2100-01-01", "as_of, 4102444800000, is in the future: the clock of this machine says"),
+        ('{"n2": "1.1.0.0"}', r"there is no node 'n2' under .*; found: n1"),
+    ],
+)
+def test_an_as_of_that_can_be_no_moment_is_refused(
+    spark: Any, orders: str, mode: str, as_of: str, text: str
+) -> None:
+    with pytest.raises(Exception, match=text):
+        count(spark, orders, mode=mode, as_of=as_of)
 
 
 def test_an_as_of_before_a_younger_cluster_is_allowed(spark: Any, orders: str) -> None:
     import imap_wal
-    from imap_wal.clock import SystemClock
 
     with imap_wal.open(orders, cluster="young", clock=SystemClock(3_600_000)) as store:
         store.map("orders")["k"] = 1
-    soon = str(SystemClock().now_ms() + 60_000)
-    assert count(spark, orders, mode="latest", as_of=soon) == 2
+    assert count(spark, orders, mode="latest", as_of=soon()) == 2
     with pytest.raises(Exception, match="no entry at or before this as_of"):
-        count(spark, orders, mode="latest", as_of=soon, cluster="young")
+        count(spark, orders, mode="latest", as_of=soon(), cluster="young")
 
 
 @pytest.mark.parametrize("pushed", ["true", "false"])
@@ -241,7 +262,7 @@ def test_empty_logs_and_maps_give_no_rows(spark: Any, tmp_path: Path) -> None:
         pass
     for how in READS:
         assert count(spark, str(tmp_path / "empty"), map="orders", **how) == 0
-    assert count(spark, str(tmp_path / "empty"), mode="latest", as_of="2100-01-01") == 0
+    assert count(spark, str(tmp_path / "empty"), mode="latest", as_of=soon()) == 0
     url = str(tmp_path / "log")
     with imap_wal.open(url, node="n1", preallocate=False) as store:
         for name in ("orders", "dropped"):
@@ -556,4 +577,9 @@ def test_a_wrong_option_is_named(options: dict[str, str], word: str) -> None:
 
 
 def test_workers_run_the_interpreter_of_this_process(spark: Any) -> None:
-    assert os.environ["PYSPARK_PYTHON"] == os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    ours = Path(sys.executable).parent
+    environment = spark._jvm.System.getenv()
+    found = shutil.which(environment["PYSPARK_DRIVER_PYTHON"], path=environment["PATH"])
+    assert found is not None and Path(found).parent == ours
+    assert os.environ["PATH"] == environment["PATH"].removeprefix(f"{ours}{os.pathsep}")
