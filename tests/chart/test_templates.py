@@ -327,6 +327,7 @@ def test_every_member_names_the_agents_of_all_pods() -> None:
         (["agent.settings.url=s3://b"], "the chart writes this setting"),
         (["agent.settings.max_map=5"], "max_map is not allowed"),
         (["agent.settings.segment_bytes=5"], "segment_bytes is not allowed"),
+        (["agent.log.encryption_keys=file:/etc/keys"], "pods mount no file of keys"),
         (["agent.log.encryption_key=env:A"], "encryption_key is not allowed"),
         (["agent.settings.max_maps=many"], "Expected: [integer,null], given: string"),
         (["agent.log.segment_bytes=1.5"], "Expected: [integer,null]"),

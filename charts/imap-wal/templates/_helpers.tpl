@@ -129,6 +129,9 @@ ipc:///run/imap-wal/agent.sock
 {{- if and .Values.log.localDisk.enabled .Values.rewrite.enabled -}}
 {{- fail "rewrite.enabled: the job reads the root alone, and with log.localDisk it fails while agents run. Run imap-wal rewrite --partial instead" -}}
 {{- end -}}
+{{- if hasPrefix "file:" (.Values.agent.log.encryption_keys | default "") -}}
+{{- fail (printf "agent.log.encryption_keys is %s: pods mount no file of keys. Use env:NAME, and set the variable from a Secret (agent.env, agent.envFrom)" .Values.agent.log.encryption_keys) -}}
+{{- end -}}
 {{- range list "storage_options" "wal_dir_options" -}}
 {{- if and $.Values.rewrite.enabled (get $.Values.agent.settings .) -}}
 {{- fail (printf "agent.settings.%s: the rewrite job does not get these options. Put them into log.credentials, or into variables of agent.env that the driver reads (AWS_ENDPOINT_URL)" .) -}}
