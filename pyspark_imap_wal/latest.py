@@ -2,16 +2,19 @@
 
 a map whose snapshot has several files   a task for each range of keys: its files of the
                                          snapshot, and files of the logs that may have them
+another map with large Parquet files     a task for each range of keys: the row groups that
+                                         may have them, and what is not archived
 the other maps                           a task for each bucket of keys (the option `buckets`)
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 from pyspark.sql.datasource import InputPartition
@@ -19,8 +22,9 @@ from pyspark.sql.datasource import InputPartition
 from imap_wal.entry import KEY, MAP, TIMESTAMP_MS, Row, is_clear
 from imap_wal.format import Position
 from imap_wal.manifest.snapshots import Snapshot
+from imap_wal.parquet.reader import group_keys
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.file_scan import FileScan, KeySpan, Metadata
+from imap_wal.read.file_scan import SNAPSHOT, FileScan, KeySpan, Metadata
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Noted
 from imap_wal.read.scan import ahead
@@ -33,6 +37,10 @@ from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.options import Options
 from storage_backends import SegmentStore
 
+ROW_BYTES = 128
+"""A row counts as at least so many bytes: small rows need time, too."""
+FOOTERS = 64
+"""How many Parquet files of a map the driver reads the footers of, to find ranges of keys."""
 TASK_MEMORY_BYTES = 512 * 1024 * 1024
 """Memory limit of a task's index, in bytes. At the limit, a rewrite emits its rows, and a `latest`
 read spills to the worker's temporary folder."""
@@ -102,6 +110,19 @@ def tasks(
         return
     rest = filters.narrowed(cluster_scans(state, maps=maps or None, until=until))
     rest = [scan for scan in rest if scan.map not in cut]
+    for name in sorted({scan.map for scan in rest} - {""}):
+        own = [scan for scan in rest if scan.map in (name, "")]
+        borders = _borders(log.store, own, options.task_bytes)
+        if not borders:
+            continue
+        cut.add(name)
+        for lower, upper in pairwise([b"", *borders, None]):
+            span = lower or b"", upper
+            if filters.has_keys(span):
+                yield task((replace(scan, span=span) for scan in own), maps=(name,), span=span)
+    rest = [scan for scan in rest if scan.map not in cut]
+    if maps and cut.issuperset(maps):
+        return
     for bucket in range(options.buckets):
         yield task(rest, maps=maps, bucket=bucket, without=frozenset(cut))
 
@@ -109,11 +130,11 @@ def tasks(
 def _spans(snapshot: Snapshot, store: SegmentStore, size: int) -> list[tuple[KeySpan, list[int]]]:
     """Ranges of keys, each of about `size` bytes of a snapshot, with the numbers of its files."""
     lowers = borders_of(snapshot, store)
-    if lowers is None or len(snapshot.sizes) != len(snapshot.files):
+    if lowers is None or not len(snapshot.files) == len(snapshot.sizes) == len(snapshot.rows):
         return []
     groups: list[list[int]] = []
     held = 0
-    for number, more in enumerate(snapshot.sizes):
+    for number, more in enumerate(map(_weight, snapshot.sizes, snapshot.rows)):
         if not groups or held + more > size:
             groups.append([])
             held = 0
@@ -125,6 +146,38 @@ def _spans(snapshot: Snapshot, store: SegmentStore, size: int) -> list[tuple[Key
         ((lower or b"", upper), group)
         for (lower, upper), group in zip(pairwise(borders), groups, strict=True)
     ]
+
+
+def _weight(size: int, rows: int) -> int:
+    return max(size, rows * ROW_BYTES)
+
+
+def _borders(store: SegmentStore, scans: Sequence[FileScan], size: int) -> list[bytes]:
+    """Where the keys of a map are cut, so that tasks have about `size` bytes of its files that are
+    sorted by key. Each task reads all other files: so it gets at least as many sorted bytes. Empty:
+    one task reads everything. `scans`: all files that may have entries of the map."""
+    weights = [(_weight(scan.bytes, scan.records), scan) for scan in scans]
+    ordered = [each for each in weights if each[1].kind == SNAPSHOT or each[1].unpacked]
+    total = sum(weight for weight, _ in ordered)
+    size = max(size, sum(weight for weight, _ in weights) - total)
+    if total < 2 * size:
+        return []
+    ordered.sort(key=itemgetter(0), reverse=True)
+    some = ordered[:FOOTERS]  # the largest ones: only the sizes of tasks depend on the choice
+    scale = total / sum(weight for weight, _ in some)
+    groups = [
+        (first, weight * fraction * scale)
+        for weight, scan in some
+        for first, fraction in group_keys(store, scan.path, scan.directory)
+    ]
+    borders: list[bytes] = []
+    held = 0.0
+    for first, more in sorted(groups):
+        if held >= size and first > (borders[-1] if borders else b""):
+            borders.append(first)
+            held = 0
+        held += more
+    return borders
 
 
 def read_latest(

@@ -81,6 +81,20 @@ def batches(
         raise CorruptLog(path, 0, what, "restore it from a copy")
 
 
+def group_keys(store: SegmentStore, path: str, log: str = "") -> list[tuple[bytes, float]]:
+    """The first key of each row group, and which fraction of the file's bytes it has; without row
+    groups whose keys are unknown. Reads only the footer. Raises `NotFound` and `CorruptLog`."""
+    with _reading(store, path, 0, log) as file:
+        groups = range(file.num_row_groups)
+        sizes = [file.metadata.row_group(group).total_byte_size for group in groups]
+        known = [_key_range(file, group) for group in groups]
+    return [
+        (keys[0], size / sum(sizes))
+        for keys, size in zip(known, sizes, strict=True)
+        if keys is not None
+    ]
+
+
 def _every(
     file: Any, groups: Sequence[int], columns: list[str] | None, rows_max: int
 ) -> Iterator[Any]:

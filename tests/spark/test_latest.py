@@ -54,12 +54,18 @@ def lines(made: ImapWalReader) -> list[dict[str, Any]]:
 
 
 @OF_HISTORIES
-@given(history=steps, task_bytes=st.sampled_from(("1", "4000")), buckets=st.sampled_from("12"))
+@given(
+    history=steps,
+    task_bytes=st.sampled_from(("1", "4000")),
+    buckets=st.sampled_from("12"),
+    archived=st.booleans(),
+)
 def test_the_tasks_have_the_map_over_random_histories(
     monkeypatch: pytest.MonkeyPatch,
     history: list[tuple[str, int, int, int]],
     task_bytes: str,
     buckets: str,
+    archived: bool,
 ) -> None:
     name = f"latest-{next(_numbers)}"
     played = Cluster(MemoryStore(name))
@@ -67,6 +73,8 @@ def test_the_tasks_have_the_map_over_random_histories(
     url = f"memory://{name}"
     try:
         played.play([*history, ("rewrite", 0, 0, 0), *history[:20]])
+        if archived:
+            played.play([(step, at, 0, 0) for step in ("rotate", "archive") for at in (0, 1)])
         expected = {place: (row[VALUE], row[ORDER][3]) for place, row in played.expected().items()}
         some = {"task_bytes": task_bytes, "buckets": buckets}
         found = lines(reader(url, **some))
@@ -107,6 +115,38 @@ def test_a_task_reads_only_its_range_of_keys(
     ]
     wanted = spark_filters.EqualTo(("key",), b"k5")
     assert len(reader(memory.url, wanted, task_bytes="1", map="orders").partitions()) == 1
+
+
+def test_archives_of_a_map_without_a_snapshot_are_shared(memory: MemoryStore) -> None:
+    """Each task reads the row groups of its range, and all that is not archived."""
+    log = node(memory)
+    append(log, *(put(f"k{at}", at, (1, 1, 1, at + 1)) for at in range(64)))
+    log.rotate()
+    archive(log)
+    append(log, *(put(f"k{at}", "new", (1, 1, 1, at + 101)) for at in range(0, 64, 4)))
+    made = reader(memory.url, task_bytes="1000")
+    parts = made.partitions()
+    ranges = [part for part in parts if isinstance(part, LatestPartition) and part.span]
+    assert len(ranges) > 2
+    assert [part.span[1] for part in ranges if part.span][:-1] == [
+        part.span[0] for part in ranges if part.span
+    ][1:], "there is no key between two ranges"
+    for part in ranges:
+        (scan,) = (each for each in part.scans if each.kind == ARCHIVE)
+        assert sum(len(batch.rows) for batch in read_scan(memory, scan)) < 40, "of 64"
+    found = lines(made)
+    assert sorted(line["key"] for line in found) == sorted(b"k%d" % at for at in range(64))
+    assert len([line for line in found if line["value"] == b"new"]) == 16
+
+
+def test_few_archived_rows_beside_a_large_segment_are_one_task(memory: MemoryStore) -> None:
+    """Each task would decode the segment again."""
+    log = node(memory)
+    append(log, *(put(f"k{at}", at, (1, 1, 1, at + 1)) for at in range(8)))
+    log.rotate()
+    archive(log)
+    append(log, *(put(f"k{at}", "v" * 900, (1, 1, 1, at + 101)) for at in range(8)))
+    assert len(reader(memory.url, task_bytes="1").partitions()) == 1
 
 
 def test_each_task_knows_the_clears_of_its_snapshot(memory: MemoryStore) -> None:
