@@ -109,16 +109,3 @@ def test_only_links_of_the_system_are_written_in_place(
         target.write("after")
     assert link.is_symlink()
     assert file.read_text() == "after"
-
-
-@pytest.mark.parametrize("command", ["ls", "stat", "dump", "export", "--help"])
-def test_a_closed_output_is_an_error(url: str, command: str) -> None:
-    words = [command] if command == "--help" else [command, url]
-    ended = subprocess.run(
-        ["sh", "-c", 'exec "$0" -m rewrite_cli.cli "$@" >&-', sys.executable, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 1, ended.stderr
-    assert "bug" not in ended.stderr and "not writable" in ended.stderr
