@@ -10,37 +10,46 @@ the other maps                           a task for each bucket of keys (the opt
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from imap_wal.entry import KEY, MAP, TIMESTAMP_MS, Row, is_clear
 from imap_wal.format import Position
-from imap_wal.manifest.snapshots import Snapshot
+from imap_wal.manifest.snapshots import PartitionVersions, Snapshot
 from imap_wal.parquet.reader import group_keys
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.file_scan import SNAPSHOT, FileScan, KeySpan, Metadata
+from imap_wal.read.file_scan import END, SNAPSHOT, FileScan, KeySpan, Metadata
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Noted
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans, snapshot_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.read.view import live
+from imap_wal.rewrite.columns.merge import ColumnMerge, Span
+from imap_wal.rewrite.conflicts import UNDECIDED, Decisions
+from imap_wal.rewrite.plan import TombstonePolicy
 from imap_wal.rewrite.ranges import borders_of
+from imap_wal.settings import Settings
 from pyspark_imap_wal.columns import Wanted, of_rows, shaped
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.options import Options
+from pyspark_imap_wal.tables.schemas import POSITION_COLUMNS
 from storage_backends import SegmentStore
 
 ROW_BYTES = 128
 """A row counts as at least so many bytes: small rows need time, too."""
 FOOTERS = 64
 """How many Parquet files of a map the driver reads the footers of, to find ranges of keys."""
+NO_INCARNATION = 2**63 - 1
+"""Above those of all entries."""
 TASK_MEMORY_BYTES = 512 * 1024 * 1024
 """Memory limit of a task's index, in bytes. At the limit, a rewrite emits its rows, and a `latest`
 read spills to the worker's temporary folder."""
@@ -180,6 +189,17 @@ def _borders(store: SegmentStore, scans: Sequence[FileScan], size: int) -> list[
     return borders
 
 
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """Of a merge for a read (`imap_wal.rewrite.plan.MergeRules`): only live entries are needed."""
+
+    maps: frozenset[str] | None
+    settled: Mapping[str, Position]
+    rule: TombstonePolicy
+    versions: PartitionVersions | None = None
+    decisions: Decisions = UNDECIDED
+
+
 def read_latest(
     log: ClusterLog,
     task: LatestPartition,
@@ -188,8 +208,50 @@ def read_latest(
     time_ms: int | None,
 ) -> Iterator[Any]:
     """The rows of a task, as record batches. `time_ms`: as of this moment."""
-    names, noted = sorted(wanted.needed), Noted()
     keys = wanted.filters.keys() if wanted.filters is not None else None
+    if time_ms is None and keys is None and (task.span is not None or buckets == 1):
+        yield from _by_columns(log, task, wanted)
+    else:
+        yield from _by_rows(log, task, wanted, buckets, time_ms, keys)
+
+
+def _by_columns(log: ClusterLog, task: LatestPartition, wanted: Wanted) -> Iterator[Any]:
+    rules = _Rules(
+        frozenset(task.maps) or None,
+        dict.fromkeys((scan.node for scan in task.scans), END),
+        TombstonePolicy(task.now_ms, complete=True, skew_ms_max=0, current=NO_INCARNATION),
+    )
+    settings = Settings(restore_memory_bytes=TASK_MEMORY_BYTES)
+    with closing(ColumnMerge(rules, log, settings, span=Span(*task.span or ()))) as merge:
+        for scan, source in ahead(log.store, task.scans):
+            if scan.kind == SNAPSHOT and scan.keys is None:
+                merge.read_snapshot(scan)
+            else:
+                merge.read_log(scan, source)
+        merge.sources.flush()
+        for name in sorted(merge.tally.maps.keys() - task.without):
+            for batch in merge.winners(name):
+                dead = pc.and_(
+                    pc.greater(batch["expires_at_ms"], 0),
+                    pc.less_equal(batch["expires_at_ms"], task.now_ms),
+                )
+                alive = batch.filter(pc.invert(pc.or_(batch["deleted"], dead)))
+                for column in wanted.needed.intersection(POSITION_COLUMNS):
+                    alive = alive.append_column(column, pa.nulls(len(alive), pa.int64()))
+                if len(alive):
+                    yield shaped(log, alive, wanted)
+
+
+def _by_rows(
+    log: ClusterLog,
+    task: LatestPartition,
+    wanted: Wanted,
+    buckets: int,
+    time_ms: int | None,
+    keys: Collection[bytes] | None,
+) -> Iterator[Any]:
+    """For few keys, or the entries up to a moment."""
+    names, noted = sorted(wanted.needed), Noted()
     moment = task.now_ms if time_ms is None else time_ms
     with closing(NewestIndex(TASK_MEMORY_BYTES)) as index:
         for scan, source in ahead(log.store, task.scans):

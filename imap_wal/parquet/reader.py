@@ -95,6 +95,15 @@ def group_keys(store: SegmentStore, path: str, log: str = "") -> list[tuple[byte
     ]
 
 
+def groups_of(
+    store: SegmentStore, path: str, span: tuple[bytes, bytes | None], log: str = ""
+) -> list[int]:
+    """The numbers of the row groups that may have a key of a range, or a clear. Reads only the
+    footer. Raises `NotFound` and `CorruptLog`."""
+    with _reading(store, path, 0, log) as file:
+        return [group for group in range(file.num_row_groups) if _may_overlap(file, group, span)]
+
+
 def _every(
     file: Any, groups: Sequence[int], columns: list[str] | None, rows_max: int
 ) -> Iterator[Any]:

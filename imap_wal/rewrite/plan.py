@@ -97,6 +97,25 @@ class TombstonePolicy:
         return DROP if self.complete and not late and self.open_nodes <= {node} else KEEP
 
 
+class MergeRules(Protocol):
+    """What a merge needs of a plan; the fields are those of `RewritePlan`."""
+
+    @property
+    def maps(self) -> frozenset[str] | None: ...
+
+    @property
+    def settled(self) -> Mapping[str, Position]: ...
+
+    @property
+    def rule(self) -> TombstonePolicy: ...
+
+    @property
+    def versions(self) -> PartitionVersions | None: ...
+
+    @property
+    def decisions(self) -> Decisions: ...
+
+
 @dataclass(frozen=True, slots=True)
 class RewritePlan:
     """All input of an engine; it can be sent to another process. `generation`: 0 for a dry run."""

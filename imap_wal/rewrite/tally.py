@@ -12,7 +12,7 @@ from typing import TypeAlias
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, ORDER, PARTITION, Row, subject
 from imap_wal.format import START, Position
 from imap_wal.read.file_scan import EntryBatch
-from imap_wal.rewrite.plan import RewritePlan
+from imap_wal.rewrite.plan import MergeRules
 
 Subject: TypeAlias = tuple[str, bytes | tuple[int, int]]
 """A key of a map, or one of its partitions (`imap_wal.entry.subject`)."""
@@ -30,7 +30,7 @@ class Tally:
     """Counts the entries of a merge. It also records the tombstones above `settled`, and the
     highest pair of each partition at or below it."""
 
-    def __init__(self, plan: RewritePlan) -> None:
+    def __init__(self, plan: MergeRules) -> None:
         self._settled, self.pairs_wanted = plan.settled, plan.versions is not None
         self.maps: dict[str, Totals] = {}
         self.late: set[Subject] = set()

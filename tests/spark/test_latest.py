@@ -13,8 +13,10 @@ from pyspark.sql import datasource as spark_filters
 
 from imap_wal import format
 from imap_wal.entry import ORDER, VALUE, clear_of, pack
+from imap_wal.parquet.reader import groups_of
 from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT
 from imap_wal.read.scan import read_scan
+from imap_wal.rewrite.columns import merge
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
 from pyspark_imap_wal.batch import ImapWalReader
@@ -32,7 +34,9 @@ _numbers = itertools.count()
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of a snapshot has one key, and a row group of an archive two rows."""
+    """A file of a snapshot has one key, and a row group of an archive two rows. All files are read
+    by columns."""
+    monkeypatch.setattr(merge, "COLUMN_ROWS", 1)
     monkeypatch.setattr("imap_wal.rewrite.part_writer.PART_ROWS", 1)
     monkeypatch.setattr("imap_wal.parquet.archive_rows.GROUP_ROWS", 2)
 
@@ -59,6 +63,7 @@ def lines(made: ImapWalReader) -> list[dict[str, Any]]:
     task_bytes=st.sampled_from(("1", "4000")),
     buckets=st.sampled_from("12"),
     archived=st.booleans(),
+    rows=st.sampled_from((1, 4096)),
 )
 def test_the_tasks_have_the_map_over_random_histories(
     monkeypatch: pytest.MonkeyPatch,
@@ -66,7 +71,10 @@ def test_the_tasks_have_the_map_over_random_histories(
     task_bytes: str,
     buckets: str,
     archived: bool,
+    rows: int,
 ) -> None:
+    """`rows`: larger files are read by columns."""
+    monkeypatch.setattr(merge, "COLUMN_ROWS", rows)
     name = f"latest-{next(_numbers)}"
     played = Cluster(MemoryStore(name))
     monkeypatch.setattr("imap_wal.clock.SystemClock.now_ms", lambda _: played.clock.now_ms())
@@ -134,6 +142,8 @@ def test_archives_of_a_map_without_a_snapshot_are_shared(memory: MemoryStore) ->
     for part in ranges:
         (scan,) = (each for each in part.scans if each.kind == ARCHIVE)
         assert sum(len(batch.rows) for batch in read_scan(memory, scan)) < 40, "of 64"
+        assert part.span is not None
+        assert len(groups_of(memory, scan.path, part.span, scan.directory)) < 20, "of 32"
     found = lines(made)
     assert sorted(line["key"] for line in found) == sorted(b"k%d" % at for at in range(64))
     assert len([line for line in found if line["value"] == b"new"]) == 16

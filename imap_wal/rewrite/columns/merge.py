@@ -18,11 +18,12 @@ from typing import Any
 
 from imap_wal.entry import KEY, ORDER, PARTITION, Row, is_clear, subject
 from imap_wal.errors import StorageUnavailable
+from imap_wal.parquet.reader import groups_of
 from imap_wal.parquet.scratch import Scratch
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, EntryBatch, FileScan
 from imap_wal.read.newest.clears import Cleared
-from imap_wal.read.newest.rivals import Noted
+from imap_wal.read.newest.rivals import Conflict, Noted
 from imap_wal.read.scan import read_scan
 from imap_wal.retention.overlap import beside
 from imap_wal.rewrite.columns.choice import PICK_SCHEMA, decided, picks, without_cleared
@@ -36,7 +37,7 @@ from imap_wal.rewrite.columns.newest_keys import NewestKeys
 from imap_wal.rewrite.columns.sources import Sources
 from imap_wal.rewrite.columns.winners import RANKED_SCHEMA, RANKS, RowSorter
 from imap_wal.rewrite.part_writer import PartWriter
-from imap_wal.rewrite.plan import RewritePlan, TombstonePolicy
+from imap_wal.rewrite.plan import MergeRules, TombstonePolicy
 from imap_wal.rewrite.tally import Tally
 from imap_wal.settings import Settings
 from storage_backends import NotFound, SegmentStore
@@ -98,7 +99,7 @@ class ColumnMerge:
 
     def __init__(
         self,
-        plan: RewritePlan,
+        plan: MergeRules,
         log: ClusterLog,
         settings: Settings,
         *,
@@ -177,10 +178,21 @@ class ColumnMerge:
 
     def write(self, name: str, writer: PartWriter) -> None:
         """Write the rows of a map that are kept, without its clears."""
-        for batch, losers, conflicts in decided(name, self.sorted_rows(name, self._plan.rule)):
-            self._noted.note(conflicts)
+        for batch, losers, conflicts in self._kept(name):
             writer.count_conflicts(len(conflicts))
             writer.write(batch, losers)
+
+    def winners(self, name: str) -> Iterator[Any]:
+        """The rows of a map that are kept, one for each key, in key order: batches with
+        `SNAPSHOT_SCHEMA`."""
+        for batch, losers, _ in self._kept(name):
+            yield batch if losers is None else batch.filter(pc.invert(losers))
+
+    def _kept(self, name: str) -> Iterator[tuple[Any, Any, list[Conflict]]]:
+        """As `decided`."""
+        for batch, losers, conflicts in decided(name, self.sorted_rows(name, self._plan.rule)):
+            self._noted.note(conflicts)
+            yield batch, losers, conflicts
 
     def sorted_rows(self, name: str, rule: TombstonePolicy) -> Iterator[Any]:
         """The whole rows of a map that are or may be newest, without those that `rule` drops, in
@@ -214,8 +226,12 @@ class ColumnMerge:
 
     def counted(self, scan: FileScan) -> Generator[KeyBatch]:
         """Count the entries of a Parquet file that is large enough (`by_columns`), and add its
-        clears. Its keys are not added to the merge."""
-        with closing(beside([read_keys(self.sources.store, scan)])) as read:
+        clears. Its keys are not added to the merge. With `scan.span`, only of the row groups that
+        may have such keys."""
+        groups = None
+        if scan.span is not None:
+            groups = groups_of(self.sources.store, scan.path, scan.span, scan.directory)
+        with closing(beside([read_keys(self.sources.store, scan, groups)])) as read:
             for found in read:
                 self._count(scan, found, self._is_late(scan, found))
                 for row, node in found.clears:
