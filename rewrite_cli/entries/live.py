@@ -33,6 +33,8 @@ from rewrite_cli.console.times import Duration, iso
 from rewrite_cli.entries.left_out import LeftOut, note_left_out
 from storage_backends import NotFound, SegmentStore
 
+MEMORY_BYTES = Settings().restore_memory_bytes
+
 
 @dataclass(frozen=True)
 class LiveCluster:
@@ -69,6 +71,8 @@ class Reading:
     """The state at this time, Unix milliseconds; None: now."""
     damaged: list[tuple[str, LogError]] | None = None
     """Gets the damaged clusters, which are left out; None: damage is an error."""
+    memory_bytes: int = MEMORY_BYTES
+    """What the merge of one cluster may take; the rest is in scratch files."""
 
 
 def partial_option(command: F) -> F:
@@ -182,7 +186,8 @@ def _merge(
     reading: Reading,
 ) -> LiveCluster:
     settings = Settings(
-        recovery_policy=RecoveryPolicy.PARTIAL if reading.partial else RecoveryPolicy.FULL
+        recovery_policy=RecoveryPolicy.PARTIAL if reading.partial else RecoveryPolicy.FULL,
+        restore_memory_bytes=reading.memory_bytes,
     )
     load_parquet()
     log = ClusterLog(store, view.namespace, view.cluster)

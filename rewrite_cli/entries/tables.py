@@ -20,7 +20,7 @@ from rewrite_cli.console.progress import Tell
 from rewrite_cli.console.selection import Selection
 from rewrite_cli.entries.columns import LATEST, RAW, Column, FoundEntry, batch
 from rewrite_cli.entries.database import SCHEMAS, Database, Query, fold
-from rewrite_cli.entries.live import LiveCluster, Reading, merge_all
+from rewrite_cli.entries.live import MEMORY_BYTES, LiveCluster, Reading, merge_all
 from storage_backends import NotFound, SegmentStore
 
 COLUMNS: Mapping[str, Sequence[Column]] = dict(zip(SCHEMAS, (LATEST, RAW), strict=True))
@@ -33,11 +33,13 @@ _ONE_CHANGE = ("namespace", "cluster", "node", "key", "partition", "incarnation"
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Which logs are read, and how: the options of the command."""
+    """Which logs are read, and how: the options of the command. `memory_bytes`: as in
+    `Reading`."""
 
     selection: Selection
     partial: bool = False
     as_of_ms: int | None = None
+    memory_bytes: int = MEMORY_BYTES
 
 
 class _Buffer:
@@ -94,7 +96,7 @@ def load(database: Database, query: Query | None, options: ReadOptions, tell: Te
     selection = options.selection
     with ExitStack() as stack:
         store, views = stack.enter_context(selection.open())
-        reading = Reading(options.partial, options.as_of_ms)
+        reading = Reading(options.partial, options.as_of_ms, memory_bytes=options.memory_bytes)
         merged = merge_all(store, views, selection, stack, tell, reading)
         selection.note_empty(name for each in merged for name in each.names)
         names = sorted({name for each in merged for name in each.names})

@@ -17,6 +17,9 @@ import pytest
 
 import imap_wal
 from imap_wal.decoder import json_of
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.view import MaterializedView
+from imap_wal.settings import Settings
 from rewrite_cli.entries.columns import LATEST, FoundEntry, batch
 from rewrite_cli.entries.database import Database, Query
 from tests.cli.conftest import Run, found
@@ -90,6 +93,28 @@ def test_tables_named_in_texts_are_found(run: Run, url: str) -> None:
         assert found(run("query", url, sql, "-o", "json")) == LIVE
     tables = run("query", url, "show tables", "-o", "csv").out.split()
     assert tables == ["name", "orders", "sessions"]
+
+
+def test_the_merge_and_the_tables_share_the_memory(
+    run: Run, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both exist at the same time. It took twice the limit."""
+    given: list[int] = []
+
+    class Tables(Database):
+        def __init__(self, scratch: Path, memory_bytes: int) -> None:
+            given.append(memory_bytes)
+            super().__init__(scratch, memory_bytes)
+
+    class View(MaterializedView):
+        def __init__(self, log: ClusterLog, settings: Settings, *more: Any) -> None:
+            given.append(settings.restore_memory_bytes)
+            super().__init__(log, settings, *more)
+
+    monkeypatch.setattr("rewrite_cli.commands.reading.query.Database", Tables)
+    monkeypatch.setattr("rewrite_cli.entries.live.MaterializedView", View)
+    assert run("query", url, "from orders").code == 0
+    assert len(given) == 2 and sum(given) <= Settings().restore_memory_bytes
 
 
 def test_an_unknown_map_lists_those_there_are(run: Run, url: str) -> None:

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import click
 
-from imap_wal.settings import Settings
 from rewrite_cli.console import output as out
 from rewrite_cli.console.progress import working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Moment
 from rewrite_cli.entries import results
 from rewrite_cli.entries.database import Database, Query, QueryResult
-from rewrite_cli.entries.live import partial_option
+from rewrite_cli.entries.live import MEMORY_BYTES, partial_option
 from rewrite_cli.entries.tables import COLUMNS, ReadOptions, load, prepare
 
 CSV, PARQUET = "csv", "parquet"
@@ -73,9 +72,9 @@ def command(
       imap-wal query /var/lib/maps "from orders" --to orders.parquet --as-of 2h
     """
     form = _form(output, target)
-    settings = Settings()
+    half = MEMORY_BYTES // 2  # the merge of the log, and the tables, exist at the same time
     with tempfile.TemporaryDirectory(prefix="imap-wal-query-") as scratch:
-        database = Database(Path(scratch), settings.restore_memory_bytes)
+        database = Database(Path(scratch), half)
         try:
             query = None if sql is None else database.parse(_text(sql))
             if query is not None:
@@ -84,7 +83,7 @@ def command(
                 names = load(
                     database,
                     query,
-                    ReadOptions(selection, partial, as_of),
+                    ReadOptions(selection, partial, as_of, half),
                     tell,
                 )
             if query is None:
