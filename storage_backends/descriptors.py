@@ -38,6 +38,11 @@ def translate(error: OSError, path: str) -> StorageError:
             f"; this process runs as user {os.geteuid()}, who may not do this: run it as the user "
             "who owns the log"
         )
+    if error.errno == errno.EFBIG:
+        text += (
+            "; this process may not write files so large: raise its limit (ulimit -f, "
+            "LimitFSIZE= of systemd), or use a file system that allows them"
+        )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(text, path)
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
