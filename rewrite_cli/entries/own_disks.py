@@ -26,7 +26,7 @@ def tail_check(
     """What is only on a node's own disk. While its agent runs, that is normal for some minutes."""
     now_ms, name = SystemClock().now_ms(), f"cluster {view}"
     disk = own_disk(node, now_ms)
-    tail, runs = _asked(store, node, key, now_ms), _is_locked(store, node)
+    tail, runs = tail_of(store, node, key, now_ms), _is_locked(store, node)
     seconds = disk.seconds if tail is None else tail.seconds
     size = "" if tail is None else f", at most {output.size(tail.bytes)},"
     age = "" if seconds is None else f", for {output.duration(seconds)} at most"
@@ -61,10 +61,11 @@ def tails_with(key: KeyPair | None) -> Callable[[SegmentStore], Tails]:
     return tails
 
 
-def _asked(
+def tail_of(
     store: SegmentStore, node: NodeView, key: KeyPair | None, now_ms: int
 ) -> DiskTail | None:
-    """What the node's agent reports about its disk; None: it does not answer this command."""
+    """What the node's agent reports about its disk; None: it does not answer this command. `key`:
+    as for `tails_with`."""
     tails = tails_with(key)(store)
     try:
         return asked(node, tails, now_ms)

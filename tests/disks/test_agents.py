@@ -268,6 +268,8 @@ def test_doctor_distinguishes_dead_and_running_agents(tmp_path: Path) -> None:
         process.end(signal.SIGKILL)
     (tail,) = tails(settings.url)
     assert (tail["status"], "does not run" in tail["what"]) == (PROBLEM, True)
+    stat = " ".join(CliRunner().invoke(group, ["stat", settings.url]).output.split())
+    assert f"its agent does not answer at {settings.tail_endpoint}" in stat
 
 
 def test_commands_tell_what_is_on_a_disk_alone(
@@ -288,8 +290,11 @@ def test_commands_tell_what_is_on_a_disk_alone(
         assert (disk["node"], forecast["missing"]) == ("n1", [])
         assert disk["first"] <= disk["last"]
         assert 0 <= disk["seconds"] < 60
+        assert disk["bytes"] > 2000 and 0 <= disk["waiting_seconds"] < 60
         done = run.invoke(group, ["stat", settings.url])
-        assert "own disk alone" in " ".join(done.output.split())
+        text = " ".join(done.output.split())
+        assert "own disk alone" in text
+        assert re.search(r"at most [\d.]+ \wi?B are not uploaded, for .* at most", text), text
         done = run.invoke(group, ["ls", settings.url, "-o", "json"])
         (node,) = json.loads(done.stdout)["nodes"]
         assert (node["state"], node["address"]) == ("own disk", settings.tail_endpoint)

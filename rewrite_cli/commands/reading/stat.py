@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
+from imap_wal.agent.access.keys import KeyPair, read_secret
 from imap_wal.clock import SystemClock
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, VALUE, Row
-from imap_wal.inspect.inventory import ClusterView
-from imap_wal.inspect.own_disks import OwnDisk, own_disks
+from imap_wal.inspect.inventory import ClusterView, NodeView
+from imap_wal.inspect.own_disks import OwnDisk, nodes_with_tails, own_disk
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.rewrite import conflicts
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.console import output as out
+from rewrite_cli.console.agent_keys import key_file_option
 from rewrite_cli.console.failures import FINDINGS
 from rewrite_cli.console.progress import working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.entries.live import load_parquet
+from rewrite_cli.entries.own_disks import tail_of
 from storage_backends import SegmentStore
 
 MEMBER_S_PER_ENTRY = 4.2e-6
@@ -55,6 +59,16 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting(OwnDisk):
+    """Segments that are not uploaded yet. `bytes` and `waiting_seconds`: as in `DiskTail`; None:
+    the node's agent did not answer at `address`."""
+
+    address: str
+    bytes: int | None
+    waiting_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """The time of a restart of the cluster: the merge is measured, the rest is computed from known
     rates."""
@@ -70,7 +84,7 @@ class Forecast:
     """The first keys that two nodes claim."""
     conflict_keys: int = 0
     """How many there are."""
-    own_disks: tuple[OwnDisk, ...] = ()
+    own_disks: tuple[Waiting, ...] = ()
     """Nodes with segments on their own disks alone, whose entries are not counted. A restart reads
     them from the agents."""
 
@@ -81,8 +95,10 @@ def count_cluster(
     settings: Settings,
     maps: tuple[str, ...],
     tell: Callable[[str], None],
+    key: KeyPair | None,
 ) -> tuple[list[Count], Forecast]:
-    """Read what a restore would read, and count. Memory is limited as in a restore."""
+    """Read what a restore would read, and count. Memory is limited as in a restore. `key`: with
+    which agents say what is on their own disks."""
     load_parquet()
     clock = SystemClock()
     index = NewestIndex(settings.restore_memory_bytes, settings.scratch)
@@ -117,7 +133,8 @@ def count_cluster(
         index.close()
     live = sum(count.live for count in counts.values())
     texts = conflicts.found(log, maps=maps or None) if in_conflict else []
-    member_seconds, disks = live * MEMBER_S_PER_ENTRY, own_disks(view, now)
+    member_seconds = live * MEMBER_S_PER_ENTRY
+    disks = tuple(_waiting(store, node, key, now) for node in nodes_with_tails(view))
     elsewhere = {each.node for each in disks}
     missing = tuple(node for node in view.unreadable_nodes if node not in elsewhere)
     forecast = Forecast(
@@ -135,6 +152,15 @@ def count_cluster(
     return [counts[key] for key in sorted(counts)], forecast
 
 
+def _waiting(store: SegmentStore, node: NodeView, key: KeyPair | None, now_ms: int) -> Waiting:
+    disk, tail = own_disk(node, now_ms), tail_of(store, node, key, now_ms)
+    return Waiting(
+        *(disk.node, disk.first, disk.last, disk.seconds, node.manifest.address),
+        bytes=None if tail is None else tail.bytes,
+        waiting_seconds=None if tail is None else tail.seconds,
+    )
+
+
 def _of(counts: dict[tuple[str, str], Count], view: ClusterView, name: str, node: str) -> Count:
     count = counts.get((name, node))
     if count is None:
@@ -148,11 +174,14 @@ def _size(row: Row) -> int:
 
 @click.command()
 @selection_options()
+@key_file_option("for agents with local disks that require keys.")
 @out.output_option
-def command(selection: Selection, output: str) -> int:
+def command(selection: Selection, key_file: Path | None, output: str) -> int:
     """Count live and dead records and bytes per map and node, and forecast how long a restart would
     take. Reads the whole log. Exit code 3 if a node's log is missing (a restart would fail), or if
     two nodes claim the same change of a key.
+
+    With local disks, the agents are asked how many bytes are not uploaded yet, and for how long.
 
     \b
     Examples:
@@ -162,6 +191,7 @@ def command(selection: Selection, output: str) -> int:
     counts: list[Count] = []
     forecasts: list[Forecast] = []
     storage: list[dict[str, Any]] = []
+    key = read_secret(key_file) if key_file else None
     with working("reading") as tell, selection.open() as (store, clusters):
         for view in clusters:
             of_cluster, forecast = count_cluster(
@@ -170,6 +200,7 @@ def command(selection: Selection, output: str) -> int:
                 Settings(),
                 selection.maps,
                 tell,
+                key,
             )
             counts += [count for count in of_cluster if selection.wants_node(count.node)]
             forecasts.append(forecast)
@@ -259,12 +290,10 @@ def _print_forecast(forecast: Forecast) -> None:
             + ": a restart refuses to continue without it (recovery_policy = full)"
         )
     for disk in forecast.own_disks:
-        age = out.duration(disk.seconds) if disk.seconds is not None else ""
-        last = f" (the last upload was {age} ago)" if age else ""
         out.prose(
             out.styled(f"  node {disk.node!r}", fg="yellow")
-            + f": segments {disk.first} to {disk.last} are not uploaded{last}: they are on its "
-            "own disk alone and not counted here; `imap-wal doctor --agent` shows their bytes"
+            + f": segments {disk.first} to {disk.last} are on its own disk alone and not counted "
+            f"here; {_not_uploaded(disk)}"
         )
     for text in forecast.conflicts:
         out.prose(out.styled("  conflict of order", fg="red") + f": {text}")
@@ -273,3 +302,13 @@ def _print_forecast(forecast: Forecast) -> None:
             f"  {out.count(forecast.conflict_keys, 'key')} in conflict, which does not "
             f"stop a restart; {ADVICE}"
         )
+
+
+def _not_uploaded(disk: Waiting) -> str:
+    if disk.bytes is not None and disk.waiting_seconds is not None:
+        age = out.duration(disk.waiting_seconds)
+        return f"at most {out.size(disk.bytes)} are not uploaded, for {age} at most"
+    age = "" if disk.seconds is None else f"; its last upload was {out.duration(disk.seconds)} ago"
+    return (
+        f"its agent does not answer at {disk.address} (if agents have keys, give --key-file){age}"
+    )
