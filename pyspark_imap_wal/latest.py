@@ -209,20 +209,25 @@ def read_latest(
 ) -> Iterator[Any]:
     """The rows of a task, as record batches. `time_ms`: as of this moment."""
     keys = wanted.filters.keys() if wanted.filters is not None else None
-    if time_ms is None and keys is None and (task.span is not None or buckets == 1):
-        yield from _by_columns(log, task, wanted)
+    if keys is None and (task.span is not None or buckets == 1):
+        yield from _by_columns(log, task, wanted, time_ms)
     else:
         yield from _by_rows(log, task, wanted, buckets, time_ms, keys)
 
 
-def _by_columns(log: ClusterLog, task: LatestPartition, wanted: Wanted) -> Iterator[Any]:
+def _by_columns(
+    log: ClusterLog, task: LatestPartition, wanted: Wanted, time_ms: int | None
+) -> Iterator[Any]:
+    moment = task.now_ms if time_ms is None else time_ms
     rules = _Rules(
         frozenset(task.maps) or None,
         dict.fromkeys((scan.node for scan in task.scans), END),
-        TombstonePolicy(task.now_ms, complete=True, skew_ms_max=0, current=NO_INCARNATION),
+        TombstonePolicy(moment, complete=True, skew_ms_max=0, current=NO_INCARNATION),
     )
     settings = Settings(restore_memory_bytes=TASK_MEMORY_BYTES)
-    with closing(ColumnMerge(rules, log, settings, span=Span(*task.span or ()))) as merge:
+    with closing(
+        ColumnMerge(rules, log, settings, span=Span(*task.span or ()), newest_ms=time_ms)
+    ) as merge:
         for scan, source in ahead(log.store, task.scans):
             if scan.kind == SNAPSHOT and scan.keys is None:
                 merge.read_snapshot(scan)
@@ -233,7 +238,7 @@ def _by_columns(log: ClusterLog, task: LatestPartition, wanted: Wanted) -> Itera
             for batch in merge.winners(name):
                 dead = pc.and_(
                     pc.greater(batch["expires_at_ms"], 0),
-                    pc.less_equal(batch["expires_at_ms"], task.now_ms),
+                    pc.less_equal(batch["expires_at_ms"], moment),
                 )
                 alive = batch.filter(pc.invert(pc.or_(batch["deleted"], dead)))
                 for column in wanted.needed.intersection(POSITION_COLUMNS):
@@ -250,7 +255,7 @@ def _by_rows(
     time_ms: int | None,
     keys: Collection[bytes] | None,
 ) -> Iterator[Any]:
-    """For few keys, or the entries up to a moment."""
+    """For few keys, or the buckets of small maps."""
     names, noted = sorted(wanted.needed), Noted()
     moment = task.now_ms if time_ms is None else time_ms
     with closing(NewestIndex(TASK_MEMORY_BYTES)) as index:

@@ -13,13 +13,17 @@ from pyspark.sql import datasource as spark_filters
 
 from imap_wal import format
 from imap_wal.entry import ORDER, VALUE, clear_of, pack
+from imap_wal.errors import InvalidSetting
 from imap_wal.parquet.reader import groups_of
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT
 from imap_wal.read.scan import read_scan
 from imap_wal.rewrite.columns import merge
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
+from pyspark_imap_wal import latest
 from pyspark_imap_wal.batch import ImapWalReader
+from pyspark_imap_wal.columns import Wanted
 from pyspark_imap_wal.latest import LatestPartition
 from pyspark_imap_wal.options import Options
 from storage_backends.memory import MemoryStore, forget
@@ -95,6 +99,46 @@ def test_the_tasks_have_the_map_over_random_histories(
             for (of, key), (_, request) in expected.items()
             if of == "orders" and key == KEYS[1]
         ]
+    finally:
+        played.close()
+        forget(name)
+
+
+def rows_of(log: ClusterLog, task: LatestPartition, wanted: Wanted, time: int | None) -> Any:
+    return latest._by_rows(log, task, wanted, 1, time, None)
+
+
+@OF_HISTORIES
+@given(history=steps, step=st.integers(0, 60), rows=st.sampled_from((1, 4096)))
+def test_a_moment_is_the_same_by_columns_and_by_rows(
+    monkeypatch: pytest.MonkeyPatch,
+    history: list[tuple[str, int, int, int]],
+    step: int,
+    rows: int,
+) -> None:
+    """The moment is that of a step of the second half, which has no rewrites."""
+    monkeypatch.setattr(merge, "COLUMN_ROWS", rows)
+    name = f"latest-{next(_numbers)}"
+    played = Cluster(MemoryStore(name))
+    monkeypatch.setattr("imap_wal.clock.SystemClock.now_ms", lambda _: played.clock.now_ms())
+    try:
+        half = len(history) // 2
+        played.play([*history[:half], ("wait", 0, 0, 0)])
+        times = []
+        for each in history[half:]:
+            if each[0] not in ("rewrite", "rewrite_one", "drop"):
+                played.play([each, ("wait", 0, 0, 0)])
+                times.append(str(played.clock.now_ms()))
+        moment = times[step % len(times)]
+        made = reader(f"memory://{name}", task_bytes="1", as_of=moment)
+        try:
+            made.partitions()
+        except InvalidSetting:
+            return  # a rewrite has dropped that moment, or there was no entry yet
+        found = lines(made)
+        with pytest.MonkeyPatch.context() as by_rows:
+            by_rows.setattr(latest, "_by_columns", rows_of)
+            assert sorted(found, key=str) == sorted(lines(made), key=str)
     finally:
         played.close()
         forget(name)

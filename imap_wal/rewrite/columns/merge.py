@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from imap_wal.entry import KEY, ORDER, PARTITION, Row, is_clear, subject
+from imap_wal.entry import KEY, ORDER, PARTITION, TIMESTAMP_MS, Row, is_clear, subject
 from imap_wal.errors import StorageUnavailable
 from imap_wal.parquet.reader import groups_of
 from imap_wal.parquet.scratch import Scratch
@@ -105,9 +105,12 @@ class ColumnMerge:
         *,
         span: Span = ALL_KEYS,
         cleared: Cleared | None = None,
+        newest_ms: int | None = None,
     ) -> None:
-        """`span`: only these keys are merged. `cleared`: clears that are known already."""
+        """`span`: only these keys are merged. `cleared`: clears that are known already.
+        `newest_ms`: entries with a later time are left out."""
         self._plan, self._log, self._folder, self._span = plan, log, settings.scratch, span
+        self._newest_ms = newest_ms
         # Each of these needs several times its own limit while it works.
         self._part_bytes = min(max(settings.restore_memory_bytes // 10, 1), PART_BYTES_MAX)
         self.tally = Tally(plan)
@@ -211,13 +214,18 @@ class ColumnMerge:
             return
         settled = scan.kind == SNAPSHOT
         self.tally.add(changes, count_bytes=scan.kind == SEGMENT, settled=settled)
-        rows = self._within(changes.rows)
+        rows = self._within(self._then(changes.rows))
         self.records += len(rows)
         if changes.clears:
-            self.cleared.take(changes.node, changes.rows)
+            self.cleared.take(changes.node, self._then(changes.rows))
             rows = [row for row in rows if not is_clear(row)]
         rows = self._plan.decisions.counting(changes.node, rows)
         self.sources.add_rows(rows, changes.node, changes.bytes)
+
+    def _then(self, rows: list[Row]) -> list[Row]:
+        if self._newest_ms is None:
+            return rows
+        return [row for row in rows if row[TIMESTAMP_MS] <= self._newest_ms]
 
     def _within(self, rows: list[Row]) -> list[Row]:
         if self._span == ALL_KEYS:
@@ -235,7 +243,7 @@ class ColumnMerge:
             for found in read:
                 self._count(scan, found, self._is_late(scan, found))
                 for row, node in found.clears:
-                    self.cleared.take(node or scan.node, [row])
+                    self.cleared.take(node or scan.node, self._then([row]))
                 self.records += len(found.clears) * self._span.has(None)
                 yield found
 
@@ -243,6 +251,8 @@ class ColumnMerge:
         source = self.sources.file(scan)
         for found in self.counted(scan):
             batch = self._span.of_batch(found.batch)
+            if self._newest_ms is not None:
+                batch = batch.filter(pc.less_equal(batch.column("timestamp_ms"), self._newest_ms))
             self.records += len(batch)
             if len(batch):
                 late = self._is_late(scan, found)
