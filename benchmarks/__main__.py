@@ -1,7 +1,7 @@
 """python -m benchmarks [--quick] [embedded] [open] [encryption] [rewrite] [rewrite-again]
-[pipeline] [year] [compaction] [metadata] [restore] [restore-members] [settlement] [many-maps]
-[hello-flood] [member] [endpoints] [sizing] [copies]: prints a table, or JSON with -o json. With
---save FOLDER, also writes result.json and a chart of each part there."""
+[pipeline] [table] [year] [compaction] [metadata] [restore] [restore-members] [settlement]
+[many-maps] [hello-flood] [member] [endpoints] [sizing] [copies]: prints a table, or JSON with -o
+json. With --save FOLDER, also writes result.json and a chart of each part there."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from benchmarks import (
     rewrite,
     settlement,
     sizing,
+    table,
     year,
 )
 from benchmarks.plots import charts
@@ -51,6 +52,9 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
         "rewrite-again": lambda: rewrite.again(200_000 if quick else 2_000_000, judged=not quick),
         "pipeline": lambda: pipeline.run(
             200_000 if quick else 5_000_000, 1 if quick else 3, judged=not quick
+        ),
+        "table": lambda: table.run(
+            200_000 if quick else 2_000_000, 1 if quick else 3, judged=not quick
         ),
         "year": year.run,
         "compaction": lambda: compaction.run(2 if quick else 5, 500_000 if quick else 5_000_000),
@@ -118,12 +122,12 @@ def main() -> None:
     if options.output == "json":
         print(result)
         return
-    table = Table(title="imap-wal, ratios within one run" + (" (quick)" if options.quick else ""))
+    shown = Table(title="imap-wal, ratios within one run" + (" (quick)" if options.quick else ""))
     for column in ("measurement", "median", "range", "unit", "ratio", "to", "target", "note"):
-        table.add_column(column, justify="right" if column in ("median", "ratio") else "left")
+        shown.add_column(column, justify="right" if column in ("median", "ratio") else "left")
     for row in rows:
         spread = f"{row['least']:,} … {row['most']:,}" if "least" in row else ""
-        table.add_row(
+        shown.add_row(
             row["measurement"],
             f"{row['median']:,}",
             spread,
@@ -133,7 +137,7 @@ def main() -> None:
             verdict(row),
             row.get("note", ""),
         )
-    Console(width=200).print(table)
+    Console(width=200).print(shown)
 
 
 if __name__ == "__main__":
