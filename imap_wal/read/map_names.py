@@ -3,9 +3,8 @@ not exist would look like an empty map."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from operator import eq
 
 from imap_wal.entry import MAP
 from imap_wal.errors import LogError
@@ -17,60 +16,55 @@ from imap_wal.read.state import ClusterState
 from storage_backends import NotFound
 
 NAMES_MAX = 20
-"""Maps that an error names."""
+"""How many maps or other names an error has."""
 
 
 class MapNames:
-    """The maps of a log of which any entry is left, or a snapshot."""
+    """The maps of a log of which any entry is left, or a snapshot. Both iterators return them in
+    steps, and the names in different steps may be the same.
+
+    Raises:
+        StorageError: The storage failed.
+        EncryptionError: The keys do not fit a file.
+    """
 
     def __init__(self, log: ClusterLog) -> None:
         self._log = log
+        self._state: ClusterState | None = None
         self.known: set[str] = set()
+        """Those of the steps that were taken."""
         self.complete = True
         """Whether all files that were examined could be read."""
 
-    def has(self, wanted: Collection[str]) -> bool:
-        """Whether the log has all these maps. `known` then has them, and otherwise every map that
-        can be read. Raises the errors of `lacking`."""
-        return not self.lacking(wanted)
-
-    def lacking(self, wanted: Collection[str], fits: Callable[[str, str], bool] = eq) -> set[str]:
-        """Those of which the log has no map. If it has all, only manifests and perhaps some
-        segments are read; otherwise all segments are. `fits`: whether a name is one of a pattern.
-
-        Raises:
-            StorageError: The storage failed.
-            EncryptionError: The keys do not fit a file.
-        """
-        left = set(wanted)
-        for names in self._steps():
-            self.known |= names
-            left = {each for each in left if not any(fits(name, each) for name in names)}
-            if not left:
-                break
-        return left
-
-    def _steps(self) -> Iterator[set[str]]:
+    def in_manifests(self) -> Iterator[set[str]]:
+        """The maps with snapshots and archives. Reads no other files."""
         try:
-            state = self._log.state()
+            self._state = state = self._log.state()
         except LogError:
             self.complete = False
             return
         self.complete = not state.missing
-        yield set(state.manifest.snapshots)
-        yield {archive.map for node in state.nodes.values() for archive in node.manifest.archives}
-        yield from self._in_segments(state)
+        yield self._noted(set(state.manifest.snapshots))
+        archives = (archive for node in state.nodes.values() for archive in node.manifest.archives)
+        yield self._noted({archive.map for archive in archives})
 
-    def _in_segments(self, state: ClusterState) -> Iterator[set[str]]:
-        for scan in cluster_scans(state, snapshots=False, covered=True):
+    def in_segments(self) -> Iterator[set[str]]:
+        """The maps with entries in segments, after `in_manifests`. Reads all of them."""
+        if self._state is None:
+            return
+        for scan in cluster_scans(self._state, snapshots=False, covered=True):
             if scan.kind != SEGMENT:
                 continue
             try:
                 for batch in read_scan(self._log.store, scan):
-                    yield {row[MAP] for row in batch.rows}
+                    yield self._noted({row[MAP] for row in batch.rows})
             # The command reports damage itself. Maps of an archived or removed file may be missing.
             except (LogError, NotFound):
                 self.complete = False
+
+    def _noted(self, names: set[str]) -> set[str]:
+        self.known |= names
+        return names
 
 
 def why_no_map(
@@ -78,28 +72,39 @@ def why_no_map(
 ) -> str:
     """The maps that none of the logs has, with those that they have, as text for an error. "": they
     have all of them, or a file that cannot be read may have them. `may_be_new`: also if the logs
-    have no map at all.
+    have no map at all. Segments are read only if no manifest has a map.
 
     Raises:
         StorageError: The storage failed.
         EncryptionError: The keys do not fit a file.
     """
     left = set(wanted)
+    if not left:
+        return ""
     every = [MapNames(log) for log in logs]
-    for names in every:
-        if not left or names.has(left):
-            return ""
-        left -= names.known
-    if not left or not all(names.complete for names in every):
+    for look in (MapNames.in_manifests, MapNames.in_segments):
+        for names in every:
+            for found in look(names):
+                left -= found
+                if not left:
+                    return ""
+    if not all(names.complete for names in every):
         return ""
-    found = sorted(set().union(*(names.known for names in every)))
-    if may_be_new and not found:
+    there = sorted(set().union(*(names.known for names in every)))
+    if may_be_new and not there:
         return ""
-    near = [near for name in sorted(left) for near in get_close_matches(name, found, 1)]
+    absent = sorted(left)
+    # To compare all names with all takes minutes if there are thousands.
+    near = [near for name in absent[:NAMES_MAX] for near in get_close_matches(name, there, 1)]
     guess = f"; did you mean {near[0]!r}?" if near else ""
-    there = [name if name.isprintable() else repr(name) for name in found[:NAMES_MAX]]
-    more = f", and {len(found) - NAMES_MAX:,} more" if len(found) > NAMES_MAX else ""
-    return (
-        f"no map {', '.join(map(repr, sorted(left)))}; found: "
-        f"{', '.join(there) or 'none'}{more}{guess}"
-    )
+    return f"no map {_some(absent, repr)}; found: {some_names(there)}{guess}"
+
+
+def some_names(names: Sequence[str]) -> str:
+    """Names for an error, which has only the first ones of many; "none" without any."""
+    return _some(names, lambda name: name if name.isprintable() else repr(name)) or "none"
+
+
+def _some(names: Sequence[str], shown: Callable[[str], str]) -> str:
+    more = f", and {len(names) - NAMES_MAX:,} more" if len(names) > NAMES_MAX else ""
+    return ", ".join(map(shown, names[:NAMES_MAX])) + more

@@ -4,11 +4,17 @@ written of a log that is damaged."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import imap_wal
 from imap_wal.clock import SystemClock
+from imap_wal.read import map_names
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.file_scan import FileScan
+from imap_wal.read.scan import read_scan
+from storage_backends import open_store
 from tests.cli.conftest import Run
 
 COMMANDS = ("dump", "export", "restore", "rewrite", "query", "stat", "drop", "tail", "diff")
@@ -48,6 +54,39 @@ def test_a_map_is_known_by_any_entry_of_it(run: Run, tmp_path: Path) -> None:
     ended = run("export", tmp_path, "--map", "other")
     assert ended.code == 1
     assert "found: archived, deleted, last" in ended.err
+
+
+def test_the_error_of_many_unknown_maps_is_short(run: Run, url: str) -> None:
+    """To compare all of them with all maps that exist took minutes."""
+    unknown = [word for number in range(1000) for word in ("--map", f"oders{number:04}")]
+    ended = run("dump", url, *unknown)
+    assert ended.code == 1
+    assert "'oders0019', and 980 more; found: orders, sessions; did you" in ended.err
+    assert "oders0020" not in ended.err
+
+
+def test_no_segment_is_read_if_a_manifest_has_the_map(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it is the manifest of the last cluster."""
+    for cluster in ("a", "b"):
+        with imap_wal.open(tmp_path.as_uri(), cluster=cluster, preallocate=False) as store:
+            store.map(cluster)["k"] = 1
+            if cluster == "b":
+                store.archive()
+    read: list[str] = []
+
+    def noting(store: Any, scan: FileScan) -> Any:
+        read.append(scan.path)
+        return read_scan(store, scan)
+
+    monkeypatch.setattr(map_names, "read_scan", noting)
+    opened = open_store(tmp_path.as_uri())
+    logs = [ClusterLog(opened, "default", cluster) for cluster in ("a", "b")]
+    assert map_names.why_no_map(logs, ["b"]) == ""
+    assert not read
+    assert map_names.why_no_map(logs, ["a", "b"]) == ""
+    assert [path.split("/")[1] for path in read] == ["a"]
 
 
 @pytest.mark.parametrize("name", ["export", "restore", "query", "rewrite"])

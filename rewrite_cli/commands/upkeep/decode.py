@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from fnmatch import fnmatchcase
+from itertools import chain
 
 import click
 
+from imap_wal.errors import EncryptionError
 from imap_wal.manifest.decoded_maps import set_decoded
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.map_names import MapNames
@@ -78,10 +81,15 @@ def command(
 
 
 def _without_entries(log: ClusterLog, maps: Collection[str]) -> set[str]:
-    """Those of the names and patterns that no map of the log has; none if damaged or missing files
-    may have one."""
-    if not maps:
-        return set()
-    known = MapNames(log)
-    absent = known.lacking(maps, fnmatchcase)
-    return absent if known.complete else set()
+    """Those of the names and patterns that no map of the log has; none if a file that cannot be
+    read, also without its key, may have one."""
+    left, known = set(maps), MapNames(log)
+    if not left:
+        return left
+    with suppress(EncryptionError):
+        for names in chain(known.in_manifests(), known.in_segments()):
+            left = {each for each in left if not any(fnmatchcase(name, each) for name in names)}
+            if not left:
+                break
+        return left if known.complete else set()
+    return set()
