@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from imap_wal.errors import InvalidSetting
+from imap_wal.errors import EncryptionError, InvalidSetting, LogError, MissingNode
 from imap_wal.read.beginning import began_after
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import FileScan, Metadata
-from imap_wal.read.map_names import NAMES_MAX, why_no_map
+from imap_wal.read.map_names import some_names, why_no_map
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.schemas import schemas_of
@@ -104,7 +104,8 @@ class ClusterReader(DataSourceReader):
             ]
             self._check([(log.namespace, log.cluster) for log in found])
             made = [task for log in found for task in self._planned(log)]
-            self._demand_begun(every)  # whatever the filters: Spark may keep them for itself
+            # Whatever the filters: Spark may keep them for itself.
+            self._demand_begun([*found, *(log for log in every if log not in found)])
         finally:
             store.close()
         return made or [self._nothing()]  # Spark requires at least one
@@ -151,12 +152,17 @@ class ImapWalReader(ClusterReader):
             state = log.state().demand(self._options.recovery_policy)
             return began_after(log, at_time(log, state, time_ms, maps).state, maps, time_ms)
 
-        first = [planned_again(partial(began, log)) for log in logs]
-        times = [time for time in first if time is not None]
-        if times and len(times) == len(first):
+        first: list[int] = []
+        for log in logs:
+            with suppress(LogError, EncryptionError, MissingNode):  # tasks that read it report it
+                time = planned_again(partial(began, log))
+                if time is None:
+                    return
+                first.append(time)
+        if first:
             raise InvalidSetting(
                 f"there is no entry at or before this as_of, {time_ms} (Unix ms); the first one is "
-                f"of {min(times)}: ask for a later moment"
+                f"of {min(first)}: ask for a later moment"
             )
 
     def _of_cluster(self, log: ClusterLog) -> Iterator[InputPartition]:
@@ -216,7 +222,7 @@ def logs_of(store: SegmentStore, options: Options) -> list[ClusterLog]:
     found = clusters_of(store, options.namespaces, options.clusters)
     if not found:
         there = ["/".join(names) for names in clusters_of(store)]
-        other = f"; found: {_some(there)}" if there else ""
+        other = f"; found: {some_names(there)}" if there else ""
         raise InvalidSetting(
             f"there is no log under {options.path}: check the path, and the options namespace and "
             f"cluster{other}"
@@ -236,16 +242,13 @@ def demand_known(options: Options, logs: Sequence[ClusterLog]) -> None:
         if absent and not any(manifest.forgotten for manifest in manifests):
             raise InvalidSetting(
                 f"there is no node {', '.join(map(repr, absent))} under {options.path}; found: "
-                f"{_some(sorted(nodes)) or 'none'}"
+                f"{some_names(sorted(nodes))}"
             )
-    why = why_no_map(logs, options.maps, may_be_new=True)
+    why = ""
+    with suppress(EncryptionError):  # the driver need not have the keys
+        why = why_no_map(logs, options.maps, may_be_new=True)
     if why:
         raise InvalidSetting(f"{options.path}: {why}")
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f", and {len(names) - NAMES_MAX:,} more" if len(names) > NAMES_MAX else ""
-    return f"{', '.join(names[:NAMES_MAX])}{more}"
 
 
 def schema_of(kinds: dict[str, str]) -> Any:

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 import imap_wal
+from imap_wal.clock import SystemClock
 from imap_wal.parquet.file import written_otherwise
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.run import rewrite
+from pyspark_imap_wal.batch import ImapWalReader
+from pyspark_imap_wal.options import Options
 from pyspark_imap_wal.rewrite_engine import SparkEngine
 from storage_backends import open_store
 from storage_backends.location import located
@@ -58,6 +61,14 @@ def test_the_keys_are_read_from_the_workers_variable_too(
     monkeypatch.setenv("IMAP_WAL_ENCRYPTION_KEYS", "env:K")
     assert known(place).encryption_keys == "env:K"
     assert known(located(place).with_keys("env:L")).encryption_keys == "env:L"
+
+
+@pytest.mark.parametrize("what", ["map", "raw", "latest"])
+def test_the_driver_needs_no_keys(place: str, what: str) -> None:
+    """It then does not know whether the map exists, and when the log began. The tasks need keys."""
+    as_of = {"mode": what, "as_of": str(SystemClock().now_ms() + 60_000)}
+    options = {"map": "sessions"} if what == "map" else as_of
+    assert ImapWalReader(Options.parse({"path": place, **options})).partitions()
 
 
 def test_the_rewrite_on_spark_encrypts_with_the_key_that_writes(

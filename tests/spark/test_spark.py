@@ -13,6 +13,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from pyspark.sql.datasource import EqualTo
 
 from imap_wal.clock import SystemClock
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE
@@ -31,6 +32,7 @@ from imap_wal.rewrite.report import RewriteReport, StepReport
 from imap_wal.rewrite.run import rewrite
 from imap_wal.rewrite.sorted_runs import Sizes
 from imap_wal.rewrite.task_engine import Merging, TaskAnswer, report_of, taken
+from pyspark_imap_wal.batch import ImapWalReader
 from pyspark_imap_wal.data_source import LATEST, Options
 from pyspark_imap_wal.progress import StepProgress
 from pyspark_imap_wal.rewrite_engine import SparkEngine
@@ -234,6 +236,24 @@ def test_an_as_of_before_a_younger_cluster_is_allowed(spark: Any, orders: str) -
     assert count(spark, orders, mode="latest", as_of=soon()) == 2
     with pytest.raises(Exception, match="no entry at or before this as_of"):
         count(spark, orders, mode="latest", as_of=soon(), cluster="young")
+
+
+def test_a_filtered_read_needs_no_other_cluster(orders: str) -> None:
+    """The log of a node of the other one is missing."""
+    import imap_wal
+
+    with imap_wal.open(orders, cluster="another", node="n1") as store:
+        store.map("orders")["k"] = 1
+    shutil.rmtree(Path(orders) / "default" / "another" / "nodes" / "n1")
+
+    def tasks(as_of: str) -> list[Any]:
+        reader = ImapWalReader(Options.parse({"path": orders, "as_of": as_of}))
+        list(reader.pushFilters([EqualTo(("cluster",), "embedded")]))
+        return reader.partitions()
+
+    assert tasks(soon())
+    with pytest.raises(InvalidSetting, match="no entry at or before this as_of"):
+        tasks("1000")
 
 
 @pytest.mark.parametrize("pushed", ["true", "false"])
