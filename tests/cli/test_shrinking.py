@@ -95,6 +95,23 @@ def test_a_map_whose_only_file_is_damaged_can_be_dropped(run: Run, tmp_path: Pat
     assert len(run("export", url, "--map", "sessions").lines) == 1
 
 
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_drop_names_no_damaged_file_of_a_map_with_entries(
+    run: Run, tmp_path: Path, damaged: int
+) -> None:
+    """Whichever file is damaged: the map has entries in any case."""
+    url = tmp_path / "log"
+    with imap_wal.open(str(url), node="n1") as store:
+        for key in "ab":
+            store.map("orders")[key] = 1
+            store.archive()
+    path = sorted(url.rglob("archive/orders/*.parquet"))[damaged]
+    path.write_bytes(bytes(path.stat().st_size))
+    done = run("drop", url, "--map", "orders", "--dry-run", "-o", "json")
+    assert done.code == 0, done.err
+    assert done.json["dropped"][0]["damaged"] == []
+
+
 def test_drop_refuses_while_a_node_is_missing(run: Run, url: str, root: Path) -> None:
     (root / "prod/eu/nodes/n2").rename(root / "elsewhere")
     ended = run("drop", url, "--map", "orders", "--yes")

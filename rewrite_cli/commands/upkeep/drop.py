@@ -19,7 +19,7 @@ from storage_backends import SegmentStore
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A map of a cluster, and the damaged files that may have entries of it."""
+    """A map of a cluster. `damaged`: if no entry can be read, the files that may have some."""
 
     view: ClusterView
     name: str
@@ -48,7 +48,7 @@ def command(selection: Selection, yes: bool, dry_run: bool, output: str) -> None
     For maps that no cluster has in memory: in a running cluster, use Hazelcast's destroy(). Later
     changes of the map count again. `prune` then frees the space. A map with `copies` is refused
     until the next view or start of the cluster: a copy of a change may still arrive. A map whose
-    files are damaged can be dropped: the question names these files.
+    files are damaged can be dropped: if no entry can be read, the question names these files.
 
     \b
     Examples:
@@ -106,6 +106,6 @@ def _find(store: SegmentStore, view: ClusterView, name: str) -> _Found | None:
     """None: the cluster has no entries of the map. A damaged file may have some."""
     damaged: list[LogError] = []
     changes = ClusterLog(store, view.namespace, view.cluster).changes((name,), damaged=damaged)
-    has = any(each.rows for each in changes)
-    files = tuple(error.file for error in damaged)
-    return _Found(view, name, files) if has or files else None
+    if any(each.rows for each in changes):
+        return _Found(view, name, ())
+    return _Found(view, name, tuple(error.file for error in damaged)) if damaged else None
