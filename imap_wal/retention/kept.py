@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from imap_wal import layout
 from imap_wal.format import START, Position
 from imap_wal.manifest.reader_manifest import ReaderManifest
-from imap_wal.manifest.readers import HISTORY, readers_of
+from imap_wal.manifest.readers import ATTEMPTS, HISTORY, readers_of
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState
+from storage_backends import NotFound
 
 DAY_MS = 86_400_000
 STALE_MS = 7 * DAY_MS
@@ -58,16 +59,24 @@ class KeptFor:
         )
 
 
-def kept_for_readers(log: ClusterLog, forgotten: Collection[str] = ()) -> tuple[KeptFor, ...]:
+def kept_for_readers(
+    log: ClusterLog, forgotten: Collection[str] = (), attempts: int = ATTEMPTS
+) -> tuple[KeptFor, ...]:
     """For every registered reader except those of `forgotten`, by name. Reads manifests and
-    listings only. Raises the errors of `ClusterLog.state`."""
+    listings only. Raises the errors of `ClusterLog.state`, and `NotFound` if readers published at
+    each of the attempts."""
     if not log.store.folders(layout.readers_folder(log.folder)):
         return ()
     state = log.state()
-    return tuple(
-        _kept_for(log, state, name, reader)
-        for name, reader in sorted(readers_of(log.store, log.folder, forgotten).items())
-    )
+    try:
+        return tuple(
+            _kept_for(log, state, name, reader)
+            for name, reader in sorted(readers_of(log.store, log.folder, forgotten).items())
+        )
+    except NotFound:  # a reader published or was forgotten meanwhile, so its lists are deleted
+        if not attempts:
+            raise
+    return kept_for_readers(log, forgotten, attempts - 1)
 
 
 def _kept_for(log: ClusterLog, state: ClusterState, name: str, reader: ReaderManifest) -> KeptFor:

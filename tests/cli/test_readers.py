@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import imap_wal
 from imap_wal.clock import SystemClock, SystemRandomness
@@ -10,7 +13,8 @@ from imap_wal.layout import cluster_folder
 from imap_wal.manifest import readers
 from imap_wal.manifest.reader_manifest import Base
 from imap_wal.read.cluster import ClusterLog
-from storage_backends import open_store
+from imap_wal.retention import kept
+from storage_backends import NotFound, open_store
 from tests.cli.conftest import Run
 from tests.support import FakeClock
 
@@ -143,6 +147,29 @@ def test_a_rewrite_says_what_prune_will_keep(run: Run, tmp_path: Path) -> None:
     assert [{**each, "idle_ms": 0} for each in kept] == [
         {**each, "idle_ms": 0} for each in pruned["kept"]
     ]
+
+
+@pytest.mark.parametrize("failures", [1, 100])
+def test_a_reader_that_publishes_meanwhile_fails_no_rewrite(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """The lists that it replaces are deleted. What is kept for readers is read once more, and if
+    that is not enough, the rewrite is done all the same."""
+    url, left = tmp_path / "log", iter(range(failures))
+    with imap_wal.open(str(url), auto_rewrite_percentage=0) as store:
+        store.map("orders")["k"] = 1
+    assert run("rewrite", url, "--history", "1h").code == 0
+
+    def racing(*arguments: Any) -> Any:
+        if next(left, None) is not None:
+            raise NotFound("it was deleted", "readers/copy/list")
+        return readers.readers_of(*arguments)
+
+    monkeypatch.setattr(kept, "readers_of", racing)
+    done = run("rewrite", url, "-o", "json")
+    assert done.code == 0, done.err
+    assert len(done.json["clusters"][0]["kept"]) == (failures == 1)
+    assert ("it was deleted" in done.err) == (failures > 1)
 
 
 def test_a_repaired_copy_names_the_readers_it_lacks(run: Run, tmp_path: Path) -> None:

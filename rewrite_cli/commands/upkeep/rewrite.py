@@ -30,6 +30,7 @@ from rewrite_cli.console.times import Duration, Moment, iso
 from rewrite_cli.entries.kept import kept_json, name_of
 from rewrite_cli.entries.left_out import LeftOut, note_left_out
 from rewrite_cli.entries.live import history_option, keep, partial_option
+from storage_backends import StorageError
 
 if TYPE_CHECKING:
     from pyspark_imap_wal.progress import StepProgress
@@ -273,7 +274,7 @@ class _Rewritten:
 def _kept(log: ClusterLog) -> tuple[KeptFor, ...]:
     try:
         return kept_for_readers(log)
-    except LogError as error:  # the rewrite itself is done
+    except (LogError, StorageError) as error:  # the rewrite itself is done
         out.note(message(error))
         return ()
 
