@@ -14,6 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from imap_wal import progress
 from rewrite_cli.console.encoding import is_unicode, suited
@@ -181,9 +182,8 @@ def print_table(
         return
     table = Table(
         box=SIMPLE_HEAD if is_unicode() else None,
-        title=suited(shown(title)).replace("[", r"\[") or None,
+        title=Text(suited(shown(title)), "bold") if title else None,
         title_justify="left",
-        title_style="bold",
         pad_edge=False,
     )
     for heading, right, folds in zip(fitting, numeric, folded, strict=True):
@@ -194,7 +194,7 @@ def print_table(
             overflow="fold",
         )
     for row in cells:
-        table.add_row(*(suited(text).replace("[", r"\[") for text in row))
+        table.add_row(*(Text(suited(text)) for text in row))  # no markup
     with writing():
         console.print(table)
 

@@ -76,6 +76,19 @@ def test_a_terminal_shows_every_cell_whole(
         assert "row 1" not in shown
 
 
+def test_a_terminal_shows_names_as_they_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rich reads square brackets as styles, also after a backslash, and :tada: as a symbol."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    name = r"[bold]a\[red]b[/] :tada:"
+    out.print_table(("map", "rows"), [(name, 1)], title=f"{name}/eu")
+    shown = capsys.readouterr().out
+    assert f"{name}/eu" in shown
+    assert shown.count(name) == 2
+
+
 def test_a_piped_demo_report_keeps_names_beside_values(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
