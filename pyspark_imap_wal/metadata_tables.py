@@ -20,7 +20,7 @@ from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT
 from imap_wal.read.scan_list import snapshot_scans
 from imap_wal.rewrite.ranges import borders_of
 from imap_wal.security.encryption import open_store
-from pyspark_imap_wal.batch import logs_of
+from pyspark_imap_wal.batch import demand_known, logs_of
 from pyspark_imap_wal.options import Options, known
 from storage_backends import SegmentStore
 
@@ -48,10 +48,11 @@ class MetadataReader(DataSourceReader):
         self._options, self._kinds = options, dict(kinds)
 
     def partitions(self) -> list[InputPartition]:
-        """One task: a log has few manifests. Raises `InvalidSetting` if there is no log."""
+        """One task: a log has few manifests. Raises `InvalidSetting` if the options name a log, map
+        or node that does not exist."""
         store = open_store(known(self._options.path))
         try:
-            logs_of(store, self._options)
+            demand_known(self._options, logs_of(store, self._options))
         finally:
             store.close()
         return [ManifestPartition(self._options.path)]

@@ -187,20 +187,21 @@ def count(spark: Any, url: str, **options: str) -> int:
     return int(spark.read.format("imap_wal").options(**options).load(url).count())
 
 
-@pytest.mark.parametrize("how", READS, ids=str)
+@pytest.mark.parametrize("how", [*READS, {"table": "files"}], ids=str)
 def test_a_map_that_no_log_has_is_refused(spark: Any, orders: str, how: dict[str, str]) -> None:
     """Also beside a map that exists. The command line refuses it with the same text."""
     for names in ("order", "order,orders"):
         with pytest.raises(Exception, match="no map 'order'; found: orders, sessions; did you mea"):
             count(spark, orders, map=names, **how)
-    assert count(spark, orders, map="orders", **how) == 1
+    assert count(spark, orders, map="orders", **how) == (how.get("table") != "files")
 
 
 def test_unknown_clusters_and_nodes_are_refused(spark: Any, orders: str) -> None:
     with pytest.raises(Exception, match="namespace and cluster; found: default/embedded"):
         count(spark, orders, cluster="embeded")
-    with pytest.raises(Exception, match=r"there is no node 'n2' under .*; found: n1"):
-        count(spark, orders, node="n1,n2")
+    for table in ("entries", "nodes"):
+        with pytest.raises(Exception, match=r"there is no node 'n2' under .*; found: n1"):
+            count(spark, orders, table=table, node="n1,n2")
     assert count(spark, orders, cluster="embedded", node="n1") == 2
 
 
