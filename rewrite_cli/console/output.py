@@ -315,12 +315,17 @@ def count(number: int, one: str, many: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """0.0123 → 12 ms, 75 → 1 min 15 s."""
+    """0.0123 → 12 ms, 75 → 1 min 15 s, 4500 → 1 h 15 min, 176_400 → 2 d 1 h."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s"
-    return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days} d {hour} h"
+    return f"{hours} h {minute} min" if hours else f"{minutes} min {second} s"
 
 
 def note(text: str) -> None:

@@ -196,6 +196,13 @@ def test_one_of_something_is_singular() -> None:
     assert [out.count(each, "entry", "entries") for each in (1, 2)] == ["1 entry", "2 entries"]
 
 
+def test_durations_have_units_that_fit_them() -> None:
+    """Two days were 2880 min 0 s."""
+    seconds = (0.0123, 5, 75, 3600, 90_000, 604_800)
+    shown = ["12 ms", "5.0 s", "1 min 15 s", "1 h 0 min", "1 d 1 h", "7 d 0 h"]
+    assert [out.duration(each) for each in seconds] == shown
+
+
 def test_doctor_counts_one_node(run: Run, tmp_path: Path) -> None:
     with imap_wal.open(str(tmp_path / "log"), node="n1") as store:
         store.map("m")["k"] = 1
