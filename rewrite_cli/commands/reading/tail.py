@@ -64,7 +64,7 @@ def command(
     The newest entries may not be acknowledged yet. --follow continues across rotations and
     archives, and includes nodes that join later. If a prune removes entries before they are read,
     that is reported. A missing log of a node is reported, too; without --follow, the exit code is
-    then 3. So is what is on the own disk of a node alone, which is no finding.
+    then 3. What is on the own disk of a node alone is left out and reported, but it is no finding.
 
     \b
     Examples:
