@@ -120,11 +120,13 @@ def is_local(conf: SparkConf) -> bool:
 def _python_by_name() -> Iterator[None]:
     """The JVM takes one interpreter for tables, from the variable PYSPARK_DRIVER_PYTHON: it plans
     reads with it, and all executors run it too. A path of this machine may not exist on theirs, so
-    it is a name, which is this interpreter in the PATH of the JVM."""
-    if "PYSPARK_DRIVER_PYTHON" in os.environ:
+    it is a name, which is this interpreter in the PATH of the JVM. If the user has named the path
+    of this interpreter for the executors (PYSPARK_PYTHON), the JVM takes that."""
+    here = Path(sys.executable)
+    named = Path(os.environ.get("PYSPARK_PYTHON", ""))
+    if "PYSPARK_DRIVER_PYTHON" in os.environ or named.parent == here.parent:
         yield
         return
-    here = Path(sys.executable)
     by_name = here.with_name("python3")
     name = by_name.name if by_name.exists() and by_name.samefile(here) else here.name
     path = os.environ.get("PATH")

@@ -31,11 +31,14 @@ SECRETS = (
 PROGRAM = """
 import json, os, sys
 from pathlib import Path
+from pyspark import SparkContext
 from pyspark_imap_wal.session import configuration
 conf = configuration(json.loads(sys.argv[1]))
 lines = [p.read_bytes().decode(errors="replace") for p in Path("/proc").glob("[0-9]*/cmdline")
          if p.exists() and str(os.getpid()) != p.parts[2]]
-print(json.dumps({"conf": dict(conf.getAll()), "python": os.environ.get("PYSPARK_PYTHON"),
+seen = dict(SparkContext._jvm.System.getenv())
+print(json.dumps({"tables": seen.get("PYSPARK_DRIVER_PYTHON") or seen.get("PYSPARK_PYTHON"),
+                  "conf": dict(conf.getAll()), "python": os.environ.get("PYSPARK_PYTHON"),
                   "shown": any("never-shown" in each for each in lines)}))
 """
 
@@ -52,6 +55,20 @@ def started(properties: dict[str, str], **environment: str) -> dict[str, Any]:
     assert ended.returncode == 0, ended.stderr[-3000:]
     found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return found
+
+
+@pytest.mark.parametrize(
+    ("variable", "path", "reads"),
+    [
+        ("PYSPARK_PYTHON", sys.executable, sys.executable),
+        ("PYSPARK_DRIVER_PYTHON", "/opt/python", "/opt/python"),
+        ("PYSPARK_PYTHON", "/opt/python", "python3"),
+    ],
+)
+def test_a_named_interpreter_reads_tables(variable: str, path: str, reads: str) -> None:
+    """All machines may have the path. Another one than this need not have imap-wal here, and reads
+    are planned with it."""
+    assert started({}, **{variable: path})["tables"] == reads
 
 
 def test_without_any_configuration_a_killed_worker_is_replaced() -> None:
