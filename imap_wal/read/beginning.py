@@ -29,8 +29,7 @@ def began_after(
         NotFound: A file was removed meanwhile.
         StorageError: The storage failed.
     """
-    snapshots = [name for name in state.manifest.snapshots if maps is None or name in maps]
-    if snapshots:
+    if any(maps is None or name in maps for name in state.manifest.snapshots):
         return None
     oldest: int | None = None
     for changes in log.all_changes(state, maps):
@@ -38,4 +37,4 @@ def began_after(
             if row[TIMESTAMP_MS] <= time_ms:
                 return None
             oldest = row[TIMESTAMP_MS] if oldest is None else min(oldest, row[TIMESTAMP_MS])
-    return first_after(oldest, snapshots, time_ms)
+    return oldest
