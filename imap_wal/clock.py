@@ -6,6 +6,7 @@ import os
 import random
 import time
 import uuid
+from datetime import UTC, datetime
 from typing import Protocol
 
 
@@ -32,6 +33,16 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+
+def utc(milliseconds: int) -> str:
+    """2026-11-21T10:00:00.123Z; outside of the years 1 to 9999, @ and the number: an entry may have
+    any number."""
+    try:
+        seconds = datetime.fromtimestamp(milliseconds // 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"@{milliseconds}"
+    return f"{seconds:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"
 
 
 class Randomness(Protocol):

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from imap_wal.clock import utc
 from imap_wal.errors import EncryptionError, InvalidSetting, LogError, MissingNode
 from imap_wal.read.beginning import began_after
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
@@ -33,6 +34,7 @@ from pyspark_imap_wal.options import (
     Options,
     clusters_of,
     known,
+    why_none,
 )
 from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS
 from storage_backends import NotFound, SegmentStore
@@ -144,8 +146,8 @@ class ImapWalReader(ClusterReader):
         now_ms = logs[0].clock.now_ms()
         if time_ms > now_ms + SKEW_MS_MAX:
             raise InvalidSetting(
-                f"this as_of, {time_ms}, is in the future: the clock of this machine says {now_ms} "
-                "(Unix ms)"
+                f"as_of {utc(time_ms)} is in the future: the clock of this machine says "
+                f"{utc(now_ms)}"
             )
 
         def began(log: ClusterLog) -> int | None:
@@ -161,8 +163,8 @@ class ImapWalReader(ClusterReader):
                 first.append(time)
         if first:
             raise InvalidSetting(
-                f"there is no entry at or before this as_of, {time_ms} (Unix ms); the first one is "
-                f"of {min(first)}: ask for a later moment"
+                f"there is no entry of {utc(time_ms)} or before; the first one is of "
+                f"{utc(min(first))}; ask for a later as_of"
             )
 
     def _of_cluster(self, log: ClusterLog) -> Iterator[InputPartition]:
@@ -221,12 +223,7 @@ def logs_of(store: SegmentStore, options: Options) -> list[ClusterLog]:
     """The logs that the options name. Raises `InvalidSetting` if there is none."""
     found = clusters_of(store, options.namespaces, options.clusters)
     if not found:
-        there = ["/".join(names) for names in clusters_of(store)]
-        other = f"; found: {some_names(there)}" if there else ""
-        raise InvalidSetting(
-            f"there is no log under {options.path}: check the path, and the options namespace and "
-            f"cluster{other}"
-        )
+        raise InvalidSetting(why_none(store, options))
     return [ClusterLog(store, *names) for names in found]
 
 
@@ -288,9 +285,12 @@ def known_then(
     else:
         past = at_time(log, state, as_of.time_ms or 0, maps)
     if past.unknown:
+        snapshots = state.manifest.snapshots
+        name = max(past.unknown, key=lambda name: (snapshots[name].until_ms, name))
+        then = "this as_of" if as_of.time_ms is None else utc(as_of.time_ms)
         raise InvalidSetting(
-            f"{log.namespace}/{log.cluster}: the state of map {min(past.unknown)!r} at this as_of "
-            "is no longer known: a rewrite kept only the newest entry of every key after it; ask "
-            "for a later moment"
+            f"{log.namespace}/{log.cluster}: the state of map {name!r} at {then} is no longer "
+            "known: a rewrite kept only the newest entry of every key at "
+            f"{utc(snapshots[name].until_ms)}; ask for a later as_of"
         )
     return past.state

@@ -11,8 +11,10 @@ from datetime import UTC, datetime
 from imap_wal.checks import location
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
+from imap_wal.inspect.inventory import is_cluster, why_no_root
 from imap_wal.manifest.readers import HISTORY as OWN_READER
 from imap_wal.names import decode
+from imap_wal.read.map_names import some_names
 from imap_wal.security.credentials import Credentials
 from imap_wal.settings import RecoveryPolicy
 from pyspark_imap_wal.tables.schemas import (
@@ -258,14 +260,31 @@ def clusters_of(
 ) -> list[tuple[str, str]]:
     """(namespace, cluster) of all logs under a root, or of those with the given names."""
     wanted_namespaces, wanted_clusters = set(namespaces), set(clusters)
+    top = store.folders("")
+    if is_cluster(store, top):
+        return []
     return [
         (decode(namespace), decode(cluster))
-        for namespace in store.folders("")
+        for namespace in top
         if not wanted_namespaces or decode(namespace) in wanted_namespaces
         for cluster in store.folders(namespace)
         if not wanted_clusters or decode(cluster) in wanted_clusters
         if "manifest" in store.folders(f"{namespace}/{cluster}")
     ]
+
+
+def why_none(store: SegmentStore, options: Options) -> str:
+    """Why the options select no log, as text for an error."""
+    there = ["/".join(names) for names in clusters_of(store)]
+    if there:
+        return (
+            f"the options namespace and cluster select no log under {options.path}; found: "
+            f"{some_names(there)}"
+        )
+    why = why_no_root(store)
+    return (
+        f"{options.path} {why}" if why else f"there is no log under {options.path}: check the path"
+    )
 
 
 def known(url: str) -> Location:

@@ -54,6 +54,7 @@ from pyspark_imap_wal.options import (
     Options,
     clusters_of,
     known,
+    why_none,
 )
 from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS
 
@@ -249,11 +250,9 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             store = open_store(known(options.path))
             found = clusters_of(store, options.namespaces, options.clusters)
             if not found:
+                why = why_none(store, options)
                 store.close()
-                raise InvalidSetting(
-                    f"a stream follows one cluster, but there is none under {options.path}: check "
-                    "the path, and the options namespace and cluster"
-                )
+                raise InvalidSetting(f"a stream follows one cluster: {why}")
             if len(found) != 1:
                 store.close()
                 names = ", ".join("/".join(each) for each in found)

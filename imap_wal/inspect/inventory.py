@@ -3,7 +3,7 @@ runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -248,6 +248,29 @@ class ClusterView:
         return f"{self.namespace}/{self.cluster}"
 
 
+def is_cluster(store: SegmentStore, top: Collection[str]) -> bool:
+    """Whether this is the folder of one cluster, and not a root. `top`: its folders. The nodes of a
+    cluster would look like clusters of a namespace `nodes`."""
+    return {"nodes", "manifest"} <= set(top) and not store.folders("manifest")
+
+
+def why_no_root(store: SegmentStore) -> str:
+    """Which folder of a log this is, as text for an error; "" if it is none. For a place without
+    logs."""
+    top = set(store.folders(""))
+    if {"wal", "archive", "lists"} & top:
+        kind, up = "node", "four levels"
+    elif {"nodes", "manifest"} & top:
+        kind, up = "cluster", "two levels"
+    elif any("nodes" in store.folders(name) for name in top):
+        kind, up = "namespace", "one level"
+    else:
+        return ""
+    return (
+        f"is the folder of one {kind}; pass the root, {up} up, which has {{namespace}}/{{cluster}}"
+    )
+
+
 def take_inventory(
     store: SegmentStore,
     namespaces: tuple[str, ...] = (),
@@ -258,8 +281,8 @@ def take_inventory(
     manifests cannot be read; without it, they are an error."""
     found: list[ClusterView] = []
     top = store.folders("")
-    if {"nodes", "manifest"} <= set(top) and not store.folders("manifest"):
-        return found  # the URL is the folder of one cluster
+    if is_cluster(store, top):
+        return found
     for namespace in top:
         if namespaces and decode(namespace) not in namespaces:
             continue

@@ -17,7 +17,7 @@ import click
 from imap_wal import layout
 from imap_wal.checks import check_source, location
 from imap_wal.errors import InvalidSetting, LogError
-from imap_wal.inspect.inventory import ClusterView, take_inventory
+from imap_wal.inspect.inventory import ClusterView, take_inventory, why_no_root
 from imap_wal.manifest.older import RESTORE_ADVICE, RESTORE_UNFINISHED
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.map_names import why_no_map
@@ -177,17 +177,9 @@ class Selection:
         if present:
             found = out.names(present)
             return f"{self.url}: nothing in that namespace or cluster; found: {found}"
-        top = store.folders("")
-        if "nodes" in top or "manifest" in top:
-            return (
-                f"{self.url} is the folder of one cluster; pass the root, two levels up, which "
-                f"has {{namespace}}/{{cluster}}"
-            )
-        if any("nodes" in store.folders(name) for name in top):
-            return (
-                f"{self.url} is the folder of one namespace; pass the root, one level up, which "
-                f"has {{namespace}}/{{cluster}}"
-            )
+        why = why_no_root(store)
+        if why:
+            return f"{self.url} {why}"
         root = "the root that was passed to imap_wal.open, or `url` of the agents' configuration"
         return f"no log of imap-wal under {self.url}; pass {root}"
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from imap_wal.checks import SECONDS_MAX
+from imap_wal.clock import utc
 from rewrite_cli.console.param_type import ParamType
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -93,12 +94,5 @@ def _to_ms(moment: datetime) -> int:
 
 
 def iso(milliseconds: int) -> str:
-    """2026-11-21T10:00:00.123Z; empty for 0; outside of the years 1 to 9999, @ and the number: an
-    entry may have any number."""
-    if not milliseconds:
-        return ""
-    try:
-        seconds = datetime.fromtimestamp(milliseconds // 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        return f"@{milliseconds}"
-    return f"{seconds:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"
+    """The time as `utc` writes it; empty for 0."""
+    return utc(milliseconds) if milliseconds else ""

@@ -58,7 +58,14 @@ def test_a_url_without_a_log_is_explained(run: Run, tmp_path: Path) -> None:
     assert "Traceback" not in ended.err
 
 
-@pytest.mark.parametrize(("below", "up"), [("prod", "one level up"), ("prod/eu", "two levels up")])
+@pytest.mark.parametrize(
+    ("below", "up"),
+    [
+        ("prod", "one level up"),
+        ("prod/eu", "two levels up"),
+        ("prod/eu/nodes/n1", "four levels up"),
+    ],
+)
 def test_a_url_too_deep_names_the_root(run: Run, root: Path, below: str, up: str) -> None:
     """The error names the number of levels up to the root."""
     ended = run("stat", root / below)
