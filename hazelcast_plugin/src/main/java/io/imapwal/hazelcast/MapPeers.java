@@ -4,6 +4,7 @@ import com.hazelcast.cluster.Member;
 import com.hazelcast.core.OperationTimeoutException;
 import com.hazelcast.internal.util.ExceptionUtil;
 import com.hazelcast.map.impl.MapService;
+import com.hazelcast.nio.serialization.HazelcastSerializationException;
 import com.hazelcast.spi.impl.NodeEngineImpl;
 import com.hazelcast.spi.impl.operationservice.Operation;
 
@@ -64,8 +65,8 @@ final class MapPeers {
                 Thread.currentThread().interrupt();
                 answer = "interrupted";
             } catch (ExecutionException | TimeoutException e) {
-                answer = "member " + each.getKey().getAddress() + " does not answer: "
-                        + Outcomes.reason(ExceptionUtil.peel(e));
+                answer = "member " + each.getKey().getAddress()
+                        + whyNoAnswer(ExceptionUtil.peel(e));
             }
             switch (answer) {
                 case StatusOperation.LOADED -> loaded = true;
@@ -74,6 +75,14 @@ final class MapPeers {
             }
         }
         return new Status(loaded, missing);
+    }
+
+    /** The rest of a sentence about a member that did not answer. */
+    static String whyNoAnswer(Throwable cause) {
+        String what = cause instanceof HazelcastSerializationException
+                ? " cannot read the plug-in's question, so it has no plug-in, or that of another"
+                + " release: " : " does not answer: ";
+        return what + Outcomes.reason(cause);
     }
 
     /** The member's answer. Hazelcast ends an operation after some time; then this asks again. */
