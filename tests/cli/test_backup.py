@@ -76,6 +76,7 @@ def test_old_backups_are_removed_and_the_rest_stays_whole(
         in run("backup-restore", target, tmp_path / "x", "--backup", 1).err
     )
     assert len(run("backup-restore", target).out.splitlines()) == 3
+    assert "removed 1 old backup, which frees" in run("backup", url, target, "--keep", 2).out
 
 
 def test_damage_of_a_backup_is_found_and_mended(run: Run, url: str, tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ def test_every_byte_is_under_a_checksum(run: Run, url: str, newest_segment: Path
     assert run("verify", url).code == 0
 
 
-def test_an_incomplete_last_commit_is_no_damage(run: Run, url: str, root: Path) -> None:
-    """It is a torn tail."""
+def torn(url: str, root: Path, node: str) -> Path:
+    """The segment of a killed writer, without the end of its last commit."""
     import os
     import signal
     import subprocess
@@ -72,13 +72,27 @@ def test_an_incomplete_last_commit_is_no_damage(run: Run, url: str, root: Path) 
 
     program = (
         f"import imap_wal, os, signal; s = imap_wal.open({url!r}, namespace='prod', "
-        "cluster='eu', node='n1'); s.map('orders')['x'] = 1; os.kill(os.getpid(), "
-        f"{int(signal.SIGKILL)})"
+        f"cluster='eu', node={node!r}, shared=True); s.map('orders')['x'] = 1; "
+        f"os.kill(os.getpid(), {int(signal.SIGKILL)})"
     )
     subprocess.run([sys.executable, "-c", program], check=False)
-    segment = max((root / "prod/eu/nodes/n1/wal").glob("*.wal"))
-    data = segment.read_bytes().rstrip(b"\0")
-    os.truncate(segment, len(data) - 3)
+    segment = max((root / "prod/eu/nodes" / node / "wal").glob("*.wal"))
+    os.truncate(segment, len(segment.read_bytes().rstrip(b"\0")) - 3)
+    return segment
+
+
+def test_torn_tails_are_counted_in_words(run: Run, url: str, root: Path) -> None:
+    torn(url, root, "n1")
+    assert ", 1 torn tail: " in run("verify", url).out
+    torn(url, root, "n2")
+    assert ", 2 torn tails: " in run("verify", url).out
+
+
+def test_an_incomplete_last_commit_is_no_damage(run: Run, url: str, root: Path) -> None:
+    """It is a torn tail."""
+    import os
+
+    segment = torn(url, root, "n1")
     ended = run("verify", url, "-o", "json")
     assert ended.code == 0
     assert statuses(ended.json) == {segment.name: "torn-tail"}

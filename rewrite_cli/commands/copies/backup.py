@@ -174,7 +174,7 @@ def _print(report: BackupReport, seconds: float, output: str) -> None:
         )
         return
     has = (
-        f"{len(backup.damaged):,} damaged files"
+        out.count(len(backup.damaged), "damaged file")
         if backup.damaged
         else f"It has every change that was acknowledged before {iso(backup.begun_ms)}"
     )
@@ -185,8 +185,9 @@ def _print(report: BackupReport, seconds: float, output: str) -> None:
         f"{out.duration(seconds)}. {has}"
     )
     if report.replaced_chunks:
-        out.note(f"{report.replaced_chunks:,} damaged parts were written again")
+        out.note(f"damaged parts that were written again: {report.replaced_chunks:,}")
     if report.removed:
         out.prose(
-            f"removed {len(report.removed)} old backups, which frees {out.size(report.freed_bytes)}"
+            f"removed {out.count(len(report.removed), 'old backup')}, which frees "
+            f"{out.size(report.freed_bytes)}"
         )

@@ -126,8 +126,9 @@ def _newest(store: SegmentStore, numbers: list[int], place: str) -> Backup:
     if newest.damaged:
         older = f"the newest whole one is {whole}" if whole else "none of them is whole"
         raise Failed(
-            f"{place}: in backup {newest.number}, the newest, {len(newest.damaged)} files were "
-            f"damaged when they were copied, such as {newest.damaged[0].file}; {older}; {choose}"
+            f"{place}: backup {newest.number}, the newest, is of a damaged log "
+            f"({out.count(len(newest.damaged), 'damaged file')}, such as "
+            f"{newest.damaged[0].file}); {older}; {choose}"
         )
     return newest
 

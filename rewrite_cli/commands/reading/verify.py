@@ -197,7 +197,7 @@ def _print(outcome: _Outcome, show_all: bool) -> None:
         else out.styled("no damage", fg="green", bold=True)
     )
     if counts[TORN]:
-        verdict += f", {counts[TORN]} torn tail"
+        verdict += f", {out.count(counts[TORN], 'torn tail')}"
     if counts[CONFLICT]:
         conflicts_ = f"{out.count(counts[CONFLICT], 'conflict')} of order"
         verdict += ", " + out.styled(conflicts_, fg="red", bold=True)

@@ -194,7 +194,7 @@ def _show_remarks(report: RewriteReport) -> None:
     if kept:
         written = sum(each.bytes_written for each in report.maps)
         out.prose(
-            f"{kept:,} records are in unchanged files, which were kept. New files: "
+            f"unchanged files were kept, with {out.count(kept, 'record')}. New files: "
             f"{out.size(written)}"
         )
     for each in report.maps:
