@@ -32,7 +32,7 @@ from storage_backends.own_disk import Tails, Unasked
 from storage_backends.ownership import doubts, mode_of
 from storage_backends.reserve import reserves
 
-GIVEN_UP = "taken again when the disk has room; until then appends leave as much free"
+GIVEN_UP = "taken again when there is enough free space; until then, appends leave that much free"
 
 
 class Url(ParamType[str]):

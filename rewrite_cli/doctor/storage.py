@@ -10,7 +10,7 @@ from pathlib import Path
 from imap_wal.agent.access.keys import KeyPair
 from imap_wal.clock import SystemRandomness
 from imap_wal.errors import ImapWalError
-from imap_wal.inspect.inventory import take_inventory
+from imap_wal.inspect.inventory import take_inventory, why_no_root
 from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output
 from rewrite_cli.console.check import OK, PROBLEM, WARNING, Check
@@ -45,12 +45,12 @@ def storage_checks(url: str, key: KeyPair | None = None) -> Iterator[Check]:
                 "owner", WARNING, doubt, "all agents and programs of a log must run as one user"
             )
         views = take_inventory(store)
-        yield Check(
-            "logs",
-            OK if views else WARNING,
-            ", ".join(map(str, views)) or f"none under {url}",
-            "" if views else "nothing has written here yet, or the URL is not the root",
-        )
+        if views:
+            yield Check("logs", OK, ", ".join(map(str, views)))
+        else:
+            why = why_no_root(store)
+            advice = "nothing has written here yet, or the URL is not the root"
+            yield Check("logs", WARNING, f"none under {url}", f"this {why}" if why else advice)
         for view in views:
             yield from log_checks(store, view, key)
     except (StorageError, ImapWalError) as error:

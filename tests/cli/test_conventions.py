@@ -71,6 +71,7 @@ def test_a_url_too_deep_names_the_root(run: Run, root: Path, below: str, up: str
     ended = run("stat", root / below)
     assert ended.code == 1
     assert up in ended.err
+    assert f"pass the root, {up}" in run("doctor", root / below).out
 
 
 def test_an_unknown_scheme_fails_in_one_line(run: Run) -> None:

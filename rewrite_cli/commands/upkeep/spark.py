@@ -39,7 +39,7 @@ def package(target: Path, extras: tuple[str, ...], output: str) -> None:
       imap-wal spark package imap-wal.zip --extra s3 -o json
     """
     if target.suffix.lower() != ".zip":
-        raise click.UsageError(f"{target} does not end with .zip; Spark unpacks by the ending")
+        raise click.UsageError(f"{target} does not end with .zip, so Spark would not unpack it")
     from pyspark_imap_wal.package import write_package
 
     with whole_file(target) as temporary, writing(target):
