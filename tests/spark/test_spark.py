@@ -13,9 +13,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from pyspark.sql.datasource import EqualTo
 
-from imap_wal.clock import SystemClock
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace
 from imap_wal.format import START
@@ -23,7 +21,6 @@ from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.rewrite.conflicts import Resolution
-from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.plan import Engine, prepare
 from imap_wal.rewrite.prune import prune
@@ -32,8 +29,6 @@ from imap_wal.rewrite.report import RewriteReport, StepReport
 from imap_wal.rewrite.run import rewrite
 from imap_wal.rewrite.sorted_runs import Sizes
 from imap_wal.rewrite.task_engine import Merging, TaskAnswer, report_of, taken
-from pyspark_imap_wal.batch import ImapWalReader
-from pyspark_imap_wal.data_source import LATEST, Options
 from pyspark_imap_wal.progress import StepProgress
 from pyspark_imap_wal.rewrite_engine import SparkEngine
 from storage_backends import open_store
@@ -156,162 +151,6 @@ def test_keys_and_values_as_text(spark: Any, tmp_path: Path) -> None:
     for frame in (read.load(str(tmp_path)), read.option("mode", "latest").load(str(tmp_path))):
         (row,) = frame.collect()
         assert row["key_text"] == "k" and "paid" in row["value_text"]
-
-
-READS = [{"mode": "raw"}, {"mode": "latest"}, {"changes": "images"}, {"table": "history"}]
-
-
-@pytest.mark.parametrize("how", [*READS, {"table": "files"}, {"table": "nodes"}], ids=str)
-def test_a_path_without_a_log_is_refused(spark: Any, tmp_path: Path, how: dict[str, str]) -> None:
-    """No rows would look like an empty log."""
-    with pytest.raises(Exception, match=f"there is no log under {tmp_path}: check the path"):
-        count(spark, str(tmp_path), **how)
-
-
-@pytest.fixture
-def orders(tmp_path: Path) -> str:
-    """A log with the maps orders and sessions, of the node n1."""
-    import imap_wal
-
-    with imap_wal.open(str(tmp_path), node="n1", preallocate=False) as store:
-        store.map("orders")["k"] = 1
-        store.map("sessions")["k"] = 1
-    return str(tmp_path)
-
-
-def soon() -> str:
-    return str(SystemClock().now_ms() + 60_000)
-
-
-def count(spark: Any, url: str, **options: str) -> int:
-    return int(spark.read.format("imap_wal").options(**options).load(url).count())
-
-
-@pytest.mark.parametrize("how", [*READS, {"table": "files"}], ids=str)
-def test_a_map_that_no_log_has_is_refused(spark: Any, orders: str, how: dict[str, str]) -> None:
-    """Also beside a map that exists. The command line refuses it with the same text."""
-    for names in ("order", "order,orders"):
-        with pytest.raises(Exception, match="no map 'order'; found: orders, sessions; did you mea"):
-            count(spark, orders, map=names, **how)
-    assert count(spark, orders, map="orders", **how) == (how.get("table") != "files")
-
-
-@pytest.mark.parametrize(
-    ("below", "up"),
-    [
-        ("default", "the folder of one namespace; pass the root, one level up"),
-        ("default/embedded", "the folder of one cluster; pass the root, two levels up"),
-        ("default/embedded/nodes/n1", "the folder of one node; pass the root, four levels up"),
-    ],
-)
-def test_a_path_below_the_root_names_the_root(spark: Any, orders: str, below: str, up: str) -> None:
-    """A manifest of a node there is no damaged one of a cluster."""
-    with pytest.raises(Exception, match=up):
-        count(spark, f"{orders}/{below}")
-
-
-def test_unknown_clusters_and_nodes_are_refused(spark: Any, orders: str) -> None:
-    with pytest.raises(Exception, match=r"select no log under .*; found: default/embedded"):
-        count(spark, orders, cluster="embeded")
-    for table in ("entries", "nodes"):
-        with pytest.raises(Exception, match=r"there is no node 'n2' under .*; found: n1"):
-            count(spark, orders, table=table, node="n1,n2")
-    assert count(spark, orders, cluster="embedded", node="n1") == 2
-
-
-@pytest.mark.parametrize("mode", ["raw", "latest"])
-def test_an_as_of_before_all_entries_is_refused(spark: Any, orders: str, mode: str) -> None:
-    with pytest.raises(Exception, match=r"no entry of 1970-01-01T00:00:01.000Z or before"):
-        count(spark, orders, mode=mode, as_of="1000")
-    assert count(spark, orders, mode=mode, as_of=soon()) == 2
-
-
-@pytest.mark.parametrize("mode", ["raw", "latest"])
-@pytest.mark.parametrize(
-    ("as_of", "text"),
-    [
-        ("", "as_of is ''; it takes a time such as"),
-        ("{}", "no node is named"),
-        ("2100-01-01", r"2100-01-01T00:00:00.000Z is in the future: .* machine says 20"),
-        ("0", r"no entry of 1970-01-01T00:00:00.000Z or before; the first one is of 20"),
-        ('{"n2": "1.1.0.0"}', r"there is no node 'n2' under .*; found: n1"),
-    ],
-)
-def test_an_as_of_that_can_be_no_moment_is_refused(
-    spark: Any, orders: str, mode: str, as_of: str, text: str
-) -> None:
-    with pytest.raises(Exception, match=text):
-        count(spark, orders, mode=mode, as_of=as_of)
-
-
-def test_an_as_of_before_a_younger_cluster_is_allowed(spark: Any, orders: str) -> None:
-    import imap_wal
-
-    with imap_wal.open(orders, cluster="young", clock=SystemClock(3_600_000)) as store:
-        store.map("orders")["k"] = 1
-    assert count(spark, orders, mode="latest", as_of=soon()) == 2
-    with pytest.raises(Exception, match=r"there is no entry of .* or before"):
-        count(spark, orders, mode="latest", as_of=soon(), cluster="young")
-
-
-def test_a_filtered_read_needs_no_other_cluster(orders: str) -> None:
-    """The log of a node of the other one is missing."""
-    import imap_wal
-
-    with imap_wal.open(orders, cluster="another", node="n1") as store:
-        store.map("orders")["k"] = 1
-    shutil.rmtree(Path(orders) / "default" / "another" / "nodes" / "n1")
-
-    def tasks(as_of: str) -> list[Any]:
-        reader = ImapWalReader(Options.parse({"path": orders, "as_of": as_of}))
-        list(reader.pushFilters([EqualTo(("cluster",), "embedded")]))
-        return reader.partitions()
-
-    assert tasks(soon())
-    with pytest.raises(InvalidSetting, match="no entry at or before this as_of"):
-        tasks("1000")
-
-
-@pytest.mark.parametrize("pushed", ["true", "false"])
-def test_a_filter_that_no_row_passes_gives_no_rows(spark: Any, orders: str, pushed: str) -> None:
-    """A filter is no option: it is about rows."""
-    name = "spark.sql.python.filterPushdown.enabled"
-    before = spark.conf.get(name)
-    spark.conf.set(name, pushed)
-    try:
-        raw = spark.read.format("imap_wal").load(orders)
-        for condition in ("map = 'order'", "cluster = 'none'", "node = 'none'"):
-            assert raw.where(condition).count() == 0
-        then = spark.read.format("imap_wal").option("as_of", "1000").load(orders)
-        with pytest.raises(Exception, match=r"there is no entry of .* or before"):
-            then.where("map = 'orders' and cluster = 'none'").count()
-    finally:
-        spark.conf.set(name, before)
-
-
-def test_empty_logs_and_maps_give_no_rows(spark: Any, tmp_path: Path) -> None:
-    """A log without entries; a map whose entries were deleted, rewritten and pruned; and one that
-    was dropped. These names exist."""
-    import imap_wal
-
-    with imap_wal.open(str(tmp_path / "empty"), node="n1", preallocate=False):
-        pass
-    for how in READS:
-        assert count(spark, str(tmp_path / "empty"), map="orders", **how) == 0
-    assert count(spark, str(tmp_path / "empty"), mode="latest", as_of=soon()) == 0
-    url = str(tmp_path / "log")
-    with imap_wal.open(url, node="n1", preallocate=False) as store:
-        for name in ("orders", "dropped"):
-            store.map(name)["k"] = 1
-            del store.map(name)["k"]
-    assert count(spark, url, mode="latest", map="orders") == 0
-    log = ClusterLog(open_store(url), "default", "embedded")
-    run(log, LocalEngine(SMALL))
-    drop_map(log, "dropped")
-    prune(log)
-    for mode in ("raw", "latest"):
-        assert count(spark, url, mode=mode, map="dropped") == 0
-        assert count(spark, url, mode=mode, map="orders") == 0
 
 
 @settings(
@@ -594,22 +433,6 @@ def test_memory_of_this_process_is_refused(memory: MemoryStore) -> None:
     append(node(memory), put("a", "1", (1, 1, 1, 1)))
     with pytest.raises(InvalidSetting, match="--engine local"):
         rewrite(cluster(memory), SparkEngine())
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({}, "load"),
-        ({"path": "x", "mode": "newest"}, "'newest'"),
-        ({"path": "x", "colour": "red"}, "colour"),
-        ({"path": "x", "buckets": "0"}, "'0'"),
-        ({"path": "x", "decode": "yes"}, "'yes'"),
-        ({"path": "x", "mode": LATEST, "node": "n1"}, "node"),
-    ],
-)
-def test_a_wrong_option_is_named(options: dict[str, str], word: str) -> None:
-    with pytest.raises(InvalidSetting, match=word):
-        Options.parse(options)
 
 
 def test_workers_run_the_interpreter_of_this_process(spark: Any) -> None:

@@ -16,8 +16,10 @@ import com.hazelcast.map.impl.operation.AddIndexOperation;
 import com.hazelcast.map.impl.operation.EntryOperation;
 import com.hazelcast.map.impl.operation.GetAllOperation;
 import com.hazelcast.map.impl.operation.IsPartitionLoadedOperation;
+import com.hazelcast.map.impl.operation.MapChunkContext;
 import com.hazelcast.map.impl.operation.MapOperation;
 import com.hazelcast.map.impl.operation.MapPartitionDestroyOperation;
+import com.hazelcast.map.impl.operation.MapReplicationStateHolder;
 import com.hazelcast.map.impl.operation.MultipleEntryOperation;
 import com.hazelcast.map.impl.operation.PartitionWideEntryOperation;
 import com.hazelcast.map.impl.record.Record;
@@ -100,7 +102,9 @@ final class LoggedRecordStore extends DefaultRecordStore {
         }
         state.demand(getPartitionId());
         RuntimeException why = state.refusal(getPartitionId());
-        if (!(why instanceof RetryableHazelcastException)) {
+        // A partition that cannot be settled may leave this member: its next owner settles it.
+        if (!(why instanceof RetryableHazelcastException) && !isCalledBy(MapChunkContext.class)
+                && !isCalledBy(MapReplicationStateHolder.class)) {
             throw why;
         }
         return false;

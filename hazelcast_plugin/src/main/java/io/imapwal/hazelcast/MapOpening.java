@@ -15,6 +15,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
 import java.util.function.IntConsumer;
+import java.util.function.LongSupplier;
 
 /**
  * Opens one map on this member. Its callers wait here until the map is open.
@@ -35,6 +36,9 @@ import java.util.function.IntConsumer;
  *     a close, changes nothing.
  * <li>A map that is loaded is open, and a map that is open has {@link #settings}.
  * <li>An attempt opens the map only if the members that it asked are still those of the cluster.
+ * <li>A map without anything in its log is not opened while a member has entries of it, unless one
+ *     has loaded it: they are older than the map's use of the log, and a settlement would remove
+ *     them.
  * <li>Each action of {@link #whenLoaded} runs once: when the map is loaded or closed, or when an
  *     attempt ends without opening it.
  * </ul>
@@ -53,6 +57,7 @@ final class MapOpening {
     private final MapPeers peers;
     private final FirstQuestion question;
     private final Wholeness wholeness;
+    private final LongSupplier entries;
     private final IntConsumer load;
 
     private volatile AgentSettings settings;
@@ -71,14 +76,19 @@ final class MapOpening {
     /** The actions that run when the map is loaded or closed. */
     private final List<Runnable> awaited = new ArrayList<>();
 
-    /** @param load loads the partitions of this member, in the generation it is given */
-    MapOpening(WalPlugin plugin, String map, Wholeness wholeness, IntConsumer load) {
+    /**
+     * @param entries how many entries this member has in memory
+     * @param load    loads the partitions of this member, in the generation it is given
+     */
+    MapOpening(WalPlugin plugin, String map, Wholeness wholeness, LongSupplier entries,
+            IntConsumer load) {
         this.plugin = plugin;
         this.map = map;
         this.peers = new MapPeers(plugin, map);
         this.question = new FirstQuestion(
                 (InternalPartitionService) plugin.nodeEngine().getPartitionService());
         this.wholeness = wholeness;
+        this.entries = entries;
         this.load = load;
     }
 
@@ -264,10 +274,21 @@ final class MapOpening {
             link.connect();
             // So both members load their partitions at the same time.
             beginToOpen(used);
-            return StatusOperation.READY;
-        } catch (RuntimeException e) {
+            String unlogged = unlogged();
+            return unlogged == null || plugin.readers(used).known(map) ? StatusOperation.READY
+                    : unlogged;
+        } catch (IOException | RuntimeException e) {
             return Outcomes.reason(e);
         }
+    }
+
+    /** Why the map cannot be opened if its log has nothing of it; null: it can. */
+    private String unlogged() {
+        long count = entries.getAsLong();
+        return count == 0 ? null : "member " + plugin.member() + " has " + count + " entries of map"
+                + " \"" + map + "\" in memory, and the log has none: they were stored before the"
+                + " map used imap-wal, and would be removed. Copy them first, as docs/operations.md"
+                + " says under \"Entries that a map has already\"";
     }
 
     private void start(AgentSettings used, int ofGeneration) {
@@ -334,7 +355,11 @@ final class MapOpening {
         addIndexes();
         // Makes the agent merge the logs now, not when a partition's thread waits for it.
         try {
-            question.ask(plugin.readers(used), map, ofGeneration);
+            String unlogged = question.ask(plugin.readers(used), map, ofGeneration)
+                    || others.loaded() ? null : unlogged();
+            if (unlogged != null) {
+                throw new IllegalStateException(unlogged);
+            }
         } catch (IOException e) {
             throw new IOException(link.agent() + " cannot read the log: " + Outcomes.reason(e), e);
         }

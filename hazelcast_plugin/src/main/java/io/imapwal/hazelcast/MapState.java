@@ -17,6 +17,7 @@ import com.hazelcast.spi.impl.operationservice.ReadonlyOperation;
 import java.util.UUID;
 import java.util.concurrent.atomic.LongAdder;
 import java.util.concurrent.locks.ReentrantLock;
+import java.util.stream.IntStream;
 
 /**
  * The state of one map on this member: which of its partitions are whole in memory.
@@ -44,7 +45,7 @@ final class MapState {
         this.map = map;
         this.wholeness = new Wholeness(map,
                 plugin.nodeEngine().getPartitionService().getPartitionCount());
-        this.opening = new MapOpening(plugin, map, wholeness,
+        this.opening = new MapOpening(plugin, map, wholeness, this::entries,
                 generation -> plugin.settlements().load(this, generation));
     }
 
@@ -274,6 +275,11 @@ final class MapState {
     int size(int partition) {
         RecordStore<?> store = store(partition);
         return store == null ? 0 : store.size();
+    }
+
+    /** Entries in memory of all partitions, with backups. */
+    private long entries() {
+        return IntStream.range(0, plugin.partitionCount()).mapToLong(this::size).sum();
     }
 
     /** Whether memory has nothing of a partition that waits, not even a place in an index. */

@@ -1,0 +1,78 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.config.Config;
+import com.hazelcast.config.MapConfig;
+import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.map.IMap;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.Test;
+
+import java.util.UUID;
+
+import static io.imapwal.hazelcast.Members.eventually;
+import static io.imapwal.hazelcast.TestCluster.fill;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+
+/** Entries that a map has before it uses the log: they are never removed. */
+class ExistingEntriesTest {
+    private final TestCluster cluster = new TestCluster("existing-" + UUID.randomUUID());
+
+    @AfterEach
+    void stop() throws Exception {
+        cluster.stop();
+    }
+
+    private HazelcastInstance start(int number, boolean logged) throws Exception {
+        Config config = cluster.config(number, cluster.startAgent());
+        if (!logged) {
+            config.addMapConfig(new MapConfig("*"));
+        }
+        return cluster.start(config);
+    }
+
+    /** It always refuses, and soon because of this. */
+    private static void assertRefuses(HazelcastInstance member, String why) throws Exception {
+        eventually(() -> assertThrows(LogUnavailable.class,
+                () -> member.getMap("orders").set(-1, -1)).getMessage().contains(why));
+    }
+
+    @Test
+    void lastMemberWithoutTheLogMayLeave() throws Exception {
+        HazelcastInstance a = start(0, false);
+        fill(a.getMap("orders"), 100);
+        HazelcastInstance b = start(1, true);
+        cluster.awaitSafe();
+        assertRefuses(b, "has no map-store");
+        a.getLifecycleService().terminate();
+        assertRefuses(b, "has 100 entries of map \"orders\" in memory, and the log has none");
+        // They are still there, for a member without the log.
+        HazelcastInstance c = start(2, false);
+        cluster.awaitSafe();
+        b.shutdown();
+        IMap<Integer, Integer> map = c.getMap("orders");
+        assertEquals(100, map.size());
+        assertEquals(99, map.get(99));
+    }
+
+    /** Otherwise it would log a change, and then the log would be right for the other one. */
+    @Test
+    void memberWithoutSuchEntriesRefusesToo() throws Exception {
+        HazelcastInstance a = start(0, false);
+        a.getMap("orders").set(1, 1);
+        HazelcastInstance b = start(1, true);
+        HazelcastInstance c = start(2, true);
+        cluster.awaitSafe();
+        a.getLifecycleService().terminate();
+        for (int round = 0; round < 3; round++) {
+            assertRefuses(b, "entries of map \"orders\" in memory");
+            assertRefuses(c, "entries of map \"orders\" in memory");
+        }
+        HazelcastInstance again = start(0, false);
+        cluster.awaitSafe();
+        b.getLifecycleService().terminate();
+        cluster.awaitSafe();
+        c.getLifecycleService().terminate();
+        assertEquals(1, again.getMap("orders").get(1));
+    }
+}
