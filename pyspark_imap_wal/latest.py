@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import itemgetter
@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from imap_wal.entry import KEY, MAP, TIMESTAMP_MS, Row, is_clear
+from imap_wal.errors import EncryptionError, LogError
 from imap_wal.format import Position
 from imap_wal.manifest.snapshots import PartitionVersions, Snapshot
 from imap_wal.parquet.reader import group_keys
@@ -174,11 +175,12 @@ def _borders(store: SegmentStore, scans: Sequence[FileScan], size: int) -> list[
     ordered.sort(key=itemgetter(0), reverse=True)
     some = ordered[:FOOTERS]  # the largest ones: only the sizes of tasks depend on the choice
     scale = total / sum(weight for weight, _ in some)
-    groups = [
-        (first, weight * fraction * scale)
-        for weight, scan in some
-        for first, fraction in group_keys(store, scan.path, scan.directory)
-    ]
+    groups: list[tuple[bytes, float]] = []
+    for weight, scan in some:
+        # The driver need not have the keys, and a task that reads damage reports it.
+        with suppress(LogError, EncryptionError):
+            found = group_keys(store, scan.path, scan.directory)
+            groups += [(first, weight * fraction * scale) for first, fraction in found]
     borders: list[bytes] = []
     held = 0.0
     for first, more in sorted(groups):

@@ -64,9 +64,15 @@ def test_the_keys_are_read_from_the_workers_variable_too(
 
 
 @pytest.mark.parametrize("what", ["map", "raw", "latest"])
-def test_the_driver_needs_no_keys(place: str, what: str) -> None:
-    """It then does not know whether the map exists, and when the log began. The tasks need keys."""
-    as_of = {"mode": what, "as_of": str(SystemClock().now_ms() + 60_000)}
+def test_the_driver_needs_no_keys(place: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It then does not know whether the map exists, and when the log began, and where the keys of
+    the archives can be cut. The tasks need keys."""
+    monkeypatch.setattr("pyspark_imap_wal.latest.ROW_BYTES", 1 << 20)  # more than the segment has
+    as_of = {
+        "mode": what,
+        "as_of": str(SystemClock().now_ms() + 60_000),
+        "task_bytes": "1",
+    }
     options = {"map": "sessions"} if what == "map" else as_of
     assert ImapWalReader(Options.parse({"path": place, **options})).partitions()
 
