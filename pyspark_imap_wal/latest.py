@@ -43,7 +43,7 @@ from pyspark_imap_wal.columns import Wanted, of_rows, shaped
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.options import Options
 from pyspark_imap_wal.tables.schemas import POSITION_COLUMNS
-from storage_backends import SegmentStore
+from storage_backends import NotFound, SegmentStore
 
 ROW_BYTES = 128
 """A row counts as at least so many bytes: small rows need time, too."""
@@ -209,10 +209,14 @@ def read_latest(
     buckets: int,
     time_ms: int | None,
 ) -> Iterator[Any]:
-    """The rows of a task, as record batches. `time_ms`: as of this moment."""
+    """The rows of a task, as record batches. `time_ms`: as of this moment. Raises `NotFound` if the
+    entries were removed, `ShortLog` if a file is missing, `MissingNode`, and `LogError`."""
     keys = wanted.filters.keys() if wanted.filters is not None else None
     if keys is None and (task.span is not None or buckets == 1):
-        yield from _by_columns(log, task, wanted, time_ms)
+        try:
+            yield from _by_columns(log, task, wanted, time_ms)
+        except NotFound as error:
+            raise log.lost(error) from error
     else:
         yield from _by_rows(log, task, wanted, buckets, time_ms, keys)
 

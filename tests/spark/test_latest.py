@@ -13,7 +13,7 @@ from pyspark.sql import datasource as spark_filters
 
 from imap_wal import format
 from imap_wal.entry import ORDER, VALUE, clear_of, pack
-from imap_wal.errors import InvalidSetting
+from imap_wal.errors import InvalidSetting, ShortLog
 from imap_wal.parquet.reader import groups_of
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT
@@ -201,6 +201,20 @@ def test_few_archived_rows_beside_a_large_segment_are_one_task(memory: MemorySto
     archive(log)
     append(log, *(put(f"k{at}", "v" * 900, (1, 1, 1, at + 101)) for at in range(8)))
     assert len(reader(memory.url, task_bytes="1").partitions()) == 1
+
+
+def test_a_missing_file_of_a_snapshot_is_named(memory: MemoryStore) -> None:
+    log = node(memory)
+    append(log, *(put(f"k{at}", at, (1, 1, 1, at + 1)) for at in range(2)))
+    rewrite(cluster(memory), LocalEngine(SMALL), skew_ms_max=2**60)
+    made = reader(memory.url, task_bytes="1")
+    parts = made.partitions()
+    path = cluster(memory).manifest().snapshots["orders"].files[0]
+    memory.delete(path)
+    with pytest.raises(ShortLog, match="missing") as raised:
+        for part in parts:
+            list(made.read(part))
+    assert raised.value.file == path
 
 
 def test_each_task_knows_the_clears_of_its_snapshot(memory: MemoryStore) -> None:
