@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from imap_wal.checks import location
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
-from imap_wal.inspect.inventory import is_cluster, why_no_root
 from imap_wal.manifest.readers import HISTORY as OWN_READER
+from imap_wal.manifest.roots import is_cluster, why_no_root
 from imap_wal.names import decode
 from imap_wal.read.map_names import some_names
 from imap_wal.security.credentials import Credentials

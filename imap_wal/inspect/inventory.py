@@ -3,7 +3,7 @@ runs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, node_manifests
 from imap_wal.manifest.older import mark_beyond, older_epoch, opened_epochs
 from imap_wal.manifest.parts import PartList
+from imap_wal.manifest.roots import is_cluster
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.names import decode
 from imap_wal.segment.listing import SegmentFile, WalFolder, sorted_out
@@ -246,29 +247,6 @@ class ClusterView:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.cluster}"
-
-
-def is_cluster(store: SegmentStore, top: Collection[str]) -> bool:
-    """Whether this is the folder of one cluster, and not a root. `top`: its folders. The nodes of a
-    cluster would look like clusters of a namespace `nodes`."""
-    return {"nodes", "manifest"} <= set(top) and not store.folders("manifest")
-
-
-def why_no_root(store: SegmentStore) -> str:
-    """Which folder of a log this is, as text for an error; "" if it is none. For a place without
-    logs."""
-    top = set(store.folders(""))
-    if {"wal", "archive", "lists"} & top:
-        kind, up = "node", "four levels"
-    elif {"nodes", "manifest"} & top:
-        kind, up = "cluster", "two levels"
-    elif any("nodes" in store.folders(name) for name in top):
-        kind, up = "namespace", "one level"
-    else:
-        return ""
-    return (
-        f"is the folder of one {kind}; pass the root, {up} up, which has {{namespace}}/{{cluster}}"
-    )
 
 
 def take_inventory(

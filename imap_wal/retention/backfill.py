@@ -26,6 +26,7 @@ from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.node import NodeManifest, Seen, node_manifests
 from imap_wal.manifest.older import current_cluster
+from imap_wal.manifest.roots import demand_root
 from imap_wal.names import decode
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.snapshots import ORPHAN_MS
@@ -58,6 +59,8 @@ def begin(log: ClusterLog) -> Backfill:
     `WriterLocked` if a node's log is not closed."""
     current_cluster(log.store, log.folder, log.manifests, log.clock, log.randomness)
 
+    if not log.manifests.read()[0]:
+        demand_root(log.store)
     _sweep(log)
 
     def claim(manifest: ClusterManifest) -> ClusterManifest:

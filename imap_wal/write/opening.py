@@ -32,6 +32,7 @@ from imap_wal.manifest.older import (
     older_manifest,
     opened_epochs,
 )
+from imap_wal.manifest.roots import demand_root
 from imap_wal.segment.copies import demand_same
 from imap_wal.segment.listing import WalFolder, sorted_out, wal_folder
 from imap_wal.settings import Durability, RecoveryMode
@@ -84,8 +85,8 @@ def open_node_log(
         The recovered log, with its lock.
 
     Raises:
-        InvalidSetting: a name is not valid, the storage cannot sync and `durability` is always, or
-            `maps` and `imap_wal.log` made the log.
+        InvalidSetting: a name is not valid, the storage cannot sync and `durability` is always, the
+            log would begin in a folder of another log, or `maps` and `imap_wal.log` made the log.
         WriterLocked: another process has the log open.
         CorruptLog: a file is damaged, or an older copy replaced a manifest.
         ShortLog: a file is missing or too short.
@@ -192,6 +193,7 @@ class _Opening:
             )
         if number:
             return
+        demand_root(self._store)
         # Listed before the manifest is read again: it may be opened at this moment.
         files = self._store.list(self._folder)
         wal = sorted_out(file for file in files if file.path.startswith(f"{self._folder}/wal/"))

@@ -10,7 +10,8 @@ from pathlib import Path
 from imap_wal.agent.access.keys import KeyPair
 from imap_wal.clock import SystemRandomness
 from imap_wal.errors import ImapWalError
-from imap_wal.inspect.inventory import take_inventory, why_no_root
+from imap_wal.inspect.inventory import take_inventory
+from imap_wal.manifest.roots import why_no_root
 from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output
 from rewrite_cli.console.check import OK, PROBLEM, WARNING, Check

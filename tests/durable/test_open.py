@@ -372,3 +372,32 @@ def test_lone_surrogate_is_an_error_of_the_library(
             assert m.get("a") == 1
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("below", "what"),
+    [
+        ("default", "is the folder of one namespace; pass the root, one level up"),
+        ("default/embedded", "is the folder of one cluster; pass the root, two levels up"),
+        ("default/embedded/nodes/embedded", "is the folder of one node; pass the root, four"),
+    ],
+)
+def test_a_folder_of_a_log_is_no_root(tmp_path: Path, below: str, what: str) -> None:
+    """The map would look empty, and another log would begin inside of this one."""
+    with imap_wal.open(tmp_path) as store:
+        store.map("orders")["a"] = 1
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InvalidSetting, match=f"{below} {what}"):
+        imap_wal.open(tmp_path / below)
+    assert sorted(tmp_path.rglob("*")) == before
+    with imap_wal.open(tmp_path, node="another") as store:
+        assert store.map("orders")["a"] == 1
+
+
+def test_clusters_and_namespaces_may_have_names_of_folders(tmp_path: Path) -> None:
+    for namespace, cluster in (("manifest", "wal"), ("wal", "archive"), ("nodes", "nodes")):
+        with imap_wal.open(tmp_path, namespace=namespace, cluster=cluster) as store:
+            store.map("orders")["a"] = namespace
+    for node in ("embedded", "another"):
+        with imap_wal.open(tmp_path, node=node, namespace="nodes", cluster="nodes") as store:
+            assert store.map("orders")["a"] == "nodes"

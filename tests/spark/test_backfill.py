@@ -245,3 +245,14 @@ def test_an_ended_backfill_is_no_damage(tmp_path: Path) -> None:
         store.map("orders", raw=True)[b"a"] = b"1"
     writer(tmp_path / "log").of_partition(0, iter([batch(("orders", b"b", b"1", 0))]))
     assert CliRunner().invoke(group, ["verify", str(tmp_path / "log")]).exit_code == 0
+
+
+def test_a_backfill_into_a_folder_of_a_log_is_refused(tmp_path: Path) -> None:
+    """It would begin another log inside of this one, which nothing reads."""
+    with imap_wal.open(str(tmp_path)) as store:
+        store.map("orders")["a"] = 1
+    inside = tmp_path / "default" / "embedded"
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InvalidSetting, match="is the folder of one cluster; pass the root"):
+        backfill.begin(ClusterLog(open_store(str(inside)), "default", "embedded"))
+    assert sorted(tmp_path.rglob("*")) == before
