@@ -18,8 +18,8 @@ from imap_wal import layout
 from imap_wal.checks import check_source, location
 from imap_wal.errors import InvalidSetting, LogError
 from imap_wal.inspect.inventory import ClusterView, take_inventory
-from imap_wal.manifest.roots import why_no_root
 from imap_wal.manifest.older import RESTORE_ADVICE, RESTORE_UNFINISHED
+from imap_wal.manifest.roots import why_no_root
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.map_names import why_no_map
 from imap_wal.security.credentials import Credentials
