@@ -193,7 +193,8 @@ class _Opening:
             )
         if number:
             return
-        demand_root(self._store)
+        if not self.clusters.read()[0]:
+            demand_root(self._store)
         # Listed before the manifest is read again: it may be opened at this moment.
         files = self._store.list(self._folder)
         wal = sorted_out(file for file in files if file.path.startswith(f"{self._folder}/wal/"))

@@ -21,6 +21,8 @@ from imap_wal.errors import (
     WriterLocked,
 )
 from imap_wal.log import LogReader
+from storage_backends import Unavailable
+from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from tests.kit import disks
 
@@ -401,3 +403,40 @@ def test_clusters_and_namespaces_may_have_names_of_folders(tmp_path: Path) -> No
     for node in ("embedded", "another"):
         with imap_wal.open(tmp_path, node=node, namespace="nodes", cluster="nodes") as store:
             assert store.map("orders")["a"] == "nodes"
+
+
+def test_clusters_may_have_the_names_of_a_clusters_folders(tmp_path: Path) -> None:
+    """Their namespace looked like a cluster, and no further log could begin in the root."""
+    for cluster in ("nodes", "manifest", "another"):
+        with imap_wal.open(tmp_path, cluster=cluster) as store:
+            store.map("orders")["a"] = cluster
+    with imap_wal.open(tmp_path, namespace="other", cluster="nodes"):
+        pass
+
+
+def test_a_node_joins_a_log_that_is_inside_of_another(tmp_path: Path) -> None:
+    """An earlier release let that log begin."""
+    with imap_wal.open(tmp_path / "default" / "embedded") as store:
+        store.map("orders")["a"] = 1
+    with imap_wal.open(tmp_path) as store:
+        assert "a" not in store.map("orders")
+    with imap_wal.open(tmp_path / "default" / "embedded", node="n2") as store:
+        assert store.map("orders")["a"] == 1
+
+
+@pytest.mark.parametrize("unreadable", ["", "private", "private/nodes"])
+def test_a_root_may_have_folders_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: str
+) -> None:
+    """They are of other programs. Or an agent may list its own folder only."""
+    (tmp_path / "private" / "nodes").mkdir(parents=True)
+    folders = LocalStore.folders
+
+    def refused(self: LocalStore, folder: str) -> list[str]:
+        if folder == unreadable or folder.startswith(f"{unreadable}/"):
+            raise Unavailable("Permission denied", folder)
+        return folders(self, folder)
+
+    monkeypatch.setattr(LocalStore, "folders", refused)
+    with imap_wal.open(tmp_path) as store:
+        store.map("orders")["a"] = 1
