@@ -357,7 +357,9 @@ final class MapOpening {
         try {
             String unlogged = question.ask(plugin.readers(used), map, ofGeneration)
                     || others.loaded() ? null : unlogged();
-            if (unlogged != null) {
+            // Another member may have loaded it since, and sent backups of its first entries.
+            if (unlogged != null && !plugin.readers(used).known(map)
+                    && !peers.status(present, used.restoreTimeoutMs()).loaded()) {
                 throw new IllegalStateException(unlogged);
             }
         } catch (IOException e) {

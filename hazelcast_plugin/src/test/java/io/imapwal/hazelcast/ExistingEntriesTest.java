@@ -8,9 +8,13 @@ import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 
 import java.util.UUID;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
 
 import static io.imapwal.hazelcast.Members.eventually;
 import static io.imapwal.hazelcast.TestCluster.fill;
+import static io.imapwal.hazelcast.TestCluster.owned;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 
@@ -74,5 +78,61 @@ class ExistingEntriesTest {
         cluster.awaitSafe();
         c.getLifecycleService().terminate();
         assertEquals(1, again.getMap("orders").get(1));
+    }
+
+    /** Its first entries arrive here as backups, after this member's agent has read the log. */
+    @Test
+    void entriesOfTheMemberThatOpensItFirstAreLogged() throws Exception {
+        HazelcastInstance a = start(0, true);
+        HazelcastInstance b = start(1, true);
+        cluster.awaitSafe();
+        CountDownLatch held = new CountDownLatch(1);
+        cluster.agents.get(1).faults.heldMaps = held;
+        CompletableFuture<IMap<Integer, Integer>> opening =
+                CompletableFuture.supplyAsync(() -> b.getMap("orders"));
+        eventually(() -> cluster.agents.get(1).merges == 1);
+        int key = owned(a, 1).get(0);
+        a.getMap("orders").set(key, 1);
+        held.countDown();
+        assertEquals(1, opening.get(30, TimeUnit.SECONDS).get(key));
+    }
+
+    /** The same with entries that are never logged. */
+    @Test
+    void transientEntriesOfTheMemberThatOpensItFirstAreNoReason() throws Exception {
+        HazelcastInstance a = start(0, true);
+        HazelcastInstance b = start(1, true);
+        cluster.awaitSafe();
+        CountDownLatch held = new CountDownLatch(1);
+        cluster.agents.get(1).faults.heldMaps = held;
+        CompletableFuture<IMap<Integer, Integer>> opening =
+                CompletableFuture.supplyAsync(() -> b.getMap("orders"));
+        eventually(() -> cluster.agents.get(1).merges == 1);
+        int key = owned(a, 1).get(0);
+        a.<Integer, Integer>getMap("orders").putTransient(key, 1, 0, TimeUnit.SECONDS);
+        held.countDown();
+        assertEquals(1, opening.get(30, TimeUnit.SECONDS).get(key));
+    }
+
+    /** The log has nothing of this map, whatever members do. */
+    @Test
+    void mapWithTransientEntriesOutlivesRestarts() throws Exception {
+        HazelcastInstance a = start(0, true);
+        HazelcastInstance b = start(1, true);
+        cluster.awaitSafe();
+        for (int key = 0; key < 50; key++) {
+            a.<Integer, Integer>getMap("orders").putTransient(key, key, 0, TimeUnit.SECONDS);
+        }
+        HazelcastInstance c = start(2, true);
+        cluster.awaitSafe();
+        a.shutdown();
+        cluster.awaitSafe();
+        b.shutdown();
+        c.getMap("orders").set(-1, -1);
+        HazelcastInstance again = start(0, true);
+        cluster.awaitSafe();
+        c.getMap("orders").destroy();
+        again.getMap("orders").set(-1, -2);
+        assertEquals(-2, c.getMap("orders").get(-1));
     }
 }

@@ -45,6 +45,8 @@ final class FakeFaults {
     volatile long admissionDelayMs;
     /** Before the answer to a question about maps, as if the agent merged all logs for it. */
     volatile long mergeDelayMs;
+    /** Questions about maps are answered when it is zero, with what the log had before. */
+    volatile CountDownLatch heldMaps = new CountDownLatch(0);
     /** The merge makes no progress. */
     volatile boolean mergeHangs;
     /** As if its process was stopped: nothing is read, connections stay open. */

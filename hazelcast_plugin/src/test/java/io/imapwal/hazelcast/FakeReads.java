@@ -112,18 +112,19 @@ final class FakeReads {
         if (faults.readError != null) {
             return error(number, "restore-failed", faults.readError);
         }
+        List<String> known = new ArrayList<>();
         synchronized (log) {
-            List<String> known = new ArrayList<>();
             for (int left = header.array(); left > 0; left--) {
                 String map = header.string();
                 if (log.maps.containsKey(map)) {
                     known.add(map);
                 }
             }
-            MsgpackWriter answer = header("maps", number, 2).array(known.size());
-            known.forEach(answer::string);
-            return answer(answer.map(0));
         }
+        faults.heldMaps.await();
+        MsgpackWriter answer = header("maps", number, 2).array(known.size());
+        known.forEach(answer::string);
+        return answer(answer.map(0));
     }
 
     List<byte[]> load(long number, MsgpackReader header, byte[] payload)
