@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Protocol
 
@@ -72,7 +72,7 @@ class Reading:
     damaged: list[tuple[str, LogError]] | None = None
     """Gets the damaged clusters, which are left out; None: damage is an error."""
     memory_bytes: int = MEMORY_BYTES
-    """What the merge of one cluster may take; the rest is in scratch files."""
+    """What the merges of all clusters may take; the rest is in scratch files."""
 
 
 def partial_option(command: F) -> F:
@@ -139,6 +139,8 @@ def merge_all(
         LogError: A log is damaged.
     """
     merged = []
+    views = list(views)  # all are in memory at the same time
+    reading = replace(reading, memory_bytes=max(1, reading.memory_bytes // max(1, len(views))))
     for view in views:
         try:
             merged.append(_merge(store, view, selection, stack, tell, reading))

@@ -95,10 +95,14 @@ def test_tables_named_in_texts_are_found(run: Run, url: str) -> None:
     assert tables == ["name", "orders", "sessions"]
 
 
+@pytest.mark.parametrize("clusters", [1, 3])
 def test_the_merge_and_the_tables_share_the_memory(
-    run: Run, url: str, monkeypatch: pytest.MonkeyPatch
+    run: Run, url: str, monkeypatch: pytest.MonkeyPatch, clusters: int
 ) -> None:
-    """Both exist at the same time. It took twice the limit."""
+    """They exist at the same time, and so do the merges of all clusters."""
+    for number in range(1, clusters):
+        with imap_wal.open(url, namespace="prod", cluster=f"c{number}") as store:
+            store.map("orders")["a"] = 1
     given: list[int] = []
 
     class Tables(Database):
@@ -114,7 +118,7 @@ def test_the_merge_and_the_tables_share_the_memory(
     monkeypatch.setattr("rewrite_cli.commands.reading.query.Database", Tables)
     monkeypatch.setattr("rewrite_cli.entries.live.MaterializedView", View)
     assert run("query", url, "from orders").code == 0
-    assert len(given) == 2 and sum(given) <= Settings().restore_memory_bytes
+    assert len(given) == 1 + clusters and sum(given) <= Settings().restore_memory_bytes
 
 
 def test_an_unknown_map_lists_those_there_are(run: Run, url: str) -> None:
