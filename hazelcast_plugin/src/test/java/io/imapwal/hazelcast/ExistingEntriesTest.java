@@ -99,7 +99,7 @@ class ExistingEntriesTest {
 
     /** The same with entries that are never logged. */
     @Test
-    void transientEntriesOfTheMemberThatOpensItFirstAreNoReason() throws Exception {
+    void transientEntriesOfItsFirstMemberAreNoReason() throws Exception {
         HazelcastInstance a = start(0, true);
         HazelcastInstance b = start(1, true);
         cluster.awaitSafe();
