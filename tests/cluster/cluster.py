@@ -69,9 +69,9 @@ class Cluster:
         **settings: Any,
     ) -> None:
         self._network, self._properties = network, {**QUICK_MEMBER, **(properties or {})}
-        self.folder, self._maps, self._options = folder, maps, options
-        self.classpath = classpath
-        """The class path of the members that are started from now on."""
+        self.folder, self._options = folder, options
+        self.classpath, self.maps = classpath, maps
+        """Of the members that are started from now on."""
         self.url = url or (folder / "logs").as_uri()
         self.name = f"test-{random.randrange(10**9)}"
         self.agents = list(agents) or [
@@ -139,7 +139,7 @@ class Cluster:
             self.name,
             port,
             others,
-            self._maps(self.agents[number].endpoint),
+            self.maps(self.agents[number].endpoint),
             self._properties,
             announced,
         )

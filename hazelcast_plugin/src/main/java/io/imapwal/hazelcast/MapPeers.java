@@ -65,8 +65,11 @@ final class MapPeers {
                 Thread.currentThread().interrupt();
                 answer = "interrupted";
             } catch (ExecutionException | TimeoutException e) {
-                answer = "member " + each.getKey().getAddress()
-                        + whyNoAnswer(ExceptionUtil.peel(e));
+                Throwable cause = ExceptionUtil.peel(e);
+                if (cause instanceof HazelcastSerializationException) {
+                    plugin.noteWithoutPlugin(each.getKey().getUuid());
+                }
+                answer = "member " + each.getKey().getAddress() + whyNoAnswer(cause);
             }
             switch (answer) {
                 case StatusOperation.LOADED -> loaded = true;

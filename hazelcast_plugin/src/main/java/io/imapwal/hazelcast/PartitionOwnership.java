@@ -1,5 +1,6 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.cluster.Address;
 import com.hazelcast.cluster.Member;
 import com.hazelcast.internal.cluster.ClusterService;
 import com.hazelcast.internal.partition.InternalPartition;
@@ -293,8 +294,17 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
                         + " are settled");
             }
         }
+        if (plugin != null && whole.isEmpty() && doubted.isEmpty() && changed.isEmpty()
+                && partial.isEmpty() && isWithoutPlugin(plugin, event.getTarget())) {
+            return null;  // it could not read it, and gets entries that are in no log
+        }
         return new CarriedState(whole, doubted, changed, partial, filled,
                 nodeEngine.getLocalMember().getUuid());
+    }
+
+    private boolean isWithoutPlugin(WalPlugin plugin, Address address) {
+        Member target = ((NodeEngineImpl) nodeEngine).getClusterService().getMember(address);
+        return target != null && plugin.isWithoutPlugin(target.getUuid());
     }
 
     /**

@@ -20,6 +20,7 @@ import java.util.ArrayList;
 import java.util.Collection;
 import java.util.List;
 import java.util.Properties;
+import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
@@ -54,6 +55,8 @@ final class WalPlugin {
     private final LocalMaps localMaps = new LocalMaps(this);
     private final LeftOut leftOut = new LeftOut(this, localMaps);
     private final JmxBeans beans;
+    /** Members that cannot read what the plug-in sends. */
+    private final Set<UUID> withoutPlugin = ConcurrentHashMap.newKeySet();
     private volatile boolean merging;
     private volatile boolean leaving;
     private volatile boolean closed;
@@ -173,6 +176,15 @@ final class WalPlugin {
     /** Whether this member is shutting down, and its partitions migrate to others. */
     boolean leaving() {
         return leaving;
+    }
+
+    /** A member could not read a question of the plug-in. */
+    void noteWithoutPlugin(UUID member) {
+        withoutPlugin.add(member);
+    }
+
+    boolean isWithoutPlugin(UUID member) {
+        return withoutPlugin.contains(member);
     }
 
     String member() {
