@@ -29,9 +29,8 @@ final class FirstQuestion {
      * Waits for the agent, which may have to merge all logs.
      *
      * @param generation in which the map is opened
-     * @return whether the log has entries of it
      */
-    boolean ask(Readers readers, String map, int generation) throws IOException {
+    void ask(Readers readers, String map, int generation) throws IOException {
         int[] versions = new int[partitions.getPartitionCount()];
         for (int id = 0; id < versions.length; id++) {
             versions[id] = version(id);
@@ -40,7 +39,6 @@ final class FirstQuestion {
         synchronized (this) {
             answer = new Answer(generation, versions, known);
         }
-        return known;
     }
 
     private int version(int id) {

@@ -355,9 +355,10 @@ final class MapOpening {
         addIndexes();
         // Makes the agent merge the logs now, not when a partition's thread waits for it.
         try {
-            String unlogged = question.ask(plugin.readers(used), map, ofGeneration)
-                    || others.loaded() ? null : unlogged();
-            // Another member may have loaded it since, and sent backups of its first entries.
+            question.ask(plugin.readers(used), map, ofGeneration);
+            // Counted before the log is asked: it has an entry before memory has it. Entries that
+            // are never logged are only in maps that a member has loaded, perhaps meanwhile.
+            String unlogged = others.loaded() ? null : unlogged();
             if (unlogged != null && !plugin.readers(used).known(map)
                     && !peers.status(present, used.restoreTimeoutMs()).loaded()) {
                 throw new IllegalStateException(unlogged);

@@ -11,6 +11,7 @@ import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
+import java.util.function.BiConsumer;
 
 import static io.imapwal.hazelcast.Members.eventually;
 import static io.imapwal.hazelcast.TestCluster.fill;
@@ -83,23 +84,18 @@ class ExistingEntriesTest {
     /** Its first entries arrive here as backups, after this member's agent has read the log. */
     @Test
     void entriesOfTheMemberThatOpensItFirstAreLogged() throws Exception {
-        HazelcastInstance a = start(0, true);
-        HazelcastInstance b = start(1, true);
-        cluster.awaitSafe();
-        CountDownLatch held = new CountDownLatch(1);
-        cluster.agents.get(1).faults.heldMaps = held;
-        CompletableFuture<IMap<Integer, Integer>> opening =
-                CompletableFuture.supplyAsync(() -> b.getMap("orders"));
-        eventually(() -> cluster.agents.get(1).merges == 1);
-        int key = owned(a, 1).get(0);
-        a.getMap("orders").set(key, 1);
-        held.countDown();
-        assertEquals(1, opening.get(30, TimeUnit.SECONDS).get(key));
+        assertOpenedBeside((map, key) -> map.set(key, 1));
     }
 
     /** The same with entries that are never logged. */
     @Test
     void transientEntriesOfItsFirstMemberAreNoReason() throws Exception {
+        assertOpenedBeside((map, key) -> map.putTransient(key, 1, 0, TimeUnit.SECONDS));
+    }
+
+    /** @param first stores the first entry, on a member that has opened the map meanwhile */
+    private void assertOpenedBeside(BiConsumer<IMap<Integer, Integer>, Integer> first)
+            throws Exception {
         HazelcastInstance a = start(0, true);
         HazelcastInstance b = start(1, true);
         cluster.awaitSafe();
@@ -109,7 +105,7 @@ class ExistingEntriesTest {
                 CompletableFuture.supplyAsync(() -> b.getMap("orders"));
         eventually(() -> cluster.agents.get(1).merges == 1);
         int key = owned(a, 1).get(0);
-        a.<Integer, Integer>getMap("orders").putTransient(key, 1, 0, TimeUnit.SECONDS);
+        first.accept(a.getMap("orders"), key);
         held.countDown();
         assertEquals(1, opening.get(30, TimeUnit.SECONDS).get(key));
     }
