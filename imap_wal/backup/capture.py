@@ -34,12 +34,12 @@ from imap_wal import layout
 from imap_wal.backup.catalogue import DamagedFile
 from imap_wal.backup.view import CapturedFile, FileView
 from imap_wal.errors import LogError, LostRace, MissingNode, UnsupportedVersion
+from imap_wal.inspect.inventory import place_of
 from imap_wal.manifest import readers
 from imap_wal.manifest.archives import ListFile, readable
 from imap_wal.manifest.parts import PartList
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState, NodeState
-from imap_wal.segment.listing import SegmentFile
 from imap_wal.segment.reader import SegmentReader, is_header_torn
 from imap_wal.segment.verdict import Place
 from storage_backends import NotFound, SegmentStore, StoredFile
@@ -286,23 +286,9 @@ def _of_moment(
 
 
 def _places(state: ClusterState, node: NodeState) -> Iterator[Place]:
-    """As in `imap_wal.inspect.inventory.ClusterView.place`."""
-    manifest = node.manifest
-    marks = state.manifest.marks(node.name, manifest.directory).values()
-
-    def place(segment: SegmentFile, *, followed: bool) -> Place:
-        ends = [end for end in (*marks, manifest.checkpoint) if end[:2] == segment.name]
-        return Place(
-            segment.path,
-            manifest.directory,
-            *segment.name,
-            followed,
-            max(ends, default=manifest.checkpoint),
-            max(manifest.newest, manifest.checkpoint.segment),
-        )
-
     for index, segment in enumerate(node.segments, 1):
-        yield place(segment, followed=index < len(node.segments))
+        followed = index < len(node.segments)
+        yield place_of(state.manifest, node.name, node.manifest, segment, followed=followed)
 
 
 def _former_snapshots(

@@ -219,23 +219,8 @@ class ClusterView:
     def place(
         self, node: NodeView, manifest: NodeManifest, segment: SegmentFile, *, followed: bool
     ) -> Place:
-        """A segment's place in its log, by all manifests. A snapshot's mark names a frame that
-        existed, just as a checkpoint does: if the frame is missing, entries of the log are lost,
-        though the snapshot has them."""
-        here = segment.epoch, segment.number
-        marks = self.manifest.marks(node.name, manifest.directory).values()
-        ends = [mark for mark in marks if mark[:2] == here]
-        checkpoint = manifest.checkpoint
-        if checkpoint[:2] == here:
-            ends.append(checkpoint)
-        return Place(
-            segment.path,
-            manifest.directory,
-            *here,
-            followed,
-            max(ends, default=checkpoint),
-            max(manifest.newest, checkpoint.segment),
-        )
+        """A segment's place in its log."""
+        return place_of(self.manifest, node.name, manifest, segment, followed=followed)
 
     def names(self, node: NodeView) -> tuple[str, str, str]:
         """The names of a node's log: namespace, cluster, node."""
@@ -247,6 +232,29 @@ class ClusterView:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.cluster}"
+
+
+def place_of(
+    cluster: ClusterManifest,
+    node: str,
+    manifest: NodeManifest,
+    segment: SegmentFile,
+    *,
+    followed: bool,
+) -> Place:
+    """A segment's place in the log of a node, by all manifests. A snapshot's mark names a frame
+    that existed, just as a checkpoint does: if the frame is missing, entries of the log are lost,
+    though the snapshot has them."""
+    here, checkpoint = segment.name, manifest.checkpoint
+    marks = cluster.marks(node, manifest.directory).values()
+    return Place(
+        segment.path,
+        manifest.directory,
+        *here,
+        followed,
+        max((end for end in (*marks, checkpoint) if end[:2] == here), default=checkpoint),
+        max(manifest.newest, checkpoint.segment),
+    )
 
 
 def take_inventory(
