@@ -95,13 +95,11 @@ def names(those: Iterable[object]) -> str:
 def safe(text: str | Styled) -> str:
     """The text for a terminal. It may contain names and values, so only our own styles, line ends
     and tabs are unchanged."""
-    return "".join(
-        click.style(each, **style) if style else each
-        for part, style in _parts(text)
-        for each in (
-            "\n".join("\t".join(map(shown, line.split("\t"))) for line in part.split("\n")),
-        )
-    )
+    found = []
+    for part, style in _parts(text):
+        plain = "\n".join("\t".join(map(shown, line.split("\t"))) for line in part.split("\n"))
+        found.append(click.style(plain, **style) if style else plain)
+    return "".join(found)
 
 
 def echo(text: str | Styled, *, err: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from imap_wal.read.state import ClusterState
@@ -27,16 +27,19 @@ def note_left_out(nodes: Iterable[LeftOut]) -> None:
         note_once(str(each))
 
 
+def left_out_of(cluster: object, why: Mapping[str, str]) -> list[LeftOut]:
+    """From the reasons of nodes, of which each is left out."""
+    return [LeftOut(str(cluster), node, why[node]) for node in sorted(why)]
+
+
 def without_copies(cluster: object, state: ClusterState) -> list[LeftOut]:
     """The nodes that a merge leaves out: those with entries that no other log has."""
-    return [LeftOut(str(cluster), node, why) for node, why in sorted(state.lacking.items())]
+    return left_out_of(cluster, state.lacking)
 
 
 def unread(cluster: object, state: ClusterState, nodes: Iterable[str] = ()) -> list[LeftOut]:
     """The nodes whose own log is not read, or not to its end, among `nodes`; (): among all."""
     wanted = set(nodes) or state.missing.keys()
-    return [
-        LeftOut(str(cluster), node, why)
-        for node, why in sorted(state.missing.items())
-        if node in wanted
-    ]
+    return left_out_of(
+        cluster, {node: why for node, why in state.missing.items() if node in wanted}
+    )

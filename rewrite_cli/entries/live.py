@@ -30,7 +30,7 @@ from rewrite_cli.console.output import F, note
 from rewrite_cli.console.progress import Reached, Tell
 from rewrite_cli.console.selection import Selection
 from rewrite_cli.console.times import Duration, iso
-from rewrite_cli.entries.left_out import LeftOut, note_left_out
+from rewrite_cli.entries.left_out import LeftOut, left_out_of, note_left_out
 from storage_backends import NotFound, SegmentStore
 
 MEMORY_BYTES = Settings().restore_memory_bytes
@@ -58,7 +58,7 @@ class LiveCluster:
     @property
     def left_out(self) -> list[LeftOut]:
         """The same as `missing`."""
-        return [LeftOut(str(self.view), node, why) for node, why in sorted(self.missing.items())]
+        return left_out_of(self.view, self.missing)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from rewrite_cli.console.progress import Reached, Tell, working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Duration, Moment, iso
 from rewrite_cli.entries.kept import kept_json, name_of
-from rewrite_cli.entries.left_out import LeftOut, note_left_out
+from rewrite_cli.entries.left_out import left_out_of, note_left_out
 from rewrite_cli.entries.live import history_option, keep, partial_option
 from storage_backends import StorageError
 
@@ -212,12 +212,11 @@ def _show_remarks(report: RewriteReport) -> None:
                 f"map {each.map!r}: {_keys(each.undecided)}; the snapshot "
                 f"keeps all claims. {ADVICE}"
             )
-    for node, why in report.missing.items():
-        note_left_out([LeftOut(f"{report.namespace}/{report.cluster}", node, why)])
+    note_left_out(left_out_of(f"{report.namespace}/{report.cluster}", report.missing))
 
 
 def _keys(count: int, about: str = " in conflict") -> str:
-    return f"{count:,} {'key' if count == 1 else 'keys'}{about}"
+    return f"{out.count(count, 'key')}{about}"
 
 
 def _winner(winner: Winner) -> str:
