@@ -120,7 +120,9 @@ def tasks(
         return
     rest = filters.narrowed(cluster_scans(state, maps=maps or None, until=until))
     rest = [scan for scan in rest if scan.map not in cut]
-    for name in sorted({scan.map for scan in rest} - {""}):
+    # Wanted keys are found by the row groups that have them: footers need not be read to cut.
+    large = {scan.map for scan in rest} - {""} if filters.keys() is None else set()
+    for name in sorted(large):
         own = [scan for scan in rest if scan.map in (name, "")]
         borders = _borders(log.store, own, options.task_bytes)
         if not borders:
@@ -128,8 +130,7 @@ def tasks(
         cut.add(name)
         for lower, upper in pairwise([b"", *borders, None]):
             span = lower or b"", upper
-            if filters.has_keys(span):
-                yield task((replace(scan, span=span) for scan in own), maps=(name,), span=span)
+            yield task((replace(scan, span=span) for scan in own), maps=(name,), span=span)
     rest = [scan for scan in rest if scan.map not in cut]
     if maps and cut.issuperset(maps):
         return

@@ -4,6 +4,8 @@ files, and buckets elsewhere. Without Spark's JVM."""
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import hypothesis.strategies as st
@@ -61,6 +63,21 @@ def lines(made: ImapWalReader) -> list[dict[str, Any]]:
     ]
 
 
+@contextmanager
+def history_of(monkeypatch: pytest.MonkeyPatch, rows: int) -> Iterator[tuple[Cluster, str]]:
+    """A cluster whose clock the reads have too, and its URL. `rows`: larger files are read by
+    columns."""
+    monkeypatch.setattr(merge, "COLUMN_ROWS", rows)
+    name = f"latest-{next(_numbers)}"
+    played = Cluster(MemoryStore(name))
+    monkeypatch.setattr("imap_wal.clock.SystemClock.now_ms", lambda _: played.clock.now_ms())
+    try:
+        yield played, f"memory://{name}"
+    finally:
+        played.close()
+        forget(name)
+
+
 @OF_HISTORIES
 @given(
     history=steps,
@@ -77,13 +94,7 @@ def test_the_tasks_have_the_map_over_random_histories(
     archived: bool,
     rows: int,
 ) -> None:
-    """`rows`: larger files are read by columns."""
-    monkeypatch.setattr(merge, "COLUMN_ROWS", rows)
-    name = f"latest-{next(_numbers)}"
-    played = Cluster(MemoryStore(name))
-    monkeypatch.setattr("imap_wal.clock.SystemClock.now_ms", lambda _: played.clock.now_ms())
-    url = f"memory://{name}"
-    try:
+    with history_of(monkeypatch, rows) as (played, url):
         played.play([*history, ("rewrite", 0, 0, 0), *history[:20]])
         if archived:
             played.play([(step, at, 0, 0) for step in ("rotate", "archive") for at in (0, 1)])
@@ -99,9 +110,6 @@ def test_the_tasks_have_the_map_over_random_histories(
             for (of, key), (_, request) in expected.items()
             if of == "orders" and key == KEYS[1]
         ]
-    finally:
-        played.close()
-        forget(name)
 
 
 def rows_of(log: ClusterLog, task: LatestPartition, wanted: Wanted, time: int | None) -> Any:
@@ -117,11 +125,7 @@ def test_a_moment_is_the_same_by_columns_and_by_rows(
     rows: int,
 ) -> None:
     """The moment is that of a step of the second half, which has no rewrites."""
-    monkeypatch.setattr(merge, "COLUMN_ROWS", rows)
-    name = f"latest-{next(_numbers)}"
-    played = Cluster(MemoryStore(name))
-    monkeypatch.setattr("imap_wal.clock.SystemClock.now_ms", lambda _: played.clock.now_ms())
-    try:
+    with history_of(monkeypatch, rows) as (played, url):
         half = len(history) // 2
         played.play([*history[:half], ("wait", 0, 0, 0)])
         times = []
@@ -130,7 +134,7 @@ def test_a_moment_is_the_same_by_columns_and_by_rows(
                 played.play([each, ("wait", 0, 0, 0)])
                 times.append(str(played.clock.now_ms()))
         moment = times[step % len(times)]
-        made = reader(f"memory://{name}", task_bytes="1", as_of=moment)
+        made = reader(url, task_bytes="1", as_of=moment)
         try:
             made.partitions()
         except InvalidSetting:
@@ -139,9 +143,6 @@ def test_a_moment_is_the_same_by_columns_and_by_rows(
         with pytest.MonkeyPatch.context() as by_rows:
             by_rows.setattr(latest, "_by_columns", rows_of)
             assert sorted(found, key=str) == sorted(lines(made), key=str)
-    finally:
-        played.close()
-        forget(name)
 
 
 def test_a_task_reads_only_its_range_of_keys(
