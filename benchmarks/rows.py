@@ -8,17 +8,21 @@ from typing import Any
 
 
 def compared(
-    measurement: str, seen: Sequence[float], others: Sequence[float], to: str, note: str
+    measurement: str,
+    seen: Sequence[float],
+    others: Sequence[float],
+    to: str,
+    note: str,
+    unit: str = "sets/s",
 ) -> dict[str, Any]:
-    """Rates in sets/s, and the median of their ratios to those that were measured in turns with
-    them."""
+    """Rates, and the median of their ratios to those that were measured in turns with them."""
     ratios = [rate / other for rate, other in zip(seen, others, strict=True)]
     return {
         "measurement": measurement,
         "median": round(statistics.median(seen)),
         "least": round(min(seen)),
         "most": round(max(seen)),
-        "unit": "sets/s",
+        "unit": unit,
         "ratio": round(statistics.median(ratios), 3),
         "to": to,
         "target": None,

@@ -6,15 +6,16 @@ same rows: a backfill, a read of all changes, and the newest entry of each key (
 from __future__ import annotations
 
 import shutil
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rows import compared
+
 BACKFILL, RAW, LATEST = "backfill", "read of all changes", "read of the newest entries"
-GOAL = 300_000
+GOAL, UNIT = 300_000, "rows/s"
 ORDER = "struct(incarnation, partition_version, session, request)"
 
 
@@ -68,10 +69,14 @@ def _rounds(
         _check(latest, newest)
     note = f"{records:,} rows; two tasks at a time"
     return [
-        *(_row(name, ours[name], others[name], peer, note) for name, peer in PEERS.items()),
+        *(
+            compared(name, ours[name], others[name], peer, note, UNIT)
+            for name, peer in PEERS.items()
+        ),
         {
-            **_row(f"{BACKFILL}, goal", ours[BACKFILL], ours[BACKFILL], "300,000/s", note),
-            "ratio": round(statistics.median(ours[BACKFILL]) / GOAL, 2),
+            **compared(
+                f"{BACKFILL}, goal", ours[BACKFILL], [GOAL] * rounds, f"{GOAL:,}/s", note, UNIT
+            ),
             "target": 1.0 if judged else None,
         },
     ]
@@ -102,20 +107,3 @@ def _check(latest: Any, newest: Any) -> None:
     )
     if ours != theirs:
         raise RuntimeError(f"the results differ: {ours}, {theirs}")
-
-
-def _row(
-    name: str, ours: Sequence[float], others: Sequence[float], to: str, note: str
-) -> dict[str, Any]:
-    ratios = [rate / other for rate, other in zip(ours, others, strict=True)]
-    return {
-        "measurement": name,
-        "median": round(statistics.median(ours)),
-        "least": round(min(ours)),
-        "most": round(max(ours)),
-        "unit": "rows/s",
-        "ratio": round(statistics.median(ratios), 2),
-        "to": to,
-        "target": None,
-        "note": note,
-    }
