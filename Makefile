@@ -8,6 +8,7 @@ VERSION = $(shell sed -n 's/^VERSION = "\(.*\)"$$/\1/p' imap_wal/version.py)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+UV := $(BIN)/python -m uv pip install --quiet --compile-bytecode --python $(BIN)/python
 VERSIONS := build/versions.txt
 MVN := mvn -q -B -f hazelcast_plugin
 JAR := hazelcast_plugin/target/imap-wal-hazelcast.jar
@@ -21,16 +22,16 @@ LOWEST_EXTRAS := $(addprefix --extra ,agent spark s3 hdfs duckdb demo test)
 LOWEST_MARKS := not cluster and not storage and not torture
 LOWEST_TESTS := $(addprefix tests/,unit log restore archive rewrite storage cli spark monitoring)
 
-# The tests without members, in parts that take about the same time. A folder that no part names is
-# in the last one.
-PARTS := faults spark commands others
-FOLDERS_faults := faults simulation
-FOLDERS_spark := spark chart docs rewrite archive
-FOLDERS_commands := cli hostile disks restore
-FOLDERS_others := $(filter-out $(FOLDERS_faults) $(FOLDERS_spark) $(FOLDERS_commands),$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
+# Four at a time on two processors: tests with members mostly wait.
+WORKERS ?= $(shell nproc 2>/dev/null | awk '{print $$1 * 2}')
+SPREAD := --numprocesses $(WORKERS) --dist loadgroup
+QUICK := -m 'not thorough and not torture and not storage' --hypothesis-profile ci
+
+# Our own code is installed in place. Without bytecode, each process compiles it again, for 2 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup python jar demo demo-cluster test test-python test-python-members $(addprefix test-python-,$(PARTS)) test-java test-storage test-lowest torture nemesis soak
+.PHONY: help setup python jar demo demo-cluster test test-all test-python test-java test-storage test-lowest torture nemesis soak
 .PHONY: bench bench-quick docs lint format constraints sbom reproducible wheel release version clean
 
 help: ## this list
@@ -45,20 +46,26 @@ $(BIN)/python:
 		{ echo 'Python 3.11 or newer is needed: install it, or name it with make PYTHON=...' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# The stamps are empty files that say when pip last ran; pip itself is slow even with nothing to do.
-# pip checks hashes only if every requirement has one. Our own folder has none: it is installed
+# uv fetches and installs in a third of pip's time. The stamps are empty files that say when it last
+# ran. Hashes are checked only if every requirement has one. Our own folder has none: it is installed
 # after the others.
-$(VENV)/.everything: $(PACKAGING) | $(BIN)/python
-	$(PIP) --require-hashes --requirement requirements/constraints.txt
-	$(PIP) --no-deps --no-build-isolation --editable .
-	@touch $(VENV)/.demo $(VENV)/.docs $@
-
-$(VENV)/.demo: $(PACKAGING) $(VERSIONS) | $(BIN)/python
-	$(PIP) --constraint $(VERSIONS) --editable '.[demo]'
+$(VENV)/.uv: requirements/uv.txt | $(BIN)/python
+	$(PIP) --require-hashes --requirement $<
 	@touch $@
 
-$(VENV)/.docs: $(PACKAGING) $(VERSIONS) | $(BIN)/python
-	$(PIP) --constraint $(VERSIONS) --editable '.[docs]'
+$(VENV)/.everything: $(PACKAGING) $(VENV)/.uv
+	@echo 'Installing some 150 libraries into $(VENV): about a minute, two on a slow line.'
+	$(UV) --require-hashes --requirement requirements/constraints.txt
+	$(UV) --no-deps --no-build-isolation --editable .
+	@touch $(VENV)/.demo $(VENV)/.docs $@
+
+$(VENV)/.demo: $(PACKAGING) $(VERSIONS) $(VENV)/.uv
+	@echo 'Installing what the demo needs into $(VENV): less than a minute.'
+	$(UV) --constraint $(VERSIONS) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.docs: $(PACKAGING) $(VERSIONS) $(VENV)/.uv
+	$(UV) --constraint $(VERSIONS) --editable '.[docs]'
 	@touch $@
 
 $(VERSIONS): requirements/constraints.txt
@@ -75,27 +82,28 @@ demo: $(VENV)/.demo ## real flights, kill -9, restore, archive, rewrite; a repor
 demo-cluster: setup ## the same flights into two real Hazelcast members, all killed, restarted, compared
 	$(BIN)/imap-wal demo --members 2 --picture out/demo-cluster.png
 
-# Lint works while the members of the Java tests wait for each other.
-test: setup ## everything: lint, Java tests, Python tests with real members and real Spark
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-java lint
-	@$(MAKE) --no-print-directory test-python
+ifeq ($(FOR),)
+test: setup ## quick: lint, both languages, members, Spark, servers, a browser; FOR=imap_wal/write: tests of that package
+	@$(MAKE) --no-print-directory --jobs 3 test-java lint test-python
 
 test-java: setup
-	$(MVN) verify
+	$(MVN) verify -Dtests.excluded=thorough
 
-# Two at a time: the tests with members, which mostly wait, and beside and after them the parts. The
-# output of each appears when it has ended.
 test-python: setup
-	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=target test-python-members $(addprefix test-python-,$(PARTS))
+	$(PYTEST) $(SPREAD) $(QUICK)
+else
+test: setup
+	$(if $(filter hazelcast_plugin%,$(FOR)),$(MVN) verify -Dtests.excluded=thorough)
+	$(PYTEST) $(SPREAD) $(QUICK) --for=$(FOR) tests
+endif
 
-test-python-members: setup
-	$(PYTEST) -m 'cluster and not torture and not storage'
-
-$(addprefix test-python-,$(PARTS)): test-python-%: setup
-	$(PYTEST) -m 'not cluster and not torture and not storage' $(addprefix tests/,$(FOLDERS_$*))
+# Apart, and one after the other: what takes long should not also be starved.
+test-all: setup lint ## everything, before a release: the tests of `make test` in full, storages, the short form of torture
+	$(MVN) verify
+	$(PYTEST) $(SPREAD) --hypothesis-profile all
 
 test-storage: setup ## conformance of every storage backend
-	$(PYTEST) -m storage
+	$(PYTEST) --hypothesis-profile all -m storage
 
 test-lowest: jar ## the oldest versions of libraries that pyproject.toml allows, and the tests that depend on them
 	python3.11 -m venv --clear build/lowest
@@ -106,7 +114,7 @@ test-lowest: jar ## the oldest versions of libraries that pyproject.toml allows,
 	$(LOWEST) -m pytest -m '$(LOWEST_MARKS)' -k encrypt $(LOWEST_TESTS)
 
 torture: setup ## long runs with kills and faults
-	$(PYTEST) -m torture --timeout 3600
+	$(PYTEST) --hypothesis-profile torture -m torture --timeout 3600
 
 WORLD = --disks $(or $(DISKS),shared) --copies $(or $(COPIES),1)
 
@@ -145,7 +153,8 @@ constraints: ## newest and oldest versions of everything that the extras need, a
 	(echo '# Versions and hashes of everything that the tests run with; regenerate with `make constraints`.'; $(COMPILE) --extra dev) > build/constraints.txt
 	(echo '# The oldest versions that pyproject.toml allows, for `make test-lowest`; regenerate with `make constraints`.'; $(OLDEST) $(LOWEST_EXTRAS)) > build/lowest.txt
 	(echo '# The same for encryption at rest, which needs a newer pyarrow.'; $(OLDEST) --extra encryption --extra test) > build/lowest-encryption.txt
-	mv build/constraints.txt build/lowest.txt build/lowest-encryption.txt requirements/
+	(echo '# What installs the rest. Regenerate with `make constraints`.'; echo uv | $(filter-out pyproject.toml,$(COMPILE)) -) > build/uv.txt
+	mv build/constraints.txt build/lowest.txt build/lowest-encryption.txt build/uv.txt requirements/
 
 sbom: $(JAR) $(VERSIONS) ## what both sides are made of, as CycloneDX, in out/sbom/
 	rm -rf build/sbom && mkdir -p out/sbom

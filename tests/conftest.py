@@ -6,12 +6,21 @@ import logging
 import os
 import random
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from storage_backends.memory import MemoryStore, forget
+from tests.belonging import modules_of
+from tests.kit import effort
+
+effort.register()
+
+# Without bytecode, each process that a test starts compiles hundreds of modules again: two seconds.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Processes that the tests start inherit ignored signals: tests may run in the background of a
 # shell, or under `nohup`.
@@ -19,6 +28,46 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+LANES = 2
+"""So many workers of pytest-xdist start members at a time."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--for", metavar="PACKAGE", help="only tests of a package: imap_wal/write")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if package := config.getoption("--for"):
+        try:
+            modules_of(package)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    package = config.getoption("--for")
+    if not package or collection_path.suffix != ".py":
+        return None
+    return None if collection_path in modules_of(package) else True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share an expensive fixture run in one worker. Tests with members, which mostly
+    wait, are first, and take turns in two workers: with more, they would wait for each other."""
+    lanes: dict[Path, int] = {}
+    for item in items:
+        if item.get_closest_marker("xdist_group"):
+            continue
+        if item.get_closest_marker("cluster"):
+            lane = lanes.setdefault(item.path, len(lanes) % LANES)
+            item.add_marker(pytest.mark.xdist_group(f"members-{lane}"))
+        elif item.get_closest_marker("spark"):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+        elif item.path.name in ("test_site.py", "test_s3.py", "test_hdfs.py"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def _process_state() -> dict[str, object]:

@@ -33,6 +33,7 @@ from imap_wal.retention import archive_writer
 from imap_wal.settings import Settings
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import put
+from tests.kit.effort import share
 from tests.kit.log_order import as_before
 from tests.kit.logs import append, cluster, node, values, view
 from tests.kit.rewrites import archive
@@ -101,7 +102,7 @@ actions = st.lists(
 
 @settings(
     deadline=None,
-    max_examples=100,
+    max_examples=share(100),
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

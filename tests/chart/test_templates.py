@@ -28,8 +28,9 @@ from tests.chart.rendering import (
     one,
     rendered,
 )
+from tests.kit.effort import thorough
 
-pytestmark = pytest.mark.timeout(900)  # the first one builds helm
+pytestmark = [thorough, pytest.mark.timeout(900)]  # the first one builds helm: four minutes
 
 OPERATOR = "monitoring.coreos.com"
 """Kinds of Prometheus's operator are not in Kubernetes' schemas."""
@@ -89,6 +90,7 @@ def test_manifests_fit_the_schemas_of_kubernetes(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@thorough
 def test_the_readme_is_what_helm_docs_makes() -> None:
     assert (CHART / "README.md").read_text() == helm_docs()
 

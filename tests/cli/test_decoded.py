@@ -38,6 +38,7 @@ from tests import histories
 from tests.cli.conftest import Run
 from tests.encrypted import key_file
 from tests.histories import put
+from tests.kit.effort import share
 from tests.kit.repairs import repair
 from tests.kit.row_engine import ComparedEngine
 from tests.kit.task_engine import ComparedTasks, TaskEngine
@@ -301,7 +302,7 @@ def test_encrypted_files_have_encrypted_texts(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=25,
+    max_examples=share(25),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

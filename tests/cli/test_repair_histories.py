@@ -22,6 +22,7 @@ from imap_wal.repair.report import POINT_IN_TIME, summary
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
+from tests.kit.effort import share
 from tests.kit.repairs import repaired
 from tests.support import copy_files, overwrite
 
@@ -152,7 +153,7 @@ def rows_of(log: ClusterLog, scope: Scope, state: ClusterState | None = None) ->
     return [row for changes in log.changes(scope=scope, state=state) for row in changes.rows]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=share(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 def test_salvage_keeps_every_whole_frame_and_nothing_else(seed: int) -> None:
     store, written = history(seed, f"memory://repair-{next(numbers)}")
@@ -259,7 +260,7 @@ def unseen_losses(
     return found
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=share(20), deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 @example(seed=365)  # only a snapshot's mark shows what is lost
 @example(seed=38696)  # only a header is left of a segment, and it is damaged

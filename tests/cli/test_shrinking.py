@@ -10,6 +10,7 @@ import pytest
 
 import imap_wal
 from tests.cli.conftest import Run
+from tests.kit.effort import thorough
 from tests.kit.orders import LIVE
 
 
@@ -119,6 +120,7 @@ def test_drop_refuses_while_a_node_is_missing(run: Run, url: str, root: Path) ->
     assert "'n2'" in ended.err
 
 
+@thorough
 @pytest.mark.spark
 def test_both_engines_are_reached_from_the_command_line(url: str) -> None:
     command = [

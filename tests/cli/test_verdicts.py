@@ -26,6 +26,7 @@ from imap_wal.repair.inventory import tolerant_inventory
 from imap_wal.repair.report import POINT_IN_TIME, SALVAGE
 from imap_wal.segment.reader import SegmentReader
 from storage_backends.memory import MemoryStore, forget
+from tests.kit.effort import share
 from tests.support import contents, copy_files, node_log, overwrite, row, segments
 
 numbers = itertools.count(1)
@@ -196,7 +197,7 @@ def check_repairs(store: MemoryStore, findings: Sequence[Finding], why: str) -> 
         forget(copy.url.removeprefix("memory://"))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=share(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 @example(seed=389957)
 def test_verify_repair_open_and_a_live_view_give_one_verdict(

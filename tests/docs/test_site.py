@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 import pytest
 
 from tests.kit.browser import installed
+from tests.kit.effort import thorough
 
 ROOT = Path(__file__).parents[2]
 SCREEN, TELEPHONE = 1280, 390
@@ -141,6 +142,7 @@ def test_no_element_of_any_page_is_wider_than_its_place(
     )
 
 
+@thorough
 @pytest.mark.parametrize("width", [SCREEN, TELEPHONE])
 def test_screenshots_of_pages_are_made(address: str, browser: str, width: int) -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)

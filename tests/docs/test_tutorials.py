@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from rewrite_cli.demo.cluster import free_ports
+from tests.kit.effort import thorough
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(\w+)(?: title=\"([\w.]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -112,11 +113,13 @@ def test_the_embedded_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
     check("embedded.md", tmp_path)
 
 
+@thorough
 @pytest.mark.cluster
 def test_the_cluster_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
     check("cluster.md", tmp_path)
 
 
+@thorough
 @pytest.mark.spark
 def test_the_spark_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
     check("spark.md", tmp_path)

@@ -20,9 +20,11 @@ from storage_backends import SegmentStore
 from storage_backends.limited import LimitedStore
 from storage_backends.memory import MemoryStore
 from tests.kit.compactions import SMALL, overwrite, size
+from tests.kit.effort import thorough
 from tests.support import embedded, eventually
 
 
+@thorough
 def test_the_log_of_few_keys_stays_small_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +194,7 @@ def test_a_killed_run_by_itself_is_tried_again(
         assert dict(store.map("orders").items()) == expected
 
 
+@thorough
 def test_a_rewrite_by_hand_beside_automatic_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

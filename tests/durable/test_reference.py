@@ -6,6 +6,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.kit.effort import share
 from tests.kit.reference import Reference
 
 
@@ -18,7 +19,7 @@ class LosingPower(Reference):
 
 
 _settings = settings(
-    max_examples=60,
+    max_examples=share(60),
     stateful_step_count=30,
     deadline=None,
     print_blob=True,

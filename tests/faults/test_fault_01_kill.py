@@ -16,6 +16,7 @@ import imap_wal
 from storage_backends.local import LocalStore
 from tests.faults import killed_processes
 from tests.faults.workload import Reference, look_and_go_on
+from tests.kit.effort import brief, share, step, stride
 from tests.kit.faults import Cases, _context, check_images, operations, record, strike_at
 from tests.kit.operations import ACK, apply
 from tests.support import FakeClock
@@ -35,8 +36,8 @@ def test_a_kill_at_every_storage_operation_loses_nothing(cases: Cases, seed: int
         "lock",
         "open_append",
     } <= set(kinds)
-    for at in range(1, len(kinds) + 1):
-        strike_at(at, "kill", seed, go_on=at % 8 == 0)
+    for at in range(1, len(kinds) + 1, step()):
+        strike_at(at, "kill", seed, go_on=at % (8 * step()) == 1)
         cases(1)
 
 
@@ -48,7 +49,7 @@ def test_a_kill_around_every_storage_operation_loses_nothing(
 ) -> None:
     """Before and after each operation. Work continues.
     Fault 1, long."""
-    for at in range(1, len(operations(preallocate=preallocate)) + 1):
+    for at in range(1, len(operations(preallocate=preallocate)) + 1, stride()):
         strike_at(at, "kill", seed, go_on=True, when=when, preallocate=preallocate)
         cases(1)
 
@@ -66,7 +67,9 @@ def test_work_continues_after_a_kill_at_every_system_call(
     """Nothing is lost.
     Fault 1, inside the operations of the local backend, long."""
     disk = record(tmp_path / "disk", preallocate=preallocate)
-    check_images(disk, (("all", "all"),), seed, cases, go_on_every=1, preallocate=preallocate)
+    check_images(
+        disk, (("all", "all"),), seed, cases, go_on_every=stride(), preallocate=preallocate
+    )
 
 
 # ---- real processes, real SIGKILL ----
@@ -123,7 +126,7 @@ def test_a_process_really_killed_at_every_storage_operation_loses_nothing(
     at = 1
     while work_killed_at(tmp_path / f"log{at}", at):
         cases(1)
-        at += 1
+        at += stride()
     assert at > 300
 
 
@@ -199,7 +202,7 @@ def test_two_hundred_kills_at_random_moments_lose_nothing(
 ) -> None:
     """While writing, archiving, rewriting and pruning.
     Fault 1, with processes: 100 for each durability that promises to survive a kill."""
-    kill_again_and_again(url, durability, seed, 100, cases)
+    kill_again_and_again(url, durability, seed, share(100), cases)
 
 
 @pytest.mark.torture
@@ -212,7 +215,7 @@ def test_ten_thousand_kills_at_random_moments_lose_nothing(
     Fault 1, with processes: 5,000 for each durability that promises to survive a kill, on 25 logs;
     a single log that is killed thousands of times is rarely open long enough to archive, so the
     test would read segments only."""
-    for log in range(25):
+    for log in range(brief(25)):
         kill_again_and_again(f"{url}/{log}", durability, seed + log, 200, cases)
 
 

@@ -9,6 +9,7 @@ import pytest
 from storage_backends.faults import Fault, FaultyStore, Plan, PowerLoss
 from storage_backends.memory import MemoryStore
 from tests.faults.disk import BYTES, NAMES
+from tests.kit.effort import step, stride
 from tests.kit.faults import Cases, check_images, operations, record, strike_at
 from tests.support import contents, embedded
 
@@ -22,7 +23,7 @@ def test_a_power_loss_at_every_storage_operation_loses_nothing(
     """Nothing that was acknowledged is lost.
     Fault 2."""
     kinds = operations()
-    for at in range(1, len(kinds) + 1):
+    for at in range(1, len(kinds) + 1, min(step(), 2)):
         # Only writing makes bytes that can be lost; of two reads in a row, the second finds the
         # same state as the first.
         if kinds[at - 1] in (
@@ -90,7 +91,7 @@ def test_a_power_loss_with_many_seeds_loses_nothing(
 ) -> None:
     """At every storage operation. Work continues.
     Fault 2, long."""
-    for at in range(1, len(operations(preallocate=preallocate)) + 1):
+    for at in range(1, len(operations(preallocate=preallocate)) + 1, stride()):
         for more in range(5):
             strike_at(
                 at,
@@ -112,4 +113,6 @@ def test_a_power_loss_in_every_way_loses_nothing(
     """At every system call. Work continues.
     Fault 2, long."""
     disk = record(tmp_path / "disk", preallocate=preallocate)
-    check_images(disk, CRASHES, seed + round, cases, go_on_every=4, preallocate=preallocate)
+    check_images(
+        disk, CRASHES, seed + round, cases, every=stride(), go_on_every=4, preallocate=preallocate
+    )

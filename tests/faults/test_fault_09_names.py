@@ -17,6 +17,7 @@ from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore, forget
 from tests.faults.disk import BYTES, NAMES, RecordedDisk
 from tests.faults.workload import Life, Reference
+from tests.kit.effort import step
 from tests.kit.faults import Cases
 from tests.support import contents, copy_files
 
@@ -179,7 +180,7 @@ def test_a_dying_rewriter_damages_nothing(cases: Cases, seed: int, action: str) 
     inner, life = begun()
     counted = FaultyStore(inner)
     shrink(life, counted)
-    for at in range(1, counted.count + 1):
+    for at in range(1, counted.count + 1, step()):
         inner, life = begun()
         faulty = FaultyStore(
             inner, Plan((Fault("kill" if action == "kill" else "power-loss", at=at),), seed)

@@ -17,6 +17,7 @@ from imap_wal.settings import Settings
 from storage_backends.memory import MemoryStore, forget
 from tests.faults.workload import Life, Reference
 from tests.histories import put
+from tests.kit.effort import brief, share
 from tests.kit.faults import Cases
 from tests.kit.logs import append, cluster, node, values, view
 from tests.support import FakeClock, copy_files, segments
@@ -72,7 +73,7 @@ def wander(seed: int, steps: int) -> None:
 def test_the_last_change_wins_with_a_backward_clock(cases: Cases, seed: int) -> None:
     """Many changes are made in one millisecond.
     Fault 10."""
-    for more in range(20):
+    for more in range(share(20)):
         wander(seed + more, 40)
         cases(1)
 
@@ -82,7 +83,7 @@ def test_the_last_change_wins_with_a_backward_clock(cases: Cases, seed: int) -> 
 def test_the_last_change_wins_in_many_histories(cases: Cases, seed: int) -> None:
     """The clock runs backward.
     Fault 10, long."""
-    for more in range(1000):
+    for more in range(brief(1000)):
         wander(seed + more, 80)
         cases(1)
 
@@ -162,7 +163,7 @@ def shuffle(seed: int) -> None:
 
 def test_repeated_or_reordered_changes_give_the_same_state(cases: Cases, seed: int) -> None:
     """Fault 11."""
-    for more in range(40):
+    for more in range(share(40)):
         shuffle(seed + more)
         cases(1)
 
@@ -172,7 +173,7 @@ def test_repeated_or_reordered_changes_give_the_same_state(cases: Cases, seed: i
 def test_repeated_or_reordered_changes_agree_in_many_histories(cases: Cases, seed: int) -> None:
     """The result is the same state.
     Fault 11, long."""
-    for more in range(2000):
+    for more in range(brief(2000)):
         shuffle(seed + more)
         cases(1)
 

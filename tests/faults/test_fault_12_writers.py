@@ -32,6 +32,7 @@ from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore, forget
 from tests.faults import killed_processes
 from tests.faults.workload import Life, Reference, live
+from tests.kit.effort import brief, step, stride
 from tests.kit.faults import Cases, _context
 from tests.support import Threads, contents, embedded, eventually
 
@@ -125,7 +126,7 @@ def test_many_replaced_and_resumed_writers_acknowledge_nothing(
 ) -> None:
     """They are stopped first. They damage nothing.
     Fault 12, long."""
-    for more in range(500):
+    for more in range(brief(500)):
         for scheme in ("file", "objects+file"):
             replace_a_stopped_writer(f"{scheme}://{tmp_path}/{scheme}{more}", seed + more)
             cases(1)
@@ -223,7 +224,7 @@ def test_a_writer_replaced_before_any_operation_acknowledges_nothing(
     at = operations_of_an_open() + 1
     while replaced_before(at):
         cases(1)
-        at += 1
+        at += step()
     assert at > 50
 
 
@@ -364,7 +365,7 @@ def test_maintenance_interleaved_anywhere_loses_nothing(
     at = 1
     while at_once(first, second, at):
         cases(1)
-        at += 1
+        at += stride()
     assert at > 5
 
 
@@ -440,4 +441,4 @@ def test_concurrent_threads_on_one_log_lose_nothing(url: str, cases: Cases) -> N
 def test_minutes_of_concurrent_threads_lose_nothing(url: str, cases: Cases) -> None:
     """A writer, two rewriters, prunes, an archiver and restores.
     Fault 13, long."""
-    all_at_once(url, 120, cases)
+    all_at_once(url, brief(120), cases)

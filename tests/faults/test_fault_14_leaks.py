@@ -16,6 +16,7 @@ from imap_wal.errors import ImapWalError
 from storage_backends import StorageError, descriptors
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore
+from tests.kit.effort import brief, share
 from tests.kit.faults import Cases
 from tests.support import embedded
 
@@ -63,7 +64,7 @@ def test_a_thousand_opens_leave_no_file_descriptor_and_no_thread(
     """Fault 14: real files, but syncs are quick."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     monkeypatch.setattr(descriptors, "_sync_data", lambda fd: None)
-    open_and_close(url, 1000, cases)
+    open_and_close(url, share(1000), cases)
 
 
 @pytest.mark.torture
@@ -71,7 +72,7 @@ def test_a_thousand_opens_leave_no_file_descriptor_and_no_thread(
 def test_three_thousand_opens_leak_nothing(url: str, cases: Cases) -> None:
     """With real syncs. No file descriptor and no thread is left.
     Fault 14, long."""
-    open_and_close(url, 3000, cases)
+    open_and_close(url, brief(3000), cases)
 
 
 def test_failed_opens_and_lives_leak_nothing(tmp_path: Path, cases: Cases) -> None:

@@ -17,6 +17,7 @@ from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
 from storage_backends.faults import Fault, Killed, Plan
+from tests.kit.effort import brief, share
 from tests.kit.faults import Cases
 from tests.kit.reference import Reference
 
@@ -94,7 +95,7 @@ def test_a_map_equals_a_dict_over_random_steps(
 ) -> None:
     """Two thousand steps, with kills, power losses, rewrites and prunes.
     All faults of crashes at once."""
-    assert run(80, 50, cases) >= 2000
+    assert run(share(80), 50, cases) >= share(2000)
 
 
 @pytest.mark.torture
@@ -104,4 +105,4 @@ def test_a_map_equals_a_dict_over_many_random_steps(
 ) -> None:
     """A hundred thousand steps, with kills, power losses, rewrites and prunes.
     All faults of crashes at once, long."""
-    assert run(2500, 80, cases) >= 100_000
+    assert run(brief(2500), 80, cases) >= brief(100_000)

@@ -28,6 +28,7 @@ from imap_wal.segment.writer import SegmentWriter
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore, forget
 from tests.encrypted import key_ring, keyed
+from tests.kit.effort import share
 from tests.support import (
     IDENTITY,
     FakeClock,
@@ -177,7 +178,7 @@ def test_no_frame_of_another_place_is_read(changes: dict[str, object], change: s
         pass
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share(60), deadline=None)
 @given(
     elsewhere(),
     st.sampled_from(sorted(CHANGES)),

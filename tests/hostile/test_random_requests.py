@@ -31,6 +31,7 @@ from tests.agent.harness import (
     serving,
 )
 from tests.hostile.peers import agent_process
+from tests.kit.effort import brief
 from tests.kit.malformed import nested, pack
 
 CLUSTER, MEMBER, FUZZ, LOST = map(identity, ("cluster-1", "member-1", "fuzz", "gone"))
@@ -323,7 +324,7 @@ def test_200_000_requests_neither_damage_the_log_nor_fill_memory(
     memory: list[int] = []
     with agent_process(settings, tmp_path) as agent:
         fuzzer = Fuzzer(settings, together=50)
-        for run in range(40):
+        for run in range(brief(40)):
             fuzzer.attack(100, first_seed=run)
             memory.append(agent.memory)
         fuzzer.end()

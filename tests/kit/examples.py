@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.kit.effort import share
+
 OF_HISTORIES = settings(
-    max_examples=40,
+    max_examples=share(40),
     deadline=None,
     print_blob=True,
     # Without shrinking: one history takes seconds, and `print_blob` replays it.

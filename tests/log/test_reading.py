@@ -23,6 +23,7 @@ from storage_backends import SegmentStore
 from storage_backends.faults import FaultyStore
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
+from tests.kit.effort import thorough
 from tests.kit.standalone import create, everywhere, fill, reading, texts_of
 from tests.log.log_processes import append_one, child
 from tests.support import overwrite, segments
@@ -80,6 +81,7 @@ def test_archives_of_several_maps_are_read_in_position_order(
             assert list(opened.read(before[33].position)) == before[33:]
 
 
+@thorough
 def test_memory_of_a_reader_does_not_grow_with_the_log(url: str) -> None:
     import tracemalloc
 

@@ -24,6 +24,7 @@ from imap_wal.errors import Fenced, PositionGone
 from imap_wal.log import START, LogReader, Position, Record
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.memory import MemoryStore, forget
+from tests.kit.effort import share
 from tests.log.log_processes import child, tail_until
 from tests.support import Threads
 
@@ -172,7 +173,7 @@ def test_a_log_equals_a_list() -> None:
     run_state_machine_as_test(
         Reference,
         settings=settings(
-            max_examples=80,
+            max_examples=share(80),
             stateful_step_count=25,
             deadline=None,
             print_blob=True,

@@ -17,7 +17,7 @@ from tests.cluster.waiting import until
 from tests.monitoring.snapshots import OF_MEMBERS
 from tests.storage.services import BUILD, need
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600), pytest.mark.thorough]
 EXPORTER = "io.prometheus.jmx:jmx_prometheus_javaagent:1.0.1"
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring.md"
 

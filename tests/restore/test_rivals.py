@@ -22,6 +22,7 @@ from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
 from storage_backends.memory import MemoryStore
 from tests.histories import put
+from tests.kit.effort import share
 from tests.kit.logs import append, cluster, node, view
 from tests.kit.rivals import (
     NODES,
@@ -36,7 +37,7 @@ from tests.kit.rivals import (
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 1])
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=share(60))
 @given(history=st.lists(changes, max_size=30), order=st.randoms(use_true_random=False))
 def test_index_has_same_winners_and_conflicts_in_any_order(
     memory_bytes: int,
@@ -92,7 +93,7 @@ def test_index_has_same_winners_and_conflicts_in_any_order(
         elsewhere.close()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=share(40))
 @given(history=st.lists(changes, max_size=25), order=st.randoms(use_true_random=False))
 def test_readers_agree_before_and_after_a_rewrite(
     history: list[tuple[str, str, int, int, int, str | None, int]], order: random.Random

@@ -36,6 +36,7 @@ from storage_backends.memory import MemoryStore
 from tests import histories
 from tests.histories import put
 from tests.kit import rivals
+from tests.kit.effort import share, thorough
 from tests.kit.log_order import as_before, promise_order
 from tests.kit.logs import append, cluster, node, values, view
 from tests.kit.rewrites import archive, members, snapshot
@@ -73,7 +74,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...]]]:
 
 
 @settings(
-    max_examples=25,
+    max_examples=share(25),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
@@ -91,7 +92,7 @@ def test_archives_as_runs_agree_with_rows(
 
 @settings(
     deadline=None,
-    max_examples=25,
+    max_examples=share(25),
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
@@ -315,6 +316,7 @@ print(report.maps[0].live, peak() - base)
 """
 
 
+@thorough
 @pytest.mark.parametrize("halves", [1, 8])
 def test_the_memory_of_a_task_has_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, halves: int

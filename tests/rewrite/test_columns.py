@@ -29,6 +29,7 @@ from storage_backends.memory import MemoryStore
 from tests import histories
 from tests.histories import put
 from tests.kit import rivals as rivals_kit
+from tests.kit.effort import share
 from tests.kit.logs import append, cluster, node, values, view
 from tests.kit.rewrites import archive
 from tests.kit.row_engine import ComparedEngine
@@ -47,7 +48,7 @@ def columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @settings(
-    max_examples=50,
+    max_examples=share(50),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
@@ -64,7 +65,7 @@ def test_engines_agree_over_random_histories(
 
 @settings(
     deadline=None,
-    max_examples=40,
+    max_examples=share(40),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(

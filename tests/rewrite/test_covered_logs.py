@@ -25,6 +25,7 @@ from storage_backends.faults import FaultyStore
 from storage_backends.memory import MemoryStore
 from tests import histories
 from tests.histories import put
+from tests.kit.effort import share
 from tests.kit.logs import append, cluster, node, values, view
 from tests.kit.repairs import repaired
 from tests.kit.rewrites import archive, run
@@ -286,7 +287,7 @@ def both_prunes(log: ClusterLog, **options: Any) -> PruneReport:
 
 
 @settings(
-    max_examples=30,
+    max_examples=share(30),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

@@ -9,12 +9,16 @@ from hypothesis import HealthCheck, given, settings
 
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import Cluster, steps
+from tests.kit.effort import share
 
 _numbers = itertools.count()
 
 
 @settings(
-    max_examples=200, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=share(200),
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 @given(history=steps)
 def test_restore_equals_the_reference_over_random_histories(

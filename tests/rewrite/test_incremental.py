@@ -17,6 +17,7 @@ from imap_wal.rewrite.report import MapRewrite
 from storage_backends.memory import MemoryStore, forget
 from tests import histories
 from tests.histories import put
+from tests.kit.effort import share
 from tests.kit.logs import append, cluster, node, values, view
 from tests.kit.repairs import repaired
 from tests.kit.rewrites import HOUR_MS, archive, run, snapshot
@@ -202,7 +203,7 @@ _numbers = itertools.count()
 
 
 @settings(
-    max_examples=100,
+    max_examples=share(100),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

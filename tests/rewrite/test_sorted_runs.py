@@ -22,6 +22,7 @@ from pyspark_imap_wal import rewrite_engine
 from storage_backends.memory import MemoryStore
 from tests import histories
 from tests.histories import put
+from tests.kit.effort import share
 from tests.kit.logs import append, cluster, node, values, view
 from tests.kit.rewrites import archive
 from tests.kit.task_engine import TINY, ComparedTasks, TaskEngine
@@ -37,7 +38,7 @@ def columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @settings(
-    max_examples=50,
+    max_examples=share(50),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

@@ -21,6 +21,7 @@ from imap_wal.manifest.node import NodeManifest, Seen
 from imap_wal.read.file_scan import FileScan
 from imap_wal.settings import Settings
 from storage_backends import StoredFile
+from tests.kit.effort import brief, share
 from tests.simulation.__main__ import story
 from tests.simulation.choosers import Pause, Replay
 from tests.simulation.explore import chooser_of, plan_of, run_seed
@@ -60,6 +61,7 @@ import hashlib
 from tests.simulation.explore import run_seed
 from tests.simulation.install import installed
 from tests.simulation.scenarios import SCENARIOS
+from tests.kit.effort import brief, share
 found = hashlib.sha256()
 with installed():
     for scenario in SCENARIOS:
@@ -129,7 +131,7 @@ def check(runs: int, cases: Cases) -> None:
 def test_twenty_thousand_schedules_lose_nothing_acknowledged_and_serve_nothing_old(
     cases: Cases,
 ) -> None:
-    check(SCHEDULES, cases)
+    check(share(SCHEDULES), cases)
 
 
 @pytest.mark.torture
@@ -137,4 +139,4 @@ def test_twenty_thousand_schedules_lose_nothing_acknowledged_and_serve_nothing_o
 def test_five_million_schedules_lose_nothing_acknowledged_and_serve_nothing_old(
     cases: Cases,
 ) -> None:
-    check(SCHEDULES_LONG, cases)
+    check(brief(SCHEDULES_LONG, 0.1), cases)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.effort import thorough
 from tests.nemesis.episodes import EPISODES
 from tests.soak.lines import drifts, judged
 from tests.soak.night import MAINTAIN, UNDER_LOAD, night, quiet
@@ -13,6 +14,7 @@ from tests.soak.night import MAINTAIN, UNDER_LOAD, night, quiet
 QUIET_S = 25
 
 
+@thorough
 @pytest.mark.cluster
 @pytest.mark.timeout(500)
 def test_a_short_night_is_flat_and_loses_nothing(tmp_path: Path, classpath: str, seed: int) -> None:

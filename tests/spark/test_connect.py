@@ -18,6 +18,7 @@ import imap_wal
 from rewrite_cli.local_cluster.launcher import die_with_parent
 from storage_backends import open_store
 from tests.histories import put
+from tests.kit.effort import thorough
 from tests.kit.logs import append, node
 from tests.support import eventually
 
@@ -80,6 +81,7 @@ def _await(process: subprocess.Popen[bytes], port: int, output: Path) -> None:
     eventually(answers, "the server answers", START_S)
 
 
+@thorough
 def test_a_client_reads_follows_and_adds(server: str, tmp_path: Path) -> None:
     log = node(open_store(str(tmp_path / "log")))
     append(log, put("k1", 1, (1, 1, 1, 1)), put("k1", 2, (1, 1, 1, 2)), put("k2", 1, (1, 1, 1, 3)))

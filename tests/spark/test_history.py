@@ -26,6 +26,7 @@ from rewrite_cli.entries.keys import matcher
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import KEYS, MAPS, Cluster, put, steps
+from tests.kit.effort import share
 from tests.kit.logs import SMALL, append, cluster, node
 
 pytestmark = pytest.mark.spark
@@ -64,7 +65,7 @@ def versions(lines: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 
 @settings(
-    max_examples=40,
+    max_examples=share(40),
     deadline=None,
     print_blob=True,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

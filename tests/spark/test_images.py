@@ -27,6 +27,7 @@ from pyspark_imap_wal.options import Options
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import KEYS, Cluster, put, steps
+from tests.kit.effort import share
 from tests.kit.examples import OF_HISTORIES
 from tests.kit.image_streams import ImageEngine, shown
 from tests.kit.logs import SMALL, append, cluster, node
@@ -146,7 +147,7 @@ def test_images_equal_a_dict_over_random_histories(
 
 
 @pytest.mark.timeout(900)
-@settings(OF_HISTORIES, max_examples=15)  # each compacts for each batch
+@settings(OF_HISTORIES, max_examples=share(15))  # each compacts for each batch
 @given(
     history=steps,
     every=st.integers(1, 12),

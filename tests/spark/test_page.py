@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import imap_wal
+from tests.kit.effort import thorough
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
@@ -35,6 +36,7 @@ def entries(root: Path, name: str) -> dict[bytes, bytes]:
         return dict(store.map(name, raw=True).items())
 
 
+@thorough
 def test_blocks_of_the_page_run_in_their_order(spark: Any, root: Path, tmp_path: Path) -> None:
     text = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
     text = text.replace("/var/lib/maps", str(root)).replace("/tmp/lake", f"{tmp_path}/lake")
@@ -73,6 +75,7 @@ def test_examples_copy_a_table_into_a_log_and_back(
     assert copied.where("map = 'customers'").count() == 2 and copied.count() == 6
 
 
+@thorough
 def test_the_nightly_example_rewrites_and_prunes(
     spark: Any, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

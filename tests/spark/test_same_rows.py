@@ -23,6 +23,7 @@ from imap_wal.rewrite.sorted_runs import Sizes
 from pyspark_imap_wal.rewrite_engine import SparkEngine
 from storage_backends import open_store
 from tests.histories import KEYS, MAPS, NODES, Cluster
+from tests.kit.effort import share
 from tests.kit.logs import SMALL, parquet_rows
 
 pytestmark = pytest.mark.spark
@@ -120,7 +121,7 @@ def archives(played: Cluster, name: str) -> Iterator[str]:
 
 
 @settings(
-    max_examples=5,
+    max_examples=share(5),
     deadline=None,
     print_blob=True,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

@@ -12,6 +12,7 @@ import pytest
 
 from imap_wal.errors import InvalidSetting
 from pyspark_imap_wal.session import HIDDEN, configuration
+from tests.kit.effort import thorough
 from tests.kit.spark_cluster import driver_environment
 
 pytestmark = pytest.mark.spark
@@ -57,6 +58,7 @@ def started(properties: dict[str, str], **environment: str) -> dict[str, Any]:
     return found
 
 
+@thorough
 @pytest.mark.parametrize(
     ("variable", "path", "reads"),
     [
@@ -79,6 +81,7 @@ def test_without_any_configuration_a_killed_worker_is_replaced() -> None:
     assert found["python"] == sys.executable
 
 
+@thorough
 def test_what_spark_submit_was_given_holds(tmp_path: Path) -> None:
     """A file of defaults, then the arguments of spark-submit, then our own properties."""
     (tmp_path / "spark-defaults.conf").write_text(

@@ -35,6 +35,7 @@ from storage_backends import open_store
 from storage_backends.memory import MemoryStore
 from tests.histories import Cluster, put, steps
 from tests.kit import rivals
+from tests.kit.effort import share
 from tests.kit.logs import SMALL, append, cluster, node, parquet_rows, values, view
 from tests.support import overwrite
 
@@ -47,7 +48,7 @@ def run(log: ClusterLog, engine: Engine, **options: Any) -> RewriteReport:
 
 
 @settings(
-    max_examples=6,
+    max_examples=share(6),
     deadline=None,
     print_blob=True,
     phases=[
@@ -154,7 +155,7 @@ def test_keys_and_values_as_text(spark: Any, tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=3,
+    max_examples=share(3),
     deadline=None,
     print_blob=True,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

@@ -25,6 +25,7 @@ from imap_wal.rewrite.run import rewrite
 from storage_backends import SegmentStore, open_store
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import Cluster, put, steps
+from tests.kit.effort import share
 from tests.kit.logs import SMALL, append, cluster, node
 from tests.kit.stream_engine import Engine, Line, archive, reader
 
@@ -42,7 +43,7 @@ def everything(log: ClusterLog) -> set[Line]:
 
 
 @settings(
-    max_examples=30,
+    max_examples=share(30),
     deadline=None,
     print_blob=True,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

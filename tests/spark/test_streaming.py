@@ -16,6 +16,7 @@ import imap_wal
 from imap_wal.log import LogReader
 from storage_backends import open_store
 from tests.histories import put
+from tests.kit.effort import thorough
 from tests.kit.logs import append, node
 
 pytestmark = pytest.mark.spark
@@ -74,6 +75,7 @@ def written(out: Path) -> list[tuple[int, ...]]:
     return [tuple(line[name] for name in columns) for line in lines]
 
 
+@thorough
 @pytest.mark.timeout(900)
 def test_file_sink_with_available_now_continues_at_its_checkpoint(
     spark: Any, tmp_path: Path
@@ -138,6 +140,7 @@ def test_images_of_a_stream_and_of_a_batch(spark: Any, tmp_path: Path) -> None:
     assert rows(only) == changed[2:]
 
 
+@thorough
 @pytest.mark.timeout(900)
 def test_images_beside_a_store_that_compacts(spark: Any, tmp_path: Path) -> None:
     """The store rewrites and prunes all the time, also while a batch runs."""

@@ -1,8 +1,10 @@
-"""The S3 gateway versitygw: it serves a folder of this machine over HTTP. The first use builds
-it."""
+"""Two S3 services. The gateway versitygw serves a folder of this machine; the first use builds it.
+moto's server keeps objects in its memory, and asks for no credentials."""
 
 from __future__ import annotations
 
+import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from tests.storage.services import free_port, go_program, running
 
 @dataclass(frozen=True)
 class S3:
-    """A running gateway. Its bucket is called `bucket`."""
+    """A running service. Its bucket is called `bucket`."""
 
     folder: Path
     options: dict[str, Any]
@@ -43,11 +45,25 @@ def running_s3(folder: Path) -> Iterator[S3]:
         folder / "log",
         environment={"ROOT_ACCESS_KEY": "access", "ROOT_SECRET_KEY": "secret-secret"},
     ):
-        yield S3(
-            folder,
-            {
-                "key": "access",
-                "secret": "secret-secret",
-                "endpoint_url": f"http://127.0.0.1:{port}",
-            },
-        )
+        yield S3(folder, _options(port))
+
+
+@contextmanager
+def running_moto(folder: Path) -> Iterator[S3]:
+    """Start moto's server; its log is in `folder`."""
+    port = free_port()
+    command = [sys.executable, "-m", "tests.storage.one_at_a_time", str(port)]
+    path = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    with running(command, port, folder / "log", environment=path):
+        service = S3(folder, _options(port))
+        bucket = urllib.request.Request(f"{service.options['endpoint_url']}/bucket", method="PUT")
+        urllib.request.urlopen(bucket).close()
+        yield service
+
+
+def _options(port: int) -> dict[str, Any]:
+    return {
+        "key": "access",
+        "secret": "secret-secret",
+        "endpoint_url": f"http://127.0.0.1:{port}",
+    }

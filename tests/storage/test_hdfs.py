@@ -21,7 +21,7 @@ from storage_backends.testing import check_segment_store
 from tests.storage.services import BUILD, free_port, need, running
 
 # The first run fetches some 150 MB of jars; truncation waits for the data node.
-pytestmark = [pytest.mark.storage, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +72,12 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"webhdfs://{named.stdout.strip()}@localhost:{port}/maps"
 
 
+@pytest.mark.storage
 def test_hdfs_keeps_every_promise(url: str) -> None:
     check_segment_store(open_store(url), reopen=lambda: open_store(url))
 
 
+@pytest.mark.storage
 def test_hdfs_declares_its_capabilities(url: str) -> None:
     store = open_store(url)
     assert store.capabilities.durable_append
@@ -84,6 +86,7 @@ def test_hdfs_declares_its_capabilities(url: str) -> None:
     assert "@" not in store.url
 
 
+@pytest.mark.storage
 def test_hdfs_url_speaks_to_the_http_port(url: str) -> None:
     user, _, rest = url.removeprefix("webhdfs://").partition("@")
     port = rest.partition("/")[0].partition(":")[2]
@@ -92,6 +95,7 @@ def test_hdfs_url_speaks_to_the_http_port(url: str) -> None:
     assert open_store(url).read("by-hdfs-url") == b"x"
 
 
+@pytest.mark.storage
 def test_appender_whose_append_failed_is_not_used_again(url: str) -> None:
     store = open_store(url)
     appender = store.open_append("failed.wal")
@@ -105,6 +109,7 @@ def test_appender_whose_append_failed_is_not_used_again(url: str) -> None:
     assert appender.size == 3
 
 
+@pytest.mark.storage
 def test_missing_rights_of_a_user_are_reported(url: str) -> None:
     store = open_store(
         url.replace(url.removeprefix("webhdfs://").partition("@")[0], "nobody-at-all")
@@ -113,6 +118,7 @@ def test_missing_rights_of_a_user_are_reported(url: str) -> None:
         store.create("forbidden", b"")
 
 
+@pytest.mark.storage
 def test_file_left_by_a_dead_writer_is_hidden(url: str) -> None:
     store = open_store(url)
     assert isinstance(store, HdfsStore)
@@ -123,7 +129,7 @@ def test_file_left_by_a_dead_writer_is_hidden(url: str) -> None:
         store.create("left/1", b"")
 
 
-@pytest.mark.parametrize("tail", ["whole", "torn"])
+@pytest.mark.parametrize("tail", [pytest.param("whole", marks=pytest.mark.storage), "torn"])
 def test_a_late_append_misses_the_recovered_segment(url: str, tail: str) -> None:
     """The writer was replaced.
     C8: the append reached the recovered copy, which had the name that the old writer appends to.
@@ -155,6 +161,7 @@ def test_a_late_append_misses_the_recovered_segment(url: str, tail: str) -> None
             assert dict(again.map("m")) == {"a": 1, "b": 2, "c": 4}
 
 
+@pytest.mark.storage
 def test_a_name_node_that_does_not_answer_is_unavailable() -> None:
     with pytest.raises(Unavailable):
         open_store(f"webhdfs://localhost:{free_port()}/x").exists("1")
@@ -177,6 +184,7 @@ store.create(sys.argv[2], b"never seen")
 """
 
 
+@pytest.mark.storage
 def test_files_of_killed_processes_go_after_a_day(url: str) -> None:
     """Before the first write of another process into that folder, and by a sweep of the folders
     above. A younger one may belong to a process that still writes."""

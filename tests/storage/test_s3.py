@@ -1,5 +1,5 @@
-"""Real object storage: s3fs against the S3 gateway versitygw, over HTTP, with its own conditional
-puts."""
+"""Real object storage over HTTP, with conditional puts: s3fs against moto's server, which starts in
+two seconds, and against the S3 gateway versitygw, which checks credentials and logs requests."""
 
 from __future__ import annotations
 
@@ -35,19 +35,24 @@ from storage_backends.objects import ObjectStore
 from storage_backends.testing import check_segment_store
 from tests.agent.harness import plugin, serving
 from tests.kit.own_disks import own_disk_config
-from tests.storage.s3_gateway import S3, running_s3
+from tests.storage.s3_gateway import S3, running_moto, running_s3
 from tests.storage.services import free_port
 
-# The first run builds the gateway.
-pytestmark = [pytest.mark.storage, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
+GATEWAY = pytest.param(running_s3, id="versitygw", marks=pytest.mark.storage)
+"""The first run builds it, which takes four minutes."""
+both = pytest.mark.parametrize(
+    "s3", [pytest.param(running_moto, id="moto"), GATEWAY], indirect=True
+)
 
 
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    with running_s3(tmp_path_factory.mktemp("s3")) as gateway:
-        yield gateway
+@pytest.fixture(scope="module", params=[GATEWAY])
+def s3(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    with request.param(tmp_path_factory.mktemp("s3")) as service:
+        yield service
 
 
+@both
 def test_s3_keeps_every_promise(s3: S3) -> None:
     check_segment_store(s3.open(), reopen=s3.open)
 
@@ -56,6 +61,7 @@ def test_s3_at_the_root_of_a_bucket_keeps_every_promise(s3: S3) -> None:
     check_segment_store(s3.open("bucket"), reopen=lambda: s3.open("bucket/"))
 
 
+@both
 def test_options_in_the_url(s3: S3) -> None:
     store = open_store(s3.url("bucket/by-url"))
     store.create("1", b"x")
@@ -160,6 +166,7 @@ def test_content_in_several_parts_is_created_exclusively(s3: S3, tmp_path: Path)
     store.delete("big/1")
 
 
+@both
 def test_lease_on_s3_runs_out_and_is_taken_over(s3: S3) -> None:
     now = [1_800_000_000_000]
 
@@ -266,6 +273,7 @@ def test_missing_local_file_is_not_a_missing_bucket(s3: S3, tmp_path: Path) -> N
         s3.open().create_from("1", str(tmp_path / "missing"))
 
 
+@both
 def test_a_writer_replaced_on_s3_acknowledges_nothing(s3: S3) -> None:
     """After an archive, too."""
 
@@ -287,6 +295,7 @@ def test_a_writer_replaced_on_s3_acknowledges_nothing(s3: S3) -> None:
         assert dict(third.map("m").items()) == {"a": 1, "b": 2}
 
 
+@both
 def test_a_log_on_s3_is_backed_up_beside_writers(s3: S3, tmp_path: Path) -> None:
     """From there it is restored into a local folder; the second backup copies only what is new."""
     from imap_wal.backup import catalogue

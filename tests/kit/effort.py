@@ -1,0 +1,69 @@
+"""How much of a random or exhaustive test runs, as a share of the whole: profiles of hypothesis.
+
+dev    while one works on a change: few examples, new ones each time
+ci     `make test`: a fifth of them, the same ones each time
+all    `make test-all`: all of them, new ones each time; the short form of torture
+torture  `make torture`: the long form of what is marked `torture`
+
+`pytest --hypothesis-profile=all` chooses one, as does `IMAP_WAL_EFFORT=all`. A test that always has
+to run in full does not use this module; one that only `make test-all` runs is marked `thorough`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import settings
+
+PERCENT = {"dev": 10, "ci": 20, "all": 100, "torture": 1000}
+"""Of the examples that hypothesis tries by default."""
+
+thorough = pytest.mark.thorough
+"""Only in `make test-all`. docs/decisions/0076 says what that needs: something quicker in
+`make test` has to prove the same."""
+
+
+def register() -> None:
+    """The profiles, before any test module is imported."""
+    for name, percent in PERCENT.items():
+        settings.register_profile(
+            name, max_examples=percent, deadline=None, derandomize=name == "ci", print_blob=True
+        )
+    settings.load_profile(os.environ.get("IMAP_WAL_EFFORT", "dev"))
+
+
+def share(whole: int, *, least: int = 1) -> int:
+    """How many of `whole` examples, rounds or schedules this run tries."""
+    percent = min(settings.default.max_examples, 100)
+    return max(min(least, whole), whole * percent // 100)
+
+
+def step(whole: int = 1) -> int:
+    """A test of each of many places, one after the other, tries this one of every so many:
+    each `whole`-th in `make test-all`."""
+    return whole * (100 // min(settings.default.max_examples, 100))
+
+
+def _is_torture() -> bool:
+    return settings.default.max_examples >= PERCENT["torture"]
+
+
+def brief(whole: int, percent: float = 4) -> int:
+    """How many of `whole` rounds of torture this run tries: all of them in `make torture`."""
+    return whole if _is_torture() else max(1, round(whole * percent / 100))
+
+
+def stride(whole: int = 1) -> int:
+    """Torture tries each of many places, one after the other. This is the step from one to the
+    next: `whole` in `make torture`."""
+    return whole if _is_torture() else whole * 23
+
+
+def first(rows: Sequence[object], quick: int) -> list[object]:
+    """Parameters of a test of which only the first `quick` are in `make test`."""
+    return [
+        row if number < quick else pytest.param(row, marks=thorough)
+        for number, row in enumerate(rows)
+    ]
