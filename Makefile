@@ -93,8 +93,7 @@ test-python: setup
 	$(PYTEST) $(SPREAD) $(QUICK)
 else
 test: setup
-	$(if $(filter hazelcast_plugin%,$(FOR)),$(MVN) verify -Dtests.excluded=thorough)
-	$(PYTEST) $(SPREAD) $(QUICK) --for=$(FOR) tests
+	$(if $(filter hazelcast_plugin%,$(FOR)),$(MVN) verify -Dtests.excluded=thorough,$(PYTEST) $(SPREAD) $(QUICK) --for=$(FOR) tests)
 endif
 
 # Apart, and one after the other: what takes long should not also be starved.
@@ -109,7 +108,7 @@ test-lowest: jar ## the oldest versions of libraries that pyproject.toml allows,
 	python3.11 -m venv --clear build/lowest
 	$(LOWEST) -m pip install --quiet --require-hashes --requirement requirements/lowest.txt
 	$(LOWEST) -m pip install --quiet --no-deps --no-build-isolation --editable .
-	$(LOWEST) -m pytest -m '$(LOWEST_MARKS)' -k 'not encrypt' $(LOWEST_TESTS)
+	$(LOWEST) -m pytest -m '$(LOWEST_MARKS)' -k 'not encrypt and not moto' $(LOWEST_TESTS)
 	$(LOWEST) -m pip install --quiet --require-hashes --requirement requirements/lowest-encryption.txt
 	$(LOWEST) -m pytest -m '$(LOWEST_MARKS)' -k encrypt $(LOWEST_TESTS)
 

@@ -34,7 +34,8 @@ from tests.cluster.configuration import QUICK_MEMBER
 from tests.cluster.processes import QUICK_JVM, Child
 from tests.cluster.waiting import until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]  # the first one builds helm
+# The first one builds helm.
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.thorough]
 QUICK = [
     *QUICK_JVM,
     "-Xmx256m",

@@ -19,6 +19,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.cluster)
             item.add_marker(pytest.mark.timeout(240))
+            if "now" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group("history"))
+            if "bench" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group("faults"))
 
 
 @pytest.fixture(scope="session")
@@ -29,11 +33,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def past(folder: Path, classpath: str) -> Iterator[History]:
     yield from history.first_lifetime(
-        Cluster(folder, classpath, history.maps, offsets_ms=history.OFFSETS_MS, **history.SETTINGS)
+        Cluster(
+            folder,
+            classpath,
+            history.maps,
+            offsets_ms=history.OFFSETS_MS,
+            properties=history.PROPERTIES,
+            **history.SETTINGS,
+        )
     )
 
 
-@pytest.fixture(scope="session", params=[2, 3], ids=["two members", "three members"])
+@pytest.fixture(
+    scope="session",
+    params=[2, pytest.param(3, marks=pytest.mark.thorough)],
+    ids=["two members", "three members"],
+)
 def now(past: History, request: pytest.FixtureRequest) -> Iterator[Now]:
     """After `kill -9` of everything and a restart."""
     yield from history.later_lifetime(past, request.param)

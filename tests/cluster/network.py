@@ -3,7 +3,7 @@ member connects by the source address, because each member has its own loopback 
 
     member 1 (127.0.1.1) ──▶ proxy of member 2 (127.0.1.2, announced) ──▶ member 2 (127.0.1.2)
 
-cut, split    connections are closed at once, new ones are closed as soon as they are accepted
+cut, split    connections are closed at once, new ones are closed after they were accepted
 pause         one direction: bytes wait and are delivered later, connections stay (a black hole)
 heal          everything passes again, also the bytes that waited
 
@@ -21,6 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 CHUNK = 1 << 16
+REFUSAL_S = 0.1
+"""Members connect again at once when a connection is closed: without a pause, several thousand
+times a second."""
 QUICK_LOSS = {
     "hazelcast.heartbeat.interval.seconds": "1",
     "hazelcast.max.no.heartbeat.seconds": "8",
@@ -115,16 +118,20 @@ class Network:
     ) -> None:
         """One connection, until one of its ends closes it."""
         connection = _Connection(_number(writer.get_extra_info("peername")[0]), target, [writer])
-        if self._is_cut(connection):
-            connection.abort()
-            return
         self._connections.add(connection)
         try:
-            with contextlib.suppress(OSError):
+            if self._is_cut(connection):
+                await asyncio.sleep(REFUSAL_S)
+                return
+            try:
                 far_reader, far_writer = await asyncio.open_connection(host(target), port)
-                connection.writers.append(far_writer)
-                if self._is_cut(connection):
-                    return
+            except OSError:  # the member has ended
+                await asyncio.sleep(REFUSAL_S)
+                return
+            connection.writers.append(far_writer)
+            if self._is_cut(connection):
+                return
+            with contextlib.suppress(OSError):
                 async with asyncio.TaskGroup() as pumps:
                     pumps.create_task(self._pump(connection.source, target, reader, far_writer))
                     pumps.create_task(self._pump(target, connection.source, far_reader, writer))

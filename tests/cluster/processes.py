@@ -24,6 +24,7 @@ from typing import Any
 
 from rewrite_cli.local_cluster import jars
 from rewrite_cli.local_cluster.launcher import JVM_FLAGS, ask_stat
+from tests.cluster.forks import COMMAND, SERVER, Forked
 from tests.cluster.waiting import Ended, until
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +60,7 @@ class Child:
 
     def __init__(self, name: str, log: Path) -> None:
         self.name, self.log = name, log
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str] | Forked | None = None
 
     def spawn(self, command: Sequence[str], *, talks: bool = False) -> subprocess.Popen[str]:
         """With `talks`, input and output are pipes, a line at a time. Otherwise the process gets no
@@ -69,7 +70,7 @@ class Child:
         with self.log.open("ab") as log:
             # The kernel sends the death signal when the thread that forked ends. So the thread that
             # runs the tests starts all children.
-            self.process = subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 cwd=ROOT,
                 stdin=pipe or subprocess.DEVNULL,
@@ -79,9 +80,13 @@ class Child:
                 bufsize=1,
                 preexec_fn=_die_with_parent,
             )
+        self._started(process)
+        return process
+
+    def _started(self, process: subprocess.Popen[str] | Forked) -> None:
+        self.process = process
         if self.group is not None:
-            (self.group / "cgroup.procs").write_text(str(self.process.pid))
-        return self.process
+            (self.group / "cgroup.procs").write_text(str(process.pid))
 
     @property
     def running(self) -> bool:
@@ -128,9 +133,10 @@ class Child:
 class Agent(Child):
     """`imap-wal agent` of one node. `settings` are those of its [log] section; `module` replaces
     the command, for agents that misbehave, and `program` is an older release of it. `defect`: see
-    `tests.nemesis.defects`. `own_disk`: its segments are in a folder of its own, which no other
-    agent is given. With `lifetime_timeout_s` 0 a cluster that is started does not wait for the one
-    before it, nor for other nodes."""
+    `tests.nemesis.defects`. Without `forked` it has an interpreter of its own, as at a user's; a
+    fork starts with a tenth of the work. `own_disk`: its segments are in a folder of its own, which
+    no other agent is given. With `lifetime_timeout_s` 0 a cluster that is started does not wait for
+    the one before it, nor for other nodes."""
 
     def __init__(
         self,
@@ -144,9 +150,11 @@ class Agent(Child):
         lifetime_timeout_s: float = 0,
         restore_at_start: bool = True,
         own_disk: bool = False,
+        forked: bool = True,
         **settings: Any,
     ) -> None:
         super().__init__(f"agent {node}", folder / f"{node}.log")
+        self._forked = forked
         self.program: Path | None = None
         self.defect = ""
         self.node, self.url, self.cluster = node, url, cluster
@@ -190,12 +198,17 @@ class Agent(Child):
         self.config.write_text(text)
 
     def launch(self, module: str = "") -> None:
-        what = ["-m", module] if module else ["-m", "rewrite_cli.cli", "agent", "--config"]
-        if self.program is not None:
-            what = [str(self.program), "agent", "--config"]
+        what = [module] if module else [COMMAND, "agent", "--config"]
         if self.defect:
-            what = ["-m", "tests.nemesis.defects", self.defect]
-        self.spawn([sys.executable, *what, str(self.config)])
+            what = ["tests.nemesis.defects", self.defect]
+        what.append(str(self.config))
+        if self.program is not None:
+            self.spawn([sys.executable, str(self.program), *what[1:]])
+        elif self._forked:
+            assert not self.running, f"{self.name} runs already"
+            self._started(SERVER.fork(what[0], what[1:], self.log))
+        else:
+            self.spawn([sys.executable, "-m", *what])
 
     def start(self, module: str = "") -> None:
         self.launch(module)

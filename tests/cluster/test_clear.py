@@ -22,34 +22,35 @@ from tests.cluster.waiting import until
 from tests.kit.silent import SILENT, newest, wait_taken
 
 PARTITIONS = 271
+BOTH = pytest.mark.parametrize(
+    "name", ["unheard", "offloaded-unheard"], ids=["offload off", "offload on"]
+)
 
 
-@pytest.fixture(params=[False, True], ids=["offload off", "offload on"])
-def cluster(tmp_path: Path, classpath: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+@pytest.fixture
+def cluster(tmp_path: Path, classpath: str) -> Iterator[Cluster]:
     """A cluster that has not been started."""
 
     def maps(endpoint: str) -> Mapping[str, Any]:
         # A busy machine may need longer than a member waits by default.
+        patient = {"settle-timeout-ms": "60000", "timeout-ms": "5000"}
         return {
-            "default": logged_map(
-                endpoint,
-                {"settle-timeout-ms": "60000", "timeout-ms": "5000"},
-                store={"offload": request.param},
-            )
+            "default": logged_map(endpoint, patient),
+            "offloaded-*": logged_map(endpoint, patient, store={"offload": True}),
         }
 
     with Cluster(tmp_path, classpath, maps) as made:
         yield made
 
 
-def orders_of(cluster: Cluster, name: str = "orders") -> BlockingMap[Any, Any]:
+def orders_of(cluster: Cluster, name: str) -> BlockingMap[Any, Any]:
     return cluster.client().get_map(name).blocking()
 
 
-def after_a_restart(cluster: Cluster, name: str = "orders") -> dict[Any, Any]:
+def after_a_restart(cluster: Cluster, *names: str) -> list[dict[Any, Any]]:
     cluster.kill_everything()
     cluster.start(2)
-    return dict(orders_of(cluster, name).entry_set())
+    return [dict(orders_of(cluster, name).entry_set()) for name in names]
 
 
 def logged(cluster: Cluster, name: str) -> tuple[int, int]:
@@ -65,40 +66,47 @@ def logged(cluster: Cluster, name: str) -> tuple[int, int]:
 
 def test_a_clear_deletes_evicted_keys_too(cluster: Cluster) -> None:
     cluster.start(2)
-    orders = orders_of(cluster)
-    orders.put_all({number: number for number in range(500)})
-    for number in range(250):
-        assert orders.evict(number)
-    before = logged(cluster, "orders")[1]
-    orders.clear()
-    clears, entries = logged(cluster, "orders")
-    assert clears == entries - before <= PARTITIONS
-    assert (orders.size(), orders.get(1), orders.get(300)) == (0, None, None)
-    orders.put_all({number: -number for number in range(0, 500, 50)})
-    orders.evict_all()
-    orders.clear()
-    assert orders.get(50) is None
-    orders.put(7, "after")
-    assert after_a_restart(cluster) == {7: "after"}
+    names = ("orders", "offloaded-orders")
+    for name in names:
+        orders = orders_of(cluster, name)
+        orders.put_all({number: number for number in range(500)})
+        for number in range(250):
+            assert orders.evict(number)
+        before = logged(cluster, name)[1]
+        orders.clear()
+        clears, entries = logged(cluster, name)
+        assert clears == entries - before <= PARTITIONS
+        assert (orders.size(), orders.get(1), orders.get(300)) == (0, None, None)
+        orders.put_all({number: -number for number in range(0, 500, 50)})
+        orders.evict_all()
+        orders.clear()
+        assert orders.get(50) is None
+        orders.put(7, "after")
+    assert after_a_restart(cluster, *names) == [{7: "after"}] * 2
 
 
+@pytest.mark.thorough
 def test_destroy_of_many_keys_is_one_entry_for_each_partition(cluster: Cluster) -> None:
     cluster.start(2)
-    orders = orders_of(cluster)
-    orders.put_all({number: number for number in range(20_000)})
-    cluster.client().get_map("orders").destroy()
-    assert logged(cluster, "orders") == (PARTITIONS, 20_000 + PARTITIONS)
-    again = orders_of(cluster)
-    assert (again.size(), again.get(1)) == (0, None)
-    again.put(7, "after")
-    assert after_a_restart(cluster) == {7: "after"}
+    names = ("orders", "offloaded-orders")
+    for name in names:
+        orders = orders_of(cluster, name)
+        orders.put_all({number: number for number in range(20_000)})
+        cluster.client().get_map(name).destroy()
+        assert logged(cluster, name) == (PARTITIONS, 20_000 + PARTITIONS)
+        again = orders_of(cluster, name)
+        assert (again.size(), again.get(1)) == (0, None)
+        again.put(7, "after")
+    assert after_a_restart(cluster, *names) == [{7: "after"}] * 2
 
 
-def test_a_clear_at_an_owner_that_dies_before_it_answers(cluster: Cluster) -> None:
+@pytest.mark.thorough
+@BOTH
+def test_a_clear_at_an_owner_that_dies_before_it_answers(cluster: Cluster, name: str) -> None:
     """Its agent has logged clears that neither the client nor a backup knows."""
     cluster.agents[0].launch(SILENT)
     cluster.start(2)
-    orders = orders_of(cluster, "unheard")
+    orders = orders_of(cluster, name)
     orders.put_all({f"k{number}": "old" for number in range(600)})
     cluster.wait_safe(2)
     owner = cluster.agents[0]
@@ -109,11 +117,11 @@ def test_a_clear_at_an_owner_that_dies_before_it_answers(cluster: Cluster) -> No
         cluster.members[0].kill()
         with contextlib.suppress(HazelcastError):
             clearing.result()
-    assert logged(cluster, "unheard")[0] > 0
+    assert logged(cluster, name)[0] > 0
     until(
         "memory equals the log",
-        lambda: dict(orders.entry_set()) == newest(cluster, "unheard"),
+        lambda: dict(orders.entry_set()) == newest(cluster, name),
         60,
     )
     held = dict(orders.entry_set())
-    assert after_a_restart(cluster, "unheard") == held
+    assert after_a_restart(cluster, name) == [held]

@@ -17,6 +17,7 @@ def change(cluster: Cluster, state: str) -> None:
     until(f"the cluster is {state}", lambda: cluster.members[0].ask("state", state), 60, 0.2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("state", "lost"), [("FROZEN", 1), ("NO_MIGRATION", 2)], ids=["frozen", "no migration"]
 )

@@ -22,6 +22,7 @@ from storage_backends import open_store
 from tests.cluster.cluster import Cluster
 from tests.cluster.configuration import logged_map
 from tests.cluster.contents import contents, refusal_for_a_disk
+from tests.cluster.load import PAUSE_S
 from tests.cluster.processes import Agent
 from tests.cluster.waiting import until
 
@@ -69,6 +70,7 @@ class Writer:
                 self.put[f"{self._prefix}{number % 300}"] = number
                 self.longest_s = max(self.longest_s, time.monotonic() - began)
                 number += 1
+                self._stopping.wait(PAUSE_S)
         except BaseException as error:
             self._error = error
 
@@ -124,6 +126,7 @@ def forget(cluster: Cluster, gone: Agent) -> None:
     cluster.agents.remove(gone)
 
 
+@pytest.mark.thorough
 def test_a_node_gone_for_good_loses_nothing(cluster: Cluster) -> None:
     """The agent of a node is killed under load, and its log deleted. Then everything is killed and
     started without it."""
@@ -160,6 +163,20 @@ def lose_disk(cluster: Cluster, number: int) -> None:
     shutil.rmtree(cluster.folder / f"disk-{agent.node}")
 
 
+def test_a_start_without_one_of_three_disks_loses_nothing(tmp_path: Path, classpath: str) -> None:
+    """No disk can see another one, and nothing was uploaded."""
+    with with_copies(tmp_path, classpath, own_disks=True) as cluster:
+        cluster.start(3)
+        expected = {f"k{n}": n for n in range(300)}
+        cluster.client().get_map(NAME).blocking().put_all(expected)
+        cluster.kill_everything()
+        lose_disk(cluster, 3)
+        assert not list((tmp_path / "logs").rglob("*.wal"))
+        cluster.start(2, "wait-most")
+        assert contents(cluster, NAME) == expected
+
+
+@pytest.mark.thorough
 def test_the_loss_of_an_own_disk_loses_nothing(tmp_path: Path, classpath: str) -> None:
     """Disks that cannot see each other. An agent and its disk are lost under load, and everything
     is started without them, and with an empty disk."""
@@ -202,6 +219,7 @@ def test_the_loss_of_an_own_disk_loses_nothing(tmp_path: Path, classpath: str) -
         print(f"settled after {time.monotonic() - began:.3f} s")
 
 
+@pytest.mark.thorough
 def test_a_second_lost_disk_stops_restores(tmp_path: Path, classpath: str) -> None:
     """Changes with a copy on a disk that was lost have only one, until they are uploaded."""
     with with_copies(tmp_path, classpath, own_disks=True) as cluster:
@@ -217,6 +235,7 @@ def test_a_second_lost_disk_stops_restores(tmp_path: Path, classpath: str) -> No
         assert "node 'node-1': all entries in segments" in text, text
 
 
+@pytest.mark.thorough
 def test_every_key_stays_writable_while_one_agent_is_away(cluster: Cluster) -> None:
     """One agent after the other is killed, or frozen, and returns."""
     writer = Writer(cluster.client().get_map(NAME).blocking(), "k")
@@ -242,6 +261,7 @@ def test_every_key_stays_writable_while_one_agent_is_away(cluster: Cluster) -> N
     assert dict(until("the map is there", lambda: found.entry_set())) == expected
 
 
+@pytest.mark.thorough
 def test_one_log_is_enough_if_acks_say_so(tmp_path: Path, classpath: str) -> None:
     with with_copies(tmp_path, classpath, acks="1") as cluster:
         cluster.start(3)
@@ -266,6 +286,7 @@ def orders_of(cluster: Cluster) -> dict[str, set[tuple[int, ...]]]:
     return found
 
 
+@pytest.mark.thorough
 def test_a_returned_agent_gets_what_it_lacks(tmp_path: Path, classpath: str) -> None:
     """With acks = 1, one of two agents is killed under load and returns. Its log gets what was
     acknowledged meanwhile: nothing is missing when the other node is lost."""
@@ -303,6 +324,7 @@ def acknowledged(writers: list[Writer]) -> int:
     return sum(max(list(writer.put.values()), default=-1) + 1 for writer in writers)
 
 
+@pytest.mark.thorough
 def test_a_returned_disk_has_everything_alone(tmp_path: Path, classpath: str) -> None:
     """With copies = 3 and acks = 2 on own disks, an agent is killed under load and returns. Then
     both other disks are lost."""

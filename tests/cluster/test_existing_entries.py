@@ -25,6 +25,7 @@ def no_maps(_: str) -> dict[str, Any]:
     return {}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("end", ["leave", "kill"])
 def test_they_are_kept_and_a_member_without_it_gets_them(
     classpath: str, tmp_path: Path, end: str

@@ -355,6 +355,7 @@ def test_a_change_sent_again_is_logged_once(bench: Bench, moment: str) -> None:
 # ---- sizes ----
 
 
+@pytest.mark.thorough
 def test_value_of_64_mb(bench: Bench) -> None:
     value = bytearray(os.urandom(MB)) * 64
     bench.map("large-map").put("large", value)

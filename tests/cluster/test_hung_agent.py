@@ -29,7 +29,11 @@ def failure(future: Future[Any]) -> Exception | None:
     return None
 
 
-@pytest.mark.parametrize("offload", [False, True], ids=["offload off", "offload on"])
+@pytest.mark.parametrize(
+    "offload",
+    [pytest.param(False, marks=pytest.mark.thorough), True],
+    ids=["offload off", "offload on"],
+)
 def test_a_hung_agent_delays_only_operations_after_a_change(
     tmp_path: Path, classpath: str, offload: bool
 ) -> None:

@@ -12,6 +12,7 @@ from tests.cluster.configuration import logged_map
 MB = 1024 * 1024
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("count", "size", "heap"),

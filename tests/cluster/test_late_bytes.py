@@ -110,6 +110,7 @@ class Second:
         }
 
 
+@pytest.mark.thorough
 def test_changes_of_a_frozen_cluster_are_restored_or_refused(folder: Path, classpath: str) -> None:
     """What was under way when the members were frozen is acknowledged only if the next cluster has
     restored it."""
@@ -175,6 +176,7 @@ def test_a_replaced_cluster_is_never_acknowledged_again(folder: Path, classpath:
         second.check([f"late-{number}" for number in range(20)])
 
 
+@pytest.mark.thorough
 def test_bytes_appended_after_the_next_restore_are_void(folder: Path, classpath: str) -> None:
     """The agent itself is frozen with a change in its socket, and writes the change into the log
     long after another cluster has begun."""

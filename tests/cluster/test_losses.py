@@ -73,6 +73,7 @@ def _insist(action: Callable[[], object]) -> None:
     until("it is acknowledged", done, 90, 0.1)
 
 
+@pytest.mark.thorough
 def test_maps_are_cleared_and_destroyed_during_a_claim(cluster: Cluster) -> None:
     """Transactions run at the same time. A key that was evicted is still found."""
     names = ("cleared", "destroyed", "kept")
@@ -126,6 +127,7 @@ def test_maps_are_cleared_and_destroyed_during_a_claim(cluster: Cluster) -> None
     _demand_kept(cluster, {"cleared": {}, "destroyed": {}, "kept": KEYS, "groups": groups}, 3)
 
 
+@pytest.mark.thorough
 def test_a_second_member_is_lost_during_a_settlement(cluster: Cluster) -> None:
     orders = _map(cluster, "orders")
     orders.put_all(KEYS)
@@ -140,6 +142,7 @@ def test_a_second_member_is_lost_during_a_settlement(cluster: Cluster) -> None:
     _demand_kept(cluster, {"orders": KEYS | {"more": "new"}}, 3)
 
 
+@pytest.mark.thorough
 def test_a_member_is_killed_between_claim_and_cuts(cluster: Cluster) -> None:
     """The claim of its view exists, and its cuts do not: nothing may be in that view yet."""
     _map(cluster, "orders").put_all(KEYS)
@@ -165,6 +168,7 @@ def test_a_member_is_killed_between_claim_and_cuts(cluster: Cluster) -> None:
     _demand_kept(cluster, {"orders": KEYS | {"more": "new"}}, 3)
 
 
+@pytest.mark.thorough
 def test_a_lone_member_does_not_get_the_log(cluster: Cluster, network: Network) -> None:
     orders = _map(cluster, "orders")
     orders.put_all(KEYS)

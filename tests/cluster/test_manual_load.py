@@ -5,6 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.cluster import Cluster
 from tests.cluster.configuration import logged_map
 
@@ -12,6 +14,7 @@ ROUNDS = 10
 KEYS = 500
 
 
+@pytest.mark.thorough
 def test_a_load_undoes_no_acknowledged_change(tmp_path: Path, classpath: str) -> None:
     """With offload, changes that wait for the agent when the load begins are kept: values, and
     removals. An evicted key is loaded."""

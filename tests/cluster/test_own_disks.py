@@ -13,7 +13,7 @@ from tests.cluster.configuration import logged_map
 from tests.cluster.contents import contents, refusal_for_a_disk
 from tests.cluster.waiting import until
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.thorough]
 NAME = "orders"
 ENTRIES = {f"k{number}": f"value {number}" for number in range(300)}
 

@@ -15,7 +15,7 @@ from tests.cluster import history
 from tests.cluster.cluster import Cluster
 from tests.cluster.processes import ROOT
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 EXAMPLE = ROOT / "examples" / "spark" / "into_a_cluster.py"
 ROWS = 2500
 

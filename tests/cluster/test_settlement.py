@@ -81,7 +81,11 @@ def _map(cluster: Cluster, name: str) -> BlockingMap:
     return cluster.client().get_map(name).blocking()
 
 
-@pytest.mark.parametrize("offload", [False, True], ids=["offload off", "offload on"])
+@pytest.mark.parametrize(
+    "offload",
+    [False, pytest.param(True, marks=pytest.mark.thorough)],
+    ids=["offload off", "offload on"],
+)
 def test_an_owner_that_died_before_it_answered(start: Start, offload: bool) -> None:
     """Its agent has logged changes that neither a client nor a backup knows."""
     cluster = start(2, module=SILENT, properties={"timeout-ms": "5000"}, store={"offload": offload})
@@ -113,6 +117,7 @@ def test_an_owner_that_died_before_it_answered(start: Start, offload: bool) -> N
     assert after_a_restart(cluster, "orders", 2) == held
 
 
+@pytest.mark.thorough
 def test_changes_that_were_acknowledged_without_their_backup(start: Start) -> None:
     """The network between owner and backup is cut; the owner answers after the backup's time-out,
     and dies."""
@@ -144,6 +149,7 @@ def test_changes_that_were_acknowledged_without_their_backup(start: Start) -> No
         assert after_a_restart(cluster, "orders", 2) == expected
 
 
+@pytest.mark.thorough
 def test_two_of_three_members_die_at_once(start: Start) -> None:
     """Partitions whose owner and backup are lost are read from the log; keys that are removed then
     stay removed."""
@@ -172,6 +178,7 @@ def test_two_of_three_members_die_at_once(start: Start) -> None:
     assert after_a_restart(cluster, "orders", 3) == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("frozen", [False, True], ids=["its agent answers", "its agent is frozen"])
 def test_a_member_that_leaves_with_an_outcome_unknown(start: Start, frozen: bool) -> None:
     """What its agent has logged is in memory of the others, whether or not it could be asked in
@@ -207,6 +214,7 @@ def test_a_member_that_leaves_with_an_outcome_unknown(start: Start, frozen: bool
     assert after_a_restart(cluster, "orders", 2) == held
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("offload", [False, True], ids=["offload off", "offload on"])
 def test_evicted_keys_are_read_from_the_log(start: Start, offload: bool) -> None:
     """Also after the partition moved to another member."""
@@ -235,6 +243,7 @@ def test_evicted_keys_are_read_from_the_log(start: Start, offload: bool) -> None
     assert after_a_restart(cluster, "orders", 2) == expected
 
 
+@pytest.mark.thorough
 def test_each_member_restores_its_own_partitions_from_its_own_agent(start: Start) -> None:
     cluster = start(3)
     keys = {f"key-{number}": f"value-{number}" for number in range(3000)}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cluster.cluster import Cluster
 from tests.cluster.configuration import logged_map
 from tests.cluster.contents import contents, refusal
@@ -14,6 +16,7 @@ NAME = "orders"
 ENTRIES = {f"k{number}": f"value {number}" for number in range(300)}
 
 
+@pytest.mark.thorough
 def test_two_of_three_machines_wait_for_the_third(tmp_path: Path, classpath: str) -> None:
     """The error names its node; with `wait-most` they start without it."""
     with Cluster(

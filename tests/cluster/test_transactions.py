@@ -30,30 +30,32 @@ AFTER = dict.fromkeys(list(BEFORE)[:50], "new") | {"more": "unanswered-1"}
 
 
 class Scene:
-    """Three members with an agent each. The first member commits the transactions."""
+    """Members with an agent each. The first member commits the transactions."""
 
-    def __init__(self, folder: Path, classpath: str, **properties: str) -> None:
+    def __init__(self, folder: Path, classpath: str, members: int = 3, **properties: str) -> None:
         def maps(endpoint: str) -> Mapping[str, Any]:
             patient = {"settle-timeout-ms": "60000", "timeout-ms": "5000", **properties}
             offloading = logged_map(endpoint, patient, store={"offload": True})
-            return {"default": logged_map(endpoint, patient), "stock": offloading}
+            return {"default": logged_map(endpoint, patient), "stock-*": offloading}
 
+        self._members = members
         self.cluster = Cluster(folder, classpath, maps)
         self._reader: hazelcast.HazelcastClient | None = None
 
     def start(self, module: str = "") -> None:
         self.cluster.agents[0].launch(module)
-        self.cluster.start(3)
-        self.cluster.wait_safe(3)
+        self.cluster.start(self._members)
+        self.cluster.wait_safe(self._members)
 
-    def fill(self, name: str) -> None:
-        self.map(name).put_all(BEFORE)
-        self.cluster.wait_safe(3)
+    def fill(self, *names: str) -> None:
+        for name in names:
+            self.map(name).put_all(BEFORE)
+        self.cluster.wait_safe(self._members)
 
     def map(self, name: str) -> BlockingMap:
         """The map, by a client of the last member, which no test kills."""
         if self._reader is None:
-            self._reader = self._client(2)
+            self._reader = self._client(self._members - 1)
         return self._reader.get_map(name).blocking()
 
     def _client(self, member: int) -> hazelcast.HazelcastClient:
@@ -74,10 +76,14 @@ class Scene:
         """Keys whose change has a place in the order, while the owner does not know the outcome."""
         return sum(member.ask("placed") for member in self.cluster.running)
 
-    def restarted(self, name: str) -> dict[Any, Any]:
+    def restart(self) -> None:
+        """After everything was killed."""
         self.cluster.kill_everything()
         self._reader = None
-        self.cluster.start(3)
+        self.cluster.start(self._members)
+
+    def restarted(self, name: str) -> dict[Any, Any]:
+        self.restart()
         return self.contents(name)
 
 
@@ -99,6 +105,14 @@ def scene(tmp_path: Path, classpath: str) -> Iterator[Scene]:
         yield scene
 
 
+@pytest.fixture
+def pair(tmp_path: Path, classpath: str) -> Iterator[Scene]:
+    """Two members, for tests in which only agents fail."""
+    scene = Scene(tmp_path, classpath, 2)
+    with scene.cluster:
+        yield scene
+
+
 @contextlib.contextmanager
 def frozen(child: Any) -> Iterator[None]:
     child.send(signal.SIGSTOP)
@@ -108,56 +122,68 @@ def frozen(child: Any) -> Iterator[None]:
         child.send(signal.SIGCONT)
 
 
-@pytest.mark.parametrize("kind", [TWO_PHASE, ONE_PHASE], ids=["two phases", "one phase"])
-@pytest.mark.parametrize("name", ["orders", "stock"], ids=["offload off", "offload on"])
-def test_the_agent_of_one_owner_is_dead(scene: Scene, name: str, kind: int) -> None:
+KINDS = {"two-phases": TWO_PHASE, "one-phase": ONE_PHASE}
+OFFLOADED = {f"stock-{name}": kind for name, kind in KINDS.items()}
+"""Maps with offload, and how their transactions are committed."""
+
+
+def test_the_agent_of_one_owner_is_dead(pair: Scene) -> None:
     """Only the agent of the member that commits is needed."""
-    scene.start()
-    scene.fill(name)
-    scene.cluster.agents[1].kill()
-    scene.commit(name, kind)
-    assert scene.contents(name) == AFTER
-    assert scene.placed() == 0
-    scene.cluster.agents[1].start()
-    scene.map(name).set("k1", "later")
-    assert scene.restarted(name) == {**AFTER, "k1": "later"}
+    pair.start()
+    kinds = KINDS | OFFLOADED
+    pair.fill(*kinds)
+    pair.cluster.agents[1].kill()
+    for name, kind in kinds.items():
+        pair.commit(name, kind)
+        assert pair.contents(name) == AFTER
+        assert pair.placed() == 0
+    pair.cluster.agents[1].start()
+    for name in kinds:
+        pair.map(name).set("k1", "later")
+    pair.restart()
+    for name in kinds:
+        assert pair.contents(name) == {**AFTER, "k1": "later"}, name
 
 
-@pytest.mark.parametrize("kind", [TWO_PHASE, ONE_PHASE], ids=["two phases", "one phase"])
-def test_the_agent_of_the_transactions_member_is_dead(scene: Scene, kind: int) -> None:
-    scene.start()
-    scene.fill("orders")
-    scene.cluster.agents[0].kill()
-    with pytest.raises(HazelcastError) as caught:
-        scene.commit("orders", kind)
-    assert isinstance(error_of(caught.value), NotAppended)
-    assert scene.contents("orders") == BEFORE
-    scene.cluster.agents[0].start()
-    for key in (
-        "k0",
-        "k55",
-    ):  # one that was to be set and one that was to be removed: neither is locked
-        scene.map("orders").set(key, "later")
-    assert scene.placed() == 0
-    assert scene.restarted("orders") == {**BEFORE, "k0": "later", "k55": "later"}
+@pytest.mark.thorough
+def test_the_agent_of_the_transactions_member_is_dead(pair: Scene) -> None:
+    pair.start()
+    pair.fill(*KINDS)
+    pair.cluster.agents[0].kill()
+    for name, kind in KINDS.items():
+        with pytest.raises(HazelcastError) as caught:
+            pair.commit(name, kind)
+        assert isinstance(error_of(caught.value), NotAppended)
+        assert pair.contents(name) == BEFORE
+    pair.cluster.agents[0].start()
+    for name in KINDS:
+        # One that was to be set and one that was to be removed: neither is locked.
+        for key in ("k0", "k55"):
+            pair.map(name).set(key, "later")
+    assert pair.placed() == 0
+    pair.restart()
+    for name in KINDS:
+        assert pair.contents(name) == {**BEFORE, "k0": "later", "k55": "later"}, name
 
 
-def test_a_logged_transaction_without_an_answer(scene: Scene) -> None:
+@pytest.mark.thorough
+def test_a_logged_transaction_without_an_answer(pair: Scene) -> None:
     """The caller gets `OutcomeUnknown`, and the transaction counts."""
-    scene.start()
-    scene.fill("orders")
-    scene.cluster.agents[0].kill()
-    scene.cluster.agents[0].start(SILENT)
+    pair.start()
+    pair.fill("orders")
+    pair.cluster.agents[0].kill()
+    pair.cluster.agents[0].start(SILENT)
     with pytest.raises(HazelcastError) as caught:
-        scene.commit("orders")
+        pair.commit("orders")
     assert isinstance(error_of(caught.value), OutcomeUnknown)
-    scene.cluster.agents[0].kill()
-    scene.cluster.agents[0].start()
-    until("memory has the transaction", lambda: scene.contents("orders") == AFTER)
-    until("no key waits", lambda: scene.placed() == 0)
-    assert scene.restarted("orders") == AFTER
+    pair.cluster.agents[0].kill()
+    pair.cluster.agents[0].start()
+    until("memory has the transaction", lambda: pair.contents("orders") == AFTER)
+    until("no key waits", lambda: pair.placed() == 0)
+    assert pair.restarted("orders") == AFTER
 
 
+@pytest.mark.thorough
 def test_the_member_dies_after_its_agent_has_logged_the_transaction(scene: Scene) -> None:
     """Its locks expire with its time-out, 60 s; until then memory has the former values."""
     scene.start()
@@ -180,6 +206,7 @@ def test_the_member_dies_after_its_agent_has_logged_the_transaction(scene: Scene
     assert scene.restarted("orders") == {**AFTER, "k1": "later"}
 
 
+@pytest.mark.thorough
 def test_the_member_dies_before_its_agent_has_logged_the_transaction(scene: Scene) -> None:
     scene.start()
     scene.fill("orders")
@@ -198,8 +225,10 @@ def test_the_member_dies_before_its_agent_has_logged_the_transaction(scene: Scen
     assert scene.restarted("orders") == {**BEFORE, "k1": "later"}
 
 
+@pytest.mark.thorough
 def test_an_owner_dies_while_the_transaction_is_logged(tmp_path: Path, classpath: str) -> None:
-    scene = Scene(tmp_path, classpath, **{"timeout-ms": "60000", "agent-timeout-ms": "60000"})
+    patient = {"timeout-ms": "60000", "agent-timeout-ms": "60000"}
+    scene = Scene(tmp_path, classpath, 3, **patient)
     with scene.cluster, ThreadPoolExecutor(1) as pool:
         scene.start()
         scene.fill("orders")
@@ -215,32 +244,34 @@ def test_an_owner_dies_while_the_transaction_is_logged(tmp_path: Path, classpath
         assert scene.restarted("orders") == held
 
 
-def test_a_later_change_of_a_key_is_not_overwritten(scene: Scene) -> None:
+@pytest.mark.thorough
+def test_a_later_change_of_a_key_is_not_overwritten(pair: Scene) -> None:
     """The agent hangs, so the outcome is not known, and the transaction's locks have been
     released."""
-    scene.start()
-    scene.fill("orders")
+    pair.start()
+    pair.fill("orders")
     with ThreadPoolExecutor(2) as pool:
-        with frozen(scene.cluster.agents[0]):
+        with frozen(pair.cluster.agents[0]):
             with pytest.raises(HazelcastError) as caught:
-                pool.submit(scene.commit, "orders").result()
+                pool.submit(pair.commit, "orders").result()
             assert isinstance(error_of(caught.value), OutcomeUnknown)
-            later = [pool.submit(scene.map("orders").set, key, "later") for key in ("k1", "k55")]
+            later = [pool.submit(pair.map("orders").set, key, "later") for key in ("k1", "k55")]
         for each in later:
             each.result()
-    until("no key waits", lambda: scene.placed() == 0)
+    until("no key waits", lambda: pair.placed() == 0)
     changed = {"k1": "later", "k55": "later"}
 
     def held() -> dict[Any, Any]:
-        contents = scene.contents("orders")
+        contents = pair.contents("orders")
         assert contents.items() >= changed.items()
         return contents
 
     until("all or none", lambda: held() in ({**BEFORE, **changed}, {**AFTER, **changed}))
     contents = held()
-    assert scene.restarted("orders") == contents
+    assert pair.restarted("orders") == contents
 
 
+@pytest.mark.thorough
 def test_the_disk_of_the_transactions_member_is_full(tmp_path: Path, classpath: str) -> None:
     nodes = tmp_path / "logs" / "default" / "dev" / "nodes"
     nodes.mkdir(parents=True)

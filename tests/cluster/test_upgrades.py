@@ -39,6 +39,7 @@ def maps(endpoint: str) -> dict[str, Any]:
     return {NAME: logged_map(endpoint, backup_count=1)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("older", ["plug-in", "agent"])
 def test_versions_of_plug_in_and_agent_work_side_by_side(
     older: str, classpath: str, older_classpath: str, tmp_path: Path
@@ -59,6 +60,7 @@ def test_versions_of_plug_in_and_agent_work_side_by_side(
         assert contents(cluster, NAME) == expected, "after everything was killed"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("first", ["older", "newer"])
 def test_a_joining_member_of_another_version_opens_the_map(
     first: str, classpath: str, older_classpath: str, tmp_path: Path
@@ -79,6 +81,7 @@ def test_a_joining_member_of_another_version_opens_the_map(
         assert dict(cluster.keep(only).get_map(NAME).blocking().entry_set()) == written
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_a_rolling_update_loses_nothing_and_keeps_one_cluster(
     classpath: str, older_classpath: str, tmp_path: Path

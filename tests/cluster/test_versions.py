@@ -44,6 +44,7 @@ def committed_by_the_first_member(cluster: Cluster) -> dict[str, str]:
     return changed
 
 
+@pytest.mark.thorough
 def test_an_older_member_keeps_its_map(classpath_of: str, tmp_path: Path) -> None:
     """Over a migration, the loss of a member and a kill of everything."""
     with Cluster(tmp_path, classpath_of, maps, offsets_ms=(0, 0)) as cluster:

@@ -1,5 +1,5 @@
 """Fills the numbers of `docs/reliability.md` from what the last runs that passed have counted:
-`python -m tests.faults.report`, after `make test` and `make torture`.
+`python -m tests.faults.report`, after `make test-all` and `make torture`.
 
 A row of the page with a test of this folder in backticks ends with two columns: cases in the short
 form, cases in the long one."""

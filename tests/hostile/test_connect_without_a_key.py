@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 from dataclasses import replace
@@ -105,7 +106,7 @@ def test_without_a_key_nothing_is_answered(settings: AgentConfig) -> None:
                     assert b"stat" not in answer
 
 
-@pytest.mark.parametrize("agent_key", ["", STRANGER.public])
+@pytest.mark.parametrize("agent_key", ["", STRANGER.public], ids=["no key", "another key"])
 def test_a_peer_that_ends_in_the_handshake_is_logged(settings: AgentConfig, agent_key: str) -> None:
     """It has no key, or takes another key for the agent's."""
     own = MEMBER if agent_key else None
@@ -241,6 +242,7 @@ def test_an_address_that_others_reach_needs_keys(tmp_path: Path, endpoint: str) 
             "each client needs its own key",
         ),
     ],
+    ids=itertools.count(1),
 )
 def test_untrustworthy_key_files_are_refused_at_the_start(
     settings: AgentConfig, tmp_path: Path, name: str, mode: int, text: str | None, said: str

@@ -19,10 +19,14 @@ from imap_wal.agent.transport.gate import new_pair
 from rewrite_cli.local_cluster.launcher import ask_stat
 from tests.cluster.cluster import Cluster
 from tests.cluster.configuration import logged_map
-from tests.cluster.processes import Agent, MemberError, free_ports
+from tests.cluster.processes import Agent, free_ports
 from tests.cluster.waiting import until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(240),
+    pytest.mark.xdist_group("member-over-tcp"),
+]
 
 SECRET = "a value that no one between them may read"
 OPERATOR = new_pair("operator")
@@ -73,10 +77,10 @@ class Tap:
 
 
 class KeyedAgent(Agent):
-    """At a TCP endpoint with keys."""
+    """At a TCP endpoint with keys, with an interpreter of its own."""
 
     def __init__(self, folder: Path, node: str, url: str, port: int) -> None:
-        super().__init__(folder, node, url, endpoint=f"tcp://127.0.0.1:{port}")
+        super().__init__(folder, node, url, endpoint=f"tcp://127.0.0.1:{port}", forked=False)
         self.pair, self.clients = new_pair(node), folder / f"{node}-clients.toml"
         keys.write_new(folder / f"{node}.key", self.pair.text(), 0o600)
         about = {"key": str(folder / f"{node}.key"), "clients": str(self.clients)}
@@ -116,6 +120,8 @@ class World:
             "agent-public-key": self.agent.pair.public,
             "cluster-token-file": str(self.token),
         }
+        self.others: dict[str, dict[str, str]] = {}
+        """Properties of maps that have others."""
         self.cluster = Cluster(
             folder,
             classpath,
@@ -126,7 +132,11 @@ class World:
         )
 
     def _maps(self, endpoint: str) -> dict[str, Any]:
-        return {"default": logged_map(f"tcp://127.0.0.1:{self.tap.port}", self.properties)}
+        each = {"default": {}, **self.others}
+        return {
+            name: logged_map(f"tcp://127.0.0.1:{self.tap.port}", self.properties | properties)
+            for name, properties in each.items()
+        }
 
     def log(self) -> str:
         return self.agent.log.read_text()
@@ -213,6 +223,7 @@ def test_an_agent_with_another_key_learns_nothing(world: World) -> None:
     assert SECRET.encode() not in bytes(world.tap.seen)
 
 
+@pytest.mark.thorough
 def test_the_next_cluster_needs_the_token(world: World) -> None:
     """Without it, its operations fail, and the error names the reason."""
     cluster = world.cluster
@@ -231,35 +242,38 @@ def test_the_next_cluster_needs_the_token(world: World) -> None:
     assert restored == "1"
 
 
-@pytest.mark.parametrize(
-    ("properties", "text"),
-    [
-        ({"agent-public-key": None}, "belong together"),
-        ({"agent-public-key": "00"}, "must be the 64 hexadecimal digits"),
-        ({"agent-key-file": "{folder}/none.key"}, "none.key does not exist"),
-        ({"agent-key-file": "{folder}/open.key"}, "other users may open it"),
-        ({"agent-key-file": "{folder}/c.token"}, "has no public-key and secret-key"),
-        (
-            {"cluster-token-file": "{folder}/short.token"},
-            "has no token of 32 to 200 visible ASCII characters",
-        ),
-    ],
-)
-def test_secrets_that_cannot_be_used_are_named(
-    world: World, properties: dict[str, str | None], text: str
-) -> None:
+UNUSABLE: dict[str, tuple[dict[str, str], str]] = {
+    "one-of-two": ({"agent-public-key": ""}, "belong together"),
+    "short-key": ({"agent-public-key": "00"}, "must be the 64 hexadecimal digits"),
+    "no-file": ({"agent-key-file": "{folder}/none.key"}, "none.key does not exist"),
+    "open-file": ({"agent-key-file": "{folder}/open.key"}, "other users may open it"),
+    "no-keys": ({"agent-key-file": "{folder}/c.token"}, "has no public-key and secret-key"),
+    "short-token": (
+        {"cluster-token-file": "{folder}/short.token"},
+        "has no token of 32 to 200 visible ASCII characters",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory, classpath: str) -> Iterator[World]:
+    """A member with a map for each of `UNUSABLE`."""
+    world = World(tmp_path_factory.mktemp("wrong"), classpath)
     keys.write_new(world.folder / "open.key", world.pair.text(), 0o644)
     keys.write_new(world.folder / "short.token", "short\n", 0o600)
-    for name, value in properties.items():
-        if value is None:
-            del world.properties[name]
-        else:
-            world.properties[name] = value.replace("{folder}", str(world.folder))
-    said = ""
-    try:
+    for map, (properties, _) in UNUSABLE.items():
+        world.others[map] = {
+            name: value.replace("{folder}", str(world.folder)) for name, value in properties.items()
+        }
+    with world.cluster:
         world.cluster.start(1)
-        world.cluster.client().get_map("orders").blocking().put("a", "1")
-    except (Exception, MemberError) as error:
-        said = str(error)
-    assert text in said + world.cluster.members[0].log.read_text()
-    assert world.pair.secret not in said + world.cluster.members[0].log.read_text()
+        yield world
+    world.tap.close()
+
+
+@pytest.mark.parametrize("map", UNUSABLE)
+def test_secrets_that_cannot_be_used_are_named(wrong: World, map: str) -> None:
+    with pytest.raises(Exception) as caught:
+        wrong.cluster.client().get_map(map).blocking().put("a", "1")
+    assert UNUSABLE[map][1] in str(caught.value)
+    assert wrong.pair.secret not in str(caught.value) + wrong.cluster.members[0].log.read_text()

@@ -34,20 +34,25 @@ def register() -> None:
     settings.load_profile(os.environ.get("IMAP_WAL_EFFORT", "dev"))
 
 
+def profile() -> str:
+    """The name of the profile of this run."""
+    return next(name for name, percent in PERCENT.items() if settings().max_examples == percent)
+
+
 def share(whole: int, *, least: int = 1) -> int:
     """How many of `whole` examples, rounds or schedules this run tries."""
-    percent = min(settings.default.max_examples, 100)
+    percent = min(settings().max_examples, 100)
     return max(min(least, whole), whole * percent // 100)
 
 
 def step(whole: int = 1) -> int:
     """A test of each of many places, one after the other, tries this one of every so many:
     each `whole`-th in `make test-all`."""
-    return whole * (100 // min(settings.default.max_examples, 100))
+    return whole * (100 // min(settings().max_examples, 100))
 
 
 def _is_torture() -> bool:
-    return settings.default.max_examples >= PERCENT["torture"]
+    return settings().max_examples >= PERCENT["torture"]
 
 
 def brief(whole: int, percent: float = 4) -> int:

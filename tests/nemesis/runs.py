@@ -22,6 +22,7 @@ from tests.nemesis.world import COLD_KEYS, KEYS, NotWhole, World
 
 WORKING_S = 60.0
 REST_S = 2.0
+PAUSE_S = 0.02
 COLD_PAUSE_S = 0.25
 EMPTIED = 0.2
 """The probability that a map is emptied at the end of an episode."""
@@ -72,10 +73,17 @@ def drawn(seed: int, among: Sequence[str]) -> Iterator[str]:
 
 class Run:
     def __init__(
-        self, world: World, seed: int, *, restarts: Callable[[Random], str] | None = None
+        self,
+        world: World,
+        seed: int,
+        *,
+        restarts: Callable[[Random], str] | None = None,
+        together_pause_s: float = PAUSE_S,
     ) -> None:
-        """`restarts` draws how everything is restarted after an episode; "": not at all."""
-        self.world, self.seed = world, seed
+        """`restarts` draws how everything is restarted after an episode; "": not at all.
+        `together_pause_s`: between two operations on many keys of a caller. A clear is as much
+        work as hundreds of other operations."""
+        self.world, self.seed, self._together_pause_s = world, seed, together_pause_s
         self._restarts = restarts or (lambda rng: rng.choice([*world.restarts, "", "", ""]))
         self.records: list[Record] = []
         self._history, self._judge = world.history, Judge(world.keys)
@@ -91,7 +99,9 @@ class Run:
             Callers(self._history, connect, KEYS, seed=self.seed, evicted=self.world.evicted)
         ]
         if not self.world.bare:
-            self._callers += callers_of_many(self._history, connect, self.seed)
+            self._callers += callers_of_many(
+                self._history, connect, self.seed, self._together_pause_s
+            )
             cold = Callers(
                 self._history,
                 connect,

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kit.effort import share
 from tests.nemesis.linearizability import (
     UNKNOWN,
     UNSEEN,
@@ -288,13 +289,13 @@ def operations(draw: st.DrawFn) -> Operation:
     return op(kind, start, end, value, result=result, expected=expected)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=share(600), deadline=None)
 @given(st.lists(operations(), max_size=6))
 def test_the_verdict_is_that_of_trying_all_orders(history: list[Operation]) -> None:
     assert (check(history) is None) == brute(history)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=share(300), deadline=None)
 @given(st.lists(operations(), max_size=3))
 def test_the_verdict_on_repetitions_is_that_of_all_orders(history: list[Operation]) -> None:
     """Each order is tried with each choice of repeated operations."""

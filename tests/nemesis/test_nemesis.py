@@ -1,5 +1,5 @@
-"""The short forms of `make nemesis`: one cluster, a few faults, everything killed and restarted
-twice; and one whose agents have own disks."""
+"""The short forms of `make nemesis`: one cluster, one fault or a few, everything killed and
+restarted; and one whose agents have own disks."""
 
 from __future__ import annotations
 
@@ -36,6 +36,17 @@ def played(run: Run, episodes: dict[str, str]) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(400)
+def test_a_killed_agent_loses_no_acknowledged_change(
+    tmp_path: Path, classpath: str, seed: int
+) -> None:
+    """One fault of those below, with fewer clears and transactions."""
+    with World(tmp_path, classpath, print) as world:
+        played(Run(world, seed, restarts=lambda _: "", together_pause_s=0.3), {"kill-agent": ""})
+
+
+@pytest.mark.cluster
+@pytest.mark.thorough
+@pytest.mark.timeout(400)
 def test_no_acknowledged_change_is_lost_or_undone(
     tmp_path: Path, classpath: str, seed: int
 ) -> None:
@@ -46,6 +57,7 @@ def test_no_acknowledged_change_is_lost_or_undone(
 
 
 @pytest.mark.cluster
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_lost_disks_lose_no_acknowledged_change_silently(
     tmp_path: Path, classpath: str, seed: int

@@ -188,10 +188,11 @@ def _change(entries: Any, names: Sequence[str], value: str | None) -> None:
 Connect = Callable[[int, bool], hazelcast.HazelcastClient]
 
 
-def callers_of_many(history: History, connect: Connect, seed: int) -> list[Callers]:
+def callers_of_many(history: History, connect: Connect, seed: int, pause_s: float) -> list[Callers]:
+    more: dict[str, Any] = {"seed": seed, "pause_s": pause_s}
     return [
-        Emptying(history, connect, EMPTIED_KEYS, seed=seed, count=2, prefix="empty-"),
-        Transactions(history, connect, GROUPS, seed=seed, count=3, prefix="transact-"),
+        Emptying(history, connect, EMPTIED_KEYS, count=2, prefix="empty-", **more),
+        Transactions(history, connect, GROUPS, count=3, prefix="transact-", **more),
     ]
 
 

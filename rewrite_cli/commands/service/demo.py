@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -168,3 +169,12 @@ def show(report: Report, url: str | None) -> None:
         + f"   picture: {report.picture}"
         + (f"   log: {url}" if url else "")
     )
+    program = "imap-wal" if shutil.which("imap-wal") else sys.argv[0]
+    kept = url or "file:///tmp/imap-wal-flights"
+    out.echo("\nNext:")
+    for words in (
+        f"demo --url {kept}-2 --kills 3" if url else f"demo --url {kept} --flights 20000",
+        f"stat {kept}",
+        f"dump {kept} | head",
+    ):
+        out.echo(f"  {program} {words}")
