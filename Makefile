@@ -24,7 +24,7 @@ LOWEST_TESTS := $(addprefix tests/,unit log restore archive rewrite storage cli 
 
 # Four at a time on two processors: tests with members mostly wait.
 WORKERS ?= $(shell nproc 2>/dev/null | awk '{print $$1 * 2}')
-SPREAD := --numprocesses $(WORKERS) --dist loadgroup
+SPREAD := --numprocesses $(WORKERS) --dist loadscope
 QUICK := -m 'not thorough and not torture and not storage' --hypothesis-profile ci
 
 # Our own code is installed in place. Without bytecode, each process compiles it again, for 2 s.

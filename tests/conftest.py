@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,10 +31,6 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-LANES = 2
-"""So many workers of pytest-xdist start members at a time."""
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--for", metavar="PACKAGE", help="only tests of a package: imap_wal/write")
 
@@ -53,21 +50,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if collection_path in modules_of(package) else True
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share an expensive fixture run in one worker. Tests with members, which mostly
-    wait, are first, and take turns in two workers: with more, they would wait for each other."""
-    lanes: dict[Path, int] = {}
-    for item in items:
-        if item.get_closest_marker("xdist_group"):
-            continue
-        if item.get_closest_marker("cluster"):
-            lane = lanes.setdefault(item.path, len(lanes) % LANES)
-            item.add_marker(pytest.mark.xdist_group(f"members-{lane}"))
-        elif item.get_closest_marker("spark"):
-            item.add_marker(pytest.mark.xdist_group("spark"))
-        elif item.path.name in ("test_site.py", "test_s3.py", "test_hdfs.py"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.kit.spread import Groups
+
+    return Groups(config, log)
 
 
 def _process_state() -> dict[str, object]:

@@ -19,10 +19,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.cluster)
             item.add_marker(pytest.mark.timeout(240))
-            if "now" in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group("history"))
-            if "bench" in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group("faults"))
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,6 @@ from tests.cluster.waiting import until
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(240),
-    pytest.mark.xdist_group("member-over-tcp"),
 ]
 
 SECRET = "a value that no one between them may read"

@@ -1,0 +1,40 @@
+"""Which tests one worker of pytest-xdist runs together, and which begin first.
+
+Tests that share a Spark session, a server, a site or a cluster run in one worker. Of the tests with
+members, at most two run at a time: more of them would wait for each other. These groups begin
+first, since they take longest; each other test goes to the next free worker.
+"""
+
+from __future__ import annotations
+
+from xdist.scheduler.loadscope import LoadScopeScheduling
+
+HISTORY = ("test_operations", "test_restore", "test_eviction", "test_values")
+"""They share the cluster of `tests/cluster/history.py`."""
+
+
+class Groups(LoadScopeScheduling):
+    """By file. The marker `xdist_group` does not work with pytest 9.2: pytest-xdist 3.8 writes the
+    group into a node's id, which can no longer be changed."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+def group_of(nodeid: str) -> str:
+    """The name of the group of a test; its own id, if it needs no other test beside it."""
+    file = nodeid.partition("::")[0]
+    folder, _, module = file.removeprefix("tests/").removesuffix(".py").rpartition("/")
+    if folder == "spark":
+        return "spark"
+    if folder == "cluster" and module in HISTORY:
+        return "members of the history"
+    if folder in ("cluster", "nemesis", "soak") or module in (
+        "test_member_over_tcp",
+        "test_unusable_entries",
+        "test_member_beans",
+    ):
+        return "members"
+    if module in ("test_site", "test_s3", "test_hdfs", "test_traces") or folder == "chart":
+        return file
+    return nodeid
