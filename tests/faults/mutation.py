@@ -1,4 +1,5 @@
-"""A deliberate defect, and whether the test that is named for it notices it."""
+"""A deliberate defect, and whether the test that is named for it notices it, with as many examples as
+in `make test`."""
 
 from __future__ import annotations
 
@@ -56,6 +57,8 @@ def survives(mutation: Mutation, folder: Path) -> str:
             "-x",
             "-p",
             "no:cacheprovider",
+            "--hypothesis-profile",
+            "ci",
             "--timeout",
             "500",
             mutation.test,

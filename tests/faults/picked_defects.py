@@ -68,11 +68,11 @@ PICKED = (
         "tests/restore/test_clears.py::test_late_change_with_lower_order_stays_cleared",
     ),
     Mutation(
-        "snapshots of merged entries are read again",
+        "the first snapshot of a map is not merged",
         "imap_wal/read/merge.py",
         "if known == 0 or snapshot.dropped > known or ahead:",
         "if known != 0 or snapshot.dropped > known or ahead:",
-        "tests/restore/test_merged_snapshots.py::test_a_snapshot_of_merged_entries_is_not_read_again",
+        "tests/durable/test_loading.py::test_repaired_log_with_a_gap_does_not_hide_its_snapshot",
     ),
     Mutation(
         "of the claims of two nodes only the last one is kept",

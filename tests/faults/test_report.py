@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.faults.mutation import ROOT
 from tests.faults.mutations import MUTATIONS
+from tests.faults.picked_defects import PICKED, PICKED_IN_JAVA
 from tests.faults.report import PAGE, filled, named
 
 
@@ -36,6 +37,14 @@ def test_the_page_names_every_defect_and_its_test() -> None:
         assert (ROOT / mutation.file).read_text().count(mutation.old) == 1, (
             f"{mutation.name}: its text is no longer in {mutation.file}"
         )
+
+
+def test_the_page_names_every_picked_defect() -> None:
+    page = (ROOT / PAGE).read_text()
+    for mutation in (*PICKED, *PICKED_IN_JAVA):
+        file = mutation.file.rpartition("/")[2] if mutation in PICKED_IN_JAVA else mutation.file
+        row = f"| {mutation.name} | `{file}` | `{mutation.test.rpartition('::')[2]}` | "
+        assert row in page, mutation.name
 
 
 def test_the_numbers_of_the_page_come_from_the_counts() -> None:

@@ -70,6 +70,7 @@ class WorkingCopy:
 
     def _python(self, mutation: Mutation) -> subprocess.CompletedProcess[str]:
         command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "120"]
+        command += ["--hypothesis-profile", "ci"]
         return self._run([sys.executable, *command, mutation.test], self.folder)
 
     def _java(self, mutation: Mutation) -> subprocess.CompletedProcess[str]:
