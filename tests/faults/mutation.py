@@ -1,5 +1,5 @@
-"""A deliberate defect, and whether the test that is named for it notices it, with as many examples as
-in `make test`."""
+"""A deliberate defect, and whether the test that is named for it notices it, with as many examples
+as in `make test`."""
 
 from __future__ import annotations
 

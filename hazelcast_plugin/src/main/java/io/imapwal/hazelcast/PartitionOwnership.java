@@ -81,6 +81,8 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
     /** The time for which clients repeat an operation by default. */
     private static final long CLIENT_MS = 120_000;
 
+    /** Changed by tests only. */
+    volatile long placedNanos = PLACED_NANOS;
     private final NodeEngine nodeEngine;
     private final InternalPartitionService partitions;
     private final ConcurrentMap<Integer, CarriedState> arrived = new ConcurrentHashMap<>();
@@ -274,7 +276,7 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
             }
             Set<String> placed = plugin.placements().maps(partition);
             if (!placed.isEmpty() && !(plugin.leaving()
-                    && plugin.placements().areOlder(partition, PLACED_NANOS))) {
+                    && plugin.placements().areOlder(partition, placedNanos))) {
                 throw new RetryableHazelcastException("partition " + partition
                         + " is not migrated before a transaction that changes it has ended");
             }

@@ -28,6 +28,8 @@ final class TransactionInquiry {
     /** Longer than nearly all commits, and short for a caller that waits for the key. */
     private static final long PAUSE_MS = 5000;
 
+    /** Changed by tests only. */
+    volatile long pauseMs = PAUSE_MS;
     private final WalPlugin plugin;
     private final Set<UUID> underWay = ConcurrentHashMap.newKeySet();
     private final AtomicBoolean planned = new AtomicBoolean();
@@ -62,7 +64,7 @@ final class TransactionInquiry {
     void watch() {
         if (!planned.get() && planned.compareAndSet(false, true)) {
             plugin.nodeEngine().getExecutionService()
-                    .schedule(this::ask, PAUSE_MS, TimeUnit.MILLISECONDS);
+                    .schedule(this::ask, pauseMs, TimeUnit.MILLISECONDS);
         }
     }
 
@@ -72,7 +74,7 @@ final class TransactionInquiry {
             return;
         }
         watch();
-        plugin.placements().olderThan(TimeUnit.MILLISECONDS.toNanos(PAUSE_MS)).forEach(this::ask);
+        plugin.placements().olderThan(TimeUnit.MILLISECONDS.toNanos(pauseMs)).forEach(this::ask);
     }
 
     private void ask(UUID coordinator, Set<UUID> transactions) {

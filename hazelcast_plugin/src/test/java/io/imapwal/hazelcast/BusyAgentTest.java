@@ -23,8 +23,8 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 class BusyAgentTest {
     private static final String NEVER = "600000";
     private static final int LONG_MS = 3000;
-    /** Longer than a time-out of 5 s, which is longer than a busy machine stops a process. */
-    private static final int LONGER_MS = 9000;
+    /** Longer than a time-out of 3 s, which is longer than a busy machine stops a process. */
+    private static final int LONGER_MS = 5000;
 
     private final FakeLog log = new FakeLog();
     private FakeAgent agent;
@@ -55,7 +55,7 @@ class BusyAgentTest {
 
     @Test
     void firstHelloIsAwaitedWhileTheLoopAnswers() throws Exception {
-        start("5000", NEVER);
+        start("3000", NEVER);
         agent.faults.helloDelayMs = LONGER_MS;
         CompletableFuture<?> opened = CompletableFuture.runAsync(() -> member.getMap("orders"));
         eventually(() -> agent.hellos > 0);
@@ -87,7 +87,7 @@ class BusyAgentTest {
 
     @Test
     void mergeIsAwaitedWhileItProgresses() throws Exception {
-        start("10000", "5000");
+        start("10000", "3000");
         agent.faults.mergeDelayMs = LONGER_MS;
         setAndGet();
     }

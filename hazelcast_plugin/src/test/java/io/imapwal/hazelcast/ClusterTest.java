@@ -32,12 +32,14 @@ class ClusterTest {
     private final List<FakeAgent> agents = cluster.agents;
     private final FakeLog log = cluster.log;
     private boolean offload;
+    private int timeoutMs = 10_000;
 
     private HazelcastInstance start(int number) throws Exception {
         FakeAgent agent = cluster.startAgent();
         Config config = cluster.config(number, agent);
         MapConfig map = Members.map("orders", agent.endpoint());
-        map.getMapStoreConfig().setOffload(offload);
+        map.getMapStoreConfig().setOffload(offload)
+                .setProperty("timeout-ms", String.valueOf(timeoutMs));
         config.addMapConfig(map);
         return cluster.start(config);
     }
@@ -76,15 +78,15 @@ class ClusterTest {
         }
         writers.forEach(Thread::start);
         // The writers run meanwhile. The pauses let migrations begin and end at random points.
-        Thread.sleep(500);
+        Thread.sleep(200);
         HazelcastInstance b = start(1);
-        Thread.sleep(1500);
+        Thread.sleep(700);
         HazelcastInstance c = start(2);
-        Thread.sleep(1500);
+        Thread.sleep(700);
         b.getLifecycleService().terminate();
-        Thread.sleep(1000);
-        c.shutdown();
         Thread.sleep(500);
+        c.shutdown();
+        Thread.sleep(300);
         stop.set(true);
         for (Thread writer : writers) {
             writer.join();
@@ -195,6 +197,7 @@ class ClusterTest {
 
     @Test
     void keyInDoubtIsSettledOnItsBackupToo() throws Exception {
+        timeoutMs = 2000;
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = a.getMap("orders");

@@ -7,10 +7,9 @@ import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.serialization.impl.HeapData;
 import com.hazelcast.map.IMap;
 import com.hazelcast.transaction.TransactionContext;
-import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.AfterEach;
-import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.TestInfo;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -26,61 +25,58 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-/** A member whose changes go to two of three agents, of which some fail. */
+/**
+ * A member whose changes go to two of three agents, of which some fail. Each test has a member of
+ * its own: a member uses an agent that has failed often only after a pause of seconds.
+ */
 class CopiesTest {
-    private static final List<FakeAgent> AGENTS = new ArrayList<>();
-    private static FakeLog log;
-    private static HazelcastInstance member;
+    private final List<FakeAgent> agents = new ArrayList<>();
+    private final FakeLog log = new FakeLog();
+    private HazelcastInstance member;
     private String name;
     private IMap<String, String> map;
 
-    @BeforeAll
-    static void start() throws Exception {
-        log = new FakeLog();
+    @BeforeEach
+    void start(TestInfo info) throws Exception {
         for (String node : List.of("n1", "n2", "n3")) {
-            AGENTS.add(new FakeAgent(log, node).start());
+            agents.add(new FakeAgent(log, node).start());
         }
-        Config config = Members.config("copies", Members.port(), AGENTS.get(0).endpoint());
+        Config config = Members.config("copies", Members.port(), agents.get(0).endpoint());
         config.getMapConfigs().clear();
-        config.addMapConfig(map("*", AGENTS.get(0), "2"));
+        config.addMapConfig(map("*", agents.get(0), "2"));
         // The same agents; the list begins after the own one.
-        config.addMapConfig(map("quick-*", AGENTS.get(1), "1"));
-        config.addMapConfig(Members.map("single-*", AGENTS.get(2).endpoint()));
-        config.addMapConfig(map("double-*", AGENTS.get(2), "2"));
-        config.addMapConfig(Members.map("alone-*", AGENTS.get(0).endpoint()));
+        config.addMapConfig(map("quick-*", agents.get(1), "1"));
+        config.addMapConfig(Members.map("single-*", agents.get(2).endpoint()));
+        config.addMapConfig(map("double-*", agents.get(2), "2"));
+        config.addMapConfig(Members.map("alone-*", agents.get(0).endpoint()));
         member = Members.start(config);
+        name = info.getTestMethod().orElseThrow().getName();
+        map = member.getMap(name);
+        settled();
     }
 
-    private static MapConfig map(String pattern, FakeAgent own, String acks) {
+    private MapConfig map(String pattern, FakeAgent own, String acks) {
         MapConfig map = Members.map(pattern, own.endpoint());
         map.getMapStoreConfig().setProperty("copies", "2").setProperty("acks", acks)
                 .setProperty("copy-agents", String.join(", ",
-                    AGENTS.stream().map(FakeAgent::endpoint).toList()))
-                .setProperty("copy-timeout-ms", "300").setProperty("timeout-ms", "3000");
+                    agents.stream().map(FakeAgent::endpoint).toList()))
+                .setProperty("copy-timeout-ms", "300").setProperty("timeout-ms", "3000")
+                // A connection to a frozen agent takes this long.
+                .setProperty("connect-timeout-ms", "2000");
         return map;
     }
 
-    @AfterAll
-    static void stop() throws Exception {
-        member.shutdown();
-        for (FakeAgent agent : AGENTS) {
+    @AfterEach
+    void stop() throws Exception {
+        endFaults();
+        member.getLifecycleService().terminate();
+        for (FakeAgent agent : agents) {
             agent.close();
         }
     }
 
-    @BeforeEach
-    void open(TestInfo info) throws Exception {
-        name = info.getTestMethod().orElseThrow().getName() + info.getDisplayName().hashCode();
-        eventually(() -> {
-            map = member.getMap(name);
-            return true;
-        });
-        settled();
-    }
-
-    @AfterEach
-    void endFaults() throws Exception {
-        for (FakeAgent agent : AGENTS) {
+    private void endFaults() throws Exception {
+        for (FakeAgent agent : agents) {
             agent.start();
             agent.faults.onAppend = OnAppend.ACK;
             agent.faults.frozen = false;
@@ -100,14 +96,14 @@ class CopiesTest {
                         + " agents can be used, " + doubts + " keys are in doubt, "
                         + bean.getFailure();
                 return copies("probe").contains("n1") && doubts == 0
-                        && bean.getUsableAgents() == AGENTS.size();
+                        && bean.getUsableAgents() == agents.size();
             });
         } catch (AssertionError e) {
             throw new AssertionError(now[0], e);
         }
     }
 
-    private static byte[] bytes(Object object) {
+    private byte[] bytes(Object object) {
         return WalPlugin.of(member).nodeEngine().toData(object).toByteArray();
     }
 
@@ -129,7 +125,7 @@ class CopiesTest {
         assertRefused("alone-a", "copies 1, acks 1", "with copies 2, acks 2");
     }
 
-    private static void assertRefused(String name, String own, String used) {
+    private void assertRefused(String name, String own, String used) {
         String why = assertThrows(LogUnavailable.class, () -> member.getMap(name).set("k", "v"))
                 .getMessage();
         assertTrue(why.contains(own) && why.contains(used) && why.contains("need the same copies"),
@@ -155,7 +151,7 @@ class CopiesTest {
         "1, SILENT_AFTER", "1, SILENT_BEFORE", "1, UNKNOWN_AFTER", "1, FULL", "1, VIEW_AFTER",
         "0, VIEW_BEFORE"})
     void changeSucceedsIfOneAgentFails(int agent, OnAppend fault) throws Exception {
-        AGENTS.get(agent).faults.onAppend = fault;
+        agents.get(agent).faults.onAppend = fault;
         for (int i = 0; i < 20; i++) {
             map.set("k" + i, "v" + i);
         }
@@ -167,19 +163,19 @@ class CopiesTest {
 
     @Test
     void frozenAgentIsReplacedAndUsedAgain() throws Exception {
-        AGENTS.get(0).faults.frozen = true;
+        agents.get(0).faults.frozen = true;
         for (int i = 0; i < 20; i++) {
             map.set("k" + i, "v" + i);
             assertTrue(copies("k" + i).containsAll(List.of("n2", "n3")));
         }
-        AGENTS.get(0).faults.frozen = false;
+        agents.get(0).faults.frozen = false;
         settled();
         assertEquals("v5", map.get("k5"));
     }
 
     @Test
     void transactionIsInTwoLogs() throws Exception {
-        AGENTS.get(1).faults.onAppend = OnAppend.BREAK_BEFORE;
+        agents.get(1).faults.onAppend = OnAppend.BREAK_BEFORE;
         TransactionContext context = member.newTransactionContext();
         context.beginTransaction();
         context.getMap(name).set("a", "1");
@@ -192,7 +188,7 @@ class CopiesTest {
     @Test
     void clearIsInTwoLogs() throws Exception {
         map.set("a", "1");
-        AGENTS.get(0).stop();
+        agents.get(0).stop();
         map.clear();
         assertEquals(null, logged("a"));
         assertEquals(List.of("n2", "n3"), copies("a"));
@@ -200,16 +196,27 @@ class CopiesTest {
 
     /** Nothing is acknowledged that fewer logs have; memory is equal to the log afterwards. */
     @ParameterizedTest
-    @ValueSource(strings = {"BREAK_AFTER", "BREAK_BEFORE", "SILENT_AFTER", "UNKNOWN_AFTER", "ACK"})
+    @ValueSource(strings = {"BREAK_AFTER", "BREAK_BEFORE", "ACK"})
     void changeWithTooFewLogsFailsAndIsSettled(OnAppend fault) throws Exception {
+        assertFailsAndIsSettled(fault);
+    }
+
+    @Tag("thorough")
+    @ParameterizedTest
+    @ValueSource(strings = {"SILENT_AFTER", "UNKNOWN_AFTER"})
+    void changeWithTooFewLogsAndDoubtIsSettled(OnAppend fault) throws Exception {
+        assertFailsAndIsSettled(fault);
+    }
+
+    private void assertFailsAndIsSettled(OnAppend fault) throws Exception {
         map.set("k", "old");
-        AGENTS.get(1).stop();
-        AGENTS.get(2).stop();
-        AGENTS.get(0).faults.onAppend = fault;
+        agents.get(1).stop();
+        agents.get(2).stop();
+        agents.get(0).faults.onAppend = fault;
         assertThrows(RuntimeException.class, () -> map.set("k", "new"));
-        AGENTS.get(0).faults.onAppend = OnAppend.ACK;
-        AGENTS.get(1).start();
-        AGENTS.get(2).start();
+        agents.get(0).faults.onAppend = OnAppend.ACK;
+        agents.get(1).start();
+        agents.get(2).start();
         settled();
         assertEquals(logged("k"), map.get("k"));
         map.set("k", "newer");
@@ -225,21 +232,21 @@ class CopiesTest {
             endFaults();
             settled();
             map.set("k", "old");
-            AGENTS.get(2).stop();
-            AGENTS.get(1).faults.frozen = true;
-            AGENTS.get(0).faults.onAppend = OnAppend.DIE_AFTER;
+            agents.get(2).stop();
+            agents.get(1).faults.frozen = true;
+            agents.get(0).faults.onAppend = OnAppend.DIE_AFTER;
             assertThrows(RuntimeException.class, () -> map.set("k", "new"));
             // On a busy machine the plug-in may notice the frozen agent first, and send nothing.
-            died = AGENTS.get(0).stops();
+            died = agents.get(0).stops();
         }
-        AGENTS.get(0).start();
-        AGENTS.get(2).start();
+        agents.get(0).start();
+        agents.get(2).start();
         eventually(() -> {
             map.set("other", "v");
             return copies("other").equals(List.of("n1", "n3"));
         });
         assertFalse(WalPlugin.of(member).reconciler().idle());
-        AGENTS.get(1).faults.frozen = false;
+        agents.get(1).faults.frozen = false;
         eventually(() -> WalPlugin.of(member).reconciler().idle());
         assertEquals(logged("k"), map.get("k"));
     }
@@ -248,7 +255,7 @@ class CopiesTest {
     void readsAreAnsweredByAnotherAgent() throws Exception {
         map.set("k", "v");
         map.evict("k");
-        AGENTS.get(0).stop();
+        agents.get(0).stop();
         assertEquals("v", map.get("k"));
     }
 
@@ -256,8 +263,8 @@ class CopiesTest {
     void oneLogIsEnoughIfAcksSaySo() throws Exception {
         map = member.getMap("quick-" + name);
         map.set("a", "1");
-        AGENTS.get(1).stop();
-        AGENTS.get(2).stop();
+        agents.get(1).stop();
+        agents.get(2).stop();
         for (int i = 0; i < 20; i++) {
             map.set("k" + i, "v" + i);
         }

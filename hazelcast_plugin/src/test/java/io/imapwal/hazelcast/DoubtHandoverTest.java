@@ -83,7 +83,9 @@ class DoubtHandoverTest extends SettlementFixture {
 
     @Test
     void nextOwnerSettlesKeysNewerInLog() throws Exception {
+        settleTimeoutMs = 1500;
         HazelcastInstance a = start(0);
+        settleTimeoutMs = 10_000;
         IMap<Integer, Integer> map = a.getMap("orders");
         List<Integer> keys = oneOfEachPartition(a);
         keys.forEach(key -> map.set(key, key));
@@ -111,7 +113,9 @@ class DoubtHandoverTest extends SettlementFixture {
     void partitionWithInFlightChangeDoesNotMigrate() throws Exception {
         offload = true;
         timeoutMs = 30_000;
+        settleTimeoutMs = 2000;
         HazelcastInstance a = start(0);
+        settleTimeoutMs = 10_000;
         IMap<Integer, Integer> map = a.getMap("orders");
         // Fewer than the threads that Hazelcast uses for changes with offload.
         List<Integer> keys = oneOfEachPartition(a).subList(0, 12);
@@ -255,6 +259,7 @@ class DoubtHandoverTest extends SettlementFixture {
     /** The first attempt is in the log. Then Hazelcast repeats the change. */
     @Test
     void refusedRetryHasUnknownOutcome() throws Exception {
+        settleTimeoutMs = 1500;
         HazelcastInstance a = start(0);
         IMap<Integer, Integer> map = a.getMap("orders");
         List<Integer> keys = oneOfEachPartition(a);

@@ -7,7 +7,6 @@ import org.junit.jupiter.api.Test;
 import java.util.ArrayList;
 import java.util.List;
 
-import static io.imapwal.hazelcast.Members.eventually;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNull;
@@ -36,7 +35,7 @@ class FirstQuestionTest extends OpeningFixture {
             asked.get(i).ask(readers, "orders", 7);
         }
         start(1);
-        eventually(() -> a.getPartitionService().isClusterSafe());
+        cluster.awaitSafe();
         List<Integer> stayed = new ArrayList<>();
         List<Integer> moved = new ArrayList<>();
         for (int id = 0; id < partitions.getPartitionCount(); id++) {
@@ -48,7 +47,7 @@ class FirstQuestionTest extends OpeningFixture {
         // The backups of partitions that stayed are new, which also counts as a change.
         HazelcastInstance other = cluster.members.get(1);
         other.getLifecycleService().terminate();
-        eventually(() -> a.getPartitionService().isClusterSafe());
+        cluster.awaitSafe();
         assertNull(asked.get(2).take(7, moved), "it has returned");
         FirstQuestion now = asked.get(3);
         now.ask(readers, "orders", 7);

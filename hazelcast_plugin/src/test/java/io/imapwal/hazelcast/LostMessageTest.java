@@ -19,6 +19,7 @@ import java.util.List;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.Consumer;
 import java.util.function.Predicate;
@@ -47,6 +48,8 @@ class LostMessageTest extends SettlementFixture {
         cluster.awaitSafe();
         keys = owned(owner, 2);
         keys.forEach(key -> map.set(key, 0));
+        WalPlugin.of(owner).inquiry().pauseMs = 500;
+        WalPlugin.of(owner).ownership().placedNanos = 500_000_000;
     }
 
     /** Drops the operations that a member gets from others and that fit. */
@@ -90,7 +93,11 @@ class LostMessageTest extends SettlementFixture {
         plugin.placements().place("orders", data, UUID.randomUUID(),
                 coordinator.getCluster().getLocalMember().getUuid(), answers, partition,
                 plugin.guard().place(partition).order());
-        plugin.inquiry().watch();
+    }
+
+    /** As each new place does: the owner asks soon whether its transaction has ended. */
+    private void watch() {
+        WalPlugin.of(owner).inquiry().watch();
     }
 
     @Test
@@ -98,11 +105,14 @@ class LostMessageTest extends SettlementFixture {
         start();
         AtomicInteger dropped = new AtomicInteger();
         drop(owner, each -> each instanceof ReleaseOperation && dropped.incrementAndGet() > 0);
+        AtomicBoolean asks = new AtomicBoolean();
+        drop(coordinator, each -> each instanceof InquiryOperation && !asks.get());
         agents.get(0).faults.onAppend = OnAppend.FULL;
         assertThrows(NotAppended.class, () -> commit(1000));
         agents.get(0).faults.onAppend = OnAppend.ACK;
         eventually(() -> dropped.get() > 0);
         assertEquals(2, placements().size());
+        asks.set(true);
         eventually(() -> placements().none());
         keys.forEach(key -> assertEquals(0, map.get(key)));
         commit(1001);
@@ -115,6 +125,7 @@ class LostMessageTest extends SettlementFixture {
         int key = keys.get(0);
         place(key, true);
         cluster.logOnly(owner, key, 1000, 0);
+        watch();
         eventually(() -> placements().none() && map.get(key) == 1000);
         map.set(key, 1001);
         assertEquals(1001, map.get(key));
@@ -125,6 +136,7 @@ class LostMessageTest extends SettlementFixture {
         start();
         int key = keys.get(0);
         place(key, true);
+        watch();
         map.set(key, 1000);
         assertEquals(1000, map.get(key));
         assertTrue(placements().none());
@@ -138,6 +150,7 @@ class LostMessageTest extends SettlementFixture {
         drop(coordinator, each -> each instanceof InquiryOperation);
         place(key, true);
         cluster.logOnly(owner, key, 1000, 0);
+        watch();
         assertTimeoutPreemptively(Duration.ofSeconds(60), owner::shutdown);
         assertEquals(1000, coordinator.getMap("orders").get(key));
     }
@@ -145,6 +158,7 @@ class LostMessageTest extends SettlementFixture {
     /** The doubt of a coordinator ends with it, so the owner must keep the place until then. */
     @Test
     void keyIsSettledAfterTheCoordinatorSettlingItIsLost() throws Exception {
+        settleTimeoutMs = 2000;  // for which a member that stops waits
         start();
         int key = keys.get(0);
         UUID transaction = placeAndLog(key);
@@ -223,8 +237,11 @@ class LostMessageTest extends SettlementFixture {
         AtomicInteger asked = new AtomicInteger();
         drop(coordinator, each -> each instanceof InquiryOperation
                 && asked.incrementAndGet() < 0);
+        // A second question before the answer to the first would be counted too.
+        WalPlugin.of(owner).inquiry().pauseMs = 1500;
         place(keys.get(0), false);
         place(keys.get(1), true);
+        watch();
         eventually(() -> placements().size() == 1);
         assertEquals(1, asked.get());
         assertTrue(placements().olderThan(0).isEmpty());

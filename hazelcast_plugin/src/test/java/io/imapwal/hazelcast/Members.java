@@ -3,6 +3,7 @@ package io.imapwal.hazelcast;
 import com.hazelcast.config.Config;
 import com.hazelcast.config.MapConfig;
 import com.hazelcast.config.MapStoreConfig;
+import com.hazelcast.config.TcpIpConfig;
 import com.hazelcast.core.Hazelcast;
 import com.hazelcast.core.HazelcastInstance;
 
@@ -73,7 +74,17 @@ final class Members {
         }
     }
 
+    /**
+     * It does not ask for a cluster where no member listens: Hazelcast would wait for an answer for
+     * a second.
+     */
     static HazelcastInstance start(Config config) {
+        int own = config.getNetworkConfig().getPort();
+        TcpIpConfig join = config.getNetworkConfig().getJoin().getTcpIpConfig();
+        join.setMembers(join.getMembers().stream().filter(member -> {
+            int port = Integer.parseInt(member.substring(member.indexOf(':') + 1));
+            return port == own || !isFree(port);
+        }).toList());
         return Hazelcast.newHazelcastInstance(config);
     }
 

@@ -38,6 +38,7 @@ abstract class SettlementFixture {
     int settleTimeoutMs = 10_000;
     int timeoutMs = 10_000;
     int restoreChunk = 10_000;
+    int connectTimeoutMs = 10_000;
 
     HazelcastInstance start(int number) throws Exception {
         FakeAgent agent = cluster.startAgent();
@@ -48,6 +49,8 @@ abstract class SettlementFixture {
         map.getMapStoreConfig().setProperty("settle-timeout-ms", String.valueOf(settleTimeoutMs));
         map.getMapStoreConfig().setProperty("timeout-ms", String.valueOf(timeoutMs));
         map.getMapStoreConfig().setProperty("restore-chunk", String.valueOf(restoreChunk));
+        map.getMapStoreConfig().setProperty("connect-timeout-ms",
+                String.valueOf(connectTimeoutMs));
         map.addIndexConfig(new IndexConfig(IndexType.SORTED, "this"));
         config.addMapConfig(map);
         config.addMapConfig(new MapConfig("plain-*"));  // without the plug-in

@@ -104,6 +104,7 @@ class SettlementTest extends SettlementFixture {
 
     @Test
     void partitionsLostWithBackupsAreReadFromLog() throws Exception {
+        cluster.heartbeatS = 2;
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         HazelcastInstance c = start(2);
@@ -291,6 +292,7 @@ class SettlementTest extends SettlementFixture {
      */
     @Test
     void mapUsedDuringFailedDestroyIsReadAgain() throws Exception {
+        connectTimeoutMs = 2000;  // to a frozen agent
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = a.getMap("orders");

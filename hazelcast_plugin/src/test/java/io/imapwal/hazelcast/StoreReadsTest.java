@@ -94,7 +94,7 @@ class StoreReadsTest extends StoreFixture {
                 member.getConfig().findMapConfig(map.getName()).getMapStoreConfig()
                 .getProperties());
         int before = agent.loads;
-        agent.faults.readDelayMs = 6000;
+        agent.faults.holdsAfterLoads = before;
         Thread slow = new Thread(() -> {
             try {
                 plugin.reader(settings).load(map.getName(), List.of(
@@ -110,7 +110,8 @@ class StoreReadsTest extends StoreFixture {
             assertThrows(LogUnavailable.class, () -> map.get("a"));
             assertTrue(System.nanoTime() - from < 5_000_000_000L, "timeout-ms is 2000");
         } finally {
-            agent.faults.readDelayMs = 0;
+            agent.faults.holdsAfterLoads = Integer.MAX_VALUE;
+            agent.faults.heldLoads.countDown();
             slow.join();
         }
     }
