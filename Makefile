@@ -89,7 +89,9 @@ test: setup ## quick: lint, both languages, members, Spark, servers, a browser; 
 test-java: setup
 	$(MVN) verify -Dtests.excluded=thorough
 
+# The workers would all rewrite the assertions of all tests, if one process had not done it before.
 test-python: setup
+	@test -d tests/unit/__pycache__ || $(PYTEST) --collect-only --quiet > /dev/null
 	$(PYTEST) $(SPREAD) $(QUICK)
 else
 test: setup

@@ -19,6 +19,7 @@ from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
 from tests.kit.actors import NODE, Interrupted, compact, embedded, log_of
+from tests.kit.effort import thorough
 
 
 def test_a_view_during_rewrite_and_prune_has_every_key(memory: MemoryStore) -> None:
@@ -90,7 +91,7 @@ def test_an_archive_run_after_a_takeover_names_nothing(memory: MemoryStore) -> N
         assert again.map("m")["k0"] == "new" and len(again.map("m")) == 20
 
 
-@pytest.mark.parametrize("kind", ["append", "objects"])
+@pytest.mark.parametrize("kind", ["append", pytest.param("objects", marks=thorough)])
 def test_a_takeover_during_an_archive_run_succeeds(tmp_path: Path, kind: str) -> None:
     """C3: the takeover used a manifest from before its fence; the archive run between them moved
     the position at which the fence was placed."""

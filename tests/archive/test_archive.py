@@ -27,6 +27,7 @@ from imap_wal.retention.archive import archive_sealed
 from storage_backends import SegmentStore, StorageError, Unavailable, open_store
 from storage_backends.memory import MemoryStore
 from tests.histories import put
+from tests.kit.effort import thorough
 from tests.kit.logs import SMALL, append, cluster, node, values, view
 from tests.support import copy_files, overwrite, segments
 
@@ -184,7 +185,7 @@ def test_rows_of_many_maps_wait_on_disk(
     }
 
 
-@pytest.mark.parametrize("kept_bytes", [0, 256 * 1024])
+@pytest.mark.parametrize("kept_bytes", [pytest.param(0, marks=thorough), 256 * 1024])
 def test_thousand_maps_are_archived_in_one_bounded_pass(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, kept_bytes: int
 ) -> None:

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 
 from rewrite_cli.doctor.environment import EXTRAS
 from storage_backends.extras import MissingExtra, extra_of, needs
+from tests.kit.effort import thorough
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -199,6 +200,7 @@ def test_core_install_keeps_maps_and_names_missing_extras(core: Path, tmp_path: 
     assert "pip install 'imap-wal[s3]'" in s3
 
 
+@thorough
 @pytest.mark.cluster
 def test_core_install_of_the_command_says_what_to_install(core: Path, tmp_path: Path) -> None:
     printed = run(str(core / "imap-wal"), "--help", cwd=tmp_path, code=1)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import imap_wal
+from tests.kit.effort import thorough
 
 PAUSED = """
 import sys, threading
@@ -45,7 +46,14 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=thorough),
+        pytest.param(signal.SIGHUP, marks=thorough),
+    ],
+)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_signal_leaves_no_scratch(tmp_path: Path, name: str, number: signal.Signals) -> None:
     with imap_wal.open((tmp_path / "log").as_uri()) as store:

@@ -18,6 +18,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.configuration import logged_map
 from tests.cluster.processes import Child
 from tests.cluster.waiting import until
+from tests.kit.effort import thorough
 
 COUNT = 300
 NAME = "through-late"
@@ -151,6 +152,7 @@ def test_changes_of_a_frozen_cluster_are_restored_or_refused(folder: Path, class
         second.check(changes)
 
 
+@thorough
 def test_a_replaced_cluster_is_never_acknowledged_again(folder: Path, classpath: str) -> None:
     """Each of its members tries many times."""
     with (

@@ -96,14 +96,14 @@ def orders(tasks: int) -> Iterator[Order]:
                     yield before, paused, inside
 
 
-def sweep(plan: Plan, chosen: tuple[Order, ...] = ()) -> Iterator[Result]:
-    """A plan with one long pause of every task at every one of its calls, in all orders of the
-    others or in the `chosen` ones; inside of `installed()`."""
+def sweep(plan: Plan, chosen: tuple[Order, ...] = (), every: int = 1) -> Iterator[Result]:
+    """A plan with one long pause of every task at every one of its calls, or at each `every`-th, in
+    all orders of the others or in the `chosen` ones; inside of `installed()`."""
     result = play(plan, Pause((), -1, 1, ()))  # one after the other
     yield result
     number = 0
     for before, paused, inside in chosen or orders(result.tasks):
-        for at in itertools.count(1):
+        for at in itertools.count(1, every):
             number += 1
             pause = Pause(before, paused, at, inside)
             yield play(replace(plan, seed=number), pause)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.kit.effort import thorough
+from tests.kit.effort import step, thorough
 from tests.simulation import high, views  # which add their drills
 from tests.simulation.drills import DRILLS, ORDERS
 from tests.simulation.explore import sweep
@@ -37,7 +37,7 @@ def test_a_long_pause_at_any_call_breaks_nothing(drill: str, cases: Cases) -> No
     it says."""
     plan = DRILLS[drill]
     with installed():
-        for number, result in enumerate(sweep(plan, ORDERS.get(drill, ())), 1):
+        for number, result in enumerate(sweep(plan, ORDERS.get(drill, ()), step()), 1):
             if number == 1:
                 assert (result.acked, result.refused) == (plan.acknowledged, plan.refused)
             assert result.violation is None, f"schedule {number}: {result.violation}"

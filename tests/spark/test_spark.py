@@ -35,7 +35,7 @@ from storage_backends import open_store
 from storage_backends.memory import MemoryStore
 from tests.histories import Cluster, put, steps
 from tests.kit import rivals
-from tests.kit.effort import share
+from tests.kit.effort import share, thorough
 from tests.kit.logs import SMALL, append, cluster, node, parquet_rows, values, view
 from tests.support import overwrite
 
@@ -324,6 +324,7 @@ def test_two_answers_for_one_task_or_none_publish_nothing() -> None:
         taken(answers, 3)
 
 
+@thorough
 def test_range_of_many_parts_is_complete_and_ordered(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
