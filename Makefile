@@ -8,7 +8,7 @@ VERSION = $(shell sed -n 's/^VERSION = "\(.*\)"$$/\1/p' imap_wal/version.py)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-UV := $(BIN)/python -m uv pip install --quiet --compile-bytecode --python $(BIN)/python
+UV := $(BIN)/python -m uv pip install --quiet --python $(BIN)/python
 VERSIONS := build/versions.txt
 MVN := mvn -q -B -f hazelcast_plugin
 JAR := hazelcast_plugin/target/imap-wal-hazelcast.jar
@@ -31,7 +31,7 @@ QUICK := -m 'not thorough and not torture and not storage' --hypothesis-profile 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup python jar demo demo-cluster test test-all test-python test-java test-storage test-lowest torture nemesis soak
+.PHONY: help setup python jar demo demo-cluster test test-all collected test-python test-java test-storage test-lowest torture nemesis soak
 .PHONY: bench bench-quick docs lint format constraints sbom reproducible wheel release version clean
 
 help: ## this list
@@ -82,16 +82,20 @@ demo: $(VENV)/.demo ## real flights, kill -9, restore, archive, rewrite; a repor
 demo-cluster: setup ## the same flights into two real Hazelcast members, all killed, restarted, compared
 	$(BIN)/imap-wal demo --members 2 --picture out/demo-cluster.png
 
+# First what uses a processor and what waits together: the Java tests wait for their members. The
+# workers of pytest-xdist would all rewrite the assertions of all tests, if no process had done it.
 ifeq ($(FOR),)
-test: setup ## quick: lint, both languages, members, Spark, servers, a browser; FOR=imap_wal/write: tests of that package
-	@$(MAKE) --no-print-directory --jobs 3 test-java lint test-python
+test: ## quick: lint, both languages, members, Spark, servers, a browser; FOR=imap_wal/write: tests of that package
+	@$(MAKE) --no-print-directory --jobs 3 test-java lint collected
+	@$(MAKE) --no-print-directory test-python
 
-test-java: setup
+test-java: jar
 	$(MVN) verify -Dtests.excluded=thorough
 
-# The workers would all rewrite the assertions of all tests, if one process had not done it before.
+collected: python
+	@$(PYTEST) --collect-only --quiet > /dev/null
+
 test-python: setup
-	@test -d tests/unit/__pycache__ || $(PYTEST) --collect-only --quiet > /dev/null
 	$(PYTEST) $(SPREAD) $(QUICK)
 else
 test: setup

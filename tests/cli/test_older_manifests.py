@@ -19,6 +19,7 @@ from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.node import NodeManifest, node_manifests
 from storage_backends import open_store
 from tests.cli.conftest import Run
+from tests.kit.effort import first
 from tests.support import FakeClock
 
 NODES = ("n1", "n2")
@@ -105,7 +106,9 @@ def damage(path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [damage, Path.unlink], ids=["damaged", "removed"])
-@pytest.mark.parametrize("folder", [f"{CLUSTER}/nodes/n1", f"{CLUSTER}/nodes/n2", CLUSTER])
+@pytest.mark.parametrize(
+    "folder", first([f"{CLUSTER}/nodes/n1", CLUSTER, f"{CLUSTER}/nodes/n2"], 2)
+)
 def test_repair_without_newest_manifests_keeps_acknowledged_entries(
     run: Run,
     log: tuple[str, dict[str, Any]],

@@ -9,6 +9,7 @@ import pytest
 
 from tests.faults.mutation import Mutation, survives
 from tests.faults.mutations import MUTATIONS
+from tests.kit.effort import thorough
 from tests.kit.faults import Cases
 
 
@@ -17,6 +18,7 @@ def check(mutation: Mutation, folder: Path, cases: Cases) -> None:
     cases(1)
 
 
+@thorough
 @pytest.mark.parametrize(
     "mutation", [each for each in MUTATIONS if each.quick], ids=lambda each: each.name
 )

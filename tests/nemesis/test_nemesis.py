@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.effort import thorough
 from tests.nemesis.runs import Run, failures
 from tests.nemesis.storage import Storage
 from tests.nemesis.world import World
@@ -34,6 +35,7 @@ def played(run: Run, episodes: dict[str, str]) -> None:
     assert not any(each.findings for each in run.records), failures(run)
 
 
+@thorough
 @pytest.mark.cluster
 @pytest.mark.timeout(400)
 def test_a_killed_agent_loses_no_acknowledged_change(
