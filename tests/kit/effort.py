@@ -1,7 +1,7 @@
 """How much of a random or exhaustive test runs, as a share of the whole: profiles of hypothesis.
 
 dev    while one works on a change: few examples, new ones each time
-ci     `make test`: a fifth of them, the same ones each time
+ci     `make test`: a tenth of them, the same ones each time
 all    `make test-all`: all of them, new ones each time; the short form of torture
 torture  `make torture`: the long form of what is marked `torture`
 
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import settings
 
-PERCENT = {"dev": 10, "ci": 20, "all": 100, "torture": 1000}
+PERCENT = {"dev": 5, "ci": 10, "all": 100, "torture": 1000}
 """Of the examples that hypothesis tries by default."""
 
 thorough = pytest.mark.thorough

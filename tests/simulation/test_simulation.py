@@ -34,7 +34,7 @@ from tests.simulation.values import frozen_classes
 Cases = Callable[[int], None]
 
 SCHEDULES = 20_000
-"""`make test` tries a fifth of them."""
+"""`make test` tries a tenth of them."""
 SCHEDULES_LONG = int(os.environ.get("IMAP_WAL_SCHEDULES", "5000000"))
 FIRST = int(os.environ.get("IMAP_WAL_SEED", "1"))
 
