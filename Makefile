@@ -47,8 +47,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # uv fetches and installs in a third of pip's time. The stamps are empty files that say when it last
-# ran. Hashes are checked only if every requirement has one. Our own folder has none: it is installed
-# after the others.
+# ran. Hashes are checked only if every requirement has one. Our own folder has none: it is
+# installed after the others.
 $(VENV)/.uv: requirements/uv.txt | $(BIN)/python
 	$(PIP) --require-hashes --requirement $<
 	@touch $@

@@ -1,7 +1,7 @@
 """Deliberate defects at places that `tests.faults.random_defects` picked, with seed 9.
 
 The first places of each package are here, in the order of the pick, without those where only people
-would notice the change, or nobody: texts of errors, sizes of caches and batches.
+would notice the change, or no one: texts of errors, sizes of caches and batches.
 """
 
 from __future__ import annotations

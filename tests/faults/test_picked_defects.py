@@ -1,4 +1,4 @@
-"""Do the tests find defects at places that nobody chose? One test must catch each of them."""
+"""Do the tests find defects at random places? One test must catch each of them."""
 
 from __future__ import annotations
 
