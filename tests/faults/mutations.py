@@ -9,8 +9,9 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from tests.faults.mutation import Mutation, survives
+from tests.faults.mutation import Mutation
 from tests.faults.retention_mutations import OF_RETENTION
+from tests.faults.working_copy import of_python
 
 _FAULTS = "tests/faults"
 _REWRITES = "tests/rewrite"
@@ -434,6 +435,7 @@ MUTATIONS = (
 
 
 if __name__ == "__main__":
-    for mutation in MUTATIONS:
-        with tempfile.TemporaryDirectory() as folder:
-            print(f"{mutation.name}: {survives(mutation, Path(folder)) or 'caught'}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        sources = of_python(Path(folder))
+        for mutation in MUTATIONS:
+            print(f"{mutation.name}: {sources.survives(mutation) or 'caught'}", flush=True)

@@ -3,18 +3,17 @@ it."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.faults.mutation import Mutation, survives
+from tests.faults.mutation import Mutation
 from tests.faults.mutations import MUTATIONS
+from tests.faults.working_copy import WorkingCopy
 from tests.kit.effort import thorough
 from tests.kit.faults import Cases
 
 
-def check(mutation: Mutation, folder: Path, cases: Cases) -> None:
-    assert survives(mutation, folder) == "", f"{mutation.name} was not caught"
+def check(mutation: Mutation, sources: WorkingCopy, cases: Cases) -> None:
+    assert sources.survives(mutation) == "", f"{mutation.name} was not caught"
     cases(1)
 
 
@@ -22,14 +21,16 @@ def check(mutation: Mutation, folder: Path, cases: Cases) -> None:
 @pytest.mark.parametrize(
     "mutation", [each for each in MUTATIONS if each.quick], ids=lambda each: each.name
 )
-def test_a_deliberate_defect_is_caught(mutation: Mutation, tmp_path: Path, cases: Cases) -> None:
-    check(mutation, tmp_path, cases)
+def test_a_deliberate_defect_is_caught(
+    mutation: Mutation, python: WorkingCopy, cases: Cases
+) -> None:
+    check(mutation, python, cases)
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name)
 def test_every_deliberate_defect_is_caught(
-    mutation: Mutation, tmp_path: Path, cases: Cases
+    mutation: Mutation, python: WorkingCopy, cases: Cases
 ) -> None:
-    check(mutation, tmp_path, cases)
+    check(mutation, python, cases)

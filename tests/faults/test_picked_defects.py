@@ -6,15 +6,10 @@ import pytest
 
 from tests.faults.mutation import Mutation
 from tests.faults.picked_defects import PICKED, PICKED_IN_JAVA
-from tests.faults.working_copy import WorkingCopy, of_java, of_python
+from tests.faults.working_copy import WorkingCopy, of_java
 from tests.kit.faults import Cases
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> WorkingCopy:
-    return of_python(tmp_path_factory.mktemp("python"))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""A copy of the sources in which defects are tried one after another."""
+"""A copy of the sources in which defects are tried one after another, with as many examples as in
+`make test`."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ class WorkingCopy:
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     def _python(self, mutation: Mutation) -> subprocess.CompletedProcess[str]:
-        command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "120"]
+        command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "500"]
         command += ["--hypothesis-profile", "ci"]
         return self._run([sys.executable, *command, mutation.test], self.folder)
 
