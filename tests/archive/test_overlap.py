@@ -20,6 +20,7 @@ from imap_wal.parquet.archive_rows import ArchiveRows
 from imap_wal.parquet.scratch import Scratch
 from imap_wal.retention import overlap
 from imap_wal.retention.overlap import WAITING, Background, Overlap, beside
+from tests.kit.reading_threads import reading_threads
 from tests.support import eventually
 
 
@@ -166,10 +167,6 @@ def test_an_interrupt_after_the_end_of_a_thread_was_taken(
     with pytest.raises(KeyboardInterrupt):
         [*beside([iter(range(3))])]
     assert not reading_threads()
-
-
-def reading_threads() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name.startswith("imap-wal-read")]
 
 
 @pytest.mark.parametrize("free", [10_000, 0])

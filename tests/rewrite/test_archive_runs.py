@@ -7,7 +7,6 @@ import itertools
 import random
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +38,7 @@ from tests.kit import rivals
 from tests.kit.effort import share, thorough
 from tests.kit.log_order import as_before, promise_order
 from tests.kit.logs import append, cluster, node, values, view
+from tests.kit.reading_threads import reading_threads
 from tests.kit.rewrites import archive, members, snapshot
 from tests.kit.row_engine import ComparedEngine
 from tests.kit.task_engine import ComparedTasks, TaskEngine
@@ -214,14 +214,9 @@ def test_an_error_between_two_batches_leaves_no_thread(
 
     for where, name in ((Sources, "add_columns"), (sorted_runs, "_decrease")):
         monkeypatch.setattr(where, name, full)
-    before = set(threading.enumerate())  # an agent of another test may still end
     with pytest.raises(StorageUnavailable):
         rewrite(cluster(memory), engine())
-    assert not [
-        thread
-        for thread in set(threading.enumerate()) - before
-        if thread.name.startswith("imap-wal-read")
-    ]
+    assert not reading_threads()
 
 
 def test_late_rows_of_an_archive_keep_their_tombstones(memory: MemoryStore) -> None:
