@@ -299,6 +299,11 @@ final class LoggedRecordStore extends DefaultRecordStore {
     }
 
     private void forgetProcessed(Data key, MapOperation operation) {
+        if (operation instanceof EntryOperation settling
+                && settling.getThreadId() == Reconciler.THREAD_ID) {
+            // It has not changed the object, and tries again.
+            return;
+        }
         if (operation instanceof EntryOperation || operation instanceof MultipleEntryOperation) {
             // The next operation on the key reads the log.
             removeReplicatedRecord(key, false);

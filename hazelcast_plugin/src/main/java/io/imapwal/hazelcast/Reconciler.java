@@ -381,8 +381,10 @@ final class Reconciler {
     }
 
     private synchronized void settled(Key key, Doubt doubt) {
-        // If it came in doubt again meanwhile, it is kept.
-        doubts.remove(key, doubt);
+        // If it came in doubt again meanwhile, it is kept, also if the new doubt is an equal one.
+        if (doubts.get(key) == doubt) {
+            doubts.remove(key);
+        }
         if (doubt.welcomes < 0) {
             settledNanos.put(new Area(key.map, key.partition), System.nanoTime());
         }

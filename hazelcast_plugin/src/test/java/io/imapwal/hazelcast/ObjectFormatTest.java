@@ -55,6 +55,11 @@ class ObjectFormatTest {
         assertEquals(List.of(1), map.get(KEY));
         // Hazelcast repeats it, and the key is in doubt then.
         assertThrows(HazelcastException.class, () -> map.executeOnEntries(adding(4)));
+        // The settlement is refused too. The entry does not leave memory meanwhile: whatever goes
+        // through all entries would not find it.
+        for (int until = agent.appends + 3; agent.appends < until; Thread.sleep(1)) {
+            assertEquals(1, map.size());
+        }
         agent.faults.onAppend = OnAppend.ACK;
         eventually(() -> map.get(KEY).equals(List.of(1)));
         map.executeOnKey(KEY, adding(2));
