@@ -214,7 +214,9 @@ final class FakeConnection {
             faults.onAppend = OnAppend.FULL;
         }
         if (fault == OnAppend.FULL || fault == OnAppend.FULL_ONCE) {
-            faults.onAppend = fault == OnAppend.FULL ? fault : OnAppend.ACK;
+            if (fault == OnAppend.FULL_ONCE) {
+                faults.onAppend = OnAppend.ACK;
+            }
             return refuse(number, "full", "no room");
         } else if (log.isVoid(session)) {
             return refuse(number, "void-incarnation", "this session's view was followed by "
