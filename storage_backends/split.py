@@ -152,12 +152,14 @@ def record(root: SegmentStore, place: SegmentsPlace) -> None:
     """Record in a root without segments where they are. Raises `StorageError` if the segments are
     already somewhere else."""
     known = recorded(root)
-    if known is None:
-        if any(is_wal(file.path) for file in root.list("")):
+    if known is None and any(is_wal(file.path) for file in root.list("")):
+        known = recorded(root)  # another node may have recorded the place, and uploaded, meanwhile
+        if known is None:
             raise StorageError(
                 f"wal_dir is {place}, but this log already has segments under its root",
                 root.url,
             )
+    if known is None:
         try:
             root.create(RECORD, place.encoded())
         except AlreadyExists:

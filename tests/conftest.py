@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -41,6 +42,13 @@ def pytest_configure(config: pytest.Config) -> None:
             modules_of(package)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector does not look through thousands of collected tests again and again: a
+    sixth of the processor time of quick tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

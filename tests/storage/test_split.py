@@ -13,9 +13,10 @@ import imap_wal
 from imap_wal.errors import StorageUnavailable
 from rewrite_cli.cli import group
 from storage_backends import StorageError, open_store
+from storage_backends.interface import StoredFile
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore, forget
-from storage_backends.split import RECORD, SplitStore
+from storage_backends.split import RECORD, SegmentsPlace, SplitStore, record, recorded
 from storage_backends.testing import check_segment_store
 
 
@@ -67,6 +68,19 @@ def test_the_wal_dir_of_a_log_cannot_change(tmp_path: Path) -> None:
         store.map("m")["a"] = 1
     with pytest.raises(StorageUnavailable, match="already has segments under its root"):
         imap_wal.open((tmp_path / "other").as_uri(), node="n", wal_dir=(tmp_path / "b").as_uri())
+
+
+def test_nodes_that_start_together_record_the_same_place(memory: MemoryStore) -> None:
+    """Another node records the place and uploads a segment between two steps of this one."""
+
+    class Root(MemoryStore):
+        def list(self, folder: str) -> list[StoredFile]:
+            record(memory, SegmentsPlace(own_disks=True))
+            memory.create("namespace/cluster/nodes/other/wal/1.wal", b"")
+            return super().list(folder)
+
+    record(Root(memory.url.removeprefix("memory://")), SegmentsPlace(own_disks=True))
+    assert recorded(memory) == SegmentsPlace(own_disks=True)
 
 
 @pytest.mark.parametrize("wal_dir", ["{}/wal", "wal", "./wal", "{}/wal/", "file://{}/wal/"])
