@@ -18,6 +18,7 @@ from storage_backends.faults import AwayStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
 from tests.agent.harness import Plugin, config, plugin, serving
+from tests.kit.effort import every
 from tests.support import eventually
 
 LEASE_MS = 200
@@ -167,6 +168,7 @@ class OneCallFails(AwayStore):
         return super().there(path)
 
 
+@every(2)
 def test_a_reopen_succeeds_after_a_failure_of_any_call(
     tmp_path: Path, inner: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,10 +12,12 @@ import pytest
 
 from rewrite_cli.console import whole_file
 from tests.cli.conftest import Run
+from tests.kit.effort import every
 
 FULL = Path("/dev/full")
 
 
+@every(3)
 @pytest.mark.parametrize(
     "words",
     [
@@ -39,6 +41,7 @@ def test_a_full_standard_output_is_named(url: str, words: tuple[str, ...]) -> No
     assert "the standard output cannot be written: No space left on device; free" in ended.stderr
 
 
+@every(3)
 @pytest.mark.parametrize(
     "words",
     [

@@ -19,7 +19,7 @@ from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.node import NodeManifest, node_manifests
 from storage_backends import open_store
 from tests.cli.conftest import Run
-from tests.kit.effort import first
+from tests.kit.effort import every, first
 from tests.support import FakeClock
 
 NODES = ("n1", "n2")
@@ -105,6 +105,7 @@ def damage(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
 
 
+@every(3)
 @pytest.mark.parametrize("how", [damage, Path.unlink], ids=["damaged", "removed"])
 @pytest.mark.parametrize(
     "folder", first([f"{CLUSTER}/nodes/n1", CLUSTER, f"{CLUSTER}/nodes/n2"], 2)
@@ -209,6 +210,7 @@ def test_repair_beside_a_copys_manifests_keeps_acknowledged_entries(
         assert dict(store.map("m")) == expected
 
 
+@every(3)
 @pytest.mark.parametrize("which", ["n1", "n2", "the cluster", "all"])
 def test_repair_makes_manifests_where_none_is_left(
     run: Run, log: tuple[str, dict[str, Any]], tmp_path: Path, which: str

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from rewrite_cli.console import progress
 from tests.cli.conftest import Run
+from tests.kit.effort import every
 from tests.support import FakeClock
 
 
@@ -71,6 +72,7 @@ def test_a_bar_is_one_line(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     assert ("36.0/43.0 MiB" in text) == (width >= progress.NARROW), text
 
 
+@every(2)
 @pytest.mark.parametrize(
     "words", ["export URL", "restore URL", "rewrite URL", "verify URL", "backup URL TMP/b"]
 )

@@ -23,6 +23,7 @@ from imap_wal.settings import Settings
 from rewrite_cli.entries.columns import LATEST, FoundEntry, batch
 from rewrite_cli.entries.database import Database, Query
 from tests.cli.conftest import Run, found
+from tests.kit.effort import every
 from tests.kit.orders import LIVE
 from tests.support import eventually
 
@@ -45,6 +46,7 @@ def test_without_sql_it_prints_views_and_columns(run: Run, url: str) -> None:
         ]
 
 
+@every(4)
 @pytest.mark.parametrize(
     "name",
     ['a "quoted" name', "a.b", "two words", "order", "raw", "latest", "é/%", "x;drop table y--",

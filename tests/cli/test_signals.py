@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import imap_wal
-from tests.kit.effort import thorough
+from tests.kit.effort import every, thorough
 
 PAUSED = """
 import sys, threading
@@ -46,6 +46,7 @@ COMMANDS = {
 }
 
 
+@every(2)
 @pytest.mark.parametrize(
     "number",
     [

@@ -13,7 +13,7 @@ import pytest
 import imap_wal
 from rewrite_cli.cli import COMMANDS
 from tests.cli.conftest import Run
-from tests.kit.effort import first
+from tests.kit.effort import every, first
 
 CLI = [sys.executable, "-m", "rewrite_cli.cli"]
 ROOT = Path(__file__).parents[2]
@@ -69,6 +69,7 @@ def test_tables_fit_80_columns_with_file_and_advice(tmp_path: Path, log: Path, n
         assert all(file.name in joined for file in log.iterdir())
 
 
+@every(2)
 @pytest.mark.parametrize(
     "words",
     first(

@@ -19,6 +19,7 @@ from imap_wal.manifest.node import node_manifests
 from storage_backends import open_store
 from storage_backends.objects import LocalObjects
 from tests.cli.conftest import Run
+from tests.kit.effort import share
 
 
 def statuses(found: Any) -> dict[str, str]:
@@ -215,7 +216,7 @@ with imap_wal.open({url!r}, namespace='prod', cluster='eu', node='n1', **small) 
     try:
         assert writer.stdout is not None
         writer.stdout.readline()
-        for _ in range(12):
+        for _ in range(share(12, ci=34)):
             ended = run("verify", url, "-o", "json")
             assert ended.code == 0, [
                 file for file in ended.json["files"] if file["status"] != "clean"

@@ -22,6 +22,7 @@ from imap_wal.rewrite.compaction import Compactor
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
 from tests.kit.compactions import SMALL, overwrite, size
+from tests.kit.effort import every
 from tests.kit.local import temporaries
 from tests.support import FakeClock, embedded, eventually
 
@@ -210,6 +211,7 @@ def test_a_compaction_keeps_covered_files_for_their_time(tmp_path: Path) -> None
         assert store.compact().removed_bytes == 0 and size(tmp_path) > before
 
 
+@every(2)
 @pytest.mark.parametrize("by_itself", [False, True])
 def test_a_program_killed_during_a_compaction_loses_nothing(
     tmp_path: Path, by_itself: bool

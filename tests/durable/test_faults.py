@@ -18,6 +18,7 @@ from storage_backends import NoSpace
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.memory import MemoryStore
 from tests.kit import disks
+from tests.kit.effort import every, step
 from tests.support import contents, copy_files, embedded, eventually
 
 WAL = "*/wal/*"
@@ -89,7 +90,7 @@ def test_single_storage_failure_is_reported_and_loses_nothing(
     counted = FaultyStore(MemoryStore(f"count-{kind}"))
     workload(counted, {})
     times = sum(operation.kind == kind for operation in counted.operations)
-    for at in range(1, times + 1):
+    for at in range(1, times + 1, min(step(), 4)):
         inner = MemoryStore(f"{kind}-{at}-{memory.url}")
         acked: dict[str, Any] = {}
         faulty = FaultyStore(inner, Plan((Fault("error", at=at, kind=kind, error=NoSpace),)))
@@ -141,6 +142,7 @@ def test_storage_failure_at_open_leaves_no_lock(
         embedded(inner).close()
 
 
+@every(2)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_kill_at_any_operation_keeps_what_was_acknowledged(
     memory: MemoryStore, when: Any, seed: int

@@ -17,7 +17,7 @@ from imap_wal.errors import ImapWalError
 from storage_backends import open_store
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
-from tests.kit.effort import step
+from tests.kit.effort import every, step
 from tests.support import Threads, contents, embedded
 
 OURS = tuple(
@@ -135,6 +135,7 @@ WORKS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@every(3)
 @pytest.mark.parametrize("name", WORKS)
 def test_interrupted_change_leaves_a_working_or_failed_store(
     memory: MemoryStore, name: str

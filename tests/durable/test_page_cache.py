@@ -17,6 +17,7 @@ import pytest
 import imap_wal
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.memory import MemoryStore, forget
+from tests.kit.effort import every
 from tests.support import FakeClock, contents, embedded
 
 Death: TypeAlias = Literal["kill", "power-loss"]
@@ -180,6 +181,7 @@ class History:
         self.returned, self.changes, self.kept, self.safe = found, [], 0, 0
 
 
+@every(2)
 @pytest.mark.parametrize("first", ["always", "os", "interval"])
 def test_returned_values_survive_a_kill_then_power_loss(first: str, seed: int) -> None:
     """Acknowledged and returned values survive a kill and then a power loss. `first`: the

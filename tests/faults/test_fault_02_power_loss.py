@@ -23,7 +23,7 @@ def test_a_power_loss_at_every_storage_operation_loses_nothing(
     """Nothing that was acknowledged is lost.
     Fault 2."""
     kinds = operations()
-    for at in range(1, len(kinds) + 1, min(step(), 2)):
+    for at in range(1, len(kinds) + 1, min(step(), 4)):
         # Only writing makes bytes that can be lost; of two reads in a row, the second finds the
         # same state as the first.
         if kinds[at - 1] in (

@@ -20,7 +20,7 @@ from storage_backends import NoSpace, Unavailable
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore, forget
 from tests.faults.workload import WORK, Life, Reference
-from tests.kit.effort import step, stride
+from tests.kit.effort import every, step, stride
 from tests.kit.faults import Cases, operations
 from tests.support import contents, embedded
 
@@ -72,6 +72,7 @@ def strace(tmp_path: Path, calls: str, error: str, when: str, rounds: int) -> in
     return output.read_text().count("(INJECTED)")
 
 
+@every(3)
 @pytest.mark.parametrize("fault", INJECTED)
 def test_occasional_system_call_failures_lose_nothing(
     tmp_path: Path, cases: Cases, fault: str

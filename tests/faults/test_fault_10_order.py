@@ -73,7 +73,7 @@ def wander(seed: int, steps: int) -> None:
 def test_the_last_change_wins_with_a_backward_clock(cases: Cases, seed: int) -> None:
     """Many changes are made in one millisecond.
     Fault 10."""
-    for more in range(share(20)):
+    for more in range(share(20, ci=5)):
         wander(seed + more, 40)
         cases(1)
 
@@ -163,7 +163,7 @@ def shuffle(seed: int) -> None:
 
 def test_repeated_or_reordered_changes_give_the_same_state(cases: Cases, seed: int) -> None:
     """Fault 11."""
-    for more in range(share(40)):
+    for more in range(share(40, ci=5)):
         shuffle(seed + more)
         cases(1)
 

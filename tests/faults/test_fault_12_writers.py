@@ -32,7 +32,7 @@ from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore, forget
 from tests.faults import killed_processes
 from tests.faults.workload import Life, Reference, live
-from tests.kit.effort import brief, step, stride
+from tests.kit.effort import brief, every, step, stride
 from tests.kit.faults import Cases, _context
 from tests.support import Threads, contents, embedded, eventually
 
@@ -342,6 +342,7 @@ def at_once(first: str, second: str, at: int) -> bool:
     return bool(done)
 
 
+@every(3)
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_interleaved_maintenance_loses_nothing(
     cases: Cases, first: str, second: str, seed: int

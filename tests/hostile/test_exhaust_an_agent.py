@@ -24,6 +24,7 @@ from imap_wal.settings import Settings
 from storage_backends import open_store
 from tests.agent.harness import Plugin, config, entry, plugin, serving
 from tests.hostile.peers import RawPeer, agent_process, connected
+from tests.kit.effort import every
 from tests.support import FakeClock, eventually
 
 MB = 1024 * 1024
@@ -48,6 +49,7 @@ def comes_in(settings: AgentConfig) -> bool:
 # ---- connections ---------------------------------------------------------------------------------
 
 
+@every(3)
 @pytest.mark.parametrize(
     ("kind", "files"), [("ipc", 1700), ("ipc", 4096), ("tcp", 128), ("tcp", 1700)]
 )
@@ -89,6 +91,7 @@ def _flood(endpoint: str, until: float) -> None:
                 each.close()
 
 
+@every(2)
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
 def test_a_flood_of_connections_does_not_end_the_agent(tmp_path: Path, kind: str) -> None:
     """The agent refuses connections as fast as three processes open them, and a member writes
@@ -301,6 +304,7 @@ def test_a_refusal_does_not_quote_a_large_field(tmp_path: Path) -> None:
         assert agent.memory - before < 128 * MB
 
 
+@every(4)
 @pytest.mark.parametrize("kind", ["append", "metadata"])
 @pytest.mark.parametrize("inner", [b"\x80", b"\x91\x80", b"\xd6\xff\0\0\0\0"], ids=repr)
 def test_a_value_of_another_shape_is_not_built(tmp_path: Path, kind: str, inner: bytes) -> None:

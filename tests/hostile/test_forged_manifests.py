@@ -22,6 +22,7 @@ from imap_wal.manifest.node import node_manifests
 from storage_backends import StorageError, lease, open_store
 from storage_backends.memory import MemoryStore
 from tests.cli.conftest import Run, run
+from tests.kit.effort import every
 
 __all__ = ["run"]
 
@@ -169,6 +170,7 @@ def read(document: dict[str, Any], kind: str, memory: MemoryStore) -> Any:
     return content
 
 
+@every(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_field_of_a_manifest_has_exactly_its_type(kind: str, memory: MemoryStore) -> None:
     """A session of 1.0 raised a ValueError that named no file, in `repair` too."""

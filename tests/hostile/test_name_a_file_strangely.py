@@ -15,6 +15,7 @@ import imap_wal
 from imap_wal import layout
 from storage_backends.local import LocalStore
 from tests.cli.conftest import Run, run
+from tests.kit.effort import every
 
 __all__ = ["run"]
 NODE, CLUSTER = "default/embedded/nodes/n1", "default/embedded"
@@ -78,6 +79,7 @@ STRANGE = [
 ]
 
 
+@every(4)
 @pytest.mark.parametrize("name", STRANGE)
 def test_a_strange_name_stops_no_repair(root: Path, run: Run, name: str, tmp_path: Path) -> None:
     """The copy has all keys, and the report names the file, or the manifest in place of it."""
@@ -181,6 +183,7 @@ PLACES = [
 ]
 
 
+@every(5)
 @pytest.mark.parametrize("make", SPECIAL)
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_no_file_stops_nothing(

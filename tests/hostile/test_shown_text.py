@@ -22,6 +22,7 @@ import imap_wal
 from imap_wal.decoder import Decoder, Opaque, plain, text
 from rewrite_cli.cli import group
 from rewrite_cli.console import output as out
+from tests.kit.effort import every
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b31m\x7f\r\u202egnp.exe\u2066\ud800"[:-1]
 
@@ -82,6 +83,7 @@ def on_a_terminal(*words: str) -> tuple[str, int]:
     return found.decode(), process.wait(60)
 
 
+@every(5)
 @pytest.mark.parametrize(
     "words", [["query", "SHOW TABLES"], ["verify"], ["stat"], ["restore"], ["rewrite"], ["repair"]]
 )
@@ -194,6 +196,7 @@ def test_large_plain_values_are_still_shown() -> None:
     ) == [{"k": "v"}, {"k": "v"}, same]
 
 
+@every(4)
 @pytest.mark.parametrize(
     "content", [b"a = " + b"[" * 100_000, b"a = " + b"9" * 5000, b"\xff\x1b[2J"], ids=len
 )

@@ -12,6 +12,7 @@ to run in full does not use this module; one that only `make test-all` runs is m
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -23,6 +24,24 @@ PERCENT = {"dev": 5, "ci": 10, "all": 100, "torture": 1000}
 thorough = pytest.mark.thorough
 """Only in `make test-all`. docs/decisions/0076 says what that needs: something quicker in
 `make test` has to prove the same."""
+
+
+every = pytest.mark.every
+"""`@every(5)`: of the many parameters of a test, `make test` takes the first, the sixth and so on.
+With several lists of parameters, choose a number that divides the length of none of them."""
+
+
+def leave_out(items: Sequence[pytest.Item]) -> None:
+    """Mark as `thorough` what `every` leaves out."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("every")
+        if mark is None:
+            continue
+        name = item.nodeid.partition("[")[0]
+        if seen[name] % mark.args[0]:
+            item.add_marker(thorough)
+        seen[name] += 1
 
 
 def register() -> None:
@@ -39,9 +58,10 @@ def profile() -> str:
     return next(name for name, percent in PERCENT.items() if settings().max_examples == percent)
 
 
-def share(whole: int, *, least: int = 1) -> int:
-    """How many of `whole` examples, rounds or schedules this run tries."""
-    percent = min(settings().max_examples, 100)
+def share(whole: int, *, least: int = 1, ci: int = PERCENT["ci"]) -> int:
+    """How many of `whole` examples, rounds or schedules this run tries. `ci`: how many of a hundred
+    in `make test`, for a costly test."""
+    percent = ci if profile() == "ci" else min(settings().max_examples, 100)
     return max(min(least, whole), whole * percent // 100)
 
 

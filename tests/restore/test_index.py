@@ -19,6 +19,7 @@ from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.partitions import Partitions, partition_id
 from imap_wal.read.newest.runs import Run, RunWriter
 from tests.histories import put
+from tests.kit.effort import every
 
 
 def rows_of(random_: random.Random, count: int) -> list[tuple[str, Row]]:
@@ -382,6 +383,7 @@ def keys_in(index: NewestIndex, name: str, wanted: Partitions) -> list[bytes]:
     return [key for states in index.keys(name, 7, wanted) for key, _, _ in states]
 
 
+@every(2)
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 100_000, 1])
 def test_partition_keys_are_listed_while_keys_are_added(
     memory_bytes: int, seed: int, tmp_path: Path

@@ -29,7 +29,7 @@ from storage_backends.memory import MemoryStore
 from tests import histories
 from tests.histories import put
 from tests.kit import rivals as rivals_kit
-from tests.kit.effort import share
+from tests.kit.effort import every, share
 from tests.kit.logs import append, cluster, node, values, view
 from tests.kit.rewrites import archive
 from tests.kit.row_engine import ComparedEngine
@@ -96,6 +96,7 @@ def test_a_conflict_that_fills_a_part_is_counted(memory: MemoryStore) -> None:
     assert report.maps[0].undecided == 1
 
 
+@every(5)
 @pytest.mark.parametrize("shared", [False, True], ids=["own sessions", "a shared session"])
 @pytest.mark.parametrize("top", [2, 2**40, 2**63 - 1])
 def test_contenders_are_those_of_rows(top: int, shared: bool, seed: int) -> None:

@@ -17,6 +17,7 @@ from imap_wal.entry import KEY
 from rewrite_cli.commands.reading import dump, export
 from rewrite_cli.entries.lines import Line
 from tests.histories import put
+from tests.kit.effort import every
 
 VALUES = 160
 VALUE_BYTES = 1 << 20
@@ -103,6 +104,7 @@ def test_large_values_restore_and_rewrite_within_memory_bound(tmp_path: Path) ->
         assert len(items) == VALUES and items[b"key-0007"][:4] == b"0007"
 
 
+@every(3)
 @pytest.mark.parametrize("form", export.FORMATS)
 def test_an_export_keeps_few_large_values_in_memory(tmp_path: Path, form: str) -> None:
     def entries() -> Any:

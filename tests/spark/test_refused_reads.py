@@ -20,12 +20,14 @@ from imap_wal.rewrite.run import rewrite
 from pyspark_imap_wal.batch import ImapWalReader
 from pyspark_imap_wal.data_source import LATEST, Options
 from storage_backends import open_store
+from tests.kit.effort import every
 from tests.kit.logs import SMALL
 
 pytestmark = pytest.mark.spark
 READS = [{"mode": "raw"}, {"mode": "latest"}, {"changes": "images"}, {"table": "history"}]
 
 
+@every(5)
 @pytest.mark.parametrize("how", [*READS, {"table": "files"}, {"table": "nodes"}], ids=str)
 def test_a_path_without_a_log_is_refused(spark: Any, tmp_path: Path, how: dict[str, str]) -> None:
     """No rows would look like an empty log."""
@@ -52,6 +54,7 @@ def count(spark: Any, url: str, **options: str) -> int:
     return int(spark.read.format("imap_wal").options(**options).load(url).count())
 
 
+@every(4)
 @pytest.mark.parametrize("how", [*READS, {"table": "files"}], ids=str)
 def test_a_map_that_no_log_has_is_refused(spark: Any, orders: str, how: dict[str, str]) -> None:
     """Also beside a map that exists. The command line refuses it with the same text."""
@@ -61,6 +64,7 @@ def test_a_map_that_no_log_has_is_refused(spark: Any, orders: str, how: dict[str
     assert count(spark, orders, map="orders", **how) == (how.get("table") != "files")
 
 
+@every(2)
 @pytest.mark.parametrize(
     ("below", "up"),
     [
@@ -91,6 +95,7 @@ def test_an_as_of_before_all_entries_is_refused(spark: Any, orders: str, mode: s
     assert count(spark, orders, mode=mode, as_of=soon()) == 2
 
 
+@every(3)
 @pytest.mark.parametrize("mode", ["raw", "latest"])
 @pytest.mark.parametrize(
     ("as_of", "text"),

@@ -17,6 +17,7 @@ from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from tests.kit.commits import WAL, batch, commit, committer, frames
+from tests.kit.effort import every
 from tests.support import IDENTITY, FakeClock, Threads, node_log, segments
 
 
@@ -157,6 +158,7 @@ def test_failed_background_sync_stops_acknowledgements(
         refused.result()
 
 
+@every(2)
 @pytest.mark.parametrize("preallocate", [False, True])
 def test_kill_at_any_operation_keeps_acknowledged_entries(seed: int, preallocate: bool) -> None:
     """What is read back is a prefix of what was written, with all that was acknowledged."""

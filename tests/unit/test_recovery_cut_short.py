@@ -12,6 +12,7 @@ from imap_wal.errors import LogError
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.memory import MemoryStore
 from tests.kit.damages import DAMAGES, MODES, entries, flip, history, lost_files
+from tests.kit.effort import every
 from tests.support import contents, copy_files, node_log, overwrite, row, segments
 
 
@@ -62,6 +63,7 @@ class Meanwhile:
         return call
 
 
+@every(5)
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize("mode", MODES)
 def test_files_pruned_during_recovery_are_not_missing(
