@@ -21,6 +21,7 @@ from storage_backends import open_store
 from storage_backends.faults import FaultyStore
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import Plugin, config, entry, plugin, serving
+from tests.kit.effort import thorough
 
 
 @pytest.fixture
@@ -353,6 +354,7 @@ def test_text_that_is_no_utf8_is_refused_with_its_place(settings: AgentConfig, f
         assert member.values() == {"a": "1"}
 
 
+@thorough
 def test_a_value_of_64_megabytes_is_read_back(settings: AgentConfig) -> None:
     with serving(settings), plugin(settings) as member:
         value = "x" * (64 * 1024 * 1024)

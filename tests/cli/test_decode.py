@@ -25,6 +25,7 @@ from hazelcast.serialization.service import SerializationServiceV1
 from imap_wal.decoder import Decoder, Opaque, plain, text
 from rewrite_cli.demo.cluster import free_ports
 from tests.cli.conftest import Run
+from tests.kit.effort import thorough
 
 
 def row(value: bytes, label: str = "java.lang.String", partition_version: int = 1) -> Any:
@@ -165,6 +166,7 @@ def test_unreadable_values_keep_their_label_and_bytes() -> None:
     assert Decoder().value(row(b"x", "raw", 0)) == b"x"
 
 
+@thorough
 @pytest.mark.cluster
 def test_members_compact_and_json_values_are_decoded(run: Run, tmp_path: Path) -> None:
     """A real member wrote the values."""

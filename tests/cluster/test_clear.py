@@ -19,6 +19,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.configuration import logged_map
 from tests.cluster.history import log_view
 from tests.cluster.waiting import until
+from tests.kit.effort import thorough
 from tests.kit.silent import SILENT, newest, wait_taken
 
 PARTITIONS = 271
@@ -64,6 +65,7 @@ def logged(cluster: Cluster, name: str) -> tuple[int, int]:
     return sum(map(is_clear, rows)), len(rows)
 
 
+@thorough
 def test_a_clear_deletes_evicted_keys_too(cluster: Cluster) -> None:
     cluster.start(2)
     names = ("orders", "offloaded-orders")

@@ -19,6 +19,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.configuration import logged_map
 from tests.cluster.network import Network
 from tests.cluster.waiting import until
+from tests.kit.effort import thorough
 from tests.kit.silent import SILENT, newest, wait_taken
 
 Start = Callable[..., Cluster]
@@ -81,6 +82,7 @@ def _map(cluster: Cluster, name: str) -> BlockingMap:
     return cluster.client().get_map(name).blocking()
 
 
+@thorough
 @pytest.mark.parametrize(
     "offload",
     [False, pytest.param(True, marks=pytest.mark.thorough)],

@@ -21,6 +21,7 @@ from tests.cluster.load import PAUSE_S
 from tests.cluster.network import QUICK_LOSS, Network
 from tests.cluster.processes import Member
 from tests.cluster.waiting import until
+from tests.kit.effort import thorough
 
 KEYS = 40
 OUT = "is not in the newest view"
@@ -121,6 +122,7 @@ def contents(cluster: Cluster) -> dict[str, int]:
     return dict(found)
 
 
+@thorough
 @pytest.mark.parametrize(
     ("winners", "losers"),
     # In the first and the last case Hazelcast may merge the winner into the losers. Then all form a

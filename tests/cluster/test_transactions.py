@@ -22,6 +22,7 @@ from tests.cluster.cluster import Cluster, connect
 from tests.cluster.configuration import logged_map
 from tests.cluster.waiting import until
 from tests.kit.disks import needed_disk
+from tests.kit.effort import thorough
 
 SILENT = "tests.cluster.silent_agent"
 BEFORE = {f"k{number}": "old" for number in range(60)}
@@ -127,6 +128,7 @@ OFFLOADED = {f"stock-{name}": kind for name, kind in KINDS.items()}
 """Maps with offload, and how their transactions are committed."""
 
 
+@thorough
 def test_the_agent_of_one_owner_is_dead(pair: Scene) -> None:
     """Only the agent of the member that commits is needed."""
     pair.start()

@@ -22,7 +22,7 @@ from imap_wal.rewrite.compaction import Compactor
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
 from tests.kit.compactions import SMALL, overwrite, size
-from tests.kit.effort import every
+from tests.kit.effort import every, share
 from tests.kit.local import temporaries
 from tests.support import FakeClock, embedded, eventually
 
@@ -98,7 +98,7 @@ def test_changes_during_a_compaction_are_kept(tmp_path: Path, seed: int) -> None
         thread = threading.Thread(target=change)
         thread.start()
         try:
-            for _ in range(3):
+            for _ in range(share(3, ci=34)):
                 store.compact()
         finally:
             stop.set()

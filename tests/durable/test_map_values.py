@@ -11,6 +11,7 @@ import pytest
 import imap_wal
 from imap_wal.errors import InvalidSetting, NotAppended, NotSerializable, TooLarge
 from storage_backends.memory import MemoryStore
+from tests.kit.effort import thorough
 from tests.support import contents, embedded
 
 
@@ -79,6 +80,7 @@ def _endless() -> list[Any]:
     return value
 
 
+@thorough
 def test_a_value_of_64_megabytes_is_kept(url: str) -> None:
     value = bytes(range(256)) * (64 * 1024 * 4)
     with imap_wal.open(url, node="n") as store:

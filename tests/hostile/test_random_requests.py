@@ -31,7 +31,7 @@ from tests.agent.harness import (
     serving,
 )
 from tests.hostile.peers import agent_process
-from tests.kit.effort import brief
+from tests.kit.effort import brief, share
 from tests.kit.malformed import nested, pack
 
 CLUSTER, MEMBER, FUZZ, LOST = map(identity, ("cluster-1", "member-1", "fuzz", "gone"))
@@ -309,7 +309,7 @@ def test_no_request_ends_the_agent_or_damages_the_log(settings: AgentConfig) -> 
     """The log can be read after all of these requests."""
     with serving(settings):
         fuzzer = Fuzzer(settings, together=20)
-        fuzzer.attack(40, first_seed=0)
+        fuzzer.attack(share(40, ci=25), first_seed=0)
         fuzzer.end()
     read_whole(settings)
 

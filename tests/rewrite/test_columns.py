@@ -29,7 +29,7 @@ from storage_backends.memory import MemoryStore
 from tests import histories
 from tests.histories import put
 from tests.kit import rivals as rivals_kit
-from tests.kit.effort import every, share
+from tests.kit.effort import every, share, thorough
 from tests.kit.logs import append, cluster, node, values, view
 from tests.kit.rewrites import archive
 from tests.kit.row_engine import ComparedEngine
@@ -314,6 +314,7 @@ def test_damage_in_a_value_is_found(memory: MemoryStore, monkeypatch: pytest.Mon
         rewrite(cluster(memory), local_engine.LocalEngine(SMALL))
 
 
+@thorough
 def test_many_maps_and_keys_are_split_into_ranges(memory: MemoryStore, seed: int) -> None:
     chance = random.Random(seed)
     log = node(memory)

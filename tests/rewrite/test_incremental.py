@@ -17,7 +17,7 @@ from imap_wal.rewrite.report import MapRewrite
 from storage_backends.memory import MemoryStore, forget
 from tests import histories
 from tests.histories import put
-from tests.kit.effort import share
+from tests.kit.effort import share, thorough
 from tests.kit.logs import append, cluster, node, values, view
 from tests.kit.repairs import repaired
 from tests.kit.rewrites import HOUR_MS, archive, run, snapshot
@@ -202,6 +202,7 @@ def test_random_changes_equal_a_dict(memory: MemoryStore, seed: int) -> None:
 _numbers = itertools.count()
 
 
+@thorough
 @settings(
     max_examples=share(100),
     deadline=None,

@@ -17,7 +17,7 @@ from imap_wal.entry import KEY
 from rewrite_cli.commands.reading import dump, export
 from rewrite_cli.entries.lines import Line
 from tests.histories import put
-from tests.kit.effort import every
+from tests.kit.effort import every, thorough
 
 VALUES = 160
 VALUE_BYTES = 1 << 20
@@ -79,6 +79,7 @@ def run(what: str, folder: Path) -> tuple[int, int]:
     return int(count), int(taken)
 
 
+@thorough
 def test_large_values_restore_and_rewrite_within_memory_bound(tmp_path: Path) -> None:
     filler = os.urandom(VALUE_BYTES)
     with imap_wal.open(tmp_path.as_uri(), node="n1", durability="os") as store:

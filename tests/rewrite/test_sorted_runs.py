@@ -22,7 +22,7 @@ from pyspark_imap_wal import rewrite_engine
 from storage_backends.memory import MemoryStore
 from tests import histories
 from tests.histories import put
-from tests.kit.effort import share
+from tests.kit.effort import share, thorough
 from tests.kit.logs import append, cluster, node, values, view
 from tests.kit.rewrites import archive
 from tests.kit.task_engine import TINY, ComparedTasks, TaskEngine
@@ -85,6 +85,7 @@ def test_a_small_change_keeps_the_other_ranges(memory: MemoryStore) -> None:
     assert values(view(memory))["k050"] == "2" and len(values(view(memory))) == 100
 
 
+@thorough
 def test_parts_of_ranges_are_in_key_order(memory: MemoryStore, seed: int) -> None:
     expected = filled(memory, seed)
     report = rewrite(cluster(memory), TaskEngine())

@@ -21,7 +21,7 @@ from imap_wal.manifest.node import NodeManifest, Seen
 from imap_wal.read.file_scan import FileScan
 from imap_wal.settings import Settings
 from storage_backends import StoredFile
-from tests.kit.effort import brief, share
+from tests.kit.effort import brief, every, share
 from tests.simulation.__main__ import story
 from tests.simulation.choosers import Pause, Replay
 from tests.simulation.explore import chooser_of, plan_of, run_seed
@@ -49,6 +49,7 @@ def calls(result: Result) -> list[tuple[str, str, str]]:
     return [(step.task, step.call, step.path) for step in result.trace]
 
 
+@every(3)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_seed_replays_exactly(scenario: str, simulated: None) -> None:
     for seed in range(1, 9):

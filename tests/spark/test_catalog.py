@@ -12,6 +12,7 @@ from imap_wal.errors import InvalidSetting
 from pyspark_imap_wal.tables import catalog
 from storage_backends import open_store
 from tests.histories import put
+from tests.kit.effort import thorough
 from tests.kit.logs import append, node
 
 pytestmark = pytest.mark.spark
@@ -55,6 +56,7 @@ def test_options_of_a_query_are_added_to_its_table_s(sql: Any, root: Path) -> No
         sql("select * from entries with (colour = 'red')").collect()
 
 
+@thorough
 def test_a_stream_of_a_table(spark: Any, sql: Any, root: Path, tmp_path: Path) -> None:
     sql(f"create table entries using imap_wal options (path '{root}', map 'orders')")
     (

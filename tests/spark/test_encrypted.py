@@ -18,6 +18,7 @@ from pyspark_imap_wal.rewrite_engine import SparkEngine
 from storage_backends import open_store
 from storage_backends.location import located
 from tests.encrypted import key_file, keyed
+from tests.kit.effort import every
 from tests.kit.encrypted_maps import SECRET, content, entries
 
 pytestmark = pytest.mark.spark
@@ -33,6 +34,7 @@ def place(tmp_path: Path) -> str:
     return found
 
 
+@every(2)
 @pytest.mark.parametrize("mode", ["raw", "latest"])
 def test_the_data_source_reads_with_the_keys(
     spark: Any, tmp_path: Path, place: str, mode: str

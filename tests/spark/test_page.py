@@ -58,6 +58,7 @@ def run(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: object) -> None:
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 
 
+@thorough
 def test_examples_copy_a_table_into_a_log_and_back(
     spark: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def test_what_spark_submit_was_given_holds(tmp_path: Path) -> None:
     assert found["python"] == "/p"
 
 
+@thorough
 def test_secret_properties_are_not_on_a_command_line() -> None:
     """Spark does not show them either."""
     given = dict.fromkeys(SECRETS, "never-shown")

@@ -102,6 +102,7 @@ def test_file_sink_with_available_now_continues_at_its_checkpoint(
     assert follow() == [1, 3]
 
 
+@thorough
 def test_images_of_a_stream_and_of_a_batch(spark: Any, tmp_path: Path) -> None:
     url, out = str(tmp_path / "log"), str(tmp_path / "out")
     log = node(open_store(url))

@@ -34,6 +34,7 @@ from storage_backends.lease import Lease
 from storage_backends.objects import ObjectStore
 from storage_backends.testing import check_segment_store
 from tests.agent.harness import plugin, serving
+from tests.kit.effort import thorough
 from tests.kit.own_disks import own_disk_config
 from tests.storage.s3_gateway import S3, running_moto, running_s3
 from tests.storage.services import free_port
@@ -295,6 +296,7 @@ def test_a_writer_replaced_on_s3_acknowledges_nothing(s3: S3) -> None:
         assert dict(third.map("m").items()) == {"a": 1, "b": 2}
 
 
+@thorough
 @both
 def test_a_log_on_s3_is_backed_up_beside_writers(s3: S3, tmp_path: Path) -> None:
     """From there it is restored into a local folder; the second backup copies only what is new."""
