@@ -17,6 +17,7 @@ import pytest
 from rewrite_cli.demo.cluster import free_ports
 from rewrite_cli.local_cluster.launcher import ask_stat
 from tests.cli.conftest import Run
+from tests.kit.effort import thorough
 
 CLI = [sys.executable, "-m", "rewrite_cli.cli"]
 
@@ -183,6 +184,7 @@ def test_the_demo_never_mixes_with_a_users_log(run: Run, url: str) -> None:
     assert "already" in ended.err
 
 
+@thorough
 @pytest.mark.cluster
 def test_node_start_starts_real_members_and_a_signal_ends_all(tmp_path: Path) -> None:
     from rewrite_cli.local_cluster.clients import connect

@@ -15,6 +15,7 @@ from imap_wal.hazelcast import error_of
 from tests.cluster.cluster import Cluster
 from tests.cluster.configuration import QUICK_MEMBER, logged_map
 from tests.cluster.waiting import until
+from tests.kit.effort import thorough
 
 THREADS = int(QUICK_MEMBER["hazelcast.operation.thread.count"])
 AGENT_TIMEOUT_MS = 8000
@@ -29,9 +30,10 @@ def failure(future: Future[Any]) -> Exception | None:
     return None
 
 
+@thorough
 @pytest.mark.parametrize(
     "offload",
-    [pytest.param(False, marks=pytest.mark.thorough), True],
+    [False, True],
     ids=["offload off", "offload on"],
 )
 def test_a_hung_agent_delays_only_operations_after_a_change(

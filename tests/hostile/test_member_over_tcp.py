@@ -21,6 +21,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.configuration import logged_map
 from tests.cluster.processes import Agent, free_ports
 from tests.cluster.waiting import until
+from tests.kit.effort import thorough
 
 pytestmark = [
     pytest.mark.cluster,
@@ -212,6 +213,7 @@ def test_a_member_with_an_unknown_key_gets_no_log(world: World) -> None:
     assert world.cluster.client().get_map("orders").blocking().get("a") == "2"
 
 
+@thorough
 def test_an_agent_with_another_key_learns_nothing(world: World) -> None:
     """The member sends it neither the token nor a value."""
     world.properties["agent-public-key"] = new_pair("other").public

@@ -12,7 +12,7 @@ from imap_wal.errors import InvalidSetting
 from pyspark_imap_wal.tables import catalog
 from storage_backends import open_store
 from tests.histories import put
-from tests.kit.effort import thorough
+from tests.kit.effort import every, thorough
 from tests.kit.logs import append, node
 
 pytestmark = pytest.mark.spark
@@ -75,6 +75,7 @@ def test_a_dropped_table_leaves_the_log(spark: Any, sql: Any, root: Path) -> Non
     assert spark.read.format("imap_wal").load(str(root)).count() == 4
 
 
+@every(3)
 @pytest.mark.parametrize(
     ("clauses", "shown"),
     [
@@ -91,6 +92,7 @@ def test_a_wrong_table_is_not_created(sql: Any, root: Path, clauses: str, shown:
     assert sql("show tables like 'entries'").count() == 0
 
 
+@thorough
 def test_a_table_takes_no_rows(sql: Any, root: Path) -> None:
     sql(f"create table entries using imap_wal options (path '{root}', columns 'key,value')")
     with pytest.raises(Exception, match=r"df\.write"):

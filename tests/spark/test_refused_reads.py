@@ -20,7 +20,7 @@ from imap_wal.rewrite.run import rewrite
 from pyspark_imap_wal.batch import ImapWalReader
 from pyspark_imap_wal.data_source import LATEST, Options
 from storage_backends import open_store
-from tests.kit.effort import every
+from tests.kit.effort import every, thorough
 from tests.kit.logs import SMALL
 
 pytestmark = pytest.mark.spark
@@ -79,6 +79,7 @@ def test_a_path_below_the_root_names_the_root(spark: Any, orders: str, below: st
         count(spark, f"{orders}/{below}")
 
 
+@thorough
 def test_unknown_clusters_and_nodes_are_refused(spark: Any, orders: str) -> None:
     with pytest.raises(Exception, match=r"select no log under .*; found: default/embedded"):
         count(spark, orders, cluster="embeded")
@@ -88,6 +89,7 @@ def test_unknown_clusters_and_nodes_are_refused(spark: Any, orders: str) -> None
     assert count(spark, orders, cluster="embedded", node="n1") == 2
 
 
+@every(2)
 @pytest.mark.parametrize("mode", ["raw", "latest"])
 def test_an_as_of_before_all_entries_is_refused(spark: Any, orders: str, mode: str) -> None:
     with pytest.raises(Exception, match=r"no entry of 1970-01-01T00:00:01.000Z or before"):
@@ -142,6 +144,7 @@ def test_a_filtered_read_needs_no_other_cluster(orders: str) -> None:
         tasks("1000")
 
 
+@every(2)
 @pytest.mark.parametrize("pushed", ["true", "false"])
 def test_a_filter_that_no_row_passes_gives_no_rows(spark: Any, orders: str, pushed: str) -> None:
     """A filter is no option: it is about rows."""
@@ -159,6 +162,7 @@ def test_a_filter_that_no_row_passes_gives_no_rows(spark: Any, orders: str, push
         spark.conf.set(name, before)
 
 
+@thorough
 def test_empty_logs_and_maps_give_no_rows(spark: Any, tmp_path: Path) -> None:
     """A log without entries; a map whose entries were deleted, rewritten and pruned; and one that
     was dropped. These names exist."""

@@ -73,6 +73,7 @@ def test_a_named_interpreter_reads_tables(variable: str, path: str, reads: str) 
     assert started({}, **{variable: path})["tables"] == reads
 
 
+@thorough
 def test_without_any_configuration_a_killed_worker_is_replaced() -> None:
     found = started({})
     assert found["conf"]["spark.master"] == "local[*,4]"
