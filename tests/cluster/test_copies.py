@@ -163,6 +163,7 @@ def lose_disk(cluster: Cluster, number: int) -> None:
     shutil.rmtree(cluster.folder / f"disk-{agent.node}")
 
 
+@pytest.mark.thorough
 def test_a_start_without_one_of_three_disks_loses_nothing(tmp_path: Path, classpath: str) -> None:
     """No disk can see another one, and nothing was uploaded."""
     with with_copies(tmp_path, classpath, own_disks=True) as cluster:
