@@ -31,7 +31,8 @@ QUICK := -m 'not thorough and not torture and not storage' --hypothesis-profile 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup python jar demo demo-cluster test test-all collected test-python test-java test-storage test-lowest torture nemesis soak
+.PHONY: help setup python jar demo demo-cluster test test-all collected test-python test-java
+.PHONY: test-storage test-lowest torture nemesis soak
 .PHONY: bench bench-quick docs lint format constraints sbom reproducible wheel release version clean
 
 help: ## this list

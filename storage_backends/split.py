@@ -151,26 +151,31 @@ def recorded(root: SegmentStore) -> SegmentsPlace | None:
 def record(root: SegmentStore, place: SegmentsPlace) -> None:
     """Record in a root without segments where they are. Raises `StorageError` if the segments are
     already somewhere else."""
-    known = recorded(root)
-    if known is None and any(is_wal(file.path) for file in root.list("")):
-        known = recorded(root)  # another node may have recorded the place, and uploaded, meanwhile
-        if known is None:
+    recorded_place = recorded(root)
+    if recorded_place is None and any(is_wal(file.path) for file in root.list("")):
+        recorded_place = recorded(
+            root
+        )  # another node may have recorded the place, and uploaded, meanwhile
+        if recorded_place is None:
             raise StorageError(
                 f"wal_dir is {place}, but this log already has segments under its root",
                 root.url,
             )
-    if known is None:
+    if recorded_place is None:
         try:
             root.create(RECORD, place.encoded())
         except AlreadyExists:
-            known = recorded(root)  # another writer was first
+            recorded_place = recorded(root)  # another writer was first
         else:
             return
-    if known is None or (known.own_disks, str(known)) != (place.own_disks, str(place)):
+    if recorded_place is None or (recorded_place.own_disks, str(recorded_place)) != (
+        place.own_disks,
+        str(place),
+    ):
         raise StorageError(
-            f"wal_dir is {place}, but the segments of this log are in {known}", root.url
+            f"wal_dir is {place}, but the segments of this log are in {recorded_place}", root.url
         )
-    if known != place:
+    if recorded_place != place:
         root.replace(RECORD, place.encoded())  # an early version recorded options, maybe secrets
 
 
