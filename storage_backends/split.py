@@ -151,31 +151,27 @@ def recorded(root: SegmentStore) -> SegmentsPlace | None:
 def record(root: SegmentStore, place: SegmentsPlace) -> None:
     """Record in a root without segments where they are. Raises `StorageError` if the segments are
     already somewhere else."""
-    recorded_place = recorded(root)
-    if recorded_place is None and any(is_wal(file.path) for file in root.list("")):
-        recorded_place = recorded(
-            root
-        )  # another node may have recorded the place, and uploaded, meanwhile
-        if recorded_place is None:
+    former = recorded(root)
+    if former is None and any(is_wal(file.path) for file in root.list("")):
+        # Another node may have recorded the place meanwhile, and uploaded.
+        former = recorded(root)
+        if former is None:
             raise StorageError(
                 f"wal_dir is {place}, but this log already has segments under its root",
                 root.url,
             )
-    if recorded_place is None:
+    if former is None:
         try:
             root.create(RECORD, place.encoded())
         except AlreadyExists:
-            recorded_place = recorded(root)  # another writer was first
+            former = recorded(root)  # another writer was first
         else:
             return
-    if recorded_place is None or (recorded_place.own_disks, str(recorded_place)) != (
-        place.own_disks,
-        str(place),
-    ):
+    if former is None or (former.own_disks, str(former)) != (place.own_disks, str(place)):
         raise StorageError(
-            f"wal_dir is {place}, but the segments of this log are in {recorded_place}", root.url
+            f"wal_dir is {place}, but the segments of this log are in {former}", root.url
         )
-    if recorded_place != place:
+    if former != place:
         root.replace(RECORD, place.encoded())  # an early version recorded options, maybe secrets
 
 
