@@ -216,7 +216,7 @@ with imap_wal.open({url!r}, namespace='prod', cluster='eu', node='n1', **small) 
     try:
         assert writer.stdout is not None
         writer.stdout.readline()
-        for _ in range(share(12, ci=34)):
+        for _ in range(share(12, ci=17)):
             ended = run("verify", url, "-o", "json")
             assert ended.code == 0, [
                 file for file in ended.json["files"] if file["status"] != "clean"

@@ -17,7 +17,7 @@ import pytest
 import imap_wal
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.memory import MemoryStore, forget
-from tests.kit.effort import every
+from tests.kit.effort import every, share
 from tests.support import FakeClock, contents, embedded
 
 Death: TypeAlias = Literal["kill", "power-loss"]
@@ -187,8 +187,8 @@ def test_returned_values_survive_a_kill_then_power_loss(first: str, seed: int) -
     """Acknowledged and returned values survive a kill and then a power loss. `first`: the
     durability of the first life. If it is `always`, that of all lives; otherwise the others have
     any, because returned values depend on none."""
-    lost_power = 0
-    for number in range(ROUNDS):
+    lost_power, rounds = 0, share(ROUNDS, ci=30)
+    for number in range(rounds):
         chance = Random(f"{seed}/{number}")
         name = f"page-cache-{seed}-{number}"
         history = History(name, chance, first == "always")
@@ -210,4 +210,4 @@ def test_returned_values_survive_a_kill_then_power_loss(first: str, seed: int) -
         finally:
             forget(name)
         lost_power += history.inherited_and_lost_power
-    assert lost_power > ROUNDS / 50, "no power loss removed the page cache of a killed process"
+    assert lost_power > rounds / 50, "no power loss removed the page cache of a killed process"

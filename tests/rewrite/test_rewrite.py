@@ -6,6 +6,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -354,18 +355,18 @@ def test_failed_publishing_leaves_a_restorable_log(kind: str, when: Any) -> None
     files."""
     between = min(step(), 3)
     at = 1 - between
+    before = MemoryStore(f"before-publishing-{kind}-{when}")
+    with embedded(before) as store:
+        store.map("m").update({"a": 1, "b": 2})
+        store.archive()
+    for _ in range(KEEP + 1):  # old manifests are there to be removed
+        rewrite(cluster_of(before), LocalEngine(Settings()))
+    with embedded(before) as store:
+        store.map("m")["c"] = 3
     while True:
         at += between
         memory = MemoryStore(f"publishing-{kind}-{when}-{at}")
-        for name in list(memory._medium.files):
-            memory.delete(name)
-        with embedded(memory) as store:
-            store.map("m").update({"a": 1, "b": 2})
-            store.archive()
-        for _ in range(KEEP + 1):  # old manifests are there to be removed
-            rewrite(cluster_of(memory), LocalEngine(Settings()))
-        with embedded(memory) as store:
-            store.map("m")["c"] = 3
+        memory._medium.files = deepcopy(before._medium.files)
         faulty = FaultyStore(
             memory,
             Plan((Fault("error", at=at, kind=kind, path="default/embedded/manifest*", when=when),)),

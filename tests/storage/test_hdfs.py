@@ -18,6 +18,7 @@ from imap_wal.errors import ImapWalError
 from storage_backends import AlreadyExists, StorageError, Unavailable, open_store
 from storage_backends.hdfs import HdfsStore
 from storage_backends.testing import check_segment_store
+from tests.cluster.processes import QUICK_JVM
 from tests.storage.services import BUILD, free_port, need, running
 
 # The first run fetches some 150 MB of jars; truncation waits for the data node.
@@ -49,6 +50,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = free_port()
     manager = [
         java,
+        *QUICK_JVM,
         "-Xmx512m",
         "-cp",
         f"{jars}/*",
