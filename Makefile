@@ -1,5 +1,6 @@
-# Each target sets up what it needs. Needs make and Python 3.11 or newer; Java 17 and Maven for all
-# but `python`, `demo` and `docs`. PYTHON=python3.12 takes that one, instead of the newest that is
+# Each target sets up what it needs. Needs make and Python 3.11 or newer. What uses the plug-in's
+# jar (setup, tests, demo-cluster, bench, packages) also needs Java 17 and Maven; test-all and
+# test-storage also need Go. PYTHON=python3.12 takes that one, instead of the newest that is
 # installed.
 
 PYTHON ?= $(or $(shell for each in 3.14 3.13 3.12 3.11; do \
@@ -47,8 +48,8 @@ $(BIN)/python:
 		{ echo 'Python 3.11 or newer is needed: install it, or name it with make PYTHON=...' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# uv fetches and installs in a third of pip's time. The stamps are empty files that say when it last
-# ran. Hashes are checked only if every requirement has one. Our own folder has none: it is
+# uv fetches and installs in a third of pip's time. The stamps are empty files whose time says when
+# it last ran. Hashes are checked only if every requirement has one. Our own folder has none: it is
 # installed after the others.
 $(VENV)/.uv: requirements/uv.txt | $(BIN)/python
 	$(PIP) --require-hashes --requirement $<
@@ -83,17 +84,15 @@ demo: $(VENV)/.demo ## real flights, kill -9, restore, archive, rewrite; a repor
 demo-cluster: setup ## the same flights into two real Hazelcast members, all killed, restarted, compared
 	$(BIN)/imap-wal demo --members 2 --picture out/demo-cluster.png
 
-# First what uses a processor and what waits together: the Java tests wait for their members. The
-# workers of pytest-xdist would all rewrite the assertions of all tests, if no process had done it.
+# The workers of pytest-xdist would all rewrite the assertions of all tests, if no process had done
+# it. The Java tests wait for their members most of the time: they run beside Python's.
 ifeq ($(FOR),)
 test: ## quick: lint, both languages, members, Spark, servers, a browser; FOR=imap_wal/write: tests of that package
-	@$(MAKE) --no-print-directory --jobs 3 test-java lint collected
-	@$(MAKE) --no-print-directory test-python
+	@$(MAKE) --no-print-directory --jobs 3 jar lint collected
+	@$(MAKE) --no-print-directory --jobs 2 test-java test-python
 
-# It makes the jar too: a second run of Maven would take twenty seconds.
-test-java:
-	$(MVN) verify -Dtests.excluded=thorough
-	@touch $(JAR)
+test-java: jar
+	$(MVN) test -Dtests.excluded=thorough
 
 collected: python
 	@$(PYTEST) --collect-only --quiet > /dev/null
@@ -105,7 +104,8 @@ test: setup
 	$(if $(filter hazelcast_plugin%,$(FOR)),$(MVN) verify -Dtests.excluded=thorough,$(PYTEST) $(SPREAD) $(QUICK) --for=$(FOR) tests)
 endif
 
-# Apart, and one after the other: what takes long should not also be starved.
+# First the Java tests, then those of Python: long tests would reach their time limits if both ran
+# at once.
 test-all: setup lint ## everything, before a release: the tests of `make test` in full, storages, the short form of torture
 	$(MVN) verify
 	$(PYTEST) $(SPREAD) --hypothesis-profile all

@@ -16,7 +16,6 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.version import VERSION
 from rewrite_cli.local_cluster import hazelcast_yaml
 from rewrite_cli.local_cluster.launcher import JVM_FLAGS
-from tests.chart import settings_schema
 from tests.chart.rendering import (
     CHART,
     ROOT,
@@ -365,11 +364,6 @@ def test_the_job_reads_an_encrypted_log() -> None:
     job = pods(rendered(SPARK, "--set", "agent.log.encryption_keys=env:KEYS"))[1]
     for container in (*job["initContainers"], *job["containers"]):
         assert {"name": "IMAP_WAL_ENCRYPTION_KEYS", "value": "env:KEYS"} in container["env"]
-
-
-def test_the_schema_has_the_settings_of_the_agent() -> None:
-    """If not: python -m tests.chart.settings_schema"""
-    assert settings_schema.FILE.read_text() == settings_schema.generated()
 
 
 @pytest.mark.parametrize(

@@ -25,4 +25,3 @@ class Mutation:
     old: str
     new: str
     test: str
-    quick: bool = False

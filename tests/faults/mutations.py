@@ -35,7 +35,6 @@ MUTATIONS = (
         "if self._syncs_each or late:",
         "if late:",
         LOSS,
-        quick=True,
     ),
     Mutation(
         "fdatasync does nothing",
@@ -50,7 +49,6 @@ MUTATIONS = (
         "        os.fsync(fd)\n        return os.fstat(fd)",
         "        return os.fstat(fd)",
         NAMES_LOST,
-        quick=True,
     ),
     Mutation(
         "folders above a new name not synced",
@@ -110,7 +108,6 @@ MUTATIONS = (
         "data[body:end]) != checksum:",
         "data[body:end]) is None:",
         f"{_FAULTS}/test_fault_03_damaged_bytes.py::test_a_bit_flipped_in_any_field_is_found_and_located[value]",
-        quick=True,
     ),
     Mutation(
         "tombstone dropped early",

@@ -2,8 +2,8 @@
 
 python -m tests.faults.random_defects --seed 9
 
-It prints more places than needed, in the order of the pick. A place where the change cannot be
-noticed (a log line, a cache's size) is passed over by whoever reads it.
+It prints more places than needed, in the order of the pick. Leave out places where the change
+cannot be noticed (a log line, a cache's size).
 """
 
 from __future__ import annotations

@@ -8,23 +8,7 @@ import pytest
 from tests.faults.mutation import Mutation
 from tests.faults.mutations import MUTATIONS
 from tests.faults.working_copy import WorkingCopy
-from tests.kit.effort import thorough
 from tests.kit.faults import Cases
-
-
-def check(mutation: Mutation, sources: WorkingCopy, cases: Cases) -> None:
-    assert sources.survives(mutation) == "", f"{mutation.name} was not caught"
-    cases(1)
-
-
-@thorough
-@pytest.mark.parametrize(
-    "mutation", [each for each in MUTATIONS if each.quick], ids=lambda each: each.name
-)
-def test_a_deliberate_defect_is_caught(
-    mutation: Mutation, python: WorkingCopy, cases: Cases
-) -> None:
-    check(mutation, python, cases)
 
 
 @pytest.mark.torture
@@ -33,4 +17,5 @@ def test_a_deliberate_defect_is_caught(
 def test_every_deliberate_defect_is_caught(
     mutation: Mutation, python: WorkingCopy, cases: Cases
 ) -> None:
-    check(mutation, python, cases)
+    assert python.survives(mutation) == "", f"{mutation.name} was not caught"
+    cases(1)

@@ -27,8 +27,8 @@ def test_the_page_names_every_defect_and_its_test() -> None:
     page = (ROOT / PAGE).read_text()
     for mutation in MUTATIONS:
         assert (
-            f"| {mutation.name} | `{mutation.file}` | `{mutation.test.rpartition('::')[2]}` "
-            f"| {'yes' if mutation.quick else ''} |" in page
+            f"| {mutation.name} | `{mutation.file}` | `{mutation.test.rpartition('::')[2]}` |\n"
+            in page
         )
         source = (ROOT / mutation.test.partition("::")[0]).read_text()
         assert f"def {mutation.test.rpartition('::')[2].partition('[')[0]}(" in source, (

@@ -304,7 +304,7 @@ def test_a_refusal_does_not_quote_a_large_field(tmp_path: Path) -> None:
         assert agent.memory - before < 128 * MB
 
 
-@every(4)
+@every(5)
 @pytest.mark.parametrize("kind", ["append", "metadata"])
 @pytest.mark.parametrize("inner", [b"\x80", b"\x91\x80", b"\xd6\xff\0\0\0\0"], ids=repr)
 def test_a_value_of_another_shape_is_not_built(tmp_path: Path, kind: str, inner: bytes) -> None:

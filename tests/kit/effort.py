@@ -19,7 +19,7 @@ import pytest
 from hypothesis import settings
 
 PERCENT = {"dev": 5, "ci": 10, "all": 100, "torture": 1000}
-"""Of the examples that hypothesis tries by default."""
+"""Of the 100 examples that hypothesis tries by default."""
 
 thorough = pytest.mark.thorough
 """Only in `make test-all`. docs/decisions/0076 says what that needs: something quicker in
@@ -28,7 +28,8 @@ thorough = pytest.mark.thorough
 
 every = pytest.mark.every
 """`@every(5)`: of the many parameters of a test, `make test` takes the first, the sixth and so on.
-With several lists of parameters, choose a number that divides the length of none of them."""
+With several lists of parameters, choose a number that has no factor in common with any of their
+lengths; otherwise some values are never tried."""
 
 
 def leave_out(items: Sequence[pytest.Item]) -> None:
@@ -65,9 +66,14 @@ def share(whole: int, *, least: int = 1, ci: int = PERCENT["ci"]) -> int:
     return max(min(least, whole), whole * percent // 100)
 
 
+def is_whole() -> bool:
+    """Whether this run tries everything: not in `make test`, nor while one works on a change."""
+    return settings().max_examples >= PERCENT["all"]
+
+
 def step(whole: int = 1) -> int:
-    """A test of each of many places, one after the other, tries this one of every so many:
-    each `whole`-th in `make test-all`."""
+    """For a test that tries many places one after the other: the step from one to the next. It is
+    `whole` in `make test-all`, ten times that in `make test`."""
     return whole * (100 // min(settings().max_examples, 100))
 
 

@@ -1,8 +1,9 @@
 """Which tests one worker of pytest-xdist runs together, and which begin first.
 
 Tests that share a Spark session, a server, a site or a cluster run in one worker. Of the tests with
-members, at most two run at a time: more of them would wait for each other. These groups begin
-first, since they take longest; each other test goes to the next free worker.
+several members, at most two run at a time: more of them would wait for each other. pytest-xdist
+begins with the largest groups, which also take longest; each other test goes to the next free
+worker.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ HISTORY = ("test_operations", "test_restore", "test_eviction", "test_values")
 
 
 class Groups(LoadScopeScheduling):
-    """By file. The marker `xdist_group` does not work with pytest 9.2: pytest-xdist 3.8 writes the
-    group into a node's id, which can no longer be changed."""
+    """The name of a test's file decides its group. The marker `xdist_group` cannot be used:
+    pytest-xdist 3.8 writes the group into the node id, which pytest 9.2 does not allow."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)

@@ -56,12 +56,15 @@ def taken_back(mutation: Mutation) -> Iterator[None]:
         prologues._made.cache_clear()
 
 
-def caught_by_drills(mutation: Mutation) -> tuple[int, str]:
-    """After how many schedules, and what was broken; (0, "") when it was not caught."""
+def caught_by_drills(
+    mutation: Mutation, every: Callable[[str], int] = lambda drill: 1
+) -> tuple[int, str]:
+    """After how many schedules, and what was broken; (0, "") when it was not caught. A drill pauses
+    at one of `every(drill)` calls."""
     count = itertools.count(1)
     with installed(), taken_back(mutation):
         for name in mutation.drills:
-            for result in sweep(DRILLS[name], ORDERS.get(name, ())):
+            for result in sweep(DRILLS[name], ORDERS.get(name, ()), every(name)):
                 number = next(count)
                 if result.violation is not None:
                     return number, _what(mutation, result.violation)

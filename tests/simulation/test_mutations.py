@@ -4,10 +4,11 @@ fails."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from tests.kit.effort import step, thorough
+from tests.kit.effort import is_whole, thorough
 from tests.simulation import high, views  # which add their drills
 from tests.simulation.drills import DRILLS, ORDERS
 from tests.simulation.explore import sweep
@@ -18,25 +19,46 @@ from tests.simulation.mutations import MUTATIONS
 Cases = Callable[[int], None]
 
 
-LONG = {
-    "a clear beside an archive and a rewrite",
-    "a program that writes when the first members come",
-    "a listing through an agent",
-    "a task that runs twice",
-    "a rewrite in ranges",
+QUICK = {
+    "two survivors with a change under way": 6,
+    "two halves of a split network": 6,
+    "both halves of a split network change a key": 6,
+    "a timer of a writer that is replaced": 6,
+    "a node is forgotten beside its writer": 6,
+    "a node on objects is forgotten beside its writer": 6,
+    "a clear beside an archive and a rewrite": 47,
+    "a listing through an agent": 47,
+    "a rewrite in ranges": 47,
 }
-"""They have thousands of schedules. `make test` plays random schedules of the same actors."""
+"""In `make test`, an actor pauses at every n-th of its calls: the number here, else 2. With these
+numbers each drill still catches what it has to catch, except `MISSED`."""
+
+LONG = {"a program that writes when the first members come", "a task that runs twice"}
+"""They have thousands of schedules, of which only a few find a reverted fix. `make test` plays
+random schedules of the same actors."""
+
+MISSED = {
+    "C7 the first members leave a program alone",
+    "C9 parts are named by their number, and deleted by the process that finds them",
+    "M17 a permit is looked for in the cache of NFS",
+}
+"""Mutations that no drill of `make test` catches."""
+
+
+def quick(drill: str) -> int:
+    return QUICK.get(drill, 2)
 
 
 @pytest.mark.parametrize(
     "drill", [pytest.param(drill, marks=thorough) if drill in LONG else drill for drill in DRILLS]
 )
 def test_a_long_pause_at_any_call_breaks_nothing(drill: str, cases: Cases) -> None:
-    """Each actor of a drill pauses once at each of its calls. Without a pause, the drill does what
-    it says."""
+    """Each actor of a drill pauses once at each of its calls (in `make test`, at some of them).
+    Without a pause, the drill does what it says."""
     plan = DRILLS[drill]
     with installed():
-        for number, result in enumerate(sweep(plan, ORDERS.get(drill, ()), min(step(), 2)), 1):
+        results = sweep(plan, ORDERS.get(drill, ()), 1 if is_whole() else quick(drill))
+        for number, result in enumerate(results, 1):
             if number == 1:
                 assert (result.acked, result.refused) == (plan.acknowledged, plan.refused)
             assert result.violation is None, f"schedule {number}: {result.violation}"
@@ -48,10 +70,14 @@ def test_a_long_pause_at_any_call_breaks_nothing(drill: str, cases: Cases) -> No
     "mutation", [*MUTATIONS, *high.MUTATIONS, *views.MUTATIONS], ids=lambda each: each.name
 )
 def test_a_reverted_fix_is_caught_by_a_drill(mutation: Mutation, cases: Cases) -> None:
-    """Each mutation reverts one fix."""
+    """Each mutation reverts one fix. Almost all are also caught with the pauses of `make test`."""
     number, _ = caught_by_drills(mutation)
     assert number, f"{mutation.name} was not caught"
     cases(number)
+    drills = tuple(drill for drill in mutation.drills if drill not in LONG)
+    again, _ = caught_by_drills(replace(mutation, drills=drills), quick)
+    does = "do" if again else "do not"
+    assert bool(again) != (mutation.name in MISSED), f"the pauses of make test {does} catch it"
 
 
 @pytest.mark.torture
