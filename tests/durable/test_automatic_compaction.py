@@ -23,6 +23,9 @@ from tests.kit.compactions import SMALL, overwrite, size
 from tests.kit.effort import thorough
 from tests.support import embedded, eventually
 
+PATIENT: dict[str, Any] = {"auto_rewrite_close_s": 60}
+"""On a busy machine, a compaction takes longer than a close waits for it by default."""
+
 
 @thorough
 def test_the_log_of_few_keys_stays_small_by_itself(
@@ -229,7 +232,7 @@ def test_a_log_without_maps_refuses_automatic_compaction(tmp_path: Path) -> None
 
 def test_a_close_leaves_a_small_log(tmp_path: Path) -> None:
     """Also of a program that ends before the first look of the compactor."""
-    with imap_wal.open(tmp_path, durability="os", preallocate=False) as store:
+    with imap_wal.open(tmp_path, durability="os", preallocate=False, **PATIENT) as store:
         items, value = store.map("m", raw=True), bytes(1000)
         for _ in range(200):
             items.update({b"%d" % key: value for key in range(100)})
@@ -243,7 +246,7 @@ def test_a_close_finds_what_earlier_runs_left(tmp_path: Path) -> None:
     with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
         expected = overwrite(store, 300)
     limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 200_000}
-    with imap_wal.open(tmp_path, node="n1", **SMALL, **limits) as store:
+    with imap_wal.open(tmp_path, node="n1", **SMALL, **limits, **PATIENT) as store:
         assert dict(store.map("orders").items()) == expected
     assert size(tmp_path) < 100_000
 

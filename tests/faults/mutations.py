@@ -114,7 +114,7 @@ MUTATIONS = (
         "imap_wal/rewrite/plan.py",
         "return DROP if self.complete and not late and self.open_nodes <= {node} else KEEP",
         "return DROP",
-        f"{_FAULTS}/test_fault_10_order.py::test_repeated_or_reordered_changes_give_the_same_state",
+        "tests/rewrite/test_tombstones.py::test_a_tombstone_stays_while_another_store_may_append",
     ),
     Mutation(
         "changes of owners that were replaced count",

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import pytest
 
 import imap_wal
@@ -17,7 +18,7 @@ from imap_wal.clock import SeededRandomness, SystemClock
 from imap_wal.errors import CorruptLog
 from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import cluster_manifests
-from imap_wal.manifest.document import with_checksum
+from imap_wal.manifest.document import canonical_json
 from imap_wal.manifest.node import node_manifests
 from storage_backends import StorageError, lease, open_store
 from storage_backends.memory import MemoryStore
@@ -159,11 +160,17 @@ def with_value(document: Any, path: tuple[Any, ...], value: Any) -> Any:
     return document
 
 
+def forged(body: dict[str, Any]) -> bytes:
+    """A manifest with a valid checksum, also with NaN, which `with_checksum` refuses."""
+    canonical = canonical_json(body)
+    return b'{"checksum":"%08x",' % google_crc32c.value(canonical) + canonical[1:]
+
+
 def read(document: dict[str, Any], kind: str, memory: MemoryStore) -> Any:
     make, _ = KINDS[kind]
     path = f"f/{'claims/' if kind == 'claims' else ''}manifest/0000000001.json"
     memory.delete(path)
-    memory.create(path, with_checksum({**HEAD, **document}))
+    memory.create(path, forged({**HEAD, **document}))
     content = make(memory, "f", SystemClock(), SeededRandomness(1)).read()[1]
     for each in ("archives", "snapshots"):  # parsed when they are used
         len(getattr(content, each, ()))
@@ -283,16 +290,16 @@ def test_repair_continues_with_the_manifest_before_a_forged_one(
     document = json.loads(path.read_bytes())
     del document["checksum"]
     number = document["number"] + 1
-    forged: dict[str, Any] = (
+    wrong: dict[str, Any] = (
         {"session": 1.0, "requests": {"1.0": 1}} if which == "node" else {"incarnation": 1.0}
     )
     if packed:
-        forged = {
+        wrong = {
             "format": 2,
             **({"archives": "x"} if which == "node" else {"snapshots": "x", "covered": {}}),
         }
     (path.parent / f"{number:010d}.json").write_bytes(
-        with_checksum({**document, "number": number, **forged})
+        forged({**document, "number": number, **wrong})
     )
 
     if not packed:

@@ -60,6 +60,17 @@ def test_replaced_owner_does_not_undo_a_deletion(memory: MemoryStore, history: s
     assert values(view(memory, clock)) == {"a": "new"}
 
 
+def test_a_tombstone_stays_while_another_store_may_append(memory: MemoryStore) -> None:
+    """An older change of the key may come late, in the log of another embedded store."""
+    first, second = node(memory), node(memory, "n2")
+    append(first, put("a", "1", (1, 1, 1, 1)), put("a", None, (1, 1, 1, 2)))
+    append(second, put("b", "1", (1, 1, 2, 1)))
+    assert run(memory).maps[0].tombstones == 1
+    prune(cluster(memory))
+    append(second, put("a", "1", (1, 1, 1, 1)))
+    assert values(view(memory)) == {"b": "1"}
+
+
 def in_partition(partition: int, row: Row) -> Row:
     return (*row[:8], partition, row[ORDER])
 

@@ -206,13 +206,13 @@ def test_files_of_killed_processes_go_after_a_day(url: str) -> None:
         store._ask("PUT", "SETTIMES", f"{folder}/{name}", **times)
         return name
 
-    for folder in ("left/a", "left/deep/b"):
+    for folder in ("killed/a", "killed/deep/b"):
         leave(folder, hours=25)
-    young = leave("left/a", hours=23)
-    assert store.list("left") == []
-    store.create("left/a/new", b"x")
-    assert set(left("left/a")) == {young, "new"}
-    sweep(store, "left")
-    assert set(left("left/a")) == {young, "new"}
-    assert left("left/deep/b") == []
-    assert store.folders("left") == ["a"]
+    young = leave("killed/a", hours=23)
+    assert store.list("killed") == []
+    store.create("killed/a/new", b"x")
+    assert set(left("killed/a")) == {young, "new"}
+    sweep(store, "killed")
+    assert set(left("killed/a")) == {young, "new"}
+    assert left("killed/deep/b") == []
+    assert store.folders("killed") == ["a"]
