@@ -79,7 +79,7 @@ class TooLarge(NotAppended, ValueError):
 class OutcomeUnknown(ImapWalError):
     """A write or sync failed: after the next open, the change may be there or not. Open the log
     again, read the key, and decide. `__cause__` is the failure; it is `Fenced` if another process
-    took over."""
+    took over, or if the folder of the log was replaced."""
 
 
 class WriterLocked(ImapWalError):
@@ -95,9 +95,9 @@ class WriterLocked(ImapWalError):
 
 
 class Fenced(ImapWalError):
-    """Another process took over this node's log; `holder` names that process, if known. This
-    writer acknowledges nothing more, and the change that raised this error is not in the log.
-    Close this writer."""
+    """Another process took over this node's log; `holder` names that process, if known. Or the
+    folder of the log was replaced. This writer acknowledges nothing more, and the change that
+    raised this error is not in the log. Close this writer."""
 
     def __init__(self, what: str, holder: str = "", advice: str = "") -> None:
         super().__init__(f"{what}; {advice}" if advice else what)
