@@ -71,6 +71,16 @@ class NotSerializable(NotAppended, TypeError, ValueError):
     """The serializer cannot write the key or value: for example, its type is wrong, or it is text
     with a lone surrogate. Pass another type, or a serializer of your own."""
 
+    def __init__(self, problem: str, place: str = "") -> None:
+        """`place`: where in the value the problem is, such as `.items[3].when`; maps add their name
+        and the key before it."""
+        super().__init__(f"{place}: {problem}" if place else problem)
+        self.problem, self.place = problem, place
+
+    def at(self, before: str) -> NotSerializable:
+        """The same error with a longer place."""
+        return NotSerializable(self.problem, before + self.place)
+
 
 class TooLarge(NotAppended, ValueError):
     """The key and value together exceed `max_value_bytes`. Store less, or raise the setting."""
