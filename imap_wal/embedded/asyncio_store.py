@@ -91,21 +91,25 @@ class AsyncStore:
     async def sync(self) -> None:
         """Durability barrier: returns when all earlier changes are synced. Errors as for
         `Store.sync`."""
+        self._changes.check_open()
         await self._loop.run_in_executor(None, self._store.sync)
 
     async def flush_wal(self, sync: bool = True) -> None:
         """With `manual_wal_flush`: write all waiting changes to the log. Arguments and errors as
         for `Store.flush_wal`."""
+        self._changes.check_open()
         await self._loop.run_in_executor(None, self._store.flush_wal, sync)
 
     async def archive(self) -> int:
         """Turn the log's segments into archives. Returns the number of archived entries. Errors as
         for `Store.archive`."""
+        self._changes.check_open()
         return await self._loop.run_in_executor(None, self._store.archive)
 
     async def compact(self) -> Compaction:
         """Rewrite all maps and remove the files that this replaces. Returns what was read, written
         and removed. Errors as for `Store.compact`."""
+        self._changes.check_open()
         return await self._loop.run_in_executor(None, self._store.compact)
 
     @property
@@ -115,6 +119,7 @@ class AsyncStore:
 
     async def close(self) -> None:
         """Wait for all operations, then close the store. Errors as for `Store.close`."""
+        self._changes.openness.check_process()
         await self._drain()
         await self._loop.run_in_executor(None, self._store.close)
         await self._drain()  # operations that arrived before the store was closed
