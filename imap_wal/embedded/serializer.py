@@ -119,6 +119,22 @@ class MsgpackSerializer:
             raise NotSerializable(f"{problem or error}; {_KEY_ADVICE}") from error
         return data
 
+    def demand_written(self, key: bytes, value: bytes | None) -> None:
+        """Raise ValueError unless these are bytes that `dump_key` and `dump` return."""
+        try:
+            found = self.load_key(key)
+        except Exception as error:
+            raise ValueError(f"the key {shown(key)} is no msgpack: {error}") from error
+        if self.dump_key(found) != key:
+            raise ValueError(f"the key {shown(key)} is not the one form of {shown(found)}")
+        if value is not None:
+            try:
+                self.load(value)
+            except Exception as error:
+                raise ValueError(
+                    f"the value of key {shown(found)} is no msgpack: {error}"
+                ) from error
+
     def load(self, data: bytes) -> Any:
         return msgpack.unpackb(data, strict_map_key=False)
 
