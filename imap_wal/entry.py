@@ -187,7 +187,7 @@ def _numbers(row: tuple[Any, ...]) -> tuple[tuple[str, Any, int, int], ...]:
     incarnation, version, session, request = row[ORDER]
     return (
         ("timestamp_ms", row[TIMESTAMP_MS], LOWEST, HIGHEST),
-        ("expires_at_ms", row[EXPIRES_AT_MS], LOWEST, HIGHEST),
+        ("expires_at_ms", row[EXPIRES_AT_MS], 0, HIGHEST),
         ("partition", row[PARTITION], LOWEST, HIGHEST),
         ("incarnation", incarnation, 0, HIGHEST),
         ("partition_version", version, 0, HIGHEST),

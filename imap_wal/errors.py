@@ -71,6 +71,16 @@ class NotSerializable(NotAppended, TypeError, ValueError):
     """The serializer cannot write the key or value: for example, its type is wrong, or it is text
     with a lone surrogate. Pass another type, or a serializer of your own."""
 
+    def __init__(self, problem: str, place: str = "") -> None:
+        """`place`: where in the value the problem is, such as `.items[3].when`; maps add their name
+        and the key before it."""
+        super().__init__(f"{place}: {problem}" if place else problem)
+        self.problem, self.place = problem, place
+
+    def at(self, before: str) -> NotSerializable:
+        """The same error with a longer place."""
+        return NotSerializable(self.problem, before + self.place)
+
 
 class TooLarge(NotAppended, ValueError):
     """The key and value together exceed `max_value_bytes`. Store less, or raise the setting."""
@@ -79,7 +89,7 @@ class TooLarge(NotAppended, ValueError):
 class OutcomeUnknown(ImapWalError):
     """A write or sync failed: after the next open, the change may be there or not. Open the log
     again, read the key, and decide. `__cause__` is the failure; it is `Fenced` if another process
-    took over."""
+    took over, or if the folder of the log was replaced."""
 
 
 class WriterLocked(ImapWalError):
@@ -95,9 +105,9 @@ class WriterLocked(ImapWalError):
 
 
 class Fenced(ImapWalError):
-    """Another process took over this node's log; `holder` names that process, if known. This
-    writer acknowledges nothing more, and the change that raised this error is not in the log.
-    Close this writer."""
+    """Another process took over this node's log; `holder` names that process, if known. Or the
+    folder of the log was replaced. This writer acknowledges nothing more, and the change that
+    raised this error is not in the log. Close this writer."""
 
     def __init__(self, what: str, holder: str = "", advice: str = "") -> None:
         super().__init__(f"{what}; {advice}" if advice else what)

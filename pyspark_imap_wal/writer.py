@@ -15,6 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from imap_wal import layout
+from imap_wal.embedded.serializer import MsgpackSerializer
 from imap_wal.entry import RAW
 from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.manifest.archives import Archive
@@ -165,7 +166,7 @@ class _Task:
             return
         if batch["key"].null_count:
             raise InvalidSetting(f"a row of map {name!r} has no key")
-        rows = self._columns(batch, pc.is_null(batch["value"]), now_ms)
+        rows = self._columns(name, batch, pc.is_null(batch["value"]), now_ms)
         size = rows.nbytes + BATCH_BYTES
         if name in self._sizes and self._sizes[name] + size > COLUMN_BYTES_MAX:
             self._publish(name)
@@ -201,7 +202,7 @@ class _Task:
         unpacked = max(size, 1) if by_key else 0
         self._done.append(Archive(name, path, *places, *counts, *published, unpacked))
 
-    def _columns(self, batch: Any, deleted: Any, now_ms: int) -> Any:
+    def _columns(self, name: str, batch: Any, deleted: Any, now_ms: int) -> Any:
         count, start = len(batch), self._partition * ROWS_A_TASK + self._rows
         there = {each: batch[each] for each in batch.schema.names}
 
@@ -210,12 +211,14 @@ class _Task:
             return pa.repeat(default, count) if found is None else pc.fill_null(found, default)
 
         expires = pc.if_else(deleted, 0, given("expires_at_ms", 0))
+        classes = given("key_class", RAW), given("value_class", RAW)
+        _demand_valid(name, there["key"], there["value"], expires, *classes)
         numbers = pa.array(range(self._rows, self._rows + count), pa.int64())
         columns = {
             "key": there["key"],
-            "key_class": given("key_class", RAW),
+            "key_class": classes[0],
             "value": there["value"],
-            "value_class": pc.if_else(deleted, "", given("value_class", RAW)),
+            "value_class": pc.if_else(deleted, "", classes[1]),
             "deleted": deleted,
             "timestamp_ms": pa.repeat(now_ms, count),
             "expires_at_ms": expires,
@@ -233,3 +236,33 @@ class _Task:
             [columns[field.name].cast(field.type) for field in WAITING_SCHEMA],
             schema=WAITING_SCHEMA,
         )
+
+
+def _demand_valid(
+    name: str, keys: Any, values: Any, expires: Any, key_classes: Any, value_classes: Any
+) -> None:
+    """Raises `InvalidSetting` for rows that a map would not accept either: what is in the log must
+    be readable by everyone."""
+    if len(expires) and (lowest := pc.min(expires).as_py()) < 0:
+        raise InvalidSetting(
+            f"map {name!r}: a row has expires_at_ms {lowest}; it takes Unix time in milliseconds, "
+            "or 0 for never"
+        )
+    other = pc.and_(pc.is_valid(values), pc.not_equal(key_classes, value_classes))
+    if pc.any(other).as_py():
+        at = pc.index(other, True).as_py()
+        raise InvalidSetting(
+            f"map {name!r}: a row has key_class {key_classes[at].as_py()!r} and value_class "
+            f"{value_classes[at].as_py()!r}; a map has one class for both: pass both columns"
+        )
+    packed = pc.equal(key_classes, MsgpackSerializer.name)
+    if not pc.any(packed).as_py():
+        return
+    serializer = MsgpackSerializer()
+    for key, value in zip(keys.filter(packed), values.filter(packed), strict=True):
+        try:
+            serializer.demand_written(key.as_py(), value.as_py())
+        except ValueError as error:
+            raise InvalidSetting(
+                f"map {name!r}: a row with the class 'msgpack' is not what a map writes: {error}"
+            ) from error

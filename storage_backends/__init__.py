@@ -1,12 +1,13 @@
 """Storage: a small protocol (`interface`), its implementations, and a factory from a URL.
 
-    interface   SegmentStore, Appender, Lock, Capabilities: imports no other module
+    interface   SegmentStore, Appender, Held, Lock, Capabilities: imports no other module
     errors      what a store raises
     extras      libraries that only some installs have
     local       a directory: fdatasync, directory fsync, link, flock
     leftovers   temporary files of killed processes, for local
     descriptors open segments and held locks, for local
     objects     any fsspec file system of immutable objects: s3, gcs, abfs, …
+    held        files that the storage itself tells apart
     lease       the lock for storage without locks
     hdfs        WebHDFS
     memory      this process, for tests and trials
@@ -33,13 +34,21 @@ from storage_backends.errors import (
 )
 from storage_backends.extras import MissingExtra
 from storage_backends.factory import check_url, open_store
-from storage_backends.interface import Appender, Capabilities, Lock, SegmentStore, StoredFile
+from storage_backends.interface import (
+    Appender,
+    Capabilities,
+    Held,
+    Lock,
+    SegmentStore,
+    StoredFile,
+)
 from storage_backends.lease import holder as lock_holder
 
 __all__ = [
     "AlreadyExists",
     "Appender",
     "Capabilities",
+    "Held",
     "Linked",
     "Lock",
     "Locked",

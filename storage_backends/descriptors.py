@@ -15,6 +15,9 @@ from storage_backends.interface import LockContext
 
 _IOV_MAX = 1024
 
+READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+"""An open of a FIFO waits for a writer without O_NONBLOCK, which changes nothing for a file."""
+
 ZERO_AHEAD_BYTES = 1024 * 1024
 """How far ahead of small appends reserved space is written with zeros. The first write to reserved
 space changes the file's extents, and the sync must journal the change. With zeros written ahead,
@@ -115,7 +118,52 @@ class Descriptor:
 os.register_at_fork(after_in_child=Descriptor._after_fork_in_child)
 
 
-class LocalAppender(Descriptor):
+class LocalHeld(Descriptor):
+    """An open file, known by its device and inode: while it is open, no other file gets that inode.
+    A link at any place of its path counts as what it points to."""
+
+    def __init__(self, fd: int, path: str, target: str, *, asks_server: bool = False) -> None:
+        """`target`: the absolute path. `asks_server`: a stat may be answered from a cache (NFS)."""
+        super().__init__(fd)
+        self.path, self._target, self._asks_server = path, target, asks_server
+        self._identity = _identity(os.fstat(fd))
+
+    def is_there(self) -> bool:
+        if self._fd < 0:
+            return False
+        try:
+            return _identity(status_of(self._target, self._asks_server)) == self._identity
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise translate(error, self.path) from error
+
+    def close(self) -> None:
+        fd = self._forget()
+        if fd >= 0:
+            try:
+                os.close(fd)
+            except OSError as error:
+                raise translate(error, self.path) from error
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def status_of(target: str, asks_server: bool) -> os.stat_result:
+    """The stat of a path. For up to a minute after another client removed the file, NFS answers a
+    stat from its cache; an open asks the server."""
+    if not asks_server:
+        return os.stat(target)
+    fd = os.open(target, READ)
+    try:
+        return os.fstat(fd)
+    finally:
+        os.close(fd)
+
+
+class LocalAppender(LocalHeld):
     """An open segment. It keeps its own offset: with preallocated space the end of the file is not
     the end of the data. Methods raise the errors that `Appender` names, and `Unavailable` after a
     failed sync or `close`; `truncate` raises `StorageError` for more bytes than there are. `close`
@@ -125,13 +173,15 @@ class LocalAppender(Descriptor):
         self,
         fd: int,
         path: str,
+        target: str,
         reserved_bytes: int = 0,
         demand: Callable[[str, int], None] = lambda path, length: None,
+        *,
+        asks_server: bool = False,
     ) -> None:
         """`demand` raises `NoSpace` if the disk must not take this many bytes more."""
-        super().__init__(fd)
+        super().__init__(fd, path, target, asks_server=asks_server)
         self._demand = demand
-        self.path = path
         self.size = 0
         self._reserved = reserved_bytes
         self._zeroed = 0
@@ -180,14 +230,6 @@ class LocalAppender(Descriptor):
         self.size = size
         self._reserved = 0
         self.sync()
-
-    def close(self) -> None:
-        fd = self._forget()
-        if fd >= 0:
-            try:
-                os.close(fd)
-            except OSError as error:
-                raise translate(error, self.path) from error
 
     def _fail(self, error: OSError | None) -> NoReturn:
         if self._fd < 0 or error is None:

@@ -4,9 +4,9 @@
     plan = Plan((Fault("kill", at=7),), seed=42)
     store = FaultyStore(MemoryStore("test"), plan)
 
-Operations are counted from 1 over all kinds: list, folders, exists, size, read, open_input, create,
-create_from, replace, open_append, append, sync, truncate, delete, lock, renew. To try every place
-of a workload, run it once without faults, read `store.count`, and run it again with
+Operations are counted from 1 over all kinds: list, folders, exists, hold, size, read, open_input,
+create, create_from, replace, open_append, append, sync, truncate, delete, lock, renew. To try every
+place of a workload, run it once without faults, read `store.count`, and run it again with
 `Fault("kill", at=k)` for each k. The text of each fault has the plan with its seed, which replays
 it.
 
@@ -34,6 +34,7 @@ from storage_backends.gated import GatedStore
 from storage_backends.interface import (
     Appender,
     Capabilities,
+    Held,
     Lock,
     LockContext,
     SegmentStore,
@@ -135,6 +136,9 @@ class FaultyStore:
 
     def exists(self, path: str) -> bool:
         return self._run("exists", path, lambda: self.inner.exists(path))
+
+    def hold(self, path: str) -> Held:
+        return self._run("hold", path, lambda: _FaultyHeld(self, self.inner.hold(path)))
 
     def size(self, path: str) -> int:
         return self._run("size", path, lambda: self.inner.size(path))
@@ -282,11 +286,22 @@ class AwayStore(GatedStore):
         return self.inner
 
 
-class _FaultyAppender:
+class _FaultyHeld:
+    def __init__(self, store: FaultyStore, inner: Held) -> None:
+        self.path, self._store, self._held = inner.path, store, inner
+
+    def is_there(self) -> bool:
+        """Counted as `exists`."""
+        return self._store._run("exists", self.path, self._held.is_there)
+
+    def close(self) -> None:
+        self._held.close()
+
+
+class _FaultyAppender(_FaultyHeld):
     def __init__(self, store: FaultyStore, inner: Appender, preallocated_bytes: int) -> None:
-        self.path = inner.path
+        super().__init__(store, inner)
         self.size = 0
-        self._store = store
         self._inner = inner
         self._synced = 0
         self._written_beyond = False
@@ -334,9 +349,6 @@ class _FaultyAppender:
                 self._written_beyond = False
 
         self._store._run("truncate", self.path, truncate)
-
-    def close(self) -> None:
-        self._inner.close()
 
     def die(self, *, lose: bool) -> None:
         """Closes the file. With `lose`, keeps what was synced and a part of the rest."""

@@ -14,6 +14,7 @@ from storage_backends.errors import Linked
 from storage_backends.interface import (
     Appender,
     Capabilities,
+    Held,
     Lock,
     LockContext,
     SegmentStore,
@@ -41,6 +42,9 @@ class GatedStore:
 
     def exists(self, path: str) -> bool:
         return self.there(path).exists(path)
+
+    def hold(self, path: str) -> Held:
+        return _GatedHeld(self, self.there(path).hold(path))
 
     def size(self, path: str) -> int:
         return self.there(path).size(path)
@@ -84,9 +88,22 @@ class GatedStore:
         self.inner.close()
 
 
-class _GatedAppender:
+class _GatedHeld:
+    def __init__(self, store: GatedStore, inner: Held) -> None:
+        self._store, self._held, self.path = store, inner, inner.path
+
+    def is_there(self) -> bool:
+        self._store.there(self.path)
+        return self._held.is_there()
+
+    def close(self) -> None:
+        self._held.close()
+
+
+class _GatedAppender(_GatedHeld):
     def __init__(self, store: GatedStore, inner: Appender) -> None:
-        self._store, self._inner, self.path, self.size = store, inner, inner.path, inner.size
+        super().__init__(store, inner)
+        self._inner, self.size = inner, inner.size
 
     def append(self, *chunks: bytes) -> None:
         self._store.there(self.path)
@@ -101,9 +118,6 @@ class _GatedAppender:
         self._store.there(self.path)
         self._inner.truncate(size)
         self.size = self._inner.size
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class _GatedLock(LockContext):

@@ -41,7 +41,8 @@ from storage_backends.errors import (
     Unsupported,
     unreachable,
 )
-from storage_backends.interface import Appender, Capabilities, StoredFile, discard_each
+from storage_backends.held import HeldByAnswer
+from storage_backends.interface import Appender, Capabilities, Held, StoredFile, discard_each
 from storage_backends.lease import DEFAULT_LEASE_MS, LeasedLocks, system_clock_ms
 from storage_backends.location import Location
 from storage_backends.paths import check_path, folder_prefix
@@ -150,6 +151,9 @@ class HdfsStore(LeasedLocks):
             return bool(self._status(path)["type"] != "DIRECTORY")
         except NotFound:
             return False
+
+    def hold(self, path: str) -> Held:
+        return HeldByAnswer(path, lambda: self._file_id(path))
 
     def size(self, path: str) -> int:
         status = self._status(path)
@@ -296,6 +300,13 @@ class HdfsStore(LeasedLocks):
         check_path(path)
         return cast(dict[str, Any], self._ask("GET", "GETFILESTATUS", path)["FileStatus"])
 
+    def _file_id(self, path: str) -> int:
+        """The inode in the name node, which is never used again."""
+        status = self._status(path)
+        if status["type"] == "DIRECTORY":
+            raise NotFound("is a folder", path)
+        return int(status["fileId"])
+
     def _full(self, path: str) -> str:
         return f"{self._root}/{check_path(path)}" if path else self._root or "/"
 
@@ -350,13 +361,13 @@ class HdfsStore(LeasedLocks):
         return answer
 
 
-class HdfsAppender:
+class HdfsAppender(HeldByAnswer):
     """A growing file. After a failed append nothing more is written: the next append would begin at
     an unknown end. Methods raise the errors that `Appender` names, and `Unavailable` after `close`;
     `truncate` raises `StorageError` for more bytes than there are."""
 
     def __init__(self, store: HdfsStore, path: str) -> None:
-        self.path = path
+        super().__init__(path, lambda: store._file_id(path))
         self.size = 0
         self._store = store
         self._why_closed = ""
@@ -386,6 +397,7 @@ class HdfsAppender:
         self._why_closed = ""
 
     def close(self) -> None:
+        super().close()
         self._why_closed = self._why_closed or "closed"
 
     def _check(self) -> None:

@@ -48,10 +48,27 @@ class StoredFile:
     modified_ms: int = 0
 
 
-class Appender(Protocol):
-    """A file being written at its end by one process."""
+class Held(Protocol):
+    """One file, known by what it is, not by its name: a copy of it, or another file that was put in
+    its place, is a different one."""
 
     path: str
+
+    def is_there(self) -> bool:
+        """Whether the path still names this very file. Fast: one stat on a local file system. False
+        after `close`.
+
+        Raises:
+            Unavailable: the storage failed.
+        """
+
+    def close(self) -> None:
+        """Let the file go. Safe to call twice."""
+
+
+class Appender(Held, Protocol):
+    """A file being written at its end by one process."""
+
     size: int
     """Bytes written so far; preallocated space does not count."""
 
@@ -160,6 +177,13 @@ class SegmentStore(Protocol):
 
     def exists(self, path: str) -> bool:
         """Whether the file exists. Fast: one stat on a local file system."""
+
+    def hold(self, path: str) -> Held:
+        """Remember which file this is. The caller closes it.
+
+        Raises:
+            NotFound: there is no such file.
+        """
 
     def size(self, path: str) -> int:
         """The size of a file in bytes, with preallocated space.

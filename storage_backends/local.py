@@ -24,9 +24,24 @@ from contextlib import ExitStack
 from typing import BinaryIO, TypeVar
 
 from storage_backends import leftovers, local_listing
-from storage_backends.descriptors import LocalAppender, LocalLock, translate, write_all
+from storage_backends.descriptors import (
+    READ,
+    LocalAppender,
+    LocalHeld,
+    LocalLock,
+    status_of,
+    translate,
+    write_all,
+)
 from storage_backends.errors import Linked, Locked, NotFound, StorageError, Unavailable, Unsupported
-from storage_backends.interface import Appender, Capabilities, Lock, StoredFile, discard_each
+from storage_backends.interface import (
+    Appender,
+    Capabilities,
+    Held,
+    Lock,
+    StoredFile,
+    discard_each,
+)
 from storage_backends.leftovers import TEMPORARY_PREFIX
 from storage_backends.local_folders import RACES_MAX, LocalFolders
 from storage_backends.location import PRIVATE, Location
@@ -44,9 +59,6 @@ _CANNOT_RESERVE = (
     errno.EDQUOT,
     errno.EFBIG,
 )
-
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-"""An open of a FIFO waits for a writer without O_NONBLOCK, which changes nothing for a file."""
 
 T = TypeVar("T")
 
@@ -85,26 +97,33 @@ class LocalStore:
 
     def exists(self, path: str) -> bool:
         try:
-            if not self.capabilities.stale_listings:
-                return stat.S_ISREG(os.stat(self._file(path)).st_mode)
-            # For up to a minute after another client removed the file, NFS answers a stat from its
-            # cache. An open asks the server.
-            fd = os.open(self._file(path), _READ)
-            try:
-                return stat.S_ISREG(os.fstat(fd).st_mode)
-            finally:
-                os.close(fd)
+            status = status_of(self._file(path), self.capabilities.stale_listings)
+            return stat.S_ISREG(status.st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
             raise translate(error, path) from error
+
+    def hold(self, path: str) -> Held:
+        target = self._file(path)
+
+        def hold() -> Held:
+            fd = os.open(target, READ)
+            try:
+                self._regular(os.fstat(fd), path)
+            except BaseException:
+                os.close(fd)
+                raise
+            return LocalHeld(fd, path, target, asks_server=self.capabilities.stale_listings)
+
+        return self._guard(path, hold)
 
     def size(self, path: str) -> int:
         return self._guard(path, lambda: self._regular(os.stat(self._file(path)), path).st_size)
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         def read() -> bytes:
-            fd = os.open(self._file(path), _READ)
+            fd = os.open(self._file(path), READ)
             try:
                 left = max(self._regular(os.fstat(fd), path).st_size - offset, 0)
                 if length is not None:
@@ -122,7 +141,7 @@ class LocalStore:
 
     def open_input(self, path: str) -> BinaryIO:
         def input_() -> BinaryIO:
-            file = open(self._file(path), "rb", opener=lambda name, _: os.open(name, _READ))
+            file = open(self._file(path), "rb", opener=lambda name, _: os.open(name, READ))
             try:
                 self._regular(os.fstat(file.fileno()), path)
             except NotFound:
@@ -167,7 +186,14 @@ class LocalStore:
                 os.unlink(target)
                 os.close(fd)
                 raise
-            return LocalAppender(fd, path, reserved, self.reserve.demand)
+            return LocalAppender(
+                fd,
+                path,
+                target,
+                reserved,
+                self.reserve.demand,
+                asks_server=self.capabilities.stale_listings,
+            )
 
         return self._guard(path, lambda: self._folders.with_folder_of(target, make))
 

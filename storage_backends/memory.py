@@ -21,6 +21,7 @@ from storage_backends.errors import (
 from storage_backends.interface import (
     Appender,
     Capabilities,
+    Held,
     Lock,
     LockContext,
     StoredFile,
@@ -48,16 +49,29 @@ def forget(name: str) -> None:
         _media.pop(name, None)
 
 
-class MemoryAppender:
+class MemoryHeld:
+    """A file in memory."""
+
+    def __init__(self, medium: _Medium, path: str, data: bytearray) -> None:
+        self.path = path
+        self._medium = medium
+        self._data = data
+        self._closed = False
+
+    def is_there(self) -> bool:
+        return not self._closed and self._medium.files.get(self.path) is self._data
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class MemoryAppender(MemoryHeld):
     """A growing file in memory. Methods raise `Unavailable` after `close`; `truncate` raises
     `StorageError` for more bytes than there are."""
 
     def __init__(self, medium: _Medium, path: str, data: bytearray) -> None:
-        self.path = path
+        super().__init__(medium, path, data)
         self.size = 0
-        self._medium = medium
-        self._data = data
-        self._closed = False
 
     def append(self, *chunks: bytes) -> None:
         self._check()
@@ -76,9 +90,6 @@ class MemoryAppender:
         with self._medium.mutex:
             del self._data[size:]
         self.size = size
-
-    def close(self) -> None:
-        self._closed = True
 
     def _check(self) -> None:
         if self._closed:
@@ -141,6 +152,9 @@ class MemoryStore:
 
     def exists(self, path: str) -> bool:
         return path in self._medium.files
+
+    def hold(self, path: str) -> Held:
+        return MemoryHeld(self._medium, path, self._get(path))
 
     def size(self, path: str) -> int:
         return len(self._get(path))

@@ -17,7 +17,7 @@ import builtins
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import datetime
 from glob import has_magic
 from secrets import token_hex
@@ -36,7 +36,8 @@ from storage_backends.errors import (
     Unsupported,
 )
 from storage_backends.extras import EXTRA_OF_SCHEME
-from storage_backends.interface import Appender, Capabilities, StoredFile
+from storage_backends.held import HeldByAnswer
+from storage_backends.interface import Appender, Capabilities, Held, StoredFile
 from storage_backends.lease import DEFAULT_LEASE_MS, LeasedLocks, system_clock_ms
 from storage_backends.local import LocalStore
 from storage_backends.location import PRIVATE, Location
@@ -53,6 +54,7 @@ _PROBE_PREFIX = ".probe-"
 _CONFLICTS_MAX = 10
 _DELETED_AT_ONCE = {"s3": 1_000, "s3a": 1_000}
 """fsspec protocol → the most keys of one request that deletes objects."""
+_VERSION_KEYS = ("ETag", "etag", "VersionId", "generation", "ino")
 _MODIFIED_KEYS = ("LastModified", "last_modified", "updated", "mtime", "modificationTime")
 
 T = TypeVar("T")
@@ -196,6 +198,17 @@ class ObjectStore(_Immutable):
         # fence for absent.
         info = self._call(path, lambda: self._fs.info(self._full(path)), missing=None)
         return info is not None and info.get("type") != "directory"
+
+    def hold(self, path: str) -> Held:
+        return HeldByAnswer(path, lambda: self._version(path))
+
+    def _version(self, path: str) -> Hashable:
+        """What tells an object from another one of its name. A copy that a user made in its place
+        has another time, and often another version."""
+        info = self._call(path, lambda: self._fs.info(self._full(path)))
+        if info.get("type") == "directory":
+            raise NotFound("is a folder", path)
+        return tuple(str(info[key]) for key in (*_MODIFIED_KEYS, *_VERSION_KEYS) if info.get(key))
 
     def size(self, path: str) -> int:
         info = self._call(path, lambda: self._fs.info(self._full(path)))

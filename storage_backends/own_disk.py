@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import BinaryIO, Protocol, cast
 
 from storage_backends.errors import Linked, NotFound, StorageError, Unavailable, Unsupported
-from storage_backends.interface import Appender, Lock, SegmentStore, StoredFile
+from storage_backends.interface import Appender, Held, Lock, SegmentStore, StoredFile
 from storage_backends.location import located
 from storage_backends.paths import is_on_disk, is_wal, node_of_wal
 from storage_backends.split import above_wal
@@ -159,6 +159,9 @@ class OwnDiskStore:
         return (
             (disk is not None and disk.exists(path)) or self._serves(path) or self.root.exists(path)
         )
+
+    def hold(self, path: str) -> Held:
+        return (self._own_disk(path) or self.root).hold(path)
 
     def size(self, path: str) -> int:
         if (disk := self._own_disk(path)) is not None:

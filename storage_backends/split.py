@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from storage_backends.errors import AlreadyExists, Linked, NotFound, StorageError
-from storage_backends.interface import Appender, Lock, SegmentStore, StoredFile
+from storage_backends.interface import Appender, Held, Lock, SegmentStore, StoredFile
 from storage_backends.location import located
 from storage_backends.paths import is_wal
 
@@ -63,6 +63,9 @@ class SplitStore:
 
     def exists(self, path: str) -> bool:
         return self._of(path).exists(path)
+
+    def hold(self, path: str) -> Held:
+        return self._of(path).hold(path)
 
     def size(self, path: str) -> int:
         return self._of(path).size(path)

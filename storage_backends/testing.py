@@ -60,6 +60,7 @@ def check_segment_store(
         _odd_names,
         _paths_stay_inside,
         _missing_files,
+        _held,
         _deletion,
         _lock,
     ]
@@ -132,6 +133,35 @@ def _contents(store: SegmentStore, other: SegmentStore, root: str) -> None:
             file.seek(len(data) // 2)
             _same(file.read(10), data[len(data) // 2 :][:10], f"open_input after seek ({name})")
             _same(file.seek(0, os.SEEK_END), len(data), f"open_input knows its end ({name})")
+
+
+def _held(store: SegmentStore, other: SegmentStore, root: str) -> None:
+    path, elsewhere = f"{root}/1", f"{root}/2"
+    with _raises(NotFound, "hold of a missing file"):
+        store.hold(path)
+    store.create(path, b"data")
+    store.create(elsewhere, b"data")
+    held = store.hold(path)
+    assert held.is_there(), "a held file is there"
+    _same(held.path, path, "the path of a held file")
+    other.create(f"{root}/3", b"data")
+    assert held.is_there(), "a held file is there, whatever happens beside it"
+    other.delete(path)
+    assert not held.is_there(), "a held file that was deleted is not there"
+    if store.capabilities.durable_append:
+        other.create(path, b"data")
+        assert not held.is_there(), "another file of the same name and content is not the held one"
+        appender = store.open_append(f"{root}/4")
+        appender.append(b"data")
+        appender.sync()
+        assert appender.is_there(), "an open segment is there"
+        other.delete(f"{root}/4")
+        other.create(f"{root}/4", b"data")
+        assert not appender.is_there(), "an open segment is another file than its successor"
+        appender.close()
+    held.close()
+    held.close()
+    assert not held.is_there(), "a file is not held after close"
 
 
 def _create_is_exclusive(store: SegmentStore, other: SegmentStore, root: str) -> None:

@@ -11,6 +11,7 @@ from typing import BinaryIO, Never
 from storage_backends import (
     Appender,
     Capabilities,
+    Held,
     Linked,
     Lock,
     NotFound,
@@ -57,6 +58,9 @@ class FileView:
 
     def exists(self, path: str) -> bool:
         return path in self._files
+
+    def hold(self, path: str) -> Held:
+        self._refuse(path)
 
     def size(self, path: str) -> int:
         return self._of(path).size

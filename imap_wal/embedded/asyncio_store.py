@@ -27,6 +27,7 @@ from imap_wal.embedded.opening import OpenOptions
 from imap_wal.embedded.serializer import Serializer
 from imap_wal.embedded.store import Store, StoreStatistics
 from imap_wal.embedded.views import MapReads
+from imap_wal.errors import NotSerializable
 from imap_wal.rewrite.compaction import Compaction
 
 COMMIT_BYTES_MAX = 64 * 1024 * 1024
@@ -90,21 +91,25 @@ class AsyncStore:
     async def sync(self) -> None:
         """Durability barrier: returns when all earlier changes are synced. Errors as for
         `Store.sync`."""
+        self._changes.check_open()
         await self._loop.run_in_executor(None, self._store.sync)
 
     async def flush_wal(self, sync: bool = True) -> None:
         """With `manual_wal_flush`: write all waiting changes to the log. Arguments and errors as
         for `Store.flush_wal`."""
+        self._changes.check_open()
         await self._loop.run_in_executor(None, self._store.flush_wal, sync)
 
     async def archive(self) -> int:
         """Turn the log's segments into archives. Returns the number of archived entries. Errors as
         for `Store.archive`."""
+        self._changes.check_open()
         return await self._loop.run_in_executor(None, self._store.archive)
 
     async def compact(self) -> Compaction:
         """Rewrite all maps and remove the files that this replaces. Returns what was read, written
         and removed. Errors as for `Store.compact`."""
+        self._changes.check_open()
         return await self._loop.run_in_executor(None, self._store.compact)
 
     @property
@@ -114,6 +119,7 @@ class AsyncStore:
 
     async def close(self) -> None:
         """Wait for all operations, then close the store. Errors as for `Store.close`."""
+        self._changes.openness.check_process()
         await self._drain()
         await self._loop.run_in_executor(None, self._store.close)
         await self._drain()  # operations that arrived before the store was closed
@@ -312,7 +318,10 @@ class AsyncMap(MapReads):
         if ttl is not None or store._full or self._durable.closed:
             return self._enqueue(key, value, ttl)
         serializer = state.serializer
-        key_data, data = serializer.dump_key(key), serializer.dump(value)
+        try:
+            key_data, data = serializer.dump_key(key), serializer.dump(value)
+        except NotSerializable:
+            return self._enqueue(key, value, None)  # raises it with the place
         size = len(key_data) + len(data)
         if size > self._max_value_bytes:
             return self._enqueue(key, value, None)  # raises TooLarge
@@ -344,9 +353,9 @@ class AsyncMap(MapReads):
     async def pop(self, key: Any, default: Any = RAISE) -> Any:
         """Delete the key and return its value. Of several tasks, only one gets the value. If the
         key does not exist, return `default`, or raise KeyError without a default."""
-        decision = await self._store.decided(
-            lambda: decisions.pop(self._state, self._state.serializer.dump_key(key))
-        )
+        decision = self._inner.popping(key)
+        if decision is not None:
+            await self._store.decided(lambda: decision)
         return self._inner.popped(decision, key, default)
 
     async def popitem(self) -> tuple[Any, Any]:
@@ -370,7 +379,16 @@ class AsyncMap(MapReads):
     def delete(self, key: Any) -> asyncio.Future[None]:
         """Delete the key if it exists. Returns a future, as `set` does; a missing key is not an
         error."""
-        return self._store.enqueue(lambda: self._inner.deletion(key))
+        data = self._key(key)
+        if data is None:
+            return self._nothing_to_do()
+        return self._store.enqueue(lambda: WriteBatch(self._state, [data], [None]))
+
+    def _nothing_to_do(self) -> asyncio.Future[None]:
+        self._durable.check_open()
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
 
     def update(
         self,
@@ -384,10 +402,7 @@ class AsyncMap(MapReads):
         for `DurableMap.update`."""
         given = [*pairs(other), *more.items()]
         if not given:
-            self._durable.check_open()
-            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            done.set_result(None)
-            return done
+            return self._nothing_to_do()
         return self._store.enqueue(lambda: self._inner.changes(given, ttl))
 
 

@@ -96,12 +96,37 @@ class Decision(WriteBatch):
         return [self.size]
 
 
-def pop(state: MapState, key: bytes) -> Decision:
-    """Delete the key. The answer is its value, or None."""
+class Taken:
+    """What is deleted and returned. It is decoded before the deletion is committed: what cannot be
+    decoded is not deleted."""
 
-    def choose(outlook: Outlook) -> tuple[bytes | None, WriteBatch | None]:
+    def __init__(self, decode: Callable[[], tuple[Any, ...]]) -> None:
+        self._found: tuple[Any, ...] = ()
+        self._error: Exception | None = None
+        try:
+            self._found = decode()
+        except Exception as error:  # noqa: BLE001  a serializer of the user may raise anything
+            self._error = error
+
+    def __bool__(self) -> bool:
+        return self._error is None
+
+    def get(self) -> tuple[Any, ...]:
+        """What was decoded. Raises the serializer's error."""
+        if self._error is not None:
+            raise self._error
+        return self._found
+
+
+def pop(state: MapState, key: bytes) -> Decision:
+    """Delete the key. The answer is its value as `Taken`, or None."""
+
+    def choose(outlook: Outlook) -> tuple[Taken | None, WriteBatch | None]:
         value = outlook.get(key)
-        return value, None if value is None else WriteBatch(state, [key], [None])
+        if value is None:
+            return None, None
+        taken = Taken(lambda: (state.serializer.load(value),))
+        return taken, WriteBatch(state, [key], [None]) if taken else None
 
     return Decision(state, choose, len(key))
 
@@ -118,11 +143,15 @@ def set_default(default: WriteBatch) -> Decision:
 
 
 def pop_last(state: MapState) -> Decision:
-    """Delete the key that was added last. The answer is (key, value), or None."""
+    """Delete the key that was added last. The answer is key and value as `Taken`, or None."""
 
-    def choose(outlook: Outlook) -> tuple[tuple[bytes, bytes] | None, WriteBatch | None]:
+    def choose(outlook: Outlook) -> tuple[Taken | None, WriteBatch | None]:
         found = outlook.last()
-        return found, None if found is None else WriteBatch(state, [found[0]], [None])
+        if found is None:
+            return None, None
+        key, value = found
+        taken = Taken(lambda: (state.serializer.load_key(key), state.serializer.load(value)))
+        return taken, WriteBatch(state, [key], [None]) if taken else None
 
     return Decision(state, choose)
 

@@ -9,8 +9,9 @@ from typing import Any
 from imap_wal.embedded.changes import MapState, WriteBatch
 from imap_wal.embedded.decisions import Decision, clear, pop, pop_last, set_default
 from imap_wal.embedded.map_writer import MapWriter
+from imap_wal.embedded.serializer import shown
 from imap_wal.embedded.views import MapReads
-from imap_wal.errors import InvalidSetting, TooLarge
+from imap_wal.errors import InvalidSetting, NotSerializable, TooLarge
 
 TTL_S_MAX = 100 * 366 * 86_400
 """100 years."""
@@ -60,7 +61,14 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         dump_key, dump = state.serializer.dump_key, state.serializer.dump
         changes = WriteBatch(state, [], [])
         for key, value in pairs:
-            key_data, data = dump_key(key), dump(value)
+            try:
+                key_data = dump_key(key)
+            except NotSerializable as error:
+                raise error.at(f"map {state.name!r}, key {shown(key)}") from error
+            try:
+                data = dump(value)
+            except NotSerializable as error:
+                raise error.at(f"{state.name}[{shown(key)}]") from error
             if len(key_data) + len(data) > limit:
                 raise TooLarge(
                     f"map {state.name!r}: key and value take {len(key_data) + len(data)} "
@@ -85,14 +93,21 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
     def pop(self, key: Any, default: Any = RAISE) -> Any:
         """Delete the key and return its value. Of several threads, only one gets the value. If the
         key does not exist, return `default`, or raise KeyError without a default."""
-        decision = pop(self._state, self._state.serializer.dump_key(key))
-        self._writer.evaluate([decision])
+        decision = self.popping(key)
+        if decision is not None:
+            self._writer.evaluate([decision])
         return self.popped(decision, key, default)
 
-    def popped(self, decision: Decision, key: Any, default: Any) -> Any:
+    def popping(self, key: Any) -> Decision | None:
+        """The decision of `pop`. None: no map of this serializer has the key."""
+        self._owner.check_open()
+        data = self._key(key)
+        return None if data is None else pop(self._state, data)
+
+    def popped(self, decision: Decision | None, key: Any, default: Any) -> Any:
         """The return value of `pop`, after its decision was evaluated."""
-        if decision.answer is not None:
-            return self._state.serializer.load(decision.answer)
+        if decision is not None and decision.answer is not None:
+            return decision.answer.get()[0]
         if default is RAISE:
             raise KeyError(key)
         return default
@@ -110,8 +125,8 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         """The return value of `popitem`, after its decision was evaluated."""
         if decision.answer is None:
             raise KeyError("popitem(): the map is empty")
-        key, value = decision.answer
-        return self._state.serializer.load_key(key), self._state.serializer.load(value)
+        key, value = decision.answer.get()
+        return key, value
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
         """Return the value of the key; if it does not exist, set it to `default` first. If several
@@ -119,10 +134,6 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         decision = set_default(self.changes([(key, default)]))
         self._writer.evaluate([decision])
         return self._state.serializer.load(decision.answer)
-
-    def deletion(self, key: Any) -> WriteBatch:
-        """The change that deletes the key."""
-        return WriteBatch(self._state, [self._state.serializer.dump_key(key)], [None])
 
     def update(self, other: Any = (), /, *, ttl: float | None = None, **more: Any) -> None:
         """Set several keys in one commit: after a crash, all of them are set or none.

@@ -14,7 +14,8 @@ from typing import cast
 from imap_wal.clock import Clock
 from imap_wal.embedded.changes import MapState, WriteBatch, apply
 from imap_wal.embedded.decisions import Outlook, Undecided, made
-from imap_wal.errors import Closed, TooLarge
+from imap_wal.errors import TooLarge
+from imap_wal.forked import Openness
 from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.write.commit_request import CommitRequest
@@ -36,12 +37,17 @@ class MapWriter:
         self.order_lock = threading.Lock()
         self.some_unlogged = False
         """Whether there is a map that is only in memory."""
-        self.closed = False
+        self.openness = Openness("store")
 
     def check_open(self) -> None:
-        """Raises `Closed` after the store was closed."""
-        if self.closed:
-            raise Closed("this store was closed; open it again")
+        """Raises `Closed` after the store was closed, and `Fenced` in a forked child."""
+        if self.openness.closed:
+            self.openness.check()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the store was closed. Also in a forked child."""
+        return self.openness.closed
 
     def change(self, batches: Sequence[WriteBatch]) -> None:
         """Log the changes as one commit, apply them in memory, and return when the durability

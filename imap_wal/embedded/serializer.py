@@ -7,6 +7,7 @@ import threading
 from typing import Any, Protocol, runtime_checkable
 
 import msgpack
+from msgpack import Timestamp
 
 from imap_wal.errors import InvalidSetting, NotSerializable, not_text
 
@@ -44,7 +45,34 @@ class _Packer(threading.local):
     value."""
 
     def __init__(self) -> None:
-        self.pack = msgpack.Packer(use_bin_type=True).pack
+        self.pack = msgpack.Packer(use_bin_type=True, strict_types=True, default=_plain).pack
+
+
+def _plain(value: Any) -> Any:
+    """The plain value that this one equals, for a value of a derived class. The others are
+    refused: they would be read as something else, such as a tuple as a list."""
+    for kind in _PLAIN:
+        if isinstance(value, kind):
+            plain = kind(value)
+            if plain == value:
+                return plain
+    raise TypeError
+
+
+_PLAIN: tuple[type[Any], ...] = (int, float, str, bytes, dict, list)
+_PLAIN_KEYS: tuple[type[Any], ...] = (int, str, bytes)
+_ADVICE = (
+    "the default serializer keeps None, bool, int, float, str, bytes, lists and dicts; "
+    "pass these, or open the map with a serializer of your own"
+)
+_KEY_ADVICE = (
+    "a key is None, bool, int, float, str, bytes, or a tuple of these; "
+    "pass one of them, or open the map with a serializer of your own"
+)
+_SMALLEST_INT, _LARGEST_INT = -(2**63), 2**64 - 1
+_LEVELS_MAX = 500
+"""msgpack writes no deeper values."""
+_SHOWN_MAX = 60
 
 
 def demand_serializer(given: object) -> None:
@@ -57,9 +85,13 @@ def demand_serializer(given: object) -> None:
 
 
 class MsgpackSerializer:
-    """The default: for None, bool, int, float, str, bytes, and lists and dicts of these. A tuple in
-    a key is read as a tuple, a tuple in a value as a list. `dump` raises `NotSerializable` for
-    what msgpack cannot write: other types, ints beyond 64 bits, text with a lone surrogate."""
+    """The default: for None, bool, int, float, str, bytes, and lists and dicts of these. It takes
+    exactly what it returns equal, and raises `NotSerializable` for all else: a tuple in a value,
+    ints beyond 64 bits, text with a lone surrogate, other types. The keys of a dict are None, bool,
+    int, float, str or bytes.
+
+    A key of the map may also be a tuple of these. Keys that are equal, as 1, 1.0 and True are, have
+    the same bytes, those of the int. So NaN, which equals nothing, is no key."""
 
     name = "msgpack"
 
@@ -69,27 +101,113 @@ class MsgpackSerializer:
     def dump(self, value: Any) -> bytes:
         try:
             data: bytes = self._packer.pack(value)
-        except UnicodeEncodeError as error:
-            self._packer = _Packer()
-            raise NotSerializable(
-                f"cannot write {type(value).__name__} as msgpack: {not_text(error)}; pass "
-                "bytes, or a serializer"
-            ) from error
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             self._packer = _Packer()  # after a failure, the buffer may be half filled
-            raise NotSerializable(
-                f"cannot write {type(value).__name__} as msgpack: {error}; pass another type "
-                "or a serializer"
-            ) from error
+            place, problem = self._problem(value)
+            raise NotSerializable(f"{problem or error}; {_ADVICE}", shortened(place)) from error
         return data
 
-    dump_key = dump
+    def dump_key(self, key: Any) -> bytes:
+        kind = type(key)
+        try:
+            plain = key if kind is str or kind is int or kind is bytes else _plain_key(key)
+            # A tuple is a list of msgpack, and `load_key` makes it a tuple again.
+            data: bytes = self._packer.pack(plain)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            self._packer = _Packer()
+            problem = error if isinstance(error, NotSerializable) else self._problem(key)[1]
+            raise NotSerializable(f"{problem or error}; {_KEY_ADVICE}") from error
+        return data
+
+    def demand_written(self, key: bytes, value: bytes | None) -> None:
+        """Raise ValueError unless these are bytes that `dump_key` and `dump` return."""
+        try:
+            found = self.load_key(key)
+        except Exception as error:
+            raise ValueError(f"the key {shown(key)} is no msgpack: {error}") from error
+        if self.dump_key(found) != key:
+            raise ValueError(f"the key {shown(key)} is not the one form of {shown(found)}")
+        if value is not None:
+            try:
+                self.load(value)
+            except Exception as error:
+                raise ValueError(
+                    f"the value of key {shown(found)} is no msgpack: {error}"
+                ) from error
 
     def load(self, data: bytes) -> Any:
         return msgpack.unpackb(data, strict_map_key=False)
 
     def load_key(self, data: bytes) -> Any:
         return msgpack.unpackb(data, use_list=False, strict_map_key=False)
+
+    def _problem(self, value: Any, level: int = 0) -> tuple[str, str]:
+        """Where in a refused value the problem is, and what it is; ("", ""): nowhere."""
+        if level > _LEVELS_MAX:
+            return "", f"it has more than {_LEVELS_MAX} levels"
+        if isinstance(value, dict):
+            for key, each in value.items():
+                if isinstance(key, tuple) or self._leaf_problem(key):
+                    what = self._leaf_problem(key) or f"a {type(key).__name__}"
+                    return "", f"{what} is a key of a dict"
+                place, problem = self._problem(each, level + 1)
+                if problem:
+                    return f"{_step(key)}{place}", problem
+        if isinstance(value, list):
+            for number, each in enumerate(value):
+                place, problem = self._problem(each, level + 1)
+                if problem:
+                    return f"[{number}]{place}", problem
+        return "", "" if isinstance(value, list | dict) else self._leaf_problem(value)
+
+    def _leaf_problem(self, value: Any) -> str:
+        try:
+            _Packer().pack(value)
+        except OverflowError:
+            return "an int beyond 64 bits"
+        except UnicodeEncodeError as error:
+            return not_text(error)
+        except (TypeError, ValueError, RecursionError):
+            return f"a {type(value).__name__}"
+        return ""
+
+
+def _step(key: Any) -> str:
+    """How the place of an error shows a key of a dict."""
+    if isinstance(key, str) and key.isidentifier() and len(key) < _SHOWN_MAX:
+        return f".{key}"
+    return f"[{shown(key)}]"
+
+
+def shown(key: object) -> str:
+    """A key in an error."""
+    return shortened(repr(key))
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
+
+
+def _plain_key(key: Any) -> Any:
+    """The plain value of a key: the same one for all keys that are equal. Raises
+    `NotSerializable`."""
+    if key is None or isinstance(key, Timestamp):
+        return key
+    if isinstance(key, memoryview):
+        hash(key)
+        return key.tobytes()
+    if isinstance(key, tuple):
+        return [_plain_key(each) for each in key]
+    if isinstance(key, float):
+        if key != key:
+            raise NotSerializable("NaN equals no key")
+        if key.is_integer() and _SMALLEST_INT <= key <= _LARGEST_INT:
+            return int(key)
+        return float(key)
+    for kind in _PLAIN_KEYS:
+        if isinstance(key, kind) and kind(key) == key:
+            return kind(key)
+    raise NotSerializable(f"a {type(key).__name__}")
 
 
 class RawSerializer:
@@ -105,7 +223,10 @@ class RawSerializer:
             raise NotSerializable(f"a raw map takes bytes, not {type(value).__name__}")
         return bytes(value)
 
-    dump_key = dump
+    def dump_key(self, key: Any) -> bytes:
+        if isinstance(key, bytearray):
+            raise NotSerializable("a bytearray is no key, as in a dict; pass bytes")
+        return self.dump(key)
 
     def load(self, data: bytes) -> Any:
         return data

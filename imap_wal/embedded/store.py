@@ -235,7 +235,8 @@ class Store:
     @property
     def statistics(self) -> StoreStatistics:
         """Counters since the store was opened, as one immutable value. It can be read after
-        `close`."""
+        `close`. Raises `Fenced` in a forked child."""
+        self.changes.openness.check_process()
         entries = sum(len(state.values) for state in self._maps.values())
         return StoreStatistics(
             self.committer.statistics,
@@ -256,9 +257,10 @@ class Store:
         Raises:
             StorageUnavailable: the storage failed; the store is closed nevertheless.
         """
+        self.changes.openness.check_process()
         if self._ended:
             return
-        self.changes.closed = True
+        self.changes.openness.closed = True
         try:
             try:
                 self._compactor.finish(self._log.settings.auto_rewrite_close_s)

@@ -3,11 +3,11 @@ values of one moment."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, Protocol
 
 from imap_wal.embedded.changes import MapState
+from imap_wal.errors import NotSerializable
 
 
 class MapOwner(Protocol):
@@ -23,12 +23,17 @@ class MapOwner(Protocol):
 class MapReads(Mapping[Any, Any]):
     """The read methods of a map. An iteration sees the map at the moment when it began: it keeps a
     list of the keys, and of the values if it yields them. That takes 8 or 16 bytes per entry, and
-    the values that are replaced during the iteration. All methods raise `Closed` after the store
+    the values that are replaced during the iteration.
+
+    `snapshot()` and `dict(map.items())` are the map of one moment. `dict(map)` and `{**map}` are
+    not: Python reads the keys of one moment, and then each value when it comes to it, so it raises
+    KeyError for a key that was deleted or has expired meanwhile.
+
+    A key that the serializer does not take is absent. All methods raise `Closed` after the store
     was closed."""
 
     def __init__(self, owner: MapOwner, state: MapState) -> None:
         self._owner, self._state = owner, state
-        self._copies: dict[int, _Copy] = {}
 
     @property
     def name(self) -> str:
@@ -38,11 +43,10 @@ class MapReads(Mapping[Any, Any]):
     def __getitem__(self, key: Any) -> Any:
         self._owner.check_open()
         state = self._state
-        value = _copied(self._copies, key) if self._copies else None
+        data = self._key(key)
+        value = None if data is None else state.get(data, self._owner.now_ms())
         if value is None:
-            value = state.get(state.serializer.dump_key(key), self._owner.now_ms())
-            if value is None:
-                raise KeyError(key)
+            raise KeyError(key)
         return state.serializer.load(value)
 
     def ttl(self, key: Any) -> float | None:
@@ -50,16 +54,23 @@ class MapReads(Mapping[Any, Any]):
         if the key does not exist."""
         self._owner.check_open()
         now = self._owner.now_ms()
-        expires = self._state.expiry(self._state.serializer.dump_key(key), now)
+        data = self._key(key)
+        expires = None if data is None else self._state.expiry(data, now)
         if expires is None:
             raise KeyError(key)
         return (expires - now) / 1000 if expires else None
 
     def __contains__(self, key: object) -> bool:
         self._owner.check_open()
-        return (
-            self._state.get(self._state.serializer.dump_key(key), self._owner.now_ms()) is not None
-        )
+        data = self._key(key)
+        return data is not None and self._state.get(data, self._owner.now_ms()) is not None
+
+    def _key(self, key: Any) -> bytes | None:
+        """None: no map of this serializer has the key."""
+        try:
+            return self._state.serializer.dump_key(key)
+        except NotSerializable:
+            return None
 
     def __iter__(self) -> Iterator[Any]:
         self._owner.check_open()
@@ -71,7 +82,11 @@ class MapReads(Mapping[Any, Any]):
 
     def keys(self) -> KeysView[Any]:
         """The keys of the map."""
-        return _Keys(self, _caller(2))
+        return KeysView(self)
+
+    def snapshot(self) -> dict[Any, Any]:
+        """All keys and values of one moment."""
+        return dict(self.items())
 
     def items(self) -> ItemsView[Any, Any]:
         """The entries of the map."""
@@ -84,61 +99,6 @@ class MapReads(Mapping[Any, Any]):
     def _pairs(self) -> tuple[list[bytes], list[bytes]]:
         self._owner.check_open()
         return self._state.pairs(self._owner.now_ms())
-
-
-_Place = tuple[int, int]
-"""A call of a function, and its current instruction."""
-
-
-def _caller(depth: int) -> _Place:
-    frame = sys._getframe(depth)
-    return id(frame), frame.f_lasti
-
-
-class _Copy:
-    """A running `dict(map)`. Python calls `keys()` and then `map[key]` for each key, and nothing
-    connects these calls, except that all come from one instruction of one call and use the same key
-    objects in the same order. So they get the values from the moment of `keys()`: an entry that
-    expires or is deleted during the copy does not make it fail."""
-
-    __slots__ = ("at", "instruction", "keys", "values")
-
-    def __init__(self, instruction: int, keys: list[Any], values: list[bytes]) -> None:
-        self.instruction, self.keys, self.values = instruction, keys, values
-        self.at = 0
-
-
-def _copied(copies: dict[int, _Copy], key: Any) -> bytes | None:
-    """The value for a running `dict(map)`; None for any other caller."""
-    call, instruction = _caller(3)
-    copy = copies.get(call)
-    if copy is None:
-        return None
-    value = None
-    if copy.instruction == instruction and copy.keys[copy.at] is key:
-        value = copy.values[copy.at]
-        copy.at += 1
-    if value is None or copy.at == len(copy.keys):
-        del copies[call]
-    return value
-
-
-class _Keys(KeysView[Any]):
-    _mapping: MapReads
-
-    def __init__(self, mapping: MapReads, asked: _Place) -> None:
-        super().__init__(mapping)
-        self._asked = asked
-
-    def __iter__(self) -> Iterator[Any]:
-        here = _caller(2)
-        if here != self._asked:
-            return iter(self._mapping)
-        data, values = self._mapping._pairs()
-        keys = list(map(self._mapping._state.serializer.load_key, data))
-        if keys:
-            self._mapping._copies[here[0]] = _Copy(here[1], keys, values)
-        return iter(keys)
 
 
 class _Items(ItemsView[Any, Any]):

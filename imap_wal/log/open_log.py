@@ -11,7 +11,8 @@ from typing import NamedTuple, Self
 
 from imap_wal.clock import Clock
 from imap_wal.entry import RAW, DataEntry, check, is_clear, pack
-from imap_wal.errors import Closed, Fenced, InvalidSetting, NotSerializable, TooLarge
+from imap_wal.errors import Fenced, InvalidSetting, NotSerializable, TooLarge
+from imap_wal.forked import Openness
 from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, START, Position
 from imap_wal.names import check_map_name
 from imap_wal.read.file_scan import END
@@ -36,7 +37,8 @@ class Log:
     """A log open for writing, from `create` or `open`. It is the only writer of its log. It is
     thread-safe. As a context manager, it closes itself at the end of the block.
 
-    After `close`, all methods except `close` raise `Closed`."""
+    After `close`, all methods except `close` raise `Closed`. In a forked child, all raise
+    `Fenced`."""
 
     def __init__(self, url: str, writer: LogWriter, incarnation: int) -> None:
         self.url, self._incarnation = url, incarnation
@@ -46,7 +48,7 @@ class Log:
         self._request = 0
         self._order_lock = threading.Lock()
         self._acknowledged = _Acknowledged(self, self._log.end)
-        self.closed = False
+        self._openness = Openness("log")
         writer.start()
 
     # ---- writing ----
@@ -218,7 +220,8 @@ class Log:
 
     @property
     def high_water_mark(self) -> Position:
-        """The position of the last acknowledged entry."""
+        """The position of the last acknowledged entry. Raises `Fenced` in a forked child."""
+        self._openness.check_process()
         return self._acknowledged.position
 
     @property
@@ -228,7 +231,8 @@ class Log:
 
     @property
     def statistics(self) -> CommitStatistics:
-        """Counters since the log was opened."""
+        """Counters since the log was opened. Raises `Fenced` in a forked child."""
+        self._openness.check_process()
         return self.committer.statistics
 
     # ---- closing ----
@@ -240,9 +244,10 @@ class Log:
         Raises:
             StorageUnavailable: the storage failed; the log is closed nevertheless.
         """
+        self._openness.check_process()
         if self.closed:
             return
-        self.closed = True
+        self._openness.closed = True
         self._writer.stop()
         try:
             with storage_errors(f"closing {self}"):
@@ -265,9 +270,13 @@ class Log:
     def __str__(self) -> str:
         return str(self._log)
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called. Also in a forked child."""
+        return self._openness.closed
+
     def _check_open(self) -> None:
-        if self.closed:
-            raise Closed("this log was closed; open it again")
+        self._openness.check()
 
     def _check(self, entry: DataEntry) -> None:
         takes = is_clear(entry) or type(entry.key) is bytes
@@ -323,6 +332,7 @@ class _Acknowledged(Bound):
             self._changed.notify_all()
 
     def wait(self, limit: Position | None, seconds: float, stop: threading.Event) -> None:
+        self._log._openness.check_process()
         if limit is None:
             super().wait(limit, seconds, stop)
             return

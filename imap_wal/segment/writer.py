@@ -66,6 +66,10 @@ class SegmentWriter:
         self.records += count if kind in format.OF_ENTRIES else 0
         return offset
 
+    def is_there(self) -> bool:
+        """Whether the path still names this very file. Raises `StorageError`."""
+        return self._appender.is_there()
+
     def sync(self) -> None:
         """Return when all frames are safe on storage."""
         self._appender.sync()

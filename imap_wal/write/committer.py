@@ -405,7 +405,7 @@ class Committer:
         if self._syncs_each or late:
             self._timed_sync()
         else:
-            self.log.permit.check()
+            self.log.check()
 
     def _unsynced_ms(self) -> float:
         return (

@@ -142,9 +142,15 @@ class NodeLog:
         """Make all frames safe. Raises `Fenced` if another process has taken over."""
         if self._segment is not None:
             self._segment.sync()
-        self.permit.check()
+        self.check()
         if self._segment is not None and not self._appends:
             self._finish()
+
+    def check(self) -> None:
+        """Before each acknowledgement: raises `Fenced` if another process has taken over, or if the
+        permit or the open segment is no longer in its place."""
+        segment = self._segment
+        self.permit.check(segment if isinstance(segment, SegmentWriter) else None)
 
     def mark(self) -> RewindPoint:
         """Where the log is now, for `rewind`."""
@@ -200,6 +206,7 @@ class NodeLog:
         if self._segment is not None:
             if not self._appends:
                 self._segment.sync()
+            self.check()  # a sealed segment is closed: then another file could get its inode
             self._segment.seal()
             self.permit.check()
             self._finish()

@@ -1,5 +1,9 @@
 """The permit of a writer: its file, which a successor deletes, the lock of the node, and the entry
-in the node's manifest. Without all three, a writer acknowledges nothing."""
+in the node's manifest. Without all three, a writer acknowledges nothing.
+
+The file is known by what it is, not by its name: in a copy of the folder that was put in its place,
+the permit is another file.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,15 @@ from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.write.context import LogContext
-from storage_backends import Lock, Locked, StorageError, lock_holder
+from storage_backends import Held, Lock, Locked, NotFound, StorageError, lock_holder
 
 OTHER_NODE = "a store that was opened later"
 """The name of an open in the lock of another node whose writer it fences."""
 
 
 class Permit:
-    """The permit of the open that published `manifest`. As thread-safe as the store."""
+    """The permit of the open that published `manifest`. As thread-safe as the store. Creating it
+    raises `Fenced` if another open has deleted it already."""
 
     def __init__(
         self,
@@ -38,13 +43,21 @@ class Permit:
         self._lock, self._folder = lock, self._identity.node_folder
         self._path = layout.writer_path(self._folder, self._epoch, self._nonce)
         """The epoch may acknowledge only while this file exists."""
-        self._appends = self._store.capabilities.durable_append
+        self._file: Held | None = None
+        if self._store.capabilities.durable_append:
+            try:
+                self._file = self._store.hold(self._path)
+            except NotFound:
+                raise self.fenced() from None
 
-    def check(self) -> None:
-        """Raises `Fenced` if another process has raised the epoch. One stat on a local file
+    def check(self, segment: Held | None = None) -> None:
+        """Raises `Fenced` if another process has raised the epoch, or if the permit, or the open
+        segment, is no longer the file that its name leads to. One stat for each on a local file
         system."""
-        if self._appends and not self._store.exists(self._path):
-            raise self.fenced()
+        if self._file is not None and not self._file.is_there():
+            raise self._replaced(self._path) if self._store.exists(self._path) else self.fenced()
+        if segment is not None and not segment.is_there():
+            raise self._replaced(segment.path)
 
     def lost(self) -> Fenced | None:
         """The error of `check`, if a manifest says so too: a folder that is not mounted for a
@@ -52,6 +65,8 @@ class Permit:
         try:
             self.check()
         except Fenced as error:
+            if self._store.exists(self._path):  # another file, in another folder
+                return error
             number, manifest = self._manifests.read()
             is_other = (manifest.epoch, manifest.permit) != (self._epoch, self._nonce)
             is_forgotten = self._directory in self._clusters.read()[1].forgotten
@@ -59,7 +74,8 @@ class Permit:
         return None
 
     def demand(self, manifest: NodeManifest) -> None:
-        """Raises `Fenced` if the node's manifest is that of another open."""
+        """Raises `Fenced` if the node's manifest is that of another open, or in another folder."""
+        self.check()
         if manifest.epoch != self._epoch:
             raise self.fenced()
         if manifest.permit != self._nonce:
@@ -83,12 +99,24 @@ class Permit:
 
     def withdraw(self) -> None:
         """Delete the file, after the last acknowledgement of a log that is clean."""
-        if self._appends:
+        if self._file is not None:
             self._store.delete(self._path)
 
     def release(self) -> None:
         """Release the lock."""
+        if self._file is not None:
+            self._file.close()
         self._lock.release()
+
+    def _replaced(self, path: str) -> Fenced:
+        what = "deleted or moved away, or its folder was replaced"
+        return Fenced(
+            f"{path} of node {self._identity.node!r} was {what}, while this process had it open",
+            advice=(
+                "close this one. Changes that it acknowledged are in the folder or file that was "
+                "here before: stop all writers, and bring that back before you open the log again"
+            ),
+        )
 
     def fenced(self) -> Fenced:
         """The error for this writer, which was fenced. The text names the reason if its log was

@@ -96,6 +96,7 @@ class AppendsByName(LocalStore):
         class ByName:
             def __init__(self) -> None:
                 self.path, self.size = path, 0
+                self.is_there = store.hold(path).is_there
 
             def append(self, *chunks: bytes) -> None:
                 if not store.exists(path):

@@ -42,7 +42,7 @@ VALUES: list[Any] = [
     {},
     {1: 2, "a": {}},
 ]
-KEYS: list[Any] = [None, True, 0, -1, 2**63, 1.5, "", "a", b"a", (), (1, "a", (b"b",))]
+KEYS: list[Any] = [None, 0, -1, 2**63, 1.5, "", "a", b"a", (), (1, "a", (b"b",))]
 
 
 def test_put_survives_a_clean_reopen_and_a_kill(url: str, memory: MemoryStore) -> None:
@@ -117,7 +117,7 @@ def test_a_map_may_be_changed_during_an_iteration(memory: MemoryStore) -> None:
 def test_get_returns_what_a_reopen_would_return(memory: MemoryStore) -> None:
     with embedded(memory) as store:
         m = store.map("m")
-        value = {"list": (1, 2), "nested": {"a": bytearray(b"x")}}
+        value = {"list": [1, 2], "nested": {"a": bytearray(b"x")}}
         m["k"] = value
         given = m["k"]
         value["list"] = "changed"
@@ -149,10 +149,12 @@ def test_a_raw_map_keeps_bytes_and_nothing_else(memory: MemoryStore) -> None:
     with embedded(memory) as store:
         raw = store.map("m", raw=True)
         raw[b"k"] = b"v"
-        raw[bytearray(b"l")] = memoryview(b"w")
+        raw[memoryview(b"l")] = memoryview(b"w")
         with pytest.raises(NotSerializable, match="takes bytes, not str"):
             raw[b"k"] = "text"
-        with pytest.raises(NotSerializable):
+        with pytest.raises(NotSerializable, match="a bytearray is no key"):
+            raw[bytearray(b"k")] = b"v"
+        with pytest.raises(KeyError):
             raw["k"]
         assert dict(raw.items()) == {b"k": b"v", b"l": b"w"}
     with embedded(memory) as store:

@@ -26,6 +26,10 @@ NAMES_LOST = (
     f"{_FAULTS}/test_fault_02_power_loss.py::"
     "test_a_power_loss_dropping_everything_unsynced_loses_nothing"
 )
+REPLACED = (
+    "tests/actors/test_replaced_folders.py::"
+    "test_nothing_is_acknowledged_after_a_folder_was_replaced"
+)
 OPERATION = f"{_FAULTS}/test_fault_09_names.py::test_local_operations_survive_losing_unsynced_names"
 
 MUTATIONS = (
@@ -35,6 +39,20 @@ MUTATIONS = (
         "if self._syncs_each or late:",
         "if late:",
         LOSS,
+    ),
+    Mutation(
+        "a permit is known by its name",
+        "imap_wal/write/permit.py",
+        "self._file is not None and not self._file.is_there()",
+        "self._file is not None and not self._store.exists(self._path)",
+        "tests/actors/test_replaced_folders.py::test_an_idle_writer_notices_a_replaced_folder",
+    ),
+    Mutation(
+        "an open segment is known by its name",
+        "imap_wal/write/permit.py",
+        "if segment is not None and not segment.is_there():",
+        "if segment is not None and not self._store.exists(segment.path):",
+        f"{REPLACED}[segment_copied-always]",
     ),
     Mutation(
         "fdatasync does nothing",
@@ -301,8 +319,8 @@ MUTATIONS = (
     Mutation(
         "fence not checked",
         "imap_wal/write/permit.py",
-        "if self._appends and not self._store.exists(self._path):",
-        "if False:",
+        "(self, segment: Held | None = None) -> None:\n",
+        "(self, segment: Held | None = None) -> None:\n        return\n",
         f"{_FAULTS}/test_fault_12_writers.py::test_a_writer_replaced_before_any_operation_acknowledges_nothing",
     ),
     Mutation(

@@ -23,6 +23,7 @@ from storage_backends.descriptors import read_local
 from storage_backends.interface import (
     Appender,
     Capabilities,
+    Held,
     Lock,
     LockContext,
     StoredFile,
@@ -164,13 +165,24 @@ class Medium:
         self.locks.clear()
 
 
-class SimAppender:
+class SimHeld:
+    def __init__(self, store: SimStore, path: str, file: File) -> None:
+        self.path, self._store, self._file = path, store, file
+        self._closed = False
+
+    def is_there(self) -> bool:
+        return not self._closed and self._store.names(self.path, self._file)
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class SimAppender(SimHeld):
     """On HDFS it finds its file by name at each append; elsewhere it keeps the file open."""
 
     def __init__(self, store: SimStore, path: str, file: File) -> None:
-        self.path, self.size = path, 0
-        self._store, self._file = store, file
-        self._closed = False
+        super().__init__(store, path, file)
+        self.size = 0
 
     def _target(self) -> File:
         if self._store.kind == HDFS:
@@ -215,9 +227,6 @@ class SimAppender:
             raise StorageError(f"cannot cut {self.size} bytes to {size}", self.path)
         self._store.do("truncate", self.path, effect)
         self.size = size
-
-    def close(self) -> None:
-        self._closed = True
 
     def _check(self) -> None:
         if self._closed:
@@ -301,6 +310,20 @@ class SimStore:
             return True
 
         return self.do("exists", path, effect)
+
+    def names(self, path: str, file: File) -> bool:
+        """Whether the path leads to this very file."""
+
+        def effect() -> bool:
+            try:
+                return self._seen(path) is file
+            except NotFound:
+                return False
+
+        return self.do("exists", path, effect)
+
+    def hold(self, path: str) -> Held:
+        return SimHeld(self, path, self.do("hold", path, lambda: self._seen(path)))
 
     def size(self, path: str) -> int:
         return self.do("size", path, lambda: len(self._seen(path).data))

@@ -163,15 +163,15 @@ def _permits_named_by_their_epoch(put: Put) -> None:
 
 def _permits_from_a_cache(put: Put) -> None:
     """Like a stat on NFS instead of an open."""
-    exists = SimStore.exists
+    names = SimStore.names
 
-    def cached(self: Any, path: str) -> bool:
+    def cached(self: Any, path: str, file: Any) -> bool:
         met = self.process.memory.setdefault("nfs files", {})
-        if exists(self, path):
+        if names(self, path, file):
             met[path] = self.world.step
         return self.world.step - met.get(path, -STALE_STEPS) < STALE_STEPS
 
-    put(SimStore, "exists", cached)
+    put(SimStore, "names", cached)
 
 
 def _bytes_wait_for_the_sync(put: Put) -> None:

@@ -187,6 +187,37 @@ def test_a_row_without_key_or_map_ends_the_task(tmp_path: Path) -> None:
             made.of_partition(0, iter([batch(line)]))  # type: ignore[arg-type]
 
 
+CLASSES = {**KINDS, "key_class": "string", "value_class": "string"}
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        (("m", b"k", b"v", -1, "raw", "raw"), "expires_at_ms -1"),
+        (("m", b"\xa1k", b"v", 0, "msgpack", "raw"), "one class for both"),
+        (("m", b"\xa1k", b"\xc1", 0, "msgpack", "msgpack"), "the value of key 'k' is no msgpack"),
+        (("m", b"\xa1k", b"\x81\x92\1\2\3", 0, "msgpack", "msgpack"), "is no msgpack"),
+        (("m", b"kk", b"\1", 0, "msgpack", "msgpack"), "the key b'kk' is no msgpack"),
+        (("m", b"\xc3", b"\1", 0, "msgpack", "msgpack"), "is not the one form of True"),
+        (("m", b"\x80", b"\1", 0, "msgpack", "msgpack"), "a dict; a key is None"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_row_that_no_map_writes_ends_the_task(
+    tmp_path: Path, line: tuple[Any, ...], word: str
+) -> None:
+    """It was accepted, and then the whole map could not be read."""
+    made = ImapWalWriter(Target(str(tmp_path), "default", "embedded"), CLASSES, overwrite=False)
+    names = list(CLASSES)
+    good = ("m", b"\xa1g", b"\1", 0, "msgpack", "msgpack")
+    rows = [dict(zip(names, each, strict=True)) for each in (good, line)]
+    types = [pa.string(), pa.binary(), pa.binary(), pa.int64(), pa.string(), pa.string()]
+    schema = pa.schema(list(zip(names, types, strict=True)))
+    made.of_partition(0, iter([pa.RecordBatch.from_pylist(rows[:1], schema)]))
+    with pytest.raises(InvalidSetting, match=word):
+        made.of_partition(0, iter([pa.RecordBatch.from_pylist(rows, schema)]))
+
+
 def test_files_of_an_ended_backfill_are_swept_and_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

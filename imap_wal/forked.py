@@ -1,0 +1,48 @@
+"""What a forked child may do with the stores and logs that its parent has open: nothing.
+
+A child made by `os.fork` has the objects of its parent, but not its threads. So a lock that one of
+them held is never released, and no commit ever ends. The log belongs to the parent.
+"""
+
+from __future__ import annotations
+
+import os
+from weakref import WeakSet
+
+from imap_wal.errors import Closed, Fenced
+
+
+class Openness:
+    """Whether a store or log can be used: not after it was closed, and not in a forked child."""
+
+    def __init__(self, what: str) -> None:
+        """`what`: its name in errors, such as "store"."""
+        self.closed = False
+        """Also in a forked child."""
+        self._what, self._parent = what, 0
+        _open.add(self)
+
+    def check(self) -> None:
+        """Raises `Closed` after `closed` was set, and `Fenced` in a forked child."""
+        if self.closed:
+            self.check_process()
+            raise Closed(f"this {self._what} was closed; open it again")
+
+    def check_process(self) -> None:
+        """Raises `Fenced` in a forked child. Takes no lock."""
+        if self._parent:
+            raise Fenced(
+                f"this {self._what} was opened by process {self._parent}, and this is a forked "
+                f"child of it: open a {self._what} of its own in each process, after the fork"
+            )
+
+
+_open: WeakSet[Openness] = WeakSet()
+
+
+def _in_child() -> None:
+    for each in list(_open):
+        each.closed, each._parent = True, each._parent or os.getppid()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,27 @@
+"""Files that the storage itself tells apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from storage_backends.errors import NotFound
+
+
+class HeldByAnswer:
+    """A file with what the storage answers about it: never the same for two files."""
+
+    def __init__(self, path: str, ask: Callable[[], Hashable]) -> None:
+        """`ask` raises `NotFound` if there is no such file; so does this."""
+        self.path, self._ask, self._identity = path, ask, ask()
+        self._closed = False
+
+    def is_there(self) -> bool:
+        if self._closed:
+            return False
+        try:
+            return self._ask() == self._identity
+        except NotFound:
+            return False
+
+    def close(self) -> None:
+        self._closed = True

@@ -1,0 +1,226 @@
+"""What a map accepts it returns equal; everything else is refused, and nothing is changed."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import enum
+from collections import Counter, OrderedDict
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import imap_wal
+from imap_wal.embedded.serializer import MsgpackSerializer
+from imap_wal.errors import NotSerializable
+from storage_backends.memory import MemoryStore
+from tests.support import contents, embedded
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Unequal(str):
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    __hash__ = str.__hash__
+
+
+REFUSED = {
+    "(1,)": ((1,), "m['k']: a tuple;"),
+    "tuple in a list": ({"items": [0, (1,)]}, "m['k'].items[1]: a tuple;"),
+    "datetime": (
+        {"items": [0, 1, 2, {"when": dt.datetime(2026, 1, 1)}]},
+        "m['k'].items[3].when: a datetime;",
+    ),
+    "namedtuple": ([Pair(1, 2)], "m['k'][0]: a Pair;"),
+    "tuple as key": ({"by": {(1, 2): 3}}, "m['k'].by: a tuple is a key of a dict;"),
+    "set": ({"a b": {1}}, "m['k']['a b']: a set;"),
+    "int beyond 64 bits": ([2**64], "m['k'][0]: an int beyond 64 bits;"),
+    "lone surrogate": (["\ud83d"], "has a lone surrogate, U+D83D, at character 0"),
+    "derived, but unequal": ([Unequal("x")], "m['k'][0]: a Unequal;"),
+    "Decimal": (Decimal("1.5"), "m['k']: a Decimal;"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refused_value_is_named_with_its_place(memory: MemoryStore, case: str) -> None:
+    value, text = REFUSED[case]
+    with embedded(memory) as store:
+        m = store.map("m")
+        m["k"] = 1
+        for change in (
+            lambda: m.put("k", value),
+            lambda: m.update({"other": 1, "k": value}),
+            lambda: m.setdefault("new", value),
+        ):
+            with pytest.raises(NotSerializable) as raised:
+                change()
+            assert text.replace("m['k']", "m['new']") in str(raised.value) or text in str(
+                raised.value
+            )
+            assert "or open the map with a serializer of your own" in str(raised.value)
+        assert m.snapshot() == {"k": 1}
+    assert contents(memory) == {"k": 1}
+
+
+def test_a_value_in_itself_is_refused(memory: MemoryStore) -> None:
+    value: list[Any] = []
+    value.append(value)
+    with embedded(memory) as store, pytest.raises(NotSerializable, match="more than 500 levels"):
+        store.map("m")["k"] = value
+
+
+ACCEPTED = [
+    Colour.RED,
+    {Colour.RED: [Colour.RED]},
+    OrderedDict(a=1),
+    Counter("aab"),
+    bytearray(b"x"),
+    memoryview(b"x"),
+    {1.0: True, None: None, b"x": "x"},
+]
+
+
+@pytest.mark.parametrize("value", ACCEPTED, ids=repr)
+def test_what_is_accepted_is_returned_equal(memory: MemoryStore, value: Any) -> None:
+    with embedded(memory) as store:
+        store.map("m")["k"] = value
+        assert store.map("m")["k"] == value
+    assert contents(memory) == {"k": value}
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(st.characters())
+    | st.binary()
+    | st.dates()
+    | st.decimals(allow_nan=False)
+    | st.sampled_from(Colour)
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(SCALARS | st.tuples(SCALARS), inner)
+        | st.tuples(inner, inner)
+        | st.frozensets(SCALARS)
+    ),
+    max_leaves=10,
+)
+
+
+@given(VALUES)
+def test_any_value_is_returned_equal_or_refused(value: Any) -> None:
+    serializer = MsgpackSerializer()
+    try:
+        data = serializer.dump(value)
+    except NotSerializable:
+        return
+    assert serializer.load(data) == value
+
+
+KEYS = st.recursive(SCALARS, lambda inner: st.tuples(inner, inner) | st.lists(inner), max_leaves=4)
+
+
+@given(st.lists(KEYS, max_size=6), st.lists(KEYS, max_size=3))
+def test_keys_are_those_of_a_dict(keys: list[Any], asked: list[Any]) -> None:
+    """A key is accepted only if a dict takes it; equal keys are one key."""
+    memory = MemoryStore("valid-keys")
+    for file in memory.list(""):
+        memory.delete(file.path)
+    model: dict[Any, int] = {}
+    with embedded(memory) as store:
+        m = store.map("m")
+        for number, key in enumerate(keys):
+            try:
+                m[key] = number
+            except NotSerializable:
+                continue
+            model[key] = number
+        assert len(m) == len(model) and m.snapshot() == model
+        for key in asked:
+            try:
+                there = model.get(key, "none")
+            except TypeError:
+                there = "none"
+            assert m.get(key, "none") == there and (key in m) == (there != "none")
+        assert all(m.pop(key) == number for key, number in model.items())
+
+
+@pytest.mark.parametrize(
+    "key", [[1], {}, {1}, (1, [2]), bytearray(b"x"), object(), "\ud83d"], ids=repr
+)
+def test_a_key_that_no_map_takes_is_absent(memory: MemoryStore, key: Any) -> None:
+    with embedded(memory) as store:
+        m = store.map("m")
+        m["a"] = 1
+        assert key not in m and m.get(key, 5) == 5 and m.pop(key, 5) == 5
+        for read in (lambda: m[key], lambda: m.pop(key), lambda: m.ttl(key)):
+            with pytest.raises(KeyError):
+                read()
+        with pytest.raises(KeyError):
+            del m[key]
+        with pytest.raises(NotSerializable, match="a key is None, bool, int, float, str, bytes"):
+            m[key] = 1
+        assert m.snapshot() == {"a": 1}
+
+
+def test_nan_is_no_key(memory: MemoryStore) -> None:
+    with embedded(memory) as store, pytest.raises(NotSerializable, match="NaN equals no key"):
+        store.map("m")[float("nan")] = 1
+
+
+class Choosy(MsgpackSerializer):
+    """Reads no value `bad`."""
+
+    def load(self, data: bytes) -> Any:
+        value = super().load(data)
+        if value == "bad":
+            raise ValueError("this value cannot be read")
+        return value
+
+
+def test_what_cannot_be_read_is_not_popped(memory: MemoryStore) -> None:
+    """The deletion was committed, and then the value could not be read: it was lost."""
+    with embedded(memory) as store:
+        m = store.map("m", serializer=Choosy())
+        m.update({"good": "good", "bad": "bad"})
+        for take in (lambda: m.pop("bad"), lambda: m.pop("bad", None), m.popitem):
+            with pytest.raises(ValueError, match="cannot be read"):
+                take()
+        assert len(m) == 2 and m.pop("good") == "good"
+    assert contents(memory) == {"bad": "bad"}
+
+
+def test_an_asyncio_map_refuses_and_pops_alike(memory: MemoryStore) -> None:
+    async def play() -> None:
+        async with imap_wal.aopen(memory.url, node="n1", storage=memory) as store:
+            m = store.map("m", serializer=Choosy())
+            await m.update({"good": "good", "bad": "bad"})
+            with pytest.raises(NotSerializable, match=r"m\['k'\]\[0\]: a tuple;"):
+                await m.set("k", [(1,)])
+            with pytest.raises(ValueError, match="cannot be read"):
+                await m.pop("bad")
+            with pytest.raises(ValueError, match="cannot be read"):
+                await m.popitem()
+            assert await m.pop([1], 5) == 5
+            await m.delete([1])
+            assert len(m) == 2
+
+    asyncio.run(play())
