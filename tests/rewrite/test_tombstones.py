@@ -63,11 +63,11 @@ def test_replaced_owner_does_not_undo_a_deletion(memory: MemoryStore, history: s
 def test_a_tombstone_stays_while_another_store_may_append(memory: MemoryStore) -> None:
     """An older change of the key may come late, in the log of another embedded store."""
     first, second = node(memory), node(memory, "n2")
-    append(first, put("a", "1", (1, 1, 1, 1)), put("a", None, (1, 1, 1, 2)))
-    append(second, put("b", "1", (1, 1, 2, 1)))
+    append(second, put("b", "1", (1, 0, 1, 1)))
+    append(first, put("a", "2", (2, 0, 2, 1)), put("a", None, (2, 0, 2, 2)))
     assert run(memory).maps[0].tombstones == 1
     prune(cluster(memory))
-    append(second, put("a", "1", (1, 1, 1, 1)))
+    append(second, put("a", "1", (1, 0, 1, 2)))
     assert values(view(memory)) == {"b": "1"}
 
 
