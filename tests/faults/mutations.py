@@ -129,9 +129,10 @@ MUTATIONS = (
     ),
     Mutation(
         "tombstone dropped early",
-        "imap_wal/rewrite/plan.py",
-        "return DROP if self.complete and not late and self.open_nodes <= {node} else KEEP",
-        "return DROP",
+        "imap_wal/rewrite/columns/choice.py",
+        "    if not rule.complete or len(rule.open_nodes) > 1:\n"
+        "        return _constant(False, table.num_rows)\n",
+        "    rule = type(rule)(rule.now_ms, True, current=rule.current)\n",
         "tests/rewrite/test_tombstones.py::test_a_tombstone_stays_while_another_store_may_append",
     ),
     Mutation(
