@@ -50,6 +50,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if " at 0x" in item.nodeid:  # another one in each worker of pytest-xdist
+            raise pytest.UsageError(f"{item.nodeid}: give its parameters ids without an address")
     effort.leave_out(items)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -54,6 +55,24 @@ def test_a_storage_failure_answers_all_appends_under_way(
         ("b", "2"),
         ("c", "2"),
     ]
+
+
+def test_an_agent_acknowledges_nothing_into_a_replaced_folder(tmp_path: Path) -> None:
+    """It ends; the next agent finds all that was acknowledged."""
+    settings = config(tmp_path)
+    process = Process(settings)
+    root = Path(settings.url.removeprefix("file://"))
+    with plugin(settings) as member:
+        assert member.put(a="1")[0] == "ack"
+        shutil.copytree(root, f"{root}-copy")
+        root.rename(f"{root}-old")
+        Path(f"{root}-copy").rename(root)
+        answer = member.put(b="2")
+        assert answer[0] == "error"
+        assert "its folder was replaced" in str(answer)
+    assert process.wait() != 0
+    with serving(settings):
+        assert live(settings) == {"a": "1"}
 
 
 def test_a_second_agent_of_a_node_is_refused(tmp_path: Path) -> None:
