@@ -80,7 +80,6 @@ class NodeLog:
         self.store, self.identity, self.settings = context.store, context.identity, context.settings
         self.clock, self.randomness = context.clock, context.randomness
         self.manifests, self.clusters = manifests, clusters
-        self.permit = Permit(context, manifests, clusters, manifest, lock)
         claims = clusters.read()[1].claims
         self.claims = claim_manifests(
             self.store, self.identity.cluster_folder, claims, self.clock, self.randomness
@@ -113,6 +112,8 @@ class NodeLog:
         self.bytes_written = 0
         self._closed = False
         self._keys = context.key_ring
+        # Last: it holds a file, which `close` lets go.
+        self.permit = Permit(context, manifests, clusters, manifest, lock)
 
     def __str__(self) -> str:
         who = self.identity

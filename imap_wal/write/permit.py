@@ -104,9 +104,11 @@ class Permit:
 
     def release(self) -> None:
         """Release the lock."""
-        if self._file is not None:
-            self._file.close()
-        self._lock.release()
+        try:
+            if self._file is not None:
+                self._file.close()
+        finally:
+            self._lock.release()
 
     def _replaced(self, path: str) -> Fenced:
         what = "deleted or moved away, or its folder was replaced"

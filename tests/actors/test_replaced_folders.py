@@ -96,7 +96,7 @@ def test_an_idle_writer_notices_a_replaced_folder(tmp_path: Path) -> None:
         assert dict(again.map("m")) == {"before": 1}
 
 
-def test_a_folder_that_is_away_for_a_moment_is_not_replaced(tmp_path: Path) -> None:
+def test_a_folder_that_is_briefly_away_is_not_replaced(tmp_path: Path) -> None:
     root = tmp_path / "log"
     with imap_wal.open(root, node="n1", **SMALL) as store:
         store.map("m")["a"] = 1

@@ -12,7 +12,7 @@ import pytest
 import imap_wal
 from imap_wal.agent.membership.forget_node import Loss, forget_node
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.errors import ImapWalError, InvalidSetting, MissingNode
+from imap_wal.errors import Fenced, ImapWalError, InvalidSetting, MissingNode
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -93,7 +93,7 @@ def test_a_writer_that_was_open_is_shut_out(memory: MemoryStore) -> None:
         with pytest.raises(ImapWalError):
             store.map("m")["c"] = 3
         store.committer.log.close(clean=False)
-        store.changes.closed = True
+        store.changes.openness.closed = True
 
 
 def test_a_takeover_while_forgetting_loses_nothing_acknowledged(
@@ -214,15 +214,19 @@ def test_a_log_whose_manifests_are_gone_is_refused(memory: MemoryStore, lost: st
 def test_a_fork_keeps_its_parents_log_and_lock(tmp_path: Path) -> None:
     """A forked child closes neither of them."""
     with imap_wal.open(str(tmp_path), node="n1") as store:
+        m = store.map("m")
         child = os.fork()
         if child == 0:
-            try:
-                store.map("m")["child"] = 1
-            except ImapWalError:
-                store.close()
-                os._exit(0)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "its put is refused"
+            refused = 0
+            for change in (lambda: m.put("child", 1), store.close):
+                try:
+                    change()
+                except Fenced:
+                    refused += 1
+                except BaseException:
+                    os._exit(3)
+            os._exit(0 if refused == 2 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "put and close are refused"
         store.map("m")["parent"] = 1
         with pytest.raises(imap_wal.WriterLocked):
             imap_wal.open(str(tmp_path), node="n1")

@@ -32,7 +32,7 @@ def objects(tmp_path: Path) -> LocalObjects:
 
 def abandon(store: Store) -> None:
     store.committer.log.close(clean=False)
-    store.changes.closed = True
+    store.changes.openness.closed = True
 
 
 def folder(store: SegmentStore) -> list[str]:

@@ -91,6 +91,7 @@ def test_log_refuses_a_number_outside_the_archive_range(
     memory: MemoryStore, field: str, value: int
 ) -> None:
     """Such an entry was acknowledged once, and every later `archive` failed."""
+    lowest = 0 if field == "expires_at_ms" else -(2**63)
     taken = DataEntry("m", b"k", "", b"v", "", False, 0, 0, 0, (0, 0, 0, 0))
 
     def changed(number: int) -> DataEntry:
@@ -98,13 +99,11 @@ def test_log_refuses_a_number_outside_the_archive_range(
         return taken._replace(**fields)
 
     with create(memory) as opened:
-        with pytest.raises(
-            NotSerializable, match=rf"map 'm': .*{field} is {value}; it takes -2\^63 to 2\^63 - 1"
-        ):
+        with pytest.raises(NotSerializable, match=rf"map 'm': .*{field} is {value}; it takes"):
             opened.append_entries([taken, changed(value)])
-        opened.append_entries(map(changed, (-(2**63), 2**63 - 1)))
+        opened.append_entries(map(changed, (lowest, 2**63 - 1)))
         assert opened.archive() == 2
-        assert [getattr(entry, field) for _, entry in opened.read()] == [-(2**63), 2**63 - 1]
+        assert [getattr(entry, field) for _, entry in opened.read()] == [lowest, 2**63 - 1]
 
 
 def test_a_map_that_was_cleared_is_replicated_with_its_clears(
