@@ -21,7 +21,8 @@ Cases = Callable[[int], None]
 
 QUICK = {
     "two survivors with a change under way": 6,
-    "two halves of a split network": 6,
+    "two halves of a split network": 3,
+    "a takeover of a file that is appended by path": 1,
     "both halves of a split network change a key": 6,
     "a timer of a writer that is replaced": 6,
     "a node is forgotten beside its writer": 6,
@@ -40,9 +41,15 @@ random schedules of the same actors."""
 MISSED = {
     "C7 the first members leave a program alone",
     "C9 parts are named by their number, and deleted by the process that finds them",
-    "M17 a permit is looked for in the cache of NFS",
 }
 """Mutations that no drill of `make test` catches."""
+
+HARMLESS = {
+    "C3 a permit has the same name for all opens of an epoch",
+    "M17 a permit is looked for in the cache of NFS",
+}
+"""Mutations that no drill catches any more, since a writer also asks for its segment, and knows
+both files by what they are (decision 77)."""
 
 
 def quick(drill: str) -> int:
@@ -72,7 +79,9 @@ def test_a_long_pause_at_any_call_breaks_nothing(drill: str, cases: Cases) -> No
 def test_a_reverted_fix_is_caught_by_a_drill(mutation: Mutation, cases: Cases) -> None:
     """Each mutation reverts one fix. Almost all are also caught with the pauses of `make test`."""
     number, _ = caught_by_drills(mutation)
-    assert number, f"{mutation.name} was not caught"
+    assert bool(number) != (mutation.name in HARMLESS), f"{mutation.name}: {number}"
+    if mutation.name in HARMLESS:
+        return
     cases(number)
     drills = tuple(drill for drill in mutation.drills if drill not in LONG)
     again, _ = caught_by_drills(replace(mutation, drills=drills), quick)
@@ -83,7 +92,9 @@ def test_a_reverted_fix_is_caught_by_a_drill(mutation: Mutation, cases: Cases) -
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    "mutation", [each for each in MUTATIONS if not each.is_rare], ids=lambda each: each.name
+    "mutation",
+    [each for each in MUTATIONS if not each.is_rare and each.name not in HARMLESS],
+    ids=lambda each: each.name,
 )
 def test_a_reverted_fix_is_caught_by_random_schedules(mutation: Mutation, cases: Cases) -> None:
     """Without a drill, in at most 20,000 schedules."""
