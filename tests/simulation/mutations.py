@@ -162,14 +162,15 @@ def _permits_named_by_their_epoch(put: Put) -> None:
 
 
 def _permits_from_a_cache(put: Put) -> None:
-    """Like a stat on NFS instead of an open."""
-    names = SimStore.names
+    """Like a stat on NFS instead of an open. Attributes are cached for longer than listings: a
+    takeover has more than `STALE_STEPS` calls."""
+    names, stale_steps = SimStore.names, 3 * STALE_STEPS
 
     def cached(self: Any, path: str, file: Any) -> bool:
         met = self.process.memory.setdefault("nfs files", {})
         if names(self, path, file):
             met[path] = self.world.step
-        return self.world.step - met.get(path, -STALE_STEPS) < STALE_STEPS
+        return self.world.step - met.get(path, -stale_steps) < stale_steps
 
     put(SimStore, "names", cached)
 
