@@ -45,8 +45,8 @@ MISSED = {
 """Mutations that no drill of `make test` catches."""
 
 HARMLESS = {"C3 a permit has the same name for all opens of an epoch"}
-"""Mutations that no drill catches any more, since a writer knows its permit by what the file is, not
-by its name (decision 77)."""
+"""Mutations that no drill catches any more, since a writer knows its permit by what the file is,
+not by its name (decision 77)."""
 
 
 def quick(drill: str) -> int:
