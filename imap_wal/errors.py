@@ -20,6 +20,7 @@ ImapWalError
 ├── NoSuchLog               there is no log of this name
 ├── LogExists               there is already a log of this name
 ├── PositionGone            entries at the position were removed; names the oldest that is left
+│   └── OtherHistory        a position is of another copy of the log
 ├── LostRace                another process published first
 ├── EngineFailed            the engine of a rewrite, such as Spark, could not start or finish
 ├── NotAllowed              the agent refuses this connection or request
@@ -207,6 +208,25 @@ class PositionGone(ImapWalError):
             f"{oldest}: begin with a snapshot, and continue from there"
         )
         self.asked, self.oldest = asked, oldest
+
+
+class OtherHistory(PositionGone):
+    """A position is of another history of the log: since an entry was read there, the log was
+    restored from a backup, repaired, or replaced by another copy or a new log. `asked` is that
+    position; `oldest` is where both histories part, and "" if the log does not know it."""
+
+    def __init__(self, what: str, asked: str, shared: str) -> None:
+        advice = "begin again: with a snapshot, or at the oldest position"
+        where = "the log does not know how much of it is the same"
+        if shared:
+            where = f"both are the same up to {shared}"
+            advice += f", or continue after {shared} with what this log has instead"
+        ImapWalError.__init__(
+            self,
+            f"{what}: {asked} is of another history of this log, which was restored, repaired or "
+            f"replaced since; {where}. What was read after that is not in this log: {advice}",
+        )
+        self.asked, self.oldest = asked, shared
 
 
 class LostRace(ImapWalError):

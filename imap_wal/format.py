@@ -107,10 +107,14 @@ def _value(part: str, width: int) -> int:
     raise ValueError(part)
 
 
+EPOCH_ID_BYTES = 6
+"""Of a segment's random id: the start, which all segments of its epoch share."""
+
+
 class Position(NamedTuple):
     """The place of an entry in a node's log. A later entry has the greater position, as a tuple and
     as text. `frame` is the byte offset of the frame in its segment; `index` counts the entries of
-    the frame from 0."""
+    the frame from 0. A copy of a log has the same positions: `MarkedPosition` tells them apart."""
 
     epoch: int
     segment: int
@@ -120,22 +124,53 @@ class Position(NamedTuple):
     def __str__(self) -> str:
         return ".".join(map(_field, self, _WIDTHS))
 
-    @classmethod
-    def parse(cls, text: str) -> Self:
+    @staticmethod
+    def parse(text: str) -> Position:
         """The position that a text names. Raises ValueError if it names none."""
+        place, at, epoch_id = text.partition("@")
         try:
-            return cls(
-                *(_value(part, width) for part, width in zip(text.split("."), _WIDTHS, strict=True))
+            position = Position(
+                *(
+                    _value(part, width)
+                    for part, width in zip(place.split("."), _WIDTHS, strict=True)
+                )
             )
+            if at and bytes.fromhex(epoch_id).hex() != epoch_id:
+                raise ValueError(epoch_id)
         except ValueError as error:
             raise ValueError(
-                f"{text!r} is not a position: expected epoch.segment.frame.index"
+                f"{text!r} is not a position: expected epoch.segment.frame.index, or "
+                "epoch.segment.frame.index@id"
             ) from error
+        return MarkedPosition.of(position, epoch_id) if at else position
 
-    def after(self) -> Self:
+    def after(self) -> Position:
         """The position directly after this entry: continue reading there after processing the
         entry."""
-        return self._replace(index=self.index + 1)
+        epoch, segment, frame, index = self
+        return Position(epoch, segment, frame, index + 1)
+
+
+class MarkedPosition(Position):
+    """A position with the id of its epoch (`imap_wal.manifest.epochs`), which is `@` and 12 hex
+    digits in its text. It equals the position without the id."""
+
+    epoch_id = ""
+
+    @classmethod
+    def of(cls, position: tuple[int, int, int, int], epoch_id: str) -> Self:
+        self = tuple.__new__(cls, position)
+        self.epoch_id = epoch_id
+        return self
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}@{self.epoch_id}"
+
+    def after(self) -> Self:
+        return self.of(super().after(), self.epoch_id)
+
+    def _replace(self, **fields: int) -> Self:
+        return self.of(super()._replace(**fields), self.epoch_id)
 
 
 START = Position(0, 0, 0, 0)

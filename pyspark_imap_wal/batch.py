@@ -281,7 +281,7 @@ def known_then(
     """The logs with the snapshots of a former moment. `InvalidSetting` if the log no longer has the
     state of one of the maps: a snapshot keeps only the newest entry of every key."""
     if as_of.positions is not None:
-        past = at_positions(log, state, as_of.positions, maps)
+        past = at_positions(log, state, state.plain(as_of.positions), maps)
     else:
         past = at_time(log, state, as_of.time_ms or 0, maps)
     if past.unknown:

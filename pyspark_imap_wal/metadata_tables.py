@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from imap_wal import layout
 from imap_wal.format import START, Position
 from imap_wal.inspect.inventory import ClusterView, NodeView, take_inventory
+from imap_wal.manifest import epochs
 from imap_wal.manifest.reader_manifest import ReaderManifest
 from imap_wal.manifest.readers import readers_of
 from imap_wal.manifest.snapshots import Snapshot
@@ -102,6 +103,7 @@ def _files(store: SegmentStore, view: ClusterView) -> Iterator[Line]:
 
 
 def _segments(node: NodeView) -> Iterator[Line]:
+    marked = _marking(node)
     wal = node.wal
     states = {
         "current": wal.segments,
@@ -117,11 +119,16 @@ def _segments(node: NodeView) -> Iterator[Line]:
                 "node": node.name,
                 "state": state,
                 "bytes": segment.bytes,
-                "first_position": str(Position(segment.epoch, segment.number, 0, 0)),
+                "first_position": marked(Position(segment.epoch, segment.number, 0, 0)),
             }
 
 
+def _marking(node: NodeView) -> Callable[[Position], str]:
+    return lambda position: str(epochs.marked(node.manifest.epochs, position))
+
+
 def _archives(view: ClusterView, node: NodeView) -> Iterator[Line]:
+    marked = _marking(node)
     marks = view.manifest.marks(node.name, node.manifest.directory)
     for archive in node.manifest.archives:
         covered = archive.last <= marks.get(archive.map, START)
@@ -134,8 +141,8 @@ def _archives(view: ClusterView, node: NodeView) -> Iterator[Line]:
             "rows": archive.records,
             "bytes": archive.bytes,
             "checksum": archive.checksum or None,
-            "first_position": str(archive.first),
-            "last_position": str(archive.last),
+            "first_position": marked(archive.first),
+            "last_position": marked(archive.last),
         }
 
 

@@ -1,7 +1,7 @@
 """The offset of a stream: the last position of every node, and what must be the same when a batch
 is read again after a crash.
 
-    {"nodes": {"n1": "00000001.…"}, "directories": {"n1": "uuid"}, "incarnation": 4,
+    {"nodes": {"n1": "00000001.…@id"}, "directories": {"n1": "uuid"}, "incarnation": 4,
      "snapshots": {"orders": 17}, "start": ""}
 
 `start` is where a new query starts, "" for all later offsets. "earliest": the first batch begins
@@ -80,7 +80,7 @@ class Offset:
         nodes = dict(self.nodes)
         for node, end in ends.items():
             if end > nodes.get(node, START):
-                nodes[node] = end
+                nodes[node] = state.marked(node, end)
         directories = {
             node: log.manifest.directory for node, log in state.nodes.items() if node in nodes
         }

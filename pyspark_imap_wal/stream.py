@@ -109,7 +109,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if places is None:
             return Offset(start=self._options.starting)
         state = self._state()
-        return self._with_drops(Offset().moved(state, places), state)
+        return self._with_drops(Offset().moved(state, state.plain(places)), state)
 
     def latestOffset(  # noqa: N802
         self, start: dict[str, Any] | None = None, limit: Any = None
@@ -176,7 +176,13 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _tasks(self, first: Offset, last: Offset) -> list[InputPartition]:
         log, state, options = self._open(), self._state(), self._options
-        self._demand_same_logs(state, last)
+        for offset in (first, last):
+            self._demand_same_logs(state, offset)
+        for node, end in last.nodes.items():
+            begin = first.nodes.get(node, START)
+            gone = last.directories.get(node) in state.manifest.forgotten
+            if gone and begin < end and not options.partial:
+                raise _forgotten(node, begin, end)
         registered = self._registered()
         base = registered.read().base if registered is not None else None
         if first.whole:
@@ -300,8 +306,13 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _demand_same_logs(self, state: ClusterState, offset: Offset) -> None:
         for node, directory in offset.directories.items():
             now = state.nodes.get(node)
-            if now is None and (self._options.partial or node not in state.manifest.nodes):
-                continue  # forgotten, or left out
+            end, read = state.manifest.forgotten.get(directory), offset.nodes.get(node, START)
+            if end is not None:
+                if read < end and not self._options.partial:
+                    raise _forgotten(node, read, end)
+                continue
+            if now is None and self._options.partial:
+                continue  # left out
             if now is None or now.manifest.directory != directory:
                 there = "none" if now is None else now.manifest.directory
                 raise MissingNode(
@@ -309,6 +320,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"read a part; now it is {there}",
                     "bring the log back, or start the query again without its checkpoint",
                 )
+            state.plain({node: read})
 
     def _as_planned(self, state: ClusterState, end: Offset, base: Base | None) -> ClusterState:
         """The logs with the snapshots that the first batch has in its offset. Raises
@@ -344,6 +356,15 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 T = TypeVar("T")
+
+
+def _forgotten(node: str, read: Position, end: Position) -> MissingNode:
+    return MissingNode(
+        f"node {node!r} was forgotten (imap-wal forget-node), and this stream has not read its "
+        f"changes after {read}, up to {end}",
+        "start the query again without its checkpoint; or continue without them, with the option "
+        "partial; with the option `reader`, a node is not forgotten before the stream has read it",
+    )
 
 
 def _until(keep: Callable[[], tuple[T, bool]]) -> T:

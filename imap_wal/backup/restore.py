@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -11,7 +12,12 @@ from imap_wal import layout
 from imap_wal.backup import catalogue
 from imap_wal.backup.catalogue import Backup, BackupFile
 from imap_wal.backup.run import BackupProgress
+from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import CorruptLog
+from imap_wal.format import Position
+from imap_wal.manifest.epochs import closed
+from imap_wal.manifest.node import NodeManifest, node_manifests
+from imap_wal.read.file_scan import END
 from storage_backends import AlreadyExists, NotFound, SegmentStore
 
 MARKER = layout.RESTORE_MARKER
@@ -90,7 +96,28 @@ def restore_backup(
         _write(source, file, target)
         done += file.size
         progress(BackupProgress(done, backup.bytes, done))
+    for folder in sorted({file.path.partition("/manifest/")[0] for file in backup.files}):
+        if folder.split("/")[2:3] == ["nodes"]:
+            _close(target, folder)
     target.delete(MARKER)
+
+
+def _close(target: SegmentStore, folder: str) -> None:
+    """Note where a node's log ends in the backup: what was written after it is not in this copy,
+    and a reader who has read it must not continue here."""
+    names = [
+        Position(*name, file.size - 1, 0)  # no frame begins after that
+        for file in target.list(f"{folder}/wal")
+        if (name := layout.parse_wal_path(file.path)) is not None
+    ]
+
+    def close(manifest: NodeManifest) -> NodeManifest | None:
+        archived = Position(*manifest.archived, END.epoch, 0)  # all of that segment
+        end = max([manifest.checkpoint, archived, *names])
+        epochs = closed(manifest.epochs, end)
+        return None if epochs == manifest.epochs else replace(manifest, epochs=epochs)
+
+    node_manifests(target, folder, SystemClock(), SystemRandomness()).update(close)
 
 
 def _rank(file: BackupFile) -> tuple[int, str]:

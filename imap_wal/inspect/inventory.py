@@ -15,6 +15,7 @@ from imap_wal.format import Home
 from imap_wal.manifest.archives import Archive, ListFile, readable
 from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
+from imap_wal.manifest.epochs import ids
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, node_manifests
 from imap_wal.manifest.older import mark_beyond, older_epoch, opened_epochs
 from imap_wal.manifest.parts import PartList
@@ -254,6 +255,7 @@ def place_of(
         followed,
         max((end for end in (*marks, checkpoint) if end[:2] == here), default=checkpoint),
         max(manifest.newest, checkpoint.segment),
+        ids(manifest.epochs, segment.epoch),
     )
 
 

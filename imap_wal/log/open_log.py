@@ -118,7 +118,7 @@ class Log:
             self.committer.submit(batch)
         self.committer.wait(batch)
         batch.apply = None  # breaks a reference cycle
-        return batch.result()
+        return self._log.marked(batch.result())
 
     def sync(self) -> None:
         """Durability barrier: when this returns, all earlier appends are synced.
@@ -176,16 +176,18 @@ class Log:
 
         Raises:
             ValueError: `upto` is text that is not a position.
+            OtherHistory: the log was replaced by a copy since `upto` was read.
             StorageUnavailable: the storage failed.
             LogError: a file is damaged.
             LostRace: another process replaced the log.
             Closed: this log was closed.
         """
         self._check_open()
-        limit = END if upto is None else Position.parse(upto) if isinstance(upto, str) else upto
+        given = Position.parse(upto) if isinstance(upto, str) else upto
+        limit = END if given is None else self._log.demand(given)
         with storage_errors(f"shrinking {self}"):
             removed = self._writer.shrink(limit, uncovered=uncovered)
-        return removed.after() if removed > START else START
+        return self._log.marked(removed).after() if removed > START else START
 
     # ---- reading ----
 
@@ -222,7 +224,7 @@ class Log:
     def high_water_mark(self) -> Position:
         """The position of the last acknowledged entry. Raises `Fenced` in a forked child."""
         self._openness.check_process()
-        return self._acknowledged.position
+        return self._log.marked(self._acknowledged.position)
 
     @property
     def recovery(self) -> RecoveryReport:

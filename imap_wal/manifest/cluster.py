@@ -91,8 +91,9 @@ class ClusterManifest:
     versions: Mapping[int, PartitionVersions] = field(default_factory=dict)
     """Generation of the rewrite that made a table → the table. Above the marks of a snapshot that
     names it, an entry of a lower pair was never acknowledged: it is void."""
-    forgotten: tuple[str, ...] = ()
-    """Log directories of forgotten nodes. They are not registered again."""
+    forgotten: Mapping[str, Position] = field(default_factory=dict)
+    """Log directories of forgotten nodes, which are not registered again, and the last position in
+    each of them."""
     embedded: Whole = 0
     """The last incarnation of an embedded open."""
     clears: bool = False

@@ -193,5 +193,6 @@ NOT_OF_VERSION_1 = (
     "copied",
     "level",
     "release",
+    "epochs",
 )
 """Written only when they are set."""

@@ -12,6 +12,7 @@ from imap_wal.format import START, Position
 from imap_wal.manifest import archives as of_archives
 from imap_wal.manifest.archives import Archive, ArchiveList, ListedArchives
 from imap_wal.manifest.document import NOT_OF_VERSION_1, Whole, checked, fields_of, require
+from imap_wal.manifest.epochs import Epoch
 from imap_wal.manifest.list_files import ArchiveLists
 from imap_wal.manifest.store import (
     FORMAT,
@@ -145,6 +146,8 @@ class NodeManifest:
     """(acks, segment, losses): each acknowledged change in this segment and later ones was
     acknowledged by this many logs, in sessions that began after this many losses of the other nodes
     (`ClusterManifest.losses`). Only with an `address`; zeros: unknown."""
+    epochs: tuple[Epoch, ...] = ()
+    """The last epochs that have entries, and the present one, see `imap_wal.manifest.epochs`."""
 
     def __post_init__(self) -> None:
         if isinstance(self.archives, tuple) and len(self.archives) >= PACKED_FROM:
@@ -235,6 +238,7 @@ class NodeManifest:
         if isinstance(self.archives, ListedArchives):
             document |= {"format": FORMAT_LISTS, **self.archives.to_json()}
         document["cluster"] = fields_of(self.cluster)
+        document["epochs"] = [fields_of(each) for each in self.epochs]
         for name in ("requests", "former"):
             document[name] = {str(session): request for session, request in document[name].items()}
         for name in NOT_OF_VERSION_1:

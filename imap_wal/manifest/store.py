@@ -104,6 +104,10 @@ class ManifestLog(Generic[C]):
         thread that publishes may be another one than the thread that read last."""
         self._last: tuple[int, C] = 0, empty
         """The last manifest read or published."""
+        self._highest = 0
+        self.went_back = False
+        """Whether the last `read` found only manifests with lower numbers than an earlier one: an
+        older copy has the place of the folder. (A stale listing looks the same.)"""
 
     def read(self) -> tuple[int, C]:
         """The newest manifest and its number; (0, the empty one) if there is none yet. Raises
@@ -111,9 +115,11 @@ class ManifestLog(Generic[C]):
         `NotFound` if it is listed but cannot be read."""
         for _ in range(READ_ATTEMPTS):
             files = self._files()
+            number = max(files, default=0)
+            self.went_back = number < self._highest
+            self._highest = max(number, self._highest)
             if not files:
                 return 0, self._empty
-            number = max(files)
             known = self._known
             if known is not None and known[0] == files[number]:
                 return number, known[1]
@@ -242,6 +248,7 @@ class ManifestLog(Generic[C]):
         if files[number].modified_ms:
             self._known = files[number], content
         self._floor = number, floor
+        self._highest = max(number, self._highest)
         for old in list(files):
             if old < floor:
                 with suppress(StorageError):  # ours is published; the next publication deletes it

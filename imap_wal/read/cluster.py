@@ -251,6 +251,9 @@ class ClusterLog:
                     raise NotFound(
                         "the log was rewritten while it was read; begin again", self.folder
                     )
+                _demand_same(
+                    node, state.nodes[node].manifest.directory, now.nodes[node].manifest.directory
+                )
             segment = False
             try:
                 for scan, store in ahead(self.store, scans(now, since=place)):
@@ -318,6 +321,7 @@ class ClusterLog:
         node = self.node(scan.node)
         if node.missing:  # another process sees its segments; this one does not
             raise MissingNode(f"node {scan.node!r}: {node.missing}", MISSING_ADVICE)
+        _demand_same(scan.node, scan.directory, node.manifest.directory)
         manifest = self.manifest()  # after the node's: its snapshots have what the node has removed
         return replacing_scans(scan, place, ClusterState(manifest, {scan.node: node}, {}), maps)
 
@@ -374,6 +378,16 @@ class ClusterLog:
                 if row[KEY] == key
             ]
         return found
+
+
+def _demand_same(node: str, planned: str, directory: str) -> None:
+    """Raises `MissingNode` if the node's log is not the one of which a file was to be read."""
+    if planned and directory != planned:
+        now = f"{directory} has its place" if directory else "it was forgotten"
+        raise MissingNode(
+            f"node {node!r}: log {planned} was removed while it was read, {now}",
+            "run this again: it then reads what the cluster has now",
+        )
 
 
 @contextmanager

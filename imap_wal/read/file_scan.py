@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from imap_wal.entry import Row
 from imap_wal.format import START, Position
+from imap_wal.manifest.epochs import Epoch
 
 SEGMENT, ARCHIVE, SNAPSHOT = "segment", "archive", "snapshot"
 BATCH_BYTES_MAX = 4 * 1024 * 1024
@@ -32,10 +33,11 @@ Overtaken: TypeAlias = Mapping[str, Mapping[int, tuple[int, int]]]
 class EntryBatch:
     """A batch of entries of one node, from position `first` to `last` (including entries that do
     not count; START in a snapshot). `bytes` is their unpacked size in storage. `positions` are
-    those of `rows`, on request; then an archive is read in log order too, and otherwise only each
-    of its keys. `next_offset` is where reading a segment continues. `frames`: the offset and the
-    number of rows of each frame of a segment; only if all of its entries count. `clears`: some of
-    the rows may be clears, which have no key (`imap_wal.read.newest.clears`)."""
+    those of `rows`, with the ids of their epochs, on request; then an archive is read in log order
+    too, and otherwise only each of its keys. `next_offset` is where reading a segment continues.
+    `frames`: the offset and the number of rows of each frame of a segment; only if all of its
+    entries count. `clears`: some of the rows may be clears, which have no key
+    (`imap_wal.read.newest.clears`)."""
 
     node: str
     rows: list[Row]
@@ -89,6 +91,8 @@ class FileScan:
     """As `keys`: only entries with keys of this range, and clears, are needed. None: all keys."""
     complete: Position = START
     """Snapshots cover all entries up to it, of any map: they are not decoded."""
+    epochs: tuple[Epoch, ...] = ()
+    """Of the node's log, those that the file has entries of."""
 
 
 @dataclass(frozen=True, slots=True)

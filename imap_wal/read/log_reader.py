@@ -22,7 +22,7 @@ import heapq
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
@@ -32,9 +32,10 @@ import msgpack
 from imap_wal.checks import check_seconds, check_source, location
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import DataEntry, Row
-from imap_wal.errors import MissingNode, NoSuchLog, PositionGone, StorageUnavailable
-from imap_wal.format import FRAME_HEADER_BYTES, START, Position
+from imap_wal.errors import CorruptLog, MissingNode, NoSuchLog, PositionGone, StorageUnavailable
+from imap_wal.format import FRAME_HEADER_BYTES, START, MarkedPosition, Position
 from imap_wal.manifest.archives import Archive
+from imap_wal.manifest.epochs import Epoch, between, demand, id_in, id_of, ids, marked
 from imap_wal.manifest.node import LOG, NodeManifest
 from imap_wal.manifest.older import MISSING_ADVICE
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
@@ -66,6 +67,7 @@ class _Place:
     read, from byte `offset` on (0: its start)."""
 
     wanted: Position
+    epochs: tuple[Epoch, ...] = ()
     directory: str = ""
     segment: SegmentFile | None = None
     offset: int = 0
@@ -156,8 +158,9 @@ class LogReader:
             StorageUnavailable: the storage failed.
         """
         with storage_errors(self.url):
-            removed = self._known(self._log.node(self.node).manifest).removed
-        return removed.after() if removed > START else START
+            manifest = self._known(self._log.node(self.node).manifest)
+        removed = manifest.removed
+        return marked(manifest.epochs, removed).after() if removed > START else START
 
     def read(self, start: Position | str | None = None) -> Iterator[Record]:
         """All records from a position to the log's end, in position order.
@@ -169,7 +172,8 @@ class LogReader:
             The records.
 
         Raises:
-            PositionGone: some entries from `start` on were removed.
+            PositionGone: some entries from `start` on were removed. `OtherHistory`: the log was
+                replaced by a copy since `start` was read.
             NoSuchLog: there is no log of this name.
             MissingNode: segments of the log are missing here.
             LogError: a file is damaged, or was written by a newer version.
@@ -178,7 +182,7 @@ class LogReader:
             ValueError: `start` is text that is not a position.
         """
         with storage_errors(self.url):
-            yield from self._catch_up(_Place(self._start(start)))
+            yield from self._catch_up(self._place(start))
 
     def tail(
         self,
@@ -205,7 +209,7 @@ class LogReader:
         """
         check_seconds(poll_s, "poll_s")
         stop = stop or threading.Event()
-        place = _Place(self._start(start))
+        place = self._place(start)
         while not stop.is_set():
             over, limit = self._bound.over(), self._bound.limit()
             with storage_errors(self.url):
@@ -222,10 +226,12 @@ class LogReader:
         if self._owns_store:
             self._store.close()
 
-    def _start(self, start: Position | str | None) -> Position:
+    def _place(self, start: Position | str | None) -> _Place:
         if start is None:
-            return self.oldest()
-        return Position.parse(start) if isinstance(start, str) else start
+            start = self.oldest()
+        elif isinstance(start, str):
+            start = Position.parse(start)
+        return _Place(start)
 
     # ---- one pass, up to the present end ----
 
@@ -252,6 +258,12 @@ class LogReader:
                     following = segments[index + 1].path if index + 1 < len(segments) else ""
                     yield from self._segment(place, segment, following, limit)
                 return
+            except CorruptLog:
+                # Or it is a segment of another history, as the manifest is now.
+                known, place.segment = place.epochs, None
+                self._look(place)
+                if place.epochs == known:
+                    raise
             except NotFound as error:
                 # Archived or removed while it was read: look in the manifest.
                 place.segment = None
@@ -265,11 +277,14 @@ class LogReader:
         current = place.segment
         if current is None:
             return None
+        last = place.epochs[-1].number if place.epochs else 0
         wal = wal_folder(self._store, self._log.node_folder(self.node), begins=place.begins)
         found = [each for each in wal.segments if each.number >= current.number]
         if not found or [each.number for each in found] != list(
             range(current.number, current.number + len(found))
         ):
+            return None
+        if 0 < last < found[-1].epoch:  # only the manifest says whether it follows what was read
             return None
         return (
             found if (found[0].epoch, found[0].number) == (current.epoch, current.number) else None
@@ -284,11 +299,17 @@ class LogReader:
                 f"{place.directory} was being read: its log was replaced",
                 "begin again at the start of the new log",
             )
-        place.directory, place.begins = manifest.directory, manifest.begins
+        place.directory, place.begins, place.epochs = (
+            manifest.directory,
+            manifest.begins,
+            manifest.epochs,
+        )
         if state.missing and not self._partial:
             raise MissingNode(state.missing, MISSING_ADVICE)
         if START < manifest.removed >= place.wanted:
-            raise PositionGone(str(place.wanted), str(manifest.removed.after()))
+            oldest = marked(manifest.epochs, manifest.removed).after()
+            raise PositionGone(str(place.wanted), str(oldest))
+        demand(manifest.epochs, place.wanted, f"node {self.node!r} in {self.url}")
         # A log of records has no cluster lifetimes, and needs no manifest of the cluster.
         if manifest.kind != LOG:
             lifetimes = self._log.manifest().lifetimes
@@ -321,6 +342,7 @@ class LogReader:
             else 0
         )
         place.segment, place.offset = segment, start
+        known_ids = ids(place.epochs, segment.epoch)
         if (
             known
             and start
@@ -329,6 +351,10 @@ class LogReader:
                 or not self._store.read(segment.path, start, FRAME_HEADER_BYTES).strip(b"\0")
             )
         ):
+            if self._appends and known_ids:
+                header = SegmentReader(self._store, segment.path).header
+                if id_of(header.segment_id) not in known_ids:
+                    raise NotFound("the log was replaced by a copy", segment.path)
             return  # nothing new
         # A frame is acknowledged as a whole.
         until = None if limit is None else limit._replace(index=2**62)
@@ -345,12 +371,10 @@ class LogReader:
             until=until,
             cuts=place.cuts,
             bytes=segment.bytes,
+            epochs=between(place.epochs, segment.epoch, segment.epoch),
         )
         for changes in read_scan(self._store, scan, positions=True):
-            for placed in zip(changes.positions or (), changes.rows, strict=True):
-                if placed[0] >= place.wanted:
-                    place.wanted = placed[0].after()
-                    yield _record(placed)
+            yield from _records(place, zip(changes.positions or (), changes.rows, strict=True))
             place.offset = changes.next_offset
 
     def _offset(self, path: str, wanted: Position) -> int:
@@ -376,9 +400,9 @@ class LogReader:
             while waiting and waiting[0].first <= last:
                 group.append(waiting.pop(0))
                 last = max(last, group[-1].last)
-            for placed in self._merged([self._archive(place, archive) for archive in group]):
-                place.wanted = placed[0].after()
-                yield _record(placed)
+            yield from _records(
+                place, self._merged([self._archive(place, archive) for archive in group])
+            )
 
     def _archive(self, place: _Place, archive: Archive) -> Iterator[_Placed]:
         scan = FileScan(
@@ -393,6 +417,7 @@ class LogReader:
             bytes=archive.bytes,
             records=archive.records,
             checksum=archive.checksum,
+            epochs=between(place.epochs, archive.first.epoch, archive.last.epoch),
         )
         wanted = place.wanted
         for changes in read_scan(self._store, scan, positions=True):
@@ -420,16 +445,21 @@ class LogReader:
 
 def _spilled(file: BinaryIO, placed: Iterator[_Placed]) -> Iterator[_Placed]:
     pack = msgpack.Packer(use_bin_type=True).pack
-    file.writelines(map(pack, placed))
+    file.writelines(pack((position, id_in(position), row)) for position, row in placed)
     file.seek(0)
+    unpacked = msgpack.Unpacker(file, use_list=False, raw=False, max_buffer_size=0)
     return (
-        (Position(*place), row)
-        for place, row in msgpack.Unpacker(file, use_list=False, raw=False, max_buffer_size=0)
+        (MarkedPosition.of(place, epoch_id) if epoch_id else Position(*place), row)
+        for place, epoch_id, row in unpacked
     )
 
 
-def _record(placed: _Placed) -> Record:
-    return Record(placed[0], DataEntry(*placed[1]))
+def _records(place: _Place, found: Iterable[_Placed]) -> Iterator[Record]:
+    """The records from `place.wanted` on, which moves on with each of them."""
+    for position, row in found:
+        if position >= place.wanted:
+            place.wanted = position.after()
+            yield Record(position, DataEntry(*row))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from operator import itemgetter
 
 from imap_wal.entry import KEY, ORDER, Row
 from imap_wal.format import START
+from imap_wal.manifest.epochs import all_marked
 from imap_wal.parquet.columns import (
     ARCHIVE_SCHEMA,
     SNAPSHOT_SCHEMA,
@@ -75,7 +76,7 @@ def read_archive(
             first,
             last,
             batch.nbytes,
-            places if positions else None,
+            all_marked(scan.epochs, places) if positions and places is not None else None,
             clears=clears,
         )
 

@@ -28,6 +28,7 @@ from imap_wal import entry, format
 from imap_wal.entry import Row
 from imap_wal.errors import CorruptLog, LogError
 from imap_wal.format import FRAME_HEADER_BYTES, Frame, Position
+from imap_wal.manifest.epochs import all_marked, ids
 from imap_wal.read.file_scan import (
     ARCHIVE,
     BATCH_BYTES_MAX,
@@ -123,6 +124,7 @@ class _SegmentPass:
             bool(scan.next_path),
             scan.checkpoint,
             scan.newest,
+            ids(scan.epochs, scan.epoch),
         )
         self._frames: list[Frame] = []
         self._bytes = self._records = 0
@@ -292,6 +294,8 @@ class _SegmentPass:
             void_below(scan.cuts, last),
         )
         rows, places = without_overtaken(rows, places, scan.overtaken)
+        if places is not None:
+            places = all_marked(scan.epochs, places)
         clears = format.CLEARS in {frame.kind for frame in frames}
         changes = EntryBatch(
             scan.node,

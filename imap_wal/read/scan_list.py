@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from imap_wal.format import START, Position
 from imap_wal.manifest.archives import Archive
+from imap_wal.manifest.epochs import between
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.read.file_scan import ARCHIVE, END, SEGMENT, SNAPSHOT, FileScan
 from imap_wal.read.state import ClusterState, NodeState
@@ -83,6 +84,7 @@ def node_scans(
             checksum=archive.checksum,
             unpacked=archive.unpacked,
             overtaken=overtaken,
+            epochs=between(log.manifest.epochs, archive.first.epoch, archive.last.epoch),
         )
         for archive in _archives(log, since, until, maps, marks)
     ]
@@ -197,6 +199,7 @@ def segment_scan(log: NodeState, index: int, since: Position | None) -> FileScan
         next_path=following,
         since=since,
         bytes=segment.bytes,
+        epochs=between(log.manifest.epochs, segment.epoch, segment.epoch),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from imap_wal.errors import MissingNode
 from imap_wal.format import START, Position
+from imap_wal.manifest import epochs
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest, Seen
 from imap_wal.manifest.older import MISSING_ADVICE, mark_beyond, older_epoch
@@ -120,6 +121,20 @@ class ClusterState:
         """Map → partition → pair, for entries above the marks of that map's snapshot."""
         tables = {name: self.manifest.versions_of(name).pairs for name in self.manifest.snapshots}
         return {name: pairs for name, pairs in tables.items() if pairs}
+
+    def marked(self, node: str, position: Position) -> Position:
+        """A position of a node with the id of its epoch."""
+        return epochs.marked(self.nodes[node].manifest.epochs, position)
+
+    def plain(self, places: Mapping[str, Position]) -> dict[str, Position]:
+        """Positions without their ids. Raises `OtherHistory` if the log of a node has another
+        history. A node that cannot be read is not checked."""
+        return {
+            node: epochs.demand(self.nodes[node].manifest.epochs, place, f"node {node!r}")
+            if node in self.nodes
+            else place
+            for node, place in places.items()
+        }
 
     def demand(self, policy: RecoveryPolicy) -> ClusterState:
         """The state whose entries are to be read. Its nodes include `parts`: other logs have copies

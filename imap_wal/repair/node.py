@@ -87,8 +87,8 @@ class NodeRepair:
         plan.changed = self.older or bool(plan.node.damaged_lists)
         archives.find_again()
         if self.older:
-            # `begins` refers to the segments of another history of this log, not to these files.
-            self._plan.manifest = replace(self._plan.manifest, begins=(0, 0))
+            # Both refer to the segments of another history of this log, not to these files.
+            self._plan.manifest = replace(self._plan.manifest, begins=(0, 0), epochs=())
             archives.adopt()
             if self.made:
                 self._begin_where_segments_do()
@@ -202,6 +202,7 @@ class NodeRepair:
             epoch=max(manifest.epoch + self._lost_manifests, self._evidence.epoch),
             session=max(manifest.session + self._lost_manifests, self.highest.session),
             newest=self._plan.newest,
+            epochs=self._plan.epochs(),
             begins=(0, 0),  # the copy has only what counts, and no replaced writer writes there
             cluster=NOTHING_SEEN,
         )

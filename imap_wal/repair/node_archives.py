@@ -81,6 +81,8 @@ class ArchivePlanner:
         below: Position | None,
     ) -> None:
         lost = archive.records - kept.records
+        if lost:
+            self._plan.differs(archive.first._replace(frame=0, index=0))
         what = damage or (
             "its bytes do not match the checksum in the manifest"
             if status == "corrupt"

@@ -9,6 +9,7 @@ from imap_wal.clock import Clock, Randomness
 from imap_wal.format import START, Position, SegmentHeader
 from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.manifest.archives import Archive
+from imap_wal.manifest.epochs import Epoch, forked, id_of, ids, segment_id
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.repair.report import Item
 from imap_wal.repair.segment import Segment
@@ -68,6 +69,10 @@ class NodePlan:
     """The number of the copy's last segment."""
     changed: bool = False
     """The copy gets a new manifest."""
+    shared: Position | None = None
+    """The copy has the entries of the log up to here, at their positions; None: all that it has."""
+    _epoch_ids: dict[int, str] = field(default_factory=dict)
+    _others: set[tuple[int, str]] = field(default_factory=set)
     manifest: NodeManifest = field(default_factory=NodeManifest)
 
     def wal(self) -> WalFolder:
@@ -89,6 +94,41 @@ class NodePlan:
         self.writes.append(Write(aside, source=segment.path, until=None))
         return aside
 
+    def differs(self, first: Position) -> None:
+        """Note that the copy differs from the log from this position on."""
+        self.shared = first if self.shared is None else min(self.shared, first)
+
+    def epochs(self) -> tuple[Epoch, ...]:
+        """The epochs of the copy."""
+        epochs = self.manifest.epochs
+        if self.shared is None:
+            return epochs
+        found = forked(epochs, self.shared, self._new_id)
+        # Segments of another copy, and those whose epoch was guessed because they are missing.
+        more = [
+            Epoch(number, id, self.shared)
+            for number, id in (*self._epoch_ids.items(), *sorted(self._others))
+            if id not in ids(found, number)
+        ]
+        return tuple(sorted((*found, *more), key=lambda each: each.number))
+
+    def keeps(self, header: SegmentHeader) -> None:
+        """Note that the copy has a segment as it is. It may be from another copy of the log, which
+        was written too: its entries are kept."""
+        known, found = ids(self.manifest.epochs, header.epoch), id_of(header.segment_id)
+        if known and found not in known:
+            self.changed = True
+            self.differs(Position(header.epoch, header.number, 0, 0))
+            self._others.add((header.epoch, found))
+
+    def _new_id(self, epoch: int) -> str:
+        return self._epoch_ids.setdefault(epoch, id_of(self.randomness.token()))
+
+    def segment_id(self, epoch: int) -> bytes:
+        """The random id of a segment that the copy does not have as it was."""
+        new = (Epoch(epoch, self._new_id(epoch)),)
+        return segment_id(new, epoch, self.randomness.token())
+
     def position(self, place: Position) -> Position:
         """The position in the copy for a position of the log: that of the last kept entry at or
         below it in the same segment."""
@@ -108,7 +148,7 @@ class NodePlan:
             segment.header.created_ms if segment.header is not None else self.clock.now_ms()
         )
         header = SegmentHeader(
-            self.randomness.token(),
+            self.segment_id(segment.epoch),
             view.namespace,
             view.cluster,
             self.node.name,

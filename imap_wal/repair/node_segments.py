@@ -149,7 +149,10 @@ class SegmentPlanner:
                 plan.store,
                 segment,
                 plan.view.home(plan.node, segment),
-                plan.view.place(plan.node, plan.manifest, segment, followed=not newest),
+                replace(
+                    plan.view.place(plan.node, plan.manifest, segment, followed=not newest),
+                    epoch_ids=(),
+                ),
             )
         except EncryptionError as error:
             if not is_foreign(plan.store, plan.view, plan.node, error):
@@ -221,6 +224,7 @@ class SegmentPlanner:
         if segment.end_missing is not None:
             self._plan.changed = True
             self._plan.cut[place] = segment.last or Position(*place, 0, 0)
+            self._plan.differs(self._plan.cut[place])
             lost = Extent(
                 str(Position(*place, segment.end, 0)),
                 text(segment.end_missing if segment.end_missing > START else None),
@@ -279,6 +283,7 @@ class SegmentPlanner:
 
     def _copy(self, segment: Segment, before: int | None, until: int | None) -> None:
         assert segment.header is not None
+        self._plan.keeps(segment.header)
         said = segment.header.previous_checksum
         head = b""
         if said and before is not None and said != before:
@@ -303,7 +308,7 @@ class SegmentPlanner:
         else:
             said = scan.header.previous_checksum
             # It has the same length, so the frames before the damage keep their positions.
-            head = renamed(scan.raw, self._plan.randomness.token())
+            head = renamed(scan.raw, self._plan.segment_id(segment.epoch))
             if said and before is not None and said != before:
                 head = cleared(head)
             head = resealed(self._plan.store, head, segment.path)
@@ -321,6 +326,7 @@ class SegmentPlanner:
                 - sum(map(len, dropped(scan, data, frame, drops, segment.path).values()))
             )
         self._plan.moved[place] = moved
+        self._plan.differs(Position(*place, 0, 0))
         self._plan.end = max(self._plan.end, moved[-1][1])
         self._plan.writes.append(
             Write(segment.path, head, segment.path, 0, tuple(frames), drops, scan)
@@ -352,6 +358,7 @@ class SegmentPlanner:
     def _note_empty(self, segment: Segment, lost: Extent | None, what: str) -> None:
         self._plan.writes.append(Write(segment.path, self._plan.header(segment)))
         self._plan.moved[segment.epoch, segment.number] = []
+        self._plan.differs(Position(segment.epoch, segment.number, 0, 0))
         self._plan.items.append(
             Item(segment.path, "segment", segment.status, EMPTIED, given_up=lost, what=what)
         )

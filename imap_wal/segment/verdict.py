@@ -55,12 +55,16 @@ from imap_wal.errors import (
     ShortLog,
     UnsupportedVersion,
 )
-from imap_wal.format import NOTHING_BEFORE, START, Frame, Position
+from imap_wal.format import EPOCH_ID_BYTES, NOTHING_BEFORE, START, Frame, Position
 from imap_wal.segment.reader import SegmentReader, is_header_torn
 from storage_backends import NotFound, SegmentStore
 
 CLEAN, TORN, HEADER_TORN, CORRUPT = "clean", "torn-tail", "header-torn", "corrupt"
 SHORT, FOREIGN, UNSUPPORTED, FORGED = "short", "foreign", "unsupported", "forged"
+HISTORY_ADVICE = (
+    "bring back the segments and the manifests of one copy, or write a repaired copy of the log "
+    "with `imap-wal repair`"
+)
 INCOMPLETE = (
     "an incomplete last commit: a commit that a crash interrupted was not acknowledged, but damage "
     "to an acknowledged last commit looks the same"
@@ -72,7 +76,8 @@ INCOMPLETE = (
 class Place:
     """A segment's place in its log. `directory`: the log's, "" if unknown. `followed`: a later
     segment counts. `checkpoint`, `newest`: from the node's manifest, which a segment is entered
-    into after its header is safe and before its first frame."""
+    into after its header is safe and before its first frame. `epoch_ids`: those that its epoch may
+    have, none if unknown (`imap_wal.manifest.epochs`)."""
 
     path: str
     directory: str
@@ -81,6 +86,7 @@ class Place:
     followed: bool = False
     checkpoint: Position = START
     newest: int = 0
+    epoch_ids: tuple[str, ...] = ()
 
     @property
     def known(self) -> int:
@@ -192,6 +198,14 @@ def begin(store: SegmentStore, place: Place, attempts: int = 2) -> SegmentReader
             "move it back to its place and name, and restore the file that belongs here from a copy"
         )
         return Verdict(FOREIGN, place, 0, store.size(place.path), what, advice=advice)
+    found = header.segment_id[:EPOCH_ID_BYTES].hex()
+    if place.epoch_ids and found not in place.epoch_ids:
+        what = (
+            f"this is a segment of epoch {header.epoch} with id {found}, but in the manifest of "
+            f"this log that epoch has id {place.epoch_ids[-1]}: it is from another copy of the "
+            "log, which was written too"
+        )
+        return Verdict(FOREIGN, place, 0, store.size(place.path), what, advice=HISTORY_ADVICE)
     return reader
 
 

@@ -159,7 +159,11 @@ class Committer:
         self._lead(work)
         if safe is not None:
             commits, end, requests = safe
-            self.log.move_checkpoint(end, requests)
+            try:
+                self.log.move_checkpoint(end, requests)
+            except Fenced as error:
+                self._lose(error)
+                raise
             self._checkpointed, self._checkpointed_at = commits, now
 
     def checkpoint(self) -> None:

@@ -11,6 +11,7 @@ import msgpack
 from imap_wal import entry, format, layout
 from imap_wal.errors import Forged, LogError
 from imap_wal.format import START, Frame, Position
+from imap_wal.manifest.epochs import ids
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.progress import Progress
 from imap_wal.segment.listing import SegmentFile, WalFolder
@@ -225,6 +226,7 @@ class LogScan:
             index < len(self.files) - 1,
             manifest.checkpoint,
             manifest.newest,
+            ids(manifest.epochs, file.epoch),
         )
 
     def known(self) -> int:

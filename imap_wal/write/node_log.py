@@ -32,7 +32,7 @@ from imap_wal.errors import (
     StorageUnavailable,
 )
 from imap_wal.format import Position, SegmentHeader
-from imap_wal.manifest import key_checks
+from imap_wal.manifest import epochs, key_checks
 from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest
@@ -96,6 +96,7 @@ class NodeLog:
         """Returns, for the sessions that may append: the fewest logs that acknowledge a change, and
         the fewest losses of other nodes after which this was agreed. Its argument: the number of
         those losses until now. Called by `write`."""
+        self._epochs = manifest.epochs
         self.end = manifest.checkpoint
         """Position of the last written frame."""
         self._folder = self.identity.node_folder
@@ -120,6 +121,14 @@ class NodeLog:
         return (
             f"the log of node {who.node!r} in cluster {who.cluster!r}, namespace {who.namespace!r}"
         )
+
+    def marked(self, position: Position) -> Position:
+        """A position in this log, with the id of its epoch."""
+        return epochs.marked(self._epochs, position)
+
+    def demand(self, position: Position) -> Position:
+        """A position without its id. Raises `OtherHistory` if it is of another history."""
+        return epochs.demand(self._epochs, position, str(self))
 
     # ---- writing ----
 
@@ -315,7 +324,7 @@ class NodeLog:
         # In the header, so that this segment does not look empty if it loses its frames.
         previous = self._checksum or (format.NOTHING_BEFORE if number > 1 else 0)
         return SegmentHeader(
-            self.randomness.token(),
+            epochs.segment_id(self._epochs, self.epoch, self.randomness.token()),
             who.namespace,
             who.cluster,
             who.node,
@@ -403,6 +412,8 @@ class NodeLog:
 
         def change(manifest: NodeManifest) -> NodeManifest:
             self.permit.demand(manifest)
+            if not self._appends and end.epoch == self.epoch:
+                self._demand_objects(end, manifest)
             # An archive run may have moved it further meanwhile.
             last = {
                 session: max(request, manifest.requests.get(session, 0))
@@ -417,6 +428,18 @@ class NodeLog:
             )
 
         self.manifests.update(change)
+
+    def _demand_objects(self, end: Position, manifest: NodeManifest) -> None:
+        """Raises `Fenced` if an object of a commit since the checkpoint is not there: the bucket or
+        prefix was replaced by an older copy."""
+        files = self.store.list(f"{self._folder}/wal")
+        there = {name[1] for file in files if (name := layout.parse_wal_path(file.path))}
+        first = max(manifest.checkpoint.segment, manifest.begins[1])
+        missing = [each for each in range(first, end.segment + 1) if each not in there]
+        # An archive run deletes an object after it has published the archive.
+        if missing and missing[-1] > self.manifests.read()[1].archived[1]:
+            path = layout.wal_path(self._folder, end.epoch, missing[-1])
+            raise self.permit.replaced(path)
 
     # ---- closing ----
 

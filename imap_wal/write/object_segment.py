@@ -10,6 +10,7 @@ from imap_wal import format, layout
 from imap_wal.clock import Randomness
 from imap_wal.errors import Fenced, LogError, StorageUnavailable
 from imap_wal.format import SegmentHeader
+from imap_wal.manifest.epochs import segment_id
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.security.encryption import sealed
 from imap_wal.security.encryption_keys import KeyRing
@@ -104,7 +105,7 @@ def shut_out(context: LogContext, manifest: NodeManifest) -> None:
         number += 1
         path = layout.wal_path(folder, epoch, number)
         header = SegmentHeader(
-            context.randomness.token(),
+            segment_id(manifest.epochs, epoch, context.randomness.token()),
             identity.namespace,
             identity.cluster,
             identity.node,

@@ -23,6 +23,7 @@ from imap_wal.errors import InvalidSetting, LogError, LostRace, MissingNode, Wri
 from imap_wal.format import START
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
+from imap_wal.manifest.epochs import begun, ended, id_of
 from imap_wal.manifest.feature_level import NEWEST
 from imap_wal.manifest.node import LOG, NodeManifest, node_manifests
 from imap_wal.manifest.older import (
@@ -366,6 +367,9 @@ class _Opening:
             session=before.session if before.directory else first_session,
             wal_id=before.wal_id or randomness.name(),
             permit=randomness.token().hex() if self._store.capabilities.durable_append else "",
+            epochs=begun(
+                before.epochs, before.epoch + 1, id_of(randomness.token()), before.removed
+            ),
             address=self._context.address,
             address_key=self._context.address_key,
         )
@@ -392,6 +396,7 @@ class _Opening:
                 checkpoint=recovered.end,
                 newest=newest,
                 begins=(manifest.epoch, recovered.next_segment),
+                epochs=ended(manifest.epochs, recovered.end),
             )
 
         return self.manifests.update(change)

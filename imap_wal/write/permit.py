@@ -55,9 +55,9 @@ class Permit:
         segment, is no longer the file that its name leads to. One stat for each on a local file
         system."""
         if self._file is not None and not self._file.is_there():
-            raise self._replaced(self._path) if self._store.exists(self._path) else self.fenced()
+            raise self.replaced(self._path) if self._store.exists(self._path) else self.fenced()
         if segment is not None and not segment.is_there():
-            raise self._replaced(segment.path)
+            raise self.replaced(segment.path)
 
     def lost(self) -> Fenced | None:
         """The error of `check`, if a manifest says so too: a folder that is not mounted for a
@@ -74,8 +74,12 @@ class Permit:
         return None
 
     def demand(self, manifest: NodeManifest) -> None:
-        """Raises `Fenced` if the node's manifest is that of another open, or in another folder."""
+        """Raises `Fenced` if the node's manifest is that of another open, or in another folder. On
+        a storage without files that a process can hold, it also must not be an older one than this
+        process has seen."""
         self.check()
+        if self._file is None and self._manifests.went_back:
+            raise self.replaced(self._manifests.folder)
         if manifest.epoch != self._epoch:
             raise self.fenced()
         if manifest.permit != self._nonce:
@@ -110,7 +114,8 @@ class Permit:
         finally:
             self._lock.release()
 
-    def _replaced(self, path: str) -> Fenced:
+    def replaced(self, path: str) -> Fenced:
+        """The error for a writer whose file, or folder, is not the one that it had."""
         what = "deleted or moved away, or its folder was replaced"
         return Fenced(
             f"{path} of node {self._identity.node!r} was {what}, while this process had it open",

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from imap_wal import layout
 from imap_wal.errors import CorruptLog, LogError
 from imap_wal.format import START, Position, SegmentHeader
+from imap_wal.manifest.epochs import segment_id
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.security.encryption import sealed
 from imap_wal.segment.copies import demand_no_better_copy
@@ -331,7 +332,7 @@ class _Recovery:
     def _empty(self, file: SegmentFile) -> bytes:
         identity = self._identity
         header = SegmentHeader(
-            self._context.randomness.token(),
+            segment_id(self._manifest.epochs, file.epoch, self._context.randomness.token()),
             identity.namespace,
             identity.cluster,
             identity.node,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,6 +19,7 @@ from pyspark.sql.datasource import InputPartition
 
 from imap_wal.entry import KEY, VALUE, DataEntry, Order, Row, is_clear
 from imap_wal.format import START, Position
+from imap_wal.manifest.epochs import Epoch, marked
 from imap_wal.parquet.columns import nodes_of, to_positions, to_rows
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SNAPSHOT, FileScan, Metadata
@@ -44,7 +45,8 @@ _WHOLE = Wanted(schema_of(ENTRY_COLUMNS | POSITION_COLUMNS))
 @dataclass
 class HistoryPartition(InputPartition):
     """The keys of one cluster whose hash is in a bucket. `known_from`: node → the position from
-    which on nothing was removed. `place`: the root with the options that the driver has."""
+    which on nothing was removed. `epochs`: of each node. `place`: the root with the options that
+    the driver has."""
 
     namespace: str
     cluster: str
@@ -52,6 +54,7 @@ class HistoryPartition(InputPartition):
     bucket: int
     metadata: tuple[Metadata, ...]
     known_from: dict[str, str]
+    epochs: dict[str, tuple[Epoch, ...]]
     place: str
 
 
@@ -69,7 +72,7 @@ class HistoryReader(ClusterReader):
     """A task for each bucket of keys."""
 
     def _nothing(self) -> InputPartition:
-        return HistoryPartition("", "", [], 0, (), {}, self._options.path)
+        return HistoryPartition("", "", [], 0, (), {}, {}, self._options.path)
 
     def _of_cluster(self, log: ClusterLog) -> Iterator[InputPartition]:
         options, filters = self._options, self._filters
@@ -78,13 +81,21 @@ class HistoryReader(ClusterReader):
         scans = filters.narrowed(cluster_scans(state, maps=maps, covered=True))
         metadata = schemas_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
         known_from = {
-            name: str(node.manifest.removed.after())
+            name: str(state.marked(name, node.manifest.removed).after())
             for name, node in state.nodes.items()
             if node.manifest.removed > START
         }
+        epochs = {name: node.manifest.epochs for name, node in state.nodes.items()}
         for bucket in range(options.buckets):
             yield HistoryPartition(
-                log.namespace, log.cluster, scans, bucket, metadata, known_from, log.store.url
+                log.namespace,
+                log.cluster,
+                scans,
+                bucket,
+                metadata,
+                known_from,
+                epochs,
+                log.store.url,
             )
 
     def read(self, partition: Any) -> Iterator[Any]:
@@ -100,7 +111,7 @@ class HistoryReader(ClusterReader):
             with closing(EntrySorter(MEMORY_BYTES)) as sorter:
                 clears = self._read(log, partition, sorter)
                 for part in _parts(_versions(sorter, clears)):
-                    yield shaped(log, _batch(part, partition.known_from, wanted), wanted)
+                    yield shaped(log, _batch(part, partition, wanted), wanted)
         finally:
             store.close()
 
@@ -164,7 +175,13 @@ def _of_key(version: Version) -> Row:
     return row._replace(key=version.key, expires_at_ms=0) if is_clear(row) else version.row
 
 
-def _batch(versions: list[Version], known_from: Mapping[str, str], wanted: Wanted) -> Any:
+def _position(version: Version, task: HistoryPartition) -> str | None:
+    if version.position is None:
+        return None
+    return str(marked(task.epochs.get(version.node, ()), Position(*version.position)))
+
+
+def _batch(versions: list[Version], task: HistoryPartition, wanted: Wanted) -> Any:
     nodes = [version.node for version in versions]
     batch = of_rows(
         [_of_key(version) for version in versions],
@@ -172,11 +189,8 @@ def _batch(versions: list[Version], known_from: Mapping[str, str], wanted: Wante
         sorted(wanted.needed - VERSION_COLUMNS.keys()),
     )
     columns = {
-        "position": [
-            None if version.position is None else str(Position(*version.position))
-            for version in versions
-        ],
-        "known_from": [known_from.get(node) for node in nodes],
+        "position": [_position(version, task) for version in versions],
+        "known_from": [task.known_from.get(node) for node in nodes],
     }
     for name, column in columns.items():
         batch = batch.append_column(name, pa.array(column, pa.string()))

@@ -61,7 +61,7 @@ class Follower:
             if len(found) >= count and scan.kind == SEGMENT:
                 break
         archives = [archive.last for archive in state.nodes[node].manifest.archives]
-        self._begun[node] = self._since[node] = max([end, *archives])
+        self._begun[node] = self._since[node] = state.marked(node, max([end, *archives]))
         return found[-count:] if count else []
 
     def _whole(self, scan: FileScan) -> tuple[list[Line], Position]:
@@ -76,7 +76,8 @@ class Follower:
         """What was appended since the last round."""
         state = self._state()
         for node in self._wanted(state):
-            place, removed = self._since.get(node, START), state.nodes[node].manifest.removed
+            removed = state.nodes[node].manifest.removed
+            place = state.plain({node: self._since.get(node, START)})[node]
             if START < place < removed:
                 note(f"node {node!r}: entries up to {removed} were removed before they were read")
             try:
@@ -89,8 +90,7 @@ class Follower:
                 continue  # archived meanwhile: the next round finds the rest in the archive
 
     def _new_of(self, state: ClusterState, node: str) -> Iterator[Line]:
-        since = self._since.get(node, START)
-        end = since
+        end = since = Position(*self._since.get(node, START))
         for batch in self._log.changes(
             self._maps,
             Scope((node,), {node: since}, snapshots=False, covered=True),
@@ -105,7 +105,7 @@ class Follower:
                     self._shown[of_map] = line.position
                     yield line
             end = max(end, batch.last)
-        self._since[node] = end
+        self._since[node] = state.marked(node, end)
 
     def _state(self) -> ClusterState:
         """What can be read now. A note names what cannot."""

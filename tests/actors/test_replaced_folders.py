@@ -20,8 +20,9 @@ from imap_wal.errors import Fenced, ImapWalError, OutcomeUnknown
 from storage_backends import StorageError
 from storage_backends.gated import GatedStore
 from storage_backends.memory import MemoryStore
+from storage_backends.objects import LocalObjects
 from tests.kit.effort import step
-from tests.support import embedded
+from tests.support import FakeClock, embedded
 
 SMALL: dict[str, Any] = {"segment_bytes": 64 * 1024, "preallocate": False}
 
@@ -169,3 +170,41 @@ def test_a_replacement_at_any_operation_loses_nothing_acknowledged() -> None:
             found = dict(again.map("m"))
         assert acknowledged.items() <= found.items(), f"operation {at}"
     assert refused > 5
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_replaced_prefix_is_noticed_at_the_next_checkpoint(
+    tmp_path: Path, published: bool
+) -> None:
+    """On a storage without files that a process can hold. The copy has an older manifest, or only
+    fewer objects."""
+    root = tmp_path / "log"
+    clock = FakeClock()
+    store = embedded(LocalObjects(str(root)), clock=clock)
+    m, committer = store.map("m"), store.committer
+    m["before"] = 1
+    shutil.copytree(root, f"{root}-copy")
+    m["between"] = 2
+    if published:
+        clock.advance(100)
+        committer.checkpoint_if_due()
+    root.rename(f"{root}-old")
+    Path(f"{root}-copy").rename(root)
+    m["after"] = 3
+    clock.advance(100)
+    with pytest.raises(Fenced, match="its folder was replaced"):
+        committer.checkpoint_if_due()
+    with pytest.raises(Fenced, match="bring that back before you open the log again"):
+        m["later"] = 4
+    store.close()
+
+
+def test_checkpoints_and_archives_of_objects_go_on(tmp_path: Path) -> None:
+    clock = FakeClock()
+    with embedded(LocalObjects(str(tmp_path / "log")), clock=clock) as store:
+        for number in range(6):
+            store.map("m")[number] = number
+            if number % 2:
+                store.archive()
+            clock.advance(100)
+            store.committer.checkpoint_if_due()

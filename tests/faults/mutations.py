@@ -447,6 +447,62 @@ MUTATIONS = (
         "        if True:\n",
         "tests/disks/test_promises.py::test_a_session_without_copies_ends_the_promise",
     ),
+    Mutation(
+        "a position of another history is read on",
+        "imap_wal/manifest/epochs.py",
+        "            if _has(each, position):\n                return Position(*position)",
+        "            if True:\n                return Position(*position)",
+        "tests/log/test_other_histories.py::test_a_position_in_what_a_copy_lacks_is_refused",
+    ),
+    Mutation(
+        "an epoch keeps its id in each copy",
+        "imap_wal/write/opening.py",
+        "id_of(randomness.token()), before.removed",
+        "'0' * 12, before.removed",
+        "tests/log/test_other_histories.py::test_no_position_is_read_on_in_another_history",
+    ),
+    Mutation(
+        "a segment of another copy is not noticed",
+        "imap_wal/segment/verdict.py",
+        "if place.epoch_ids and found not in place.epoch_ids:",
+        "if False:",
+        "tests/log/test_other_histories.py::test_a_log_replaced_at_any_call_of_a_reader",
+    ),
+    Mutation(
+        "a repaired copy has the ids of its log",
+        "imap_wal/repair/node_plan.py",
+        "if self.shared is None:\n            return epochs",
+        "if True:\n            return epochs",
+        "tests/cli/test_other_histories.py::test_a_repaired_copy_refuses_what_it_has_changed",
+    ),
+    Mutation(
+        "a task does not notice that its node was forgotten",
+        "imap_wal/read/cluster.py",
+        "if planned and directory != planned:",
+        "if False:",
+        "tests/spark/test_forgotten_nodes.py::test_a_planned_read_does_not_leave_out_a_forgotten_node",
+    ),
+    Mutation(
+        "a stream continues without a forgotten node",
+        "pyspark_imap_wal/stream.py",
+        "if read < end and not self._options.partial:",
+        "if False:",
+        "tests/spark/test_forgotten_nodes.py::test_a_stream_misses_no_change_of_a_forgotten_node",
+    ),
+    Mutation(
+        "a node is forgotten before its registered readers have read it",
+        "imap_wal/agent/membership/forget_node.py",
+        "    if not behind:\n",
+        "    if True:\n",
+        "tests/spark/test_forgotten_nodes.py::test_a_registered_reader_holds_a_node_back",
+    ),
+    Mutation(
+        "a writer of objects goes on in an older copy of its prefix",
+        "imap_wal/write/node_log.py",
+        "if missing and missing[-1] > self",
+        "if False and missing[-1] > self",
+        "tests/actors/test_replaced_folders.py::test_a_replaced_prefix_is_noticed_at_the_next_checkpoint",
+    ),
 )
 
 

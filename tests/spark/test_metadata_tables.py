@@ -65,8 +65,8 @@ def test_files_are_those_that_a_reader_reads(spark: Any, tmp_path: Path, store: 
         assert (line["node"] or "", line["map"] or "") == (scan.node, scan.map)
         if scan.kind == "archive":
             assert (line["first_position"], line["last_position"]) == (
-                str(scan.first),
-                str(scan.last),
+                str(state.marked(scan.node, scan.first)),
+                str(state.marked(scan.node, scan.last)),
             )
         if scan.kind != "segment":
             assert (line["rows"], line["checksum"]) == (scan.records, scan.checksum)

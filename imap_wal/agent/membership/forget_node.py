@@ -20,11 +20,12 @@ from imap_wal import format, layout
 from imap_wal.agent.membership.liveness import remove_signs
 from imap_wal.disposal import discard, reachable
 from imap_wal.errors import InvalidSetting, LogError, LostRace
-from imap_wal.format import START
+from imap_wal.format import START, Position
 from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.evidence import epoch_of
 from imap_wal.manifest.node import NodeManifest, node_manifests
+from imap_wal.manifest.readers import HISTORY, readers_of
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, FileScan
@@ -115,7 +116,8 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
         )
     missing = state.missing.get(node, "")
     lost = _loss_of_missing(log, state, node, left) if missing else _loss(log, state, node)
-    refused = "" if lose else _refusal(node, missing, lost)
+    end = _end(log, state, node, left)
+    refused = "" if lose else _refusal(node, missing, lost) or _unread(log, node, end)
     if dry_run:
         deleted = _clear(log, node, manifests, directory, dry_run)
         return ForgetReport(node, directory, missing, lost, deleted, dry_run, refused=refused)
@@ -136,10 +138,11 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
             manifests.update(partial(_forgotten, epoch=left.epoch))
         elif not missing and not state.nodes[node].manifest.forgotten:
             held, lost = _taken_over(stack, log, node, directory)
-            if not lose and (refused := _refusal(node, missing, lost)):
+            end = max(end, held.end)
+            if not lose and (refused := _refusal(node, missing, lost) or _unread(log, node, end)):
                 raise InvalidSetting(refused)
             held.manifests.update(partial(_forgotten, epoch=held.epoch))
-        _unregister(log, node, directory)
+        _unregister(log, node, directory, end)
         remove_signs(log.store, log.folder, node)
         files = _clear(log, node, manifests, directory)
     if log.store.capabilities.locks and left.directory in (
@@ -202,6 +205,31 @@ def _refusal(node: str, missing: str, lost: Loss) -> str:
     what = f"{missing}, {where}" if missing else where
     way_out = "bring its log back" if missing else "run `imap-wal rewrite` first"
     return f"node {node!r} has entries that would be lost: {what}; {way_out}, or pass --lose"
+
+
+def _end(log: ClusterLog, state: ClusterState, node: str, left: NodeManifest) -> Position:
+    """The last position of the node's log, as far as it is known."""
+    if node in state.nodes:
+        return log.end_of(state.nodes[node], state.nodes[node].manifest.checkpoint)
+    archives = left.archives if left.directory == state.manifest.nodes[node] else ()
+    return max([left.checkpoint, *(each.last for each in archives)])
+
+
+def _unread(log: ClusterLog, node: str, end: Position) -> str:
+    """Why a node is not forgotten: a registered reader has not read all of its changes; "" if all
+    have."""
+    behind = [
+        name
+        for name, reader in sorted(readers_of(log.store, log.folder).items())
+        if name != HISTORY and reader.positions.get(node, START) < end
+    ]
+    if not behind:
+        return ""
+    names = ", ".join(map(repr, behind))
+    return (
+        f"reader {names} has not read the last changes of node {node!r}: let it read them, run "
+        "`imap-wal prune --forget-reader NAME` if it will not return, or pass --lose"
+    )
 
 
 @dataclass
@@ -345,14 +373,14 @@ def _ended(log: ClusterLog, manifest: NodeManifest) -> NodeManifest | None:
     )
 
 
-def _unregister(log: ClusterLog, node: str, directory: str) -> None:
+def _unregister(log: ClusterLog, node: str, directory: str, end: Position) -> None:
     def change(manifest: ClusterManifest) -> ClusterManifest:
         if manifest.nodes.get(node) != directory:
             raise _replaced(node)
         return replace(
             manifest.with_loss(node),
             nodes={name: known for name, known in manifest.nodes.items() if name != node},
-            forgotten=(*manifest.forgotten, directory)[-FORGOTTEN_KEPT:],
+            forgotten=dict([*manifest.forgotten.items(), (directory, end)][-FORGOTTEN_KEPT:]),
         )
 
     log.manifests.update(change)

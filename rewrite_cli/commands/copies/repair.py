@@ -14,6 +14,7 @@ from imap_wal.errors import LogError, WriterLocked
 from imap_wal.format import Position
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.inspect.writer import writer_of
+from imap_wal.manifest import epochs
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.repair.cluster import ClusterRepair
@@ -285,6 +286,7 @@ def _check_drops(
         )
     for drop in sorted(drops):
         view, node = nodes[0]
+        epochs.demand(node.manifest.epochs, drop, f"node {node.name!r}")
         segments = {(segment.epoch, segment.number) for segment in node.wal.segments}
         if drop[:2] not in segments:
             raise Failed(

@@ -21,10 +21,11 @@ from imap_wal.entry import (
     VALUE,
     is_clear,
 )
-from imap_wal.errors import LogError
+from imap_wal.errors import LogError, OtherHistory
 from imap_wal.format import START, Position
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.inspect.older_manifests import misplaced_wal
+from imap_wal.manifest import epochs
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import Scope
 from imap_wal.settings import RecoveryPolicy
@@ -129,6 +130,8 @@ def command(
         )
 
     with selection.open(left_out) as (store, clusters):
+        for place in (start, stop):
+            _demand_known(place, clusters)
         for view in clusters:
             missing |= _note_unread(store, view, selection)
         snapshots = start is None and stop is None
@@ -164,6 +167,20 @@ def by_time(lines: Iterable[Line]) -> Iterator[Line]:
                 runs = [_spilled(heapq.merge(*runs, key=_time_of))]
     held.sort(key=_time_of)
     return heapq.merge(*runs, held, key=_time_of)
+
+
+def _demand_known(place: Position | None, clusters: Iterable[ClusterView]) -> None:
+    """Raises `OtherHistory` if the position has an id, and no log has it."""
+    refused: OtherHistory | None = None
+    for view in clusters:
+        for node in view.nodes:
+            try:
+                epochs.demand(node.manifest.epochs, place or START, f"node {node.name!r}")
+                return
+            except OtherHistory as error:
+                refused = refused or error
+    if refused is not None:
+        raise refused
 
 
 def _time_of(line: Line) -> int:

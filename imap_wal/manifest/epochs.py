@@ -1,0 +1,129 @@
+"""The epochs of a log, and which history a position is of.
+
+Every open begins an epoch, and gives it a random id. The id is in the node's manifest, and each
+segment of the epoch has it in its header. A copy of a log has the epochs of the original, and
+begins one with another id when it is opened. So a position with the id of its epoch names an entry
+of one history only, whatever has copied the log: `imap-wal`, `cp`, or a snapshot of the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from imap_wal.errors import OtherHistory
+from imap_wal.format import EPOCH_ID_BYTES, MarkedPosition, Position
+from imap_wal.manifest.document import Whole
+
+EPOCHS_MAX = 250
+"""Epochs whose ids a manifest keeps. A position that is older than all of them cannot be
+checked, and is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One open of a log. `id`: 12 hex digits. `end`: the position of its last entry that counts, or
+    of a frame without entries after it; None: the next open has not found it yet. What `repair` has
+    changed in an epoch follows as another one with the same number."""
+
+    number: Whole
+    id: str
+    end: Position | None = None
+
+
+def begun(epochs: Sequence[Epoch], number: int, id: str, removed: Position) -> tuple[Epoch, ...]:
+    """These epochs, and a new one. Up to `removed`, entries can no longer be read."""
+    kept = [each for each in epochs if each.end is None or each.end >= removed]
+    return (*kept, Epoch(number, id))[-EPOCHS_MAX:]
+
+
+def ended(epochs: Sequence[Epoch], end: Position) -> tuple[Epoch, ...]:
+    """As `closed`, but the last one goes on."""
+    return (*closed(epochs[:-1], end), *epochs[-1:])
+
+
+def closed(epochs: Sequence[Epoch], end: Position) -> tuple[Epoch, ...]:
+    """All epochs end here, if it is not known already where they end: for a copy that ends here."""
+    return tuple(each if each.end else replace(each, end=end) for each in epochs)
+
+
+def forked(
+    epochs: Sequence[Epoch], shared: Position, new_id: Callable[[int], str]
+) -> tuple[Epoch, ...]:
+    """The epochs of a copy that differs from its log after `shared`. `new_id` returns the new id of
+    an epoch. The former one stays beside it, as that of its segments that were not changed."""
+    found: list[Epoch] = []
+    for each in epochs:
+        if each.end is not None and each.end <= shared:
+            found.append(each)
+        else:
+            found += (replace(each, end=shared), replace(each, id=new_id(each.number)))
+    return tuple(found[-EPOCHS_MAX:])
+
+
+def id_of(segment_id: bytes) -> str:
+    """The id of the epoch whose segment this is."""
+    return segment_id[:EPOCH_ID_BYTES].hex()
+
+
+def ids(epochs: Sequence[Epoch], number: int) -> tuple[str, ...]:
+    """The ids that segments of an epoch may have; none: unknown."""
+    return tuple(each.id for each in epochs if each.number == number)
+
+
+def between(epochs: Sequence[Epoch], first: int, last: int) -> tuple[Epoch, ...]:
+    """The epochs with these numbers, both included."""
+    return tuple(each for each in epochs if first <= each.number <= last)
+
+
+def segment_id(epochs: Sequence[Epoch], number: int, token: bytes) -> bytes:
+    """The random id of a new segment of an epoch. `token`: as many random bytes as it has."""
+    known = ids(epochs, number)
+    return bytes.fromhex(known[-1]) + token[EPOCH_ID_BYTES:] if known else token
+
+
+def id_at(epochs: Sequence[Epoch], position: Position) -> str:
+    """The id of the epoch that has a position; "" if it is not known."""
+    for each in epochs:
+        if each.number == position.epoch and _has(each, position):
+            return each.id
+    return ""
+
+
+def marked(epochs: Sequence[Epoch], position: Position) -> Position:
+    """The position with the id of its epoch, if that is known."""
+    found = id_at(epochs, position)
+    return MarkedPosition.of(position, found) if found else position
+
+
+def all_marked(epochs: Sequence[Epoch], positions: list[Position]) -> list[Position]:
+    """The positions with the ids of their epochs, as far as they are known."""
+    if not epochs:
+        return positions
+    if len(epochs) == 1:
+        epoch_id, of = epochs[0].id, MarkedPosition.of
+        return [of(position, epoch_id) for position in positions]
+    return [marked(epochs, position) for position in positions]
+
+
+def id_in(position: Position) -> str:
+    """The id in a marked position; "" for another one."""
+    return position.epoch_id if isinstance(position, MarkedPosition) else ""
+
+
+def demand(epochs: Sequence[Epoch], position: Position, what: str) -> Position:
+    """The position without an id, if it is of the history that these epochs have. Raises
+    `OtherHistory` if it is not. `what`: the log, for the error."""
+    if not isinstance(position, MarkedPosition):
+        return position
+    shared = None
+    for each in epochs:
+        if (each.number, each.id) == (position.epoch, position.epoch_id):
+            if _has(each, position):
+                return Position(*position)
+            shared = each.end
+    raise OtherHistory(what, str(position), str(marked(epochs, shared)) if shared else "")
+
+
+def _has(epoch: Epoch, position: Position) -> bool:
+    return epoch.end is None or position <= epoch.end.after()

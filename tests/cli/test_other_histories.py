@@ -1,0 +1,64 @@
+"""Copies that commands write are other histories of a log, after what they share with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from imap_wal import log
+from imap_wal.errors import OtherHistory
+from imap_wal.log import LogReader, Position
+from tests.cli.conftest import Run
+
+
+def _append(folder: Path, *values: int) -> None:
+    with log.open(str(folder)) as opened:
+        for value in values:
+            opened.append("m", (b"k", b"%d" % value))
+
+
+def _values(folder: Path, start: Position | str | None = None) -> list[bytes | None]:
+    return [each.entry.value for each in LogReader(str(folder)).read(start)]
+
+
+def test_a_restored_backup_refuses_what_it_lacks(tmp_path: Path, run: Run) -> None:
+    """Also before it is opened."""
+    here, backups, again = (str(tmp_path / name) for name in ("log", "backups", "again"))
+    log.create(here).close()
+    with log.open(here) as opened:
+        first = opened.append("m", (b"k", b"0"))
+        assert run("backup", here, backups).code == 0
+        later = opened.append("m", (b"k", b"1"))
+    assert run("backup-restore", backups, again).code == 0
+    for values in ([], [b"2", b"3"]):
+        if values:
+            _append(Path(again), 2, 3)
+        assert _values(Path(again), first.after()) == values
+        for position in (later, later.after()):
+            with pytest.raises(OtherHistory, match="restored") as raised:
+                _values(Path(again), position)
+            assert _values(Path(again), raised.value.oldest)[-2:] == values[-2:]
+
+
+def test_a_repaired_copy_refuses_what_it_has_changed(tmp_path: Path, run: Run) -> None:
+    """The positions after the damage are of other entries in the copy, or of none."""
+    folder = tmp_path / "log"
+    log.create(str(folder)).close()
+    _append(folder, 0, 1)
+    _append(folder, 2, 3)
+    places = [each.position for each in LogReader(str(folder)).read()]
+    segment = max((folder / "default/log/nodes/log/wal").glob("*.wal"))
+    data = bytearray(segment.read_bytes())
+    data[places[2].frame + 20] ^= 1
+    segment.write_bytes(data)
+    copy = tmp_path / "repaired"
+    run("repair", str(folder), "--to", str(copy))
+    assert _values(copy) == [b"0", b"1", b"3"]
+    _append(copy, 4)
+    assert _values(copy, places[1].after()) == [b"3", b"4"]
+    for position in (places[2], places[3], places[3].after()):
+        with pytest.raises(OtherHistory):
+            _values(copy, position)
+    for each in LogReader(str(copy)).read():
+        assert next(LogReader(str(copy)).read(each.position)) == each

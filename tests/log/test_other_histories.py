@@ -1,0 +1,193 @@
+"""A position is of one history of a log: a copy that was written too has another one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import imap_wal
+from imap_wal import log
+from imap_wal.errors import OtherHistory, PositionGone
+from imap_wal.log import LogReader, Position
+from storage_backends import SegmentStore
+from storage_backends.gated import GatedStore
+from storage_backends.local import LocalStore
+from storage_backends.objects import LocalObjects
+from tests.kit.standalone import create, fill, reading, reopen, texts_of
+
+Replace = Callable[[Path, Path], None]
+
+
+def _append(folder: Path, *values: int) -> Position:
+    with log.open(str(folder)) as opened:
+        for value in values:
+            opened.append("m", (b"k", b"%d" % value))
+        return opened.high_water_mark
+
+
+def _values(folder: Path, start: Position | str | None = None) -> list[bytes | None]:
+    return [each.entry.value for each in LogReader(str(folder)).read(start)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A log with 0 and 1, whose copy in `copy` was made before 2 and 3 were appended."""
+    here = tmp_path / "log"
+    log.create(str(here)).close()
+    _append(here, 0, 1)
+    shutil.copytree(here, tmp_path / "copy")
+    _append(here, 2, 3)
+    return here
+
+
+def _put_back(folder: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(folder.with_name("copy"), folder)
+
+
+def test_a_position_in_what_a_copy_lacks_is_refused(folder: Path) -> None:
+    read = [each.position for each in LogReader(str(folder)).read()]
+    _put_back(folder)
+    _append(folder, 4, 5, 6)
+    for position in (read[2], read[3], read[3].after(), str(read[3].after())):
+        with pytest.raises(OtherHistory) as raised:
+            _values(folder, position)
+        assert isinstance(raised.value, PositionGone)
+        assert raised.value.asked == str(position)
+        assert raised.value.oldest == "" or _values(folder, raised.value.oldest)[-3:] == [
+            b"4",
+            b"5",
+            b"6",
+        ]
+
+
+def test_a_position_in_what_both_have_is_read_on(folder: Path) -> None:
+    read = [each.position for each in LogReader(str(folder)).read()]
+    _put_back(folder)
+    _append(folder, 4, 5)
+    assert _values(folder, read[1].after()) == [b"4", b"5"]
+    assert _values(folder, str(read[0].after())) == [b"1", b"4", b"5"]
+
+
+def test_a_tail_ends_when_its_log_is_replaced(folder: Path) -> None:
+    tail = LogReader(str(folder)).tail(poll_s=0.001)
+    assert [next(tail).entry.value for _ in range(4)] == [b"0", b"1", b"2", b"3"]
+    _put_back(folder)
+    _append(folder, 4)
+    with pytest.raises(OtherHistory):
+        next(tail)
+
+
+def test_positions_are_those_of_appends(tmp_path: Path) -> None:
+    with log.create(str(tmp_path / "log")) as opened:
+        first = opened.append("m", (b"a", b"1"), (b"b", b"2"))
+        found = [each.position for each in opened.read()]
+        assert str(found[0]) == str(first)
+        assert str(opened.high_water_mark) == str(found[1])
+        assert Position.parse(str(first)) == first
+        assert str(Position.parse(str(first)).after()) == str(found[1])
+
+
+@given(data=st.data())
+def test_no_position_is_read_on_in_another_history(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A log, copies of it at random moments, and appends to any of them. What is read on from a
+    position in any of them is what that one has after it, or nothing is."""
+    root = tmp_path_factory.mktemp("logs")
+    histories: dict[Path, list[tuple[bytes, str]]] = {root / "0": []}
+    log.create(str(root / "0")).close()
+    for number in range(data.draw(st.integers(2, 6))):
+        folder = data.draw(st.sampled_from(sorted(histories)))
+        if data.draw(st.booleans()):
+            copy = root / str(len(histories))
+            shutil.copytree(folder, copy)
+            histories[copy] = list(histories[folder])
+        with log.open(str(folder)) as opened:
+            value = b"%d" % number
+            histories[folder].append((value, str(opened.append("m", (b"k", value)))))
+            if data.draw(st.booleans()):
+                opened.rotate()
+                opened.archive()
+    for has in histories.values():
+        for value, at in has:
+            for folder, there in histories.items():
+                if (value, at) in there:
+                    expected = [each for each, _ in there[there.index((value, at)) :]]
+                    assert _values(folder, at) == expected
+                else:
+                    with pytest.raises(OtherHistory):
+                        _values(folder, at)
+    shutil.rmtree(root)
+
+
+def test_the_log_of_a_dict_is_checked_too(tmp_path: Path) -> None:
+    here = tmp_path / "log"
+
+    def put(*values: int) -> None:
+        with imap_wal.open(str(here), node="n1") as store:
+            for value in values:
+                store.map("m")["k"] = value
+
+    def changes() -> Iterator[log.Record]:
+        return LogReader(str(here), cluster="embedded", node="n1").read()
+
+    put(0, 1)
+    shutil.copytree(here, tmp_path / "copy")
+    put(2)
+    last = list(changes())[-1].position
+    _put_back(here)
+    put(3)
+    with pytest.raises(OtherHistory):
+        list(LogReader(str(here), cluster="embedded", node="n1").read(last.after()))
+
+
+class Replaced(GatedStore):
+    """A storage that is replaced by another one before one of its operations."""
+
+    def __init__(self, first: SegmentStore, then: SegmentStore, calls: int) -> None:
+        super().__init__(first)
+        self._then, self.left = then, calls
+
+    def there(self, path: str = "") -> SegmentStore:
+        self.left -= 1
+        if self.left == -1:
+            self.inner = self._then
+        return self.inner
+
+
+@pytest.mark.parametrize("archived", [False, True])
+@pytest.mark.parametrize("kind", [LocalStore, LocalObjects])
+def test_a_log_replaced_at_any_call_of_a_reader(
+    tmp_path: Path, archived: bool, kind: type[LocalStore]
+) -> None:
+    """What it reads is the beginning of one of both histories."""
+    original, copy = kind(str(tmp_path / "original")), kind(str(tmp_path / "copy"))
+    with create(original) as opened:
+        fill(opened, 0, 1)
+        if archived:
+            opened.archive()
+    shutil.copytree(tmp_path / "original", tmp_path / "copy", dirs_exist_ok=True)
+    for place, values in ((original, (2, 3)), (copy, (4, 5, 6))):
+        with reopen(place) as opened:
+            fill(opened, *values)
+    histories = ["0123", "01456"]
+    never = Replaced(original, copy, 10**6)
+    assert "".join(texts_of(reading(never).read())) == histories[0]
+    ends = set()
+    for number in range(10**6 - never.left + 8):
+        tail = reading(Replaced(original, copy, number)).tail(poll_s=0.001)
+        found = ""
+        try:
+            while found != histories[1]:
+                found += texts_of([next(tail)])[0]
+            ends.add(found)
+        except OtherHistory:
+            ends.add(f"{found}, refused")
+        assert any(each.startswith(found) for each in histories), f"call {number}: {found}"
+    assert {"01456", "0123, refused"} <= ends

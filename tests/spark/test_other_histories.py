@@ -1,0 +1,95 @@
+"""A stream whose log is replaced by an older copy, which is then written: it has the beginning of
+one of both histories, and never a mixture."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imap_wal.clock import SystemRandomness
+from imap_wal.errors import ImapWalError, OtherHistory
+from imap_wal.layout import Identity
+from imap_wal.write.context import LogContext
+from imap_wal.write.opening import open_node_log
+from pyspark_imap_wal.options import Options
+from pyspark_imap_wal.stream import ImapWalStreamReader
+from storage_backends import SegmentStore
+from storage_backends.gated import GatedStore
+from storage_backends.local import LocalStore
+from storage_backends.objects import LocalObjects
+from tests.histories import put
+from tests.kit.logs import SMALL, append
+from tests.support import FakeClock
+
+pytestmark = pytest.mark.spark
+
+
+class Replaced(GatedStore):
+    """A storage that is replaced by another one before one of its operations."""
+
+    def __init__(self, first: SegmentStore, then: SegmentStore, calls: int) -> None:
+        super().__init__(first)
+        self._then, self.left = then, calls
+
+    def there(self, path: str = "") -> SegmentStore:
+        self.left -= 1
+        if self.left == -1:
+            self.inner = self._then
+        return self.inner
+
+    def close(self) -> None:
+        """It is opened again for each batch."""
+
+
+def written(place: SegmentStore, *values: int) -> None:
+    identity, clock = Identity("ns", "c", "n1"), FakeClock()
+    log = open_node_log(LogContext(place, identity, SMALL, clock, SystemRandomness()))
+    for value in values:
+        append(log, put(f"k{value}", value, (1, 1, log.epoch, value)))
+    log.close()
+
+
+def batches(gate: Replaced, count: int) -> str:
+    """The values of some batches of a stream."""
+    reader = ImapWalStreamReader(Options.parse({"path": gate.url}), {"value": "binary"})
+    start, found = reader.initialOffset(), ""
+    for _ in range(count):
+        end = reader.latestOffset(start, None)
+        rows = [
+            line["value"].decode()
+            for part in reader.partitions(start, end)
+            for batch in reader.read(part)
+            for line in batch.to_pylist()
+        ]
+        start, found = end, found + "".join(rows)
+        reader.commit(end)
+    return found
+
+
+@pytest.mark.parametrize("kind", [LocalStore, LocalObjects])
+def test_a_log_replaced_at_any_call_of_a_stream(
+    tmp_path: Path, kind: type[LocalStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, copy = kind(str(tmp_path / "original")), kind(str(tmp_path / "copy"))
+    written(original, 0, 1)
+    shutil.copytree(tmp_path / "original", tmp_path / "copy", dirs_exist_ok=True)
+    written(original, 2, 3)
+    written(copy, 4, 5, 6)
+    histories = ("0123", "01456")
+    ends: set[Any] = set()
+    gate = Replaced(original, copy, 10**6)
+    monkeypatch.setattr("pyspark_imap_wal.stream.open_store", lambda _: gate)
+    assert batches(gate, 2) == histories[0]
+    for number in range(10**6 - gate.left):
+        gate = Replaced(original, copy, number)
+        try:
+            found = batches(gate, 2)
+        except ImapWalError as error:
+            ends.add(type(error))
+        else:
+            assert found in histories, f"call {number}: {found}"
+            ends.add(found)
+    assert {"01456", OtherHistory} <= ends
