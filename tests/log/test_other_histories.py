@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -148,16 +149,19 @@ def test_the_log_of_a_dict_is_checked_too(tmp_path: Path) -> None:
 
 
 class Replaced(GatedStore):
-    """A storage that is replaced by another one before one of its operations."""
+    """A storage that is replaced by another one before one of its operations. `over` is set a
+    while later, so that no reader waits forever."""
 
     def __init__(self, first: SegmentStore, then: SegmentStore, calls: int) -> None:
         super().__init__(first)
-        self._then, self.left = then, calls
+        self._then, self.left, self.over = then, calls, threading.Event()
 
     def there(self, path: str = "") -> SegmentStore:
         self.left -= 1
         if self.left == -1:
             self.inner = self._then
+        if self.left < -2000:
+            self.over.set()
         return self.inner
 
 
@@ -181,12 +185,15 @@ def test_a_log_replaced_at_any_call_of_a_reader(
     assert "".join(texts_of(reading(never).read())) == histories[0]
     ends = set()
     for number in range(10**6 - never.left + 8):
-        tail = reading(Replaced(original, copy, number)).tail(poll_s=0.001)
+        gate = Replaced(original, copy, number)
+        tail = reading(gate).tail(poll_s=0.001, stop=gate.over)
         found = ""
         try:
             while found != histories[1]:
                 found += texts_of([next(tail)])[0]
             ends.add(found)
+        except StopIteration:
+            raise AssertionError(f"call {number}: {found}, and then nothing") from None
         except OtherHistory:
             ends.add(f"{found}, refused")
         assert any(each.startswith(found) for each in histories), f"call {number}: {found}"
