@@ -452,14 +452,14 @@ MUTATIONS = (
         "imap_wal/manifest/epochs.py",
         "            if _has(each, position):\n                return Position(*position)",
         "            if True:\n                return Position(*position)",
-        "tests/log/test_other_histories.py::test_a_position_in_what_a_copy_lacks_is_refused",
+        "tests/cli/test_other_histories.py::test_a_restored_backup_refuses_what_it_lacks",
     ),
     Mutation(
         "an epoch keeps its id in each copy",
         "imap_wal/write/opening.py",
         "id_of(randomness.token()), before.removed",
         "'0' * 12, before.removed",
-        "tests/log/test_other_histories.py::test_no_position_is_read_on_in_another_history",
+        "tests/log/test_other_histories.py::test_a_position_in_what_a_copy_lacks_is_refused",
     ),
     Mutation(
         "a segment of another copy is not noticed",
