@@ -10,20 +10,26 @@ from __future__ import annotations
 import io
 import json
 import logging
-import math
 import pickle
 import pickletools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import date, datetime, time
-from decimal import Decimal
 from itertools import chain
 from typing import Any, ClassVar
-from uuid import UUID
 
 import msgpack
 
-from imap_wal.entry import KEY, KEY_CLASS, ORDER, VALUE, VALUE_CLASS, Row, is_clear
+from imap_wal.entry import (
+    KEY,
+    KEY_CLASS,
+    MSGPACK,
+    ORDER,
+    RAW,
+    VALUE,
+    VALUE_CLASS,
+    Row,
+    is_clear,
+)
 from imap_wal.schemas import Schema, sound_schemas
 from storage_backends.extras import needs
 
@@ -39,6 +45,13 @@ class Opaque:
 
     def __str__(self) -> str:
         return f"<{self.label or 'bytes'}, {len(self.data)} bytes>"
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """A JSON object in which a name is there twice: a dict would lose one."""
+
+    pairs: tuple[tuple[str, Any], ...]
 
 
 class Decoder:
@@ -75,16 +88,16 @@ class Decoder:
             value: Any = None
             if partition_version:  # only members have partitions
                 value = self._of_member(data)
-            elif label == "msgpack":
+            elif label == MSGPACK:
                 value = msgpack.unpackb(data, strict_map_key=False)
-            if partition_version or label == "msgpack":
+            if partition_version or label == MSGPACK:
                 return value if _is_small(value, len(data)) else Opaque(label, data)
         except ModuleNotFoundError:
             raise  # from hazelcast-python-client: the text names the extra that installs it
         # Any value may be broken in any way; the others must still be shown.
         except Exception:  # noqa: BLE001
             return Opaque(label, data)
-        return bytes(data) if label == "raw" else Opaque(label, data)
+        return bytes(data) if label == RAW else Opaque(label, data)
 
     def _of_member(self, data: bytes) -> Any:
         if self._data is None:
@@ -129,14 +142,19 @@ def _data_reader(schemas: Iterable[Schema]) -> Callable[[bytes], Any]:
 
     def read(data: bytes) -> Any:
         value = service.to_object(Data(bytes(data)))
-        return value.loads() if isinstance(value, HazelcastJsonValue) else value
+        if isinstance(value, HazelcastJsonValue):
+            return json.loads(value.to_string(), object_pairs_hook=_object)
+        return value
 
     return read
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | Pairs:
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else Pairs(tuple(pairs))
+
+
 _LEVELS_MAX = 100
-_DECIMAL_BITS = 2**13
-"""About 2,500 digits."""
 _SHOWN_BYTES_MIN = 1024 * 1024
 _SHOWN_FACTOR = 16
 
@@ -155,6 +173,8 @@ def _is_small(value: Any, data_bytes: int) -> bool:
             left -= each.bit_length() // 8
         elif isinstance(each, dict):
             inner = chain(each.keys(), each.values())
+        elif isinstance(each, Pairs):
+            inner = chain.from_iterable(each.pairs)
         elif isinstance(each, list | tuple | set | frozenset):
             inner = each
         left -= 8
@@ -224,78 +244,3 @@ def _refuse_shared_keys(data: bytes) -> None:
             raise pickle.UnpicklingError("a tuple or a set is used twice")
         else:
             before = name
-
-
-def plain(value: Any) -> Any:
-    """A value for JSON: dates as ISO text, decimals as text, bytes as {"hex"}, opaque ones as
-    {"class", "hex"}; keys of dicts as text. A number of thousands of digits is hexadecimal text,
-    because Python refuses to print it otherwise."""
-    match value:
-        case int() if value.bit_length() > _DECIMAL_BITS:
-            return hex(value)
-        case None | bool() | int() | float() | str():
-            return value
-        case Opaque():
-            return {"class": value.label, "hex": bytes(value.data).hex()}
-        case bytes() | bytearray() | memoryview():
-            return {"hex": bytes(value).hex()}
-        case datetime() | date() | time():
-            return value.isoformat()
-        case Decimal() | UUID():
-            return str(value)
-        case dict():
-            return {
-                key if isinstance(key, str) else json.dumps(plain(key), ensure_ascii=False): plain(
-                    item
-                )
-                for key, item in value.items()
-            }
-        case list() | tuple() | set() | frozenset():
-            return [plain(item) for item in value]
-        case _:
-            return repr(value)
-
-
-def text(value: Any) -> str:
-    """One line for a table."""
-    match value:
-        case str():
-            return value
-        case Opaque():
-            return str(value)
-        case _:
-            return json.dumps(plain(value), ensure_ascii=False)
-
-
-def json_of(value: Any) -> str:
-    """A value as JSON that every reader accepts.
-
-    Args:
-        value: What `Decoder.value` returns.
-
-    Returns:
-        JSON text as `dump -o json` prints it, but NaN and infinities are text.
-    """
-    shown = plain(value)
-    try:
-        return storable(json.dumps(shown, ensure_ascii=False, allow_nan=False))
-    except ValueError:
-        return storable(json.dumps(finite(shown), ensure_ascii=False))
-
-
-def finite(value: Any) -> Any:
-    """The value with text for NaN and infinities, which JSON does not have."""
-    match value:
-        case float() if not math.isfinite(value):
-            return str(value)
-        case dict():
-            return {key: finite(item) for key, item in value.items()}
-        case list():
-            return [finite(item) for item in value]
-        case _:
-            return value
-
-
-def storable(text: str) -> str:
-    """The text without lone surrogates, which UTF-8 cannot encode."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -49,6 +49,8 @@ PARTITION_MAX: Final = PARTITIONS_MAX - 1
 """The limit for a member's entry. An entry of `imap_wal.log` may have any number."""
 RAW = "raw"
 """The class of keys and values that are plain bytes."""
+MSGPACK = "msgpack"
+"""The class of keys and values of the default serializer."""
 
 
 class DataEntry(NamedTuple):

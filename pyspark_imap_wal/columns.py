@@ -7,6 +7,8 @@ columns that are wanted.
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -15,7 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from imap_wal.decoder import Decoder, text
+from imap_wal.decoder import Decoder
+from imap_wal.encoder import json_of, key_json
 from imap_wal.entry import ORDER, VALUE, Row
 from imap_wal.format import START, Position
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_rows
@@ -28,6 +31,8 @@ from imap_wal.security.encryption import keys_of
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS, POSITION_COLUMNS
 from storage_backends import NotFound, SegmentStore
+
+_log = logging.getLogger("imap_wal")
 
 _ENTRY = [field.name for field in SNAPSHOT_SCHEMA]
 _OF_LOG = ("namespace", "cluster")
@@ -276,10 +281,16 @@ def _texts(batch: Any, wanted: Wanted) -> dict[str, Any]:
     if not names:
         return {}
     rows, decoder = to_rows(batch), Decoder(wanted.metadata)
-    made = {
-        "key_text": [text(decoder.key(row)) for row in rows],
-        "value_text": [None if row[VALUE] is None else text(decoder.value(row)) for row in rows],
-    }
+    lost: Counter[str] = Counter()
+    made: dict[str, list[str | None]] = {"key_text": [], "value_text": []}
+    for row in rows:
+        of_row: set[str] = set()
+        made["key_text"].append(key_json(row, decoder, of_row))
+        value = None if row[VALUE] is None else json_of(decoder.value(row), of_row)
+        made["value_text"].append(value)
+        lost.update(of_row)
+    for what, count in sorted(lost.items()):
+        _log.warning("of %d rows, %d have a key or value of which %s", len(rows), count, what)
     return {name: pa.array(made[name], pa.string()) for name in names}
 
 

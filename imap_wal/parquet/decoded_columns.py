@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from imap_wal.decoder import Decoder, Opaque, json_of, storable, text
-from imap_wal.entry import KEY, MAP, ORDER, VALUE, Row
+from imap_wal.decoder import Decoder, Opaque
+from imap_wal.encoder import json_of, json_of_plain, key_of
+from imap_wal.entry import KEY, MAP, ORDER, VALUE, Row, is_clear
 from imap_wal.parquet.columns import DECODED_FIELDS, SNAPSHOT_SCHEMA, to_rows
 from storage_backends.extras import needs
 
@@ -75,11 +76,11 @@ class DecodedColumns:
         return None
 
     def _key(self, row: Row) -> str | None:
-        data = row[KEY]
-        if not data or len(data) > DATA_BYTES_MAX:
+        if is_clear(row) or len(row[KEY]) > DATA_BYTES_MAX:
             return None
-        key = self._decoder.key(row)
-        return None if isinstance(key, Opaque) else _bounded(storable(text(key)), data)
+        if isinstance(self._decoder.key(row), Opaque):
+            return None
+        return _bounded(json_of_plain(key_of(row, self._decoder)), row[KEY])
 
     def _value(self, row: Row) -> str | None:
         data = row[VALUE]

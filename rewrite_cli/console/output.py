@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from imap_wal import progress
+from imap_wal.encoder import finite
 from rewrite_cli.console.encoding import is_unicode, suited
 from rewrite_cli.console.written import writing
 
@@ -131,12 +132,17 @@ def errors() -> Console:
 
 def print_json(value: Any) -> None:
     """One JSON document."""
-    echo(json_text(json.dumps(value, indent=2, default=jsonable, ensure_ascii=not is_unicode())))
+    echo(json_text(_json(value, indent=2)))
 
 
 def print_line(value: Any) -> None:
     """One JSON document on one line."""
-    echo(json_text(json.dumps(value, default=jsonable, ensure_ascii=not is_unicode())))
+    echo(json_text(_json(value)))
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    ascii_only = not is_unicode()
+    return json.dumps(finite(value), indent=indent, default=jsonable, ensure_ascii=ascii_only)
 
 
 def jsonable(value: Any) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from imap_wal.decoder import Decoder, json_of, storable, text
+from imap_wal.decoder import Decoder
+from imap_wal.encoder import json_of_plain
 from imap_wal.entry import (
     DELETED,
     EXPIRES_AT_MS,
@@ -20,10 +21,14 @@ from imap_wal.entry import (
     is_clear,
 )
 from imap_wal.format import Position
+from rewrite_cli.entries.losses import Losses
 from storage_backends.extras import needs
 
 _YEAR_1_MS, _YEAR_9999_MS = -62_135_596_800_000, 253_402_300_799_999
 """The times that both DuckDB and Python can represent."""
+
+
+_UNCOUNTED = Losses()
 
 
 class FoundEntry(NamedTuple):
@@ -35,6 +40,7 @@ class FoundEntry(NamedTuple):
     cluster: str
     node: str = ""
     position: Position | None = None
+    losses: Losses = _UNCOUNTED
 
 
 class Column(NamedTuple):
@@ -50,11 +56,13 @@ class Column(NamedTuple):
 def _key_text(change: FoundEntry) -> str | None:
     if is_clear(change.row):
         return None
-    return storable(text(change.decoder.key(change.row)))
+    return json_of_plain(change.losses.key(change.row, change.decoder))
 
 
 def _value_json(change: FoundEntry) -> str | None:
-    return None if change.row[DELETED] else json_of(change.decoder.value(change.row))
+    if change.row[DELETED]:
+        return None
+    return json_of_plain(change.losses.value(change.row, change.decoder))
 
 
 def _expires_at_ms(change: FoundEntry) -> int:
@@ -66,7 +74,7 @@ def _position(change: FoundEntry) -> str | None:
 
 
 _READABLE = (
-    Column("key_text", "VARCHAR", "the key, as `dump` prints it", _key_text),
+    Column("key_text", "JSON", "the key", _key_text),
     Column("value_json", "JSON", "the value", _value_json),
     Column(
         "written",

@@ -19,7 +19,7 @@ from imap_wal.read.newest.rivals import Noted
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.console.output import note
 from rewrite_cli.console.progress import Tell
-from rewrite_cli.entries.keys import Matches
+from rewrite_cli.entries.keys import Matcher
 from rewrite_cli.entries.left_out import LeftOut, without_copies
 from rewrite_cli.entries.lines import Line
 from rewrite_cli.entries.live import state_at
@@ -35,7 +35,7 @@ class Search:
     store: SegmentStore
     view: ClusterView
     map: str
-    matches: Matches
+    matches: Matcher
     partial: bool = False
     """Without the logs of missing nodes."""
     as_of_ms: int | None = None

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import click
 
-from imap_wal.decoder import Decoder, plain, text
-from imap_wal.entry import KEY, Row, is_clear
-from rewrite_cli.console.output import shown
+from imap_wal.decoder import Decoder, Opaque
+from imap_wal.encoder import key_of, plain, text
+from imap_wal.entry import KEY, KEY_CLASS, Row, is_clear
+from rewrite_cli.console.output import names, note, shown
 from rewrite_cli.console.param_type import ParamType
-
-Matches = Callable[[Row, Decoder], bool]
 
 
 class KeyType(ParamType[str | bytes]):
@@ -37,20 +36,49 @@ class KeyType(ParamType[str | bytes]):
             )
 
 
-def matcher(keys: Collection[str | bytes]) -> Matches:
-    """A function that says whether a row has one of these keys. A clear has no key."""
-    values = [value for key in keys if isinstance(key, str) for value in _as_json(key)]
+class Matcher:
+    """Says whether a row has one of some keys. A clear has no key."""
 
-    def matches(row: Row, decoder: Decoder) -> bool:
+    def __init__(self, keys: Collection[str | bytes]) -> None:
+        self._keys = keys
+        self._values = [value for key in keys if isinstance(key, str) for value in _as_json(key)]
+        self._by_text = any(isinstance(key, str) for key in keys)
+        self.unreadable: set[str] = set()
+        """Classes of keys that have no text, so it is unknown whether one was meant."""
+
+    def __call__(self, row: Row, decoder: Decoder) -> bool:
         if is_clear(row):
             return False
-        if row[KEY] in keys:
+        if row[KEY] in self._keys:
             return True
+        if not self._by_text:
+            return False
         key = decoder.key(row)
         words = text(key)
-        return words in keys or shown(words) in keys or (bool(values) and plain(key) in values)
+        if words in self._keys or shown(words) in self._keys:
+            return True
+        if self._values and (plain(key) in self._values or key_of(row, decoder) in self._values):
+            return True
+        if isinstance(key, Opaque):
+            self.unreadable.add(row[KEY_CLASS])
+        return False
 
-    return matches
+    def why_unreadable(self) -> str:
+        """How to name a key that has no text."""
+        return (
+            f"keys of class {names(sorted(self.unreadable))} cannot be written as text; name the "
+            "key by its bytes, as in hex:a3343231: `dump -o json` has them as key_bytes"
+        )
+
+    def note_unreadable(self) -> None:
+        """Print that, if there were such keys."""
+        if self.unreadable:
+            note(self.why_unreadable())
+
+
+def matcher(keys: Collection[str | bytes]) -> Matcher:
+    """A function that says whether a row has one of these keys."""
+    return Matcher(keys)
 
 
 def _as_json(key: str) -> list[Any]:

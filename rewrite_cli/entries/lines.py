@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from imap_wal.decoder import Decoder, plain, text
+from imap_wal.decoder import Decoder
 from imap_wal.entry import (
     DELETED,
     EXPIRES_AT_MS,
@@ -22,6 +22,7 @@ from imap_wal.entry import (
 from imap_wal.format import Position
 from rewrite_cli.console import output as out
 from rewrite_cli.console.times import iso
+from rewrite_cli.entries.losses import Losses
 
 
 class Line(NamedTuple):
@@ -36,15 +37,15 @@ class Line(NamedTuple):
     decoder: Decoder
 
 
-def show(line: Line, output: str) -> None:
+def show(line: Line, output: str, losses: Losses) -> None:
     """Print one line, as text or as JSON."""
     if output == out.JSON:
-        out.print_line(json_of(line))
+        out.print_line(json_of(line, losses))
     else:
-        out.echo(out.shown(text_of(line)))
+        out.echo(out.shown(text_of(line, losses)))
 
 
-def json_of(line: Line) -> dict[str, Any]:
+def json_of(line: Line, losses: Losses) -> dict[str, Any]:
     """The entry for JSON."""
     row = line.row
     return {
@@ -52,9 +53,9 @@ def json_of(line: Line) -> dict[str, Any]:
         "node": line.node,
         "position": str(line.position) if line.position is not None else None,
         "map": row[MAP],
-        "key": plain(line.decoder.key(row)),
+        "key": losses.key(row, line.decoder),
         "key_bytes": None if is_clear(row) else f"hex:{row[KEY].hex()}",
-        "value": plain(line.decoder.value(row)),
+        "value": losses.value(row, line.decoder),
         "deleted": row[DELETED],
         "time": iso(row[TIMESTAMP_MS]),
         "timestamp_ms": row[TIMESTAMP_MS],
@@ -67,17 +68,17 @@ def json_of(line: Line) -> dict[str, Any]:
     }
 
 
-def text_of(line: Line) -> str:
+def text_of(line: Line, losses: Losses) -> str:
     """The entry as one line."""
     row = line.row
     if is_clear(row):
         return _clear_text(line)
-    what = "deleted" if row[DELETED] else f"= {text(line.decoder.value(row))}"
+    what = "deleted" if row[DELETED] else f"= {losses.value_text(row, line.decoder)}"
     place = "snapshot" if line.position is None else str(line.position)
     expiry = f"  (expires {iso(row[EXPIRES_AT_MS])})" if row[EXPIRES_AT_MS] else ""
     return (
         f"{iso(row[TIMESTAMP_MS])}  {line.node}  {place:<39}  "
-        f"{row[MAP]}[{text(line.decoder.key(row))}] {what}{expiry}"
+        f"{row[MAP]}[{losses.key_text(row, line.decoder)}] {what}{expiry}"
     )
 
 

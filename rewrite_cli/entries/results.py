@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from imap_wal.decoder import finite
+from imap_wal.encoder import finite
 from rewrite_cli.console import output as out
 from rewrite_cli.console.whole_file import text_file, whole_file
 from rewrite_cli.console.written import NamedOutput

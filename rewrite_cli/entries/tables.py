@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import click
 
@@ -21,6 +21,7 @@ from rewrite_cli.console.selection import Selection
 from rewrite_cli.entries.columns import LATEST, RAW, Column, FoundEntry, batch
 from rewrite_cli.entries.database import SCHEMAS, Database, Query, fold
 from rewrite_cli.entries.live import MEMORY_BYTES, LiveCluster, Reading, merge_all
+from rewrite_cli.entries.losses import Losses
 from storage_backends import NotFound, SegmentStore
 
 COLUMNS: Mapping[str, Sequence[Column]] = dict(zip(SCHEMAS, (LATEST, RAW), strict=True))
@@ -40,6 +41,7 @@ class ReadOptions:
     partial: bool = False
     as_of_ms: int | None = None
     memory_bytes: int = MEMORY_BYTES
+    losses: Losses = field(default_factory=Losses)
 
 
 class _Buffer:
@@ -104,21 +106,29 @@ def load(database: Database, query: Query | None, options: ReadOptions, tell: Te
         for name in wanted.get("latest", ()):
             tell(f"loading {name}")
             database.create("latest", name, LATEST)
-            _load_latest(database, name, merged)
+            _load_latest(database, name, merged, options.losses)
         if wanted.get("raw"):
             for each in merged:
                 _load_raw(database, wanted["raw"], store, each, options, tell)
     return names
 
 
-def _load_latest(database: Database, name: str, merged: Iterable[LiveCluster]) -> None:
+def _load_latest(
+    database: Database, name: str, merged: Iterable[LiveCluster], losses: Losses
+) -> None:
     buffer = _Buffer(lambda name, rows: database.insert("latest", name, batch(LATEST, rows)))
     for each in merged:
         if name in each.names:
             for rows in each.rows(name):
                 for row in rows:
                     buffer.add(
-                        FoundEntry(row, each.decoder, each.view.namespace, each.view.cluster)
+                        FoundEntry(
+                            row,
+                            each.decoder,
+                            each.view.namespace,
+                            each.view.cluster,
+                            losses=losses,
+                        )
                     )
     buffer.flush()
 
@@ -144,7 +154,7 @@ def _load_raw(
         database.create("raw", name, RAW)
     for attempt in range(ATTEMPTS):
         try:
-            _read_raw(database, mine, log, decoder, policy, options.as_of_ms, tell)
+            _read_raw(database, mine, log, decoder, policy, options, tell)
             return
         # Files were removed while they were read: begin again.
         except NotFound:
@@ -160,9 +170,10 @@ def _read_raw(
     log: ClusterLog,
     decoder: Decoder,
     policy: RecoveryPolicy,
-    as_of_ms: int | None,
+    options: ReadOptions,
     tell: Tell,
 ) -> None:
+    as_of_ms, losses = options.as_of_ms, options.losses
     of_logs = _Buffer(lambda name, rows: database.insert("raw", name, batch(RAW, rows)))
     of_snapshots = _Buffer(lambda name, rows: database.stage(name, RAW, batch(RAW, rows)))
     count = 0
@@ -173,7 +184,15 @@ def _read_raw(
         for row, place in zip(changes.rows, places, strict=True):
             if as_of_ms is None or row[TIMESTAMP_MS] <= as_of_ms:
                 buffer.add(
-                    FoundEntry(row, decoder, log.namespace, log.cluster, changes.node, place)
+                    FoundEntry(
+                        row,
+                        decoder,
+                        log.namespace,
+                        log.cluster,
+                        changes.node,
+                        place,
+                        losses,
+                    )
                 )
         count += len(changes.rows)
         tell(f"{log.namespace}/{log.cluster}: {count:,} changes")

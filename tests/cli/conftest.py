@@ -98,4 +98,7 @@ def log(tmp_path: Path) -> Path:
 def found(ended: Ended) -> dict[Any, Any]:
     """key_text → value_json of an answer of `query` in JSON."""
     assert ended.code == 0, ended.err
-    return {row["key_text"]: row["value_json"] for row in ended.lines}
+    return {
+        json.dumps(key) if isinstance(key := row["key_text"], dict) else key: row["value_json"]
+        for row in ended.lines
+    }

@@ -19,7 +19,8 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
-from imap_wal.decoder import Decoder, Opaque, plain, text
+from imap_wal.decoder import Decoder, Opaque
+from imap_wal.encoder import plain, text
 from rewrite_cli.cli import group
 from rewrite_cli.console import output as out
 from tests.kit.effort import every

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
-from imap_wal.decoder import plain
+from imap_wal.encoder import plain
 from rewrite_cli.cli import group
 
 pytestmark = pytest.mark.spark
@@ -40,19 +40,19 @@ def test_spark_reads_keys_and_values_without_imap_wal(spark: Any, tmp_path: Path
     archives = str(tmp_path / "log/*/*/nodes/*/archive/orders/*.parquet")
     found = spark.read.option("mergeSchema", "true").parquet(archives)
     rows = found.select("key_text", "value_json", "deleted").collect()
-    assert {row[0]: json.loads(row[1]) for row in rows if row[0] and row[1]} == {
+    assert {json.loads(row[0]): json.loads(row[1]) for row in rows if row[0] and row[1]} == {
         **{key: plain(value) for key, value in more.items()},
         "gone": 1,
     }
     assert [tuple(row) for row in rows if row[1] is None] in (
-        [("gone", None, True), (None, None, False)],
-        [(None, None, False), ("gone", None, True)],
+        [('"gone"', None, True), (None, None, False)],
+        [(None, None, False), ('"gone"', None, True)],
     )
     done("rewrite", url)
     snapshot = spark.read.parquet(str(tmp_path / "log/*/*/snapshot/orders/*/*.parquet"))
     live = snapshot.where("not deleted")
-    assert {row["key_text"]: json.loads(row["value_json"]) for row in live.collect()} == {
-        key: plain(value) for key, value in {**expected, **more}.items()
-    }
+    assert {
+        json.loads(row["key_text"]): json.loads(row["value_json"]) for row in live.collect()
+    } == {key: plain(value) for key, value in {**expected, **more}.items()}
     states = live.selectExpr("get_json_object(value_json, '$.state')").collect()
     assert sorted(row[0] for row in states if row[0]) == ["old", "open"]

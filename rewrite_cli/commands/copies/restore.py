@@ -33,6 +33,7 @@ from rewrite_cli.console.selection import (
 )
 from rewrite_cli.console.times import Moment
 from rewrite_cli.entries.live import LiveCluster, Reading, merge_all, partial_option
+from rewrite_cli.entries.losses import Losses
 from storage_backends import SegmentStore, StorageError, with_url
 
 NODE = "restored"
@@ -71,12 +72,14 @@ def command(
         open_empty(target)
         refuse_nested(selection.url, target)
     rows: list[dict[str, Any]] = []
+    losses = Losses()
     with working("reading") as tell, ExitStack() as stack:
         store, clusters = stack.enter_context(selection.open())
         merged = merge_all(store, clusters, selection, stack, tell, Reading(partial, as_of))
         selection.note_empty(name for each in merged for name in each.maps)
         if target is not None and suffix in FORMATS:
-            written = write(suffix, Path(target), records(merged))
+            written = write(suffix, Path(target), records(merged, losses))
+            losses.end()
             out.note(f"{out.count(written, 'entry', 'entries')} in {target}")
         copied = _open_target(target) if target is not None and suffix not in FORMATS else None
         try:

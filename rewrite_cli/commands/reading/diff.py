@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from imap_wal.clock import SystemClock
-from imap_wal.decoder import plain, text
+from imap_wal.encoder import text
 from imap_wal.entry import KEY, Row
 from imap_wal.errors import ImapWalError
 from rewrite_cli.console import output as out
@@ -31,6 +31,7 @@ from rewrite_cli.entries.comparison import (
     Difference,
 )
 from rewrite_cli.entries.live import LiveCluster, Reading, merge_all, partial_option
+from rewrite_cli.entries.losses import Losses
 from storage_backends import StorageError
 
 DIFFERENT, TROUBLE = 1, 2
@@ -107,7 +108,7 @@ def command(
     """
     if len(times) > 2 or (other is None and not times):
         raise click.UsageError("name two URLs, or one and --as-of once or twice")
-    until = _times(times, both=other is not None)
+    until, losses = _times(times, both=other is not None), Losses()
     with working("reading") as tell, ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="imap-wal-diff-"))
         comparison = stack.enter_context(closing(Comparison(Path(scratch))))
@@ -127,7 +128,7 @@ def command(
                     tell(f"comparing {name}")
                     comparison.fill(side, _label(each, name, alone), each.rows(name))
         found = list(comparison.differences(limit))
-        shown = [_shown(each, first, second, alone) for each in found]
+        shown = [_shown(each, first, second, alone, losses) for each in found]
     if output == out.JSON:
         left_out = {
             side: [asdict(each) for cluster in state.clusters for each in cluster.left_out]
@@ -137,6 +138,7 @@ def command(
         out.print_json({**names, "maps": shown, "left_out": left_out})
     else:
         _print(first, second, shown, limit)
+    losses.end()
     return DIFFERENT if found else CLEAN
 
 
@@ -163,7 +165,9 @@ def _label(cluster: LiveCluster, name: str, alone: bool) -> str:
     return name if alone else f"{cluster.view}/{name}"
 
 
-def _shown(found: Difference, old: _Side, new: _Side, alone: bool) -> dict[str, Any]:
+def _shown(
+    found: Difference, old: _Side, new: _Side, alone: bool, losses: Losses
+) -> dict[str, Any]:
     """Counts, and the listed keys with their values."""
     wanted = {key for keys in found.listed.values() for key in keys}
     before, after = (_values(side, found.map, wanted, alone) for side in (old, new))
@@ -171,10 +175,10 @@ def _shown(found: Difference, old: _Side, new: _Side, alone: bool) -> dict[str, 
     for kind, listed in found.listed.items():
         for key in listed:
             cluster, row = after.get(key) or before[key]
-            entry = {"kind": kind, "key": plain(cluster.decoder.key(row))}
+            entry = {"kind": kind, "key": losses.key(row, cluster.decoder)}
             for name, side in (("old", before), ("new", after)):
                 if key in side:
-                    entry[name] = plain(side[key][0].decoder.value(side[key][1]))
+                    entry[name] = losses.value(side[key][1], side[key][0].decoder)
             keys.append({**entry, "key_bytes": f"hex:{key.hex()}"})
     return {"map": found.map, **found.counts, "keys": keys}
 

@@ -37,6 +37,7 @@ from rewrite_cli.console.times import Moment
 from rewrite_cli.entries.keys import KeyType, matcher
 from rewrite_cli.entries.left_out import note_left_out, unread
 from rewrite_cli.entries.lines import Line, show
+from rewrite_cli.entries.losses import Losses, strict_option
 from storage_backends import NotFound, SegmentStore
 
 SORT_BYTES = 64 * 1024 * 1024
@@ -84,6 +85,7 @@ class PositionType(ParamType[Position]):
 @click.option("--to", "stop", type=PositionType(), help="Only entries at or below this position.")
 @click.option("--deleted", is_flag=True, help="Only tombstones.")
 @click.option("--tail", type=click.IntRange(min=1), help="Only the last N.")
+@strict_option
 @out.output_option
 def command(
     selection: Selection,
@@ -94,6 +96,7 @@ def command(
     stop: Position | None,
     deleted: bool,
     tail: int | None,
+    strict: bool,
     output: str,
 ) -> int:
     """Print the raw entries of the log, newest last, from snapshots, archives and segments. In
@@ -115,7 +118,7 @@ def command(
       imap-wal dump /var/lib/maps --tail 20
     """
     left_out: list[tuple[str, LogError]] = []
-    matches = matcher(keys)
+    matches, losses = matcher(keys), Losses(strict)
     missing = False
 
     def wanted(line: Line) -> bool:
@@ -144,10 +147,11 @@ def command(
         if tail is not None:
             lines = deque(lines, tail)
         for line in lines:
-            show(line, output)
+            show(line, output, losses)
     for name, error in left_out:
         out.note(f"left out: {name}: {message(error)}")
-    return FINDINGS if left_out or missing else CLEAN
+    matches.note_unreadable()
+    return losses.end() or (FINDINGS if left_out or missing else CLEAN)
 
 
 def by_time(lines: Iterable[Line]) -> Iterator[Line]:

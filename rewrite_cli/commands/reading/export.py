@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import click
 
-from imap_wal.decoder import plain, text
+from imap_wal.encoder import json_of_plain
 from imap_wal.entry import EXPIRES_AT_MS, KEY_CLASS, MAP, TIMESTAMP_MS, VALUE_CLASS
 from imap_wal.errors import LogError
 from rewrite_cli.console import output as out
@@ -22,6 +21,7 @@ from rewrite_cli.console.times import Moment, iso
 from rewrite_cli.console.whole_file import text_file, whole_file
 from rewrite_cli.console.written import NamedOutput
 from rewrite_cli.entries.live import LiveCluster, Reading, merge_all, partial_option
+from rewrite_cli.entries.losses import Losses, strict_option
 from storage_backends.extras import needs
 
 FORMATS = ("jsonl", "csv", "parquet")
@@ -59,8 +59,14 @@ COLUMNS = (
     help="The maps as of this time: 2026-11-21T10:00 (UTC), or 2h ago.",
 )
 @partial_option
+@strict_option
 def command(
-    selection: Selection, form: str | None, target: Path | None, as_of: int | None, partial: bool
+    selection: Selection,
+    form: str | None,
+    target: Path | None,
+    as_of: int | None,
+    partial: bool,
+    strict: bool,
 ) -> int:
     """Write the live entries, with decoded keys and values.
 
@@ -68,7 +74,8 @@ def command(
     its entries, deleted keys could come back. `imap-wal repair` makes a copy that can be exported.
     If all are damaged, nothing is written.
 
-    In csv and parquet, a value that is not text is JSON text.
+    Keys and values are JSON, in csv and parquet too: a text is in quotation marks there, so that
+    it differs from a number. What JSON cannot show exactly is counted, and named with --strict.
 
     \b
     Examples:
@@ -81,6 +88,7 @@ def command(
     if form == "parquet" and target is None:
         raise click.UsageError("parquet needs a file: --to orders.parquet")
     damaged: list[tuple[str, LogError]] = []
+    losses = Losses(strict)
     reading = Reading(partial, as_of, damaged)
     with working("reading") as tell, ExitStack() as stack:
         store, clusters = stack.enter_context(selection.open(damaged))
@@ -93,16 +101,16 @@ def command(
             reading,
         )
         selection.note_empty(name for each in merged for name in each.maps)
-        count = write(form, target, records(merged))
+        count = write(form, target, records(merged, losses))
     if target is not None:
         out.note(f"{out.count(count, 'entry', 'entries')} in {target}")
     for view, error in damaged:
         out.note(f"left out: cluster {view}: {message(error)}")
-    return FINDINGS if damaged else CLEAN
+    return losses.end() or (FINDINGS if damaged else CLEAN)
 
 
-def records(clusters: Iterable[LiveCluster]) -> Iterator[dict[str, Any]]:
-    """One dict per live entry, with decoded values."""
+def records(clusters: Iterable[LiveCluster], losses: Losses) -> Iterator[dict[str, Any]]:
+    """One dict per live entry, for `json.dumps`."""
     for merged in clusters:
         for name in merged.maps:
             for rows in merged.rows(name):
@@ -111,8 +119,8 @@ def records(clusters: Iterable[LiveCluster]) -> Iterator[dict[str, Any]]:
                         "namespace": merged.view.namespace,
                         "cluster": merged.view.cluster,
                         "map": row[MAP],
-                        "key": merged.decoder.key(row),
-                        "value": merged.decoder.value(row),
+                        "key": losses.key(row, merged.decoder),
+                        "value": losses.value(row, merged.decoder),
                         "written": iso(row[TIMESTAMP_MS]),
                         "expires": iso(row[EXPIRES_AT_MS]) or None,
                         "key_class": row[KEY_CLASS],
@@ -133,13 +141,7 @@ def _jsonl(file: NamedOutput, entries: Iterable[dict[str, Any]]) -> int:
     count = 0
     for entry in entries:
         count += 1
-        file.write(
-            json.dumps(
-                {**entry, "key": plain(entry["key"]), "value": plain(entry["value"])},
-                ensure_ascii=False,
-            )
-            + "\n"
-        )
+        file.write(json_of_plain(entry) + "\n")
     return count
 
 
@@ -181,4 +183,8 @@ def _parquet(target: Path, entries: Iterable[dict[str, Any]]) -> int:
 
 
 def _flat(entry: dict[str, Any]) -> dict[str, Any]:
-    return {**entry, "key": text(entry["key"]), "value": text(entry["value"])}
+    return {
+        **entry,
+        "key": json_of_plain(entry["key"]),
+        "value": json_of_plain(entry["value"]),
+    }

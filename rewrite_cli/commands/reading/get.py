@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from imap_wal.clock import SystemClock
-from imap_wal.decoder import text
+from imap_wal.encoder import text
 from imap_wal.entry import EXPIRES_AT_MS, ORDER, TIMESTAMP_MS, is_clear
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
@@ -20,6 +20,7 @@ from rewrite_cli.entries.keys import KeyType, matcher
 from rewrite_cli.entries.left_out import note_left_out
 from rewrite_cli.entries.lines import Line, json_of, text_of
 from rewrite_cli.entries.live import demand_begun, load_parquet, partial_option
+from rewrite_cli.entries.losses import Losses, strict_option
 
 
 @click.command()
@@ -34,6 +35,7 @@ from rewrite_cli.entries.live import demand_begun, load_parquet, partial_option
     help="The key as of this time: 2026-11-21T10:00 (UTC), or 2h ago.",
 )
 @partial_option
+@strict_option
 @out.output_option
 def command(
     selection: Selection,
@@ -41,14 +43,16 @@ def command(
     history: bool,
     as_of: int | None,
     partial: bool,
+    strict: bool,
     output: str,
-) -> None:
+) -> int:
     """Print the newest value of one key, as a restart would load it, with its order, position,
     node, time and expiry. Needs --map.
 
-    KEY is the key as `dump` prints it, as JSON, or its bytes as hex:... If there is no such key,
-    the exit code is 1, and the text says whether and when it was deleted. After a rewrite and a
-    prune, the log no longer shows this.
+    KEY is the key as `dump` prints it, as JSON, or its bytes as hex:... A key of a serializer of
+    your own has no text, so it needs its bytes. If there is no such key, the exit code is 1, and
+    the text says whether and when it was deleted. After a rewrite and a prune, the log no longer
+    shows this.
 
     \b
     Examples:
@@ -62,13 +66,14 @@ def command(
     (name,) = selection.maps
     load_parquet()
     results: list[Found] = []
+    matches, losses = matcher((key,)), Losses(strict)
     with working("reading") as tell, selection.open() as (store, clusters):
         for view in clusters:
             search = Search(
                 store,
                 view,
                 name,
-                matcher((key,)),
+                matches,
                 partial,
                 as_of,
                 tell,
@@ -83,21 +88,25 @@ def command(
     if output == out.JSON:
         out.print_json(
             {
-                "keys": [_json(each, now_ms, history=history) for each in found],
+                "keys": [_json(each, now_ms, losses, history=history) for each in found],
                 "left_out": list(map(asdict, left_out)),
             }
         )
     else:
         for each in found:
             if history:
-                _print_history(each, now_ms)
+                _print_history(each, now_ms, losses)
             elif each.state(now_ms) == "live":
-                _print(each.newest)
+                _print(each.newest, losses)
+    code = losses.end()
     if not found:
+        if matches.unreadable:
+            raise click.UsageError(f"{selection.url}: {matches.why_unreadable()}")
         what = f"hex:{key.hex()}" if isinstance(key, bytes) else repr(key)
         raise Failed(f"{selection.url}: map {name!r} has no key {what}, and no earlier entry of it")
     if not live:
         raise Failed("; ".join(_absence(each, now_ms) for each in found))
+    return code
 
 
 def _absence(found: KeyHistory, now_ms: int) -> str:
@@ -123,16 +132,16 @@ def _place(line: Line) -> str:
     return f"node {line.node}, {where}" if line.node else where
 
 
-def _json(found: KeyHistory, now_ms: int, *, history: bool) -> dict[str, Any]:
-    versions = {"versions": [json_of(line) for line in found.versions]} if history else {}
-    return {**json_of(found.newest), "state": found.state(now_ms), **versions}
+def _json(found: KeyHistory, now_ms: int, losses: Losses, *, history: bool) -> dict[str, Any]:
+    versions = {"versions": [json_of(line, losses) for line in found.versions]} if history else {}
+    return {**json_of(found.newest, losses), "state": found.state(now_ms), **versions}
 
 
-def _print(line: Line) -> None:
+def _print(line: Line, losses: Losses) -> None:
     row = line.row
     for name, value in (
-        ("key", text(line.decoder.key(row))),
-        ("value", text(line.decoder.value(row))),
+        ("key", losses.key_text(row, line.decoder)),
+        ("value", losses.value_text(row, line.decoder)),
         ("written", iso(row[TIMESTAMP_MS])),
         ("expires", iso(row[EXPIRES_AT_MS]) or "never"),
         ("order", ", ".join(map(str, row[ORDER]))),
@@ -143,8 +152,8 @@ def _print(line: Line) -> None:
         out.echo(f"{name:<9} {out.shown(value)}")
 
 
-def _print_history(found: KeyHistory, now_ms: int) -> None:
+def _print_history(found: KeyHistory, now_ms: int, losses: Losses) -> None:
     count = out.count(len(found.versions), "version")
     out.echo(f"{found.newest.cluster}: {found.state(now_ms)}, {count}")
     for line in found.versions:
-        out.echo(out.shown(text_of(line)))
+        out.echo(out.shown(text_of(line, losses)))

@@ -15,6 +15,7 @@ from rewrite_cli.console.times import Moment
 from rewrite_cli.entries import results
 from rewrite_cli.entries.database import Database, Query, QueryResult
 from rewrite_cli.entries.live import MEMORY_BYTES, partial_option
+from rewrite_cli.entries.losses import Losses, strict_option
 from rewrite_cli.entries.tables import COLUMNS, ReadOptions, load, prepare
 
 CSV, PARQUET = "csv", "parquet"
@@ -43,6 +44,7 @@ _ENDINGS = {"json": out.JSON, "jsonl": out.JSON, CSV: CSV, PARQUET: PARQUET}
     help="The log as of this time: 2026-11-21T10:00 (UTC), or 2h ago.",
 )
 @partial_option
+@strict_option
 def command(
     selection: Selection,
     sql: str | None,
@@ -50,7 +52,8 @@ def command(
     target: Path | None,
     as_of: int | None,
     partial: bool,
-) -> None:
+    strict: bool,
+) -> int:
     """Query a log with SQL, in the dialect of DuckDB. The log is only read.
 
     \b
@@ -60,7 +63,7 @@ def command(
     "my map", "a.b"   other names need quotes
 
     SQL is one statement; - reads it from stdin. Without SQL, the views and their columns are
-    listed. Keys and values are decoded in key_text and value_json, and times are UTC. In JSON, each
+    listed. Keys and values are JSON in key_text and value_json, and times are UTC. In JSON, each
     row is one line; bytes are hex:..., as `dump --key` takes them. A table shows the first 1,000
     rows only.
 
@@ -71,7 +74,7 @@ def command(
       imap-wal query /var/lib/maps "select node, count(*) from raw.orders group by all" -o json
       imap-wal query /var/lib/maps "from orders" --to orders.parquet --as-of 2h
     """
-    form = _form(output, target)
+    form, losses = _form(output, target), Losses(strict)
     half = MEMORY_BYTES // 2  # the merge of the log, and the tables, exist at the same time
     with tempfile.TemporaryDirectory(prefix="imap-wal-query-") as scratch:
         database = Database(Path(scratch), half)
@@ -83,7 +86,7 @@ def command(
                 names = load(
                     database,
                     query,
-                    ReadOptions(selection, partial, as_of, half),
+                    ReadOptions(selection, partial, as_of, half, losses),
                     tell,
                 )
             if query is None:
@@ -92,6 +95,7 @@ def command(
                 _answer(database, query, names, form, target)
         finally:
             database.close()
+    return losses.end()
 
 
 def _form(output: str | None, target: Path | None) -> str:

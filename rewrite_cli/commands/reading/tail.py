@@ -16,6 +16,7 @@ from rewrite_cli.console.times import Duration
 from rewrite_cli.entries.following import Follower
 from rewrite_cli.entries.keys import KeyType, matcher
 from rewrite_cli.entries.lines import Line, show
+from rewrite_cli.entries.losses import Losses, strict_option
 
 
 @click.command()
@@ -49,6 +50,7 @@ from rewrite_cli.entries.lines import Line, show
     show_default=True,
     help="The pause between two searches for new entries.",
 )
+@strict_option
 @out.output_option
 def command(
     selection: Selection,
@@ -56,6 +58,7 @@ def command(
     follow: bool,
     keys: tuple[str | bytes, ...],
     interval: float,
+    strict: bool,
     output: str,
 ) -> int:
     """Print the last entries of the log; with --follow, also those that are appended from then on,
@@ -72,11 +75,11 @@ def command(
       imap-wal tail /var/lib/maps --map orders --key 42 -f
       imap-wal tail /var/lib/maps -n 0 -f -o json | jq .value
     """
-    matches = matcher(keys)
+    matches, losses = matcher(keys), Losses(strict)
 
     def print_line(line: Line) -> None:
         if not keys or matches(line.row, line.decoder):
-            show(line, output)
+            show(line, output, losses)
 
     with selection.open() as (store, clusters):
         followers = [
@@ -98,7 +101,8 @@ def command(
             if not follow:
                 raise
         missing = any(each.lacks_a_log for each in followers)
-    return FINDINGS if missing and not follow else CLEAN
+    matches.note_unreadable()
+    return losses.end() or (FINDINGS if missing and not follow else CLEAN)
 
 
 def _closed_within(seconds: float) -> bool:

@@ -1,0 +1,227 @@
+"""Keys and values as JSON: for all commands, the readable columns of files, `query` and Spark.
+
+    text, number, true, false, null, list    as they are
+    bytes                                    {"hex": "00ff"}
+    date, time, decimal, UUID                text
+    NaN and infinities                       "nan", "inf", "-inf"                           lossy
+    a dict with keys that are not text       each key is its JSON text; if two keys then have
+                                             one text: {"pairs": [[key, value], …]}         lossy
+    half a character (a lone surrogate)      the character U+FFFD                           lossy
+    a number of more than 2,400 digits       hexadecimal text                               lossy
+    another object of Python                 its `repr`                                     lossy
+    what cannot be decoded                   {"class": "com.acme.Order", "hex": "00ff"}     lossy
+
+The text of a key is of this key only, among all keys of its class: a join by it mixes none. If the
+JSON does not say exactly which bytes the key has, they are beside it: {"key": …, "hex": "00ff"}.
+So no form of a key is lossy, except that of a key that cannot be decoded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import Any, Final
+from uuid import UUID
+
+import msgpack
+from msgpack import ExtType
+
+from imap_wal.decoder import Decoder, Opaque, Pairs
+from imap_wal.entry import KEY, KEY_CLASS, MSGPACK, ORDER, RAW, Row, is_clear
+
+NUMBERS: Final = "NaN, an infinity or a number of thousands of digits is shown as text"
+DICT_KEYS: Final = "keys of a dict that are not text are shown as text or in pairs"
+CHARACTERS: Final = "half a character, which UTF-8 cannot have, is shown as U+FFFD"
+OBJECTS: Final = "an object of Python is shown as its repr"
+UNDECODED: Final = "it cannot be decoded here, and is shown as its class and its bytes"
+
+_DECIMAL_BITS = 2**13
+"""About 2,500 digits. Python refuses to print longer numbers."""
+
+
+def plain(value: Any, lost: set[str] | None = None) -> Any:
+    """A decoded value as an object that `json.dumps` writes as valid JSON. What is lossy (see the
+    table above) is added to `lost`."""
+    return _plain(value, set() if lost is None else lost)
+
+
+def json_of(value: Any, lost: set[str] | None = None) -> str:
+    """A decoded value as JSON, as `plain`."""
+    return json.dumps(plain(value, lost), ensure_ascii=False, allow_nan=False)
+
+
+def key_of(row: Row, decoder: Decoder, lost: set[str] | None = None) -> Any:
+    """The key of a row as an object for `json.dumps`; None for a clear."""
+    if is_clear(row):
+        return None
+    key = decoder.key(row)
+    if isinstance(key, Opaque):
+        return plain(key, lost)
+    found: set[str] = set()
+    shown = plain(key, found)
+    if not found and _is_exact(row, key):
+        return shown
+    return {"key": shown, "hex": row[KEY].hex()}
+
+
+def value_of(row: Row, decoder: Decoder, lost: set[str] | None = None) -> Any:
+    """The value of a row as an object for `json.dumps`; None for a tombstone too."""
+    return plain(decoder.value(row), lost)
+
+
+def key_json(row: Row, decoder: Decoder, lost: set[str] | None = None) -> str | None:
+    """The key of a row as JSON; None for a clear."""
+    return None if is_clear(row) else json_of_plain(key_of(row, decoder, lost))
+
+
+def json_of_plain(shown: Any) -> str:
+    """The JSON of an object from this module."""
+    return json.dumps(shown, ensure_ascii=False, allow_nan=False)
+
+
+def text(value: Any, lost: set[str] | None = None) -> str:
+    """A decoded value on one line, for people: text without quotation marks, all else as JSON. It
+    may have any character."""
+    match value:
+        case str():
+            return _characters(value, set() if lost is None else lost)
+        case Opaque():
+            if lost is not None:
+                lost.add(UNDECODED)
+            return str(value)
+        case _:
+            return json_of(value, lost)
+
+
+def finite(value: Any) -> Any:
+    """An object for `json.dumps`, with text for NaN and infinities."""
+    match value:
+        case float() if not math.isfinite(value):
+            return str(value)
+        case dict():
+            return {key: finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [finite(item) for item in value]
+        case _:
+            return value
+
+
+def _plain(value: Any, lost: set[str]) -> Any:
+    match value:
+        case str():
+            return _characters(value, lost)
+        case None | bool():
+            return value
+        case int():
+            if value.bit_length() > _DECIMAL_BITS:
+                lost.add(NUMBERS)
+                return hex(value)
+            return int(value)
+        case float():
+            if not math.isfinite(value):
+                lost.add(NUMBERS)
+                return str(value)
+            return value
+        case Opaque():
+            lost.add(UNDECODED)
+            return {"class": _characters(value.label, lost), "hex": bytes(value.data).hex()}
+        case bytes() | bytearray() | memoryview():
+            return {"hex": bytes(value).hex()}
+        case datetime() | date() | time():
+            return value.isoformat()
+        case Decimal() | UUID():
+            return str(value)
+        case dict():
+            return _dict(value.items(), lost)
+        case Pairs():
+            return _dict(value.pairs, lost)
+        case ExtType():
+            return {"type": value.code, "hex": value.data.hex()}
+        case list() | tuple() | set() | frozenset():
+            return [_plain(item, lost) for item in value]
+        case _:
+            lost.add(OBJECTS)
+            return _characters(repr(value), lost)
+
+
+def _dict(items: Iterable[tuple[Any, Any]], lost: set[str]) -> dict[str, Any]:
+    shown: dict[str, Any] = {}
+    count = 0
+    for key, item in items:
+        count += 1
+        if isinstance(key, str):
+            name = _characters(key, lost)
+        else:
+            lost.add(DICT_KEYS)
+            name = json_of_plain(_plain(key, lost))
+        shown[name] = _plain(item, lost)
+    if len(shown) == count:
+        return shown
+    lost.add(DICT_KEYS)
+    return {"pairs": [[_plain(key, lost), _plain(item, lost)] for key, item in items]}
+
+
+def _characters(words: str, lost: set[str]) -> str:
+    if words.isascii():
+        return str(words)
+    try:
+        words.encode()
+    except UnicodeEncodeError:
+        lost.add(CHARACTERS)
+        return "".join("\ufffd" if "\ud800" <= each <= "\udfff" else each for each in words)
+    return str(words)
+
+
+# ---- which bytes a key has ----
+
+
+def _is_exact(row: Row, key: Any) -> bool:
+    """Whether no other key of this class has the same JSON."""
+    data, label = row[KEY], row[KEY_CLASS]
+    if row[ORDER][1]:  # of a member
+        return _is_exact_of_member(data, label, key)
+    return label == RAW or (label == MSGPACK and _is_exact_msgpack(data, key))
+
+
+def _is_exact_msgpack(data: bytes, key: Any) -> bool:
+    """Whether these are the bytes that msgpack writes for this key, and JSON has its type. JSON has
+    one type for the lists, and one for the dicts, that a key cannot have anyway."""
+    return _has_type_of_json(key) and msgpack.packb(key, use_bin_type=True) == data
+
+
+def _has_type_of_json(key: Any) -> bool:
+    if type(key) is list:
+        return all(map(_has_type_of_json, key))
+    return key is None or type(key) in (bool, int, float, str, bytes)
+
+
+_HEADER_BYTES = 8
+"""Partition hash and type of Hazelcast's Data."""
+_NO_HASH = bytes(4)
+_OF_JAVA: Final = {
+    "java.lang.Byte": (-3, 1),
+    "java.lang.Short": (-6, 2),
+    "java.lang.Integer": (-7, 4),
+    "java.lang.Long": (-8, 8),
+    "java.lang.Float": (-9, 4),
+    "java.lang.Double": (-10, 8),
+    "java.util.UUID": (-21, 16),
+}
+"""Class → its type in Hazelcast's Data, and the size of its content: each content is another
+value."""
+_STRING, _STRING_TYPE = "java.lang.String", -11
+
+
+def _is_exact_of_member(data: bytes, label: str, key: Any) -> bool:
+    if len(data) < _HEADER_BYTES or data[:4] != _NO_HASH:
+        return False
+    (kind,) = struct.unpack_from(">i", data, 4)
+    content = data[_HEADER_BYTES:]
+    if label == _STRING:
+        words = key.encode() if isinstance(key, str) else b""
+        return kind == _STRING_TYPE and content == struct.pack(">i", len(words)) + words
+    return (kind, len(content)) == _OF_JAVA.get(label)

@@ -1,0 +1,73 @@
+"""Which keys and values JSON does not show exactly: counted in a note, and named with --strict."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from imap_wal import encoder
+from imap_wal.decoder import Decoder
+from imap_wal.entry import KEY, MAP, Row
+from rewrite_cli.console import output as out
+from rewrite_cli.console.failures import CLEAN, FINDINGS
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def strict_option(command: F) -> F:
+    """`--strict`, as `strict`."""
+    return click.option(
+        "--strict",
+        is_flag=True,
+        help="Name each key and value that is not shown exactly, such as NaN; exit code 3 then.",
+    )(command)
+
+
+class Losses:
+    """Counts them for one command. `strict`: names each as it is found."""
+
+    def __init__(self, strict: bool = False) -> None:
+        self._strict = strict
+        self._counts: Counter[str] = Counter()
+
+    def key(self, row: Row, decoder: Decoder) -> Any:
+        """The key for `json.dumps`; None for a clear."""
+        lost: set[str] = set()
+        found = encoder.key_of(row, decoder, lost)
+        return self._noted(row, "key", lost, found)
+
+    def value(self, row: Row, decoder: Decoder) -> Any:
+        """The value for `json.dumps`; None for a tombstone."""
+        lost: set[str] = set()
+        found = encoder.value_of(row, decoder, lost)
+        return self._noted(row, "value", lost, found)
+
+    def key_text(self, row: Row, decoder: Decoder) -> str:
+        """The key for people."""
+        lost: set[str] = set()
+        found = encoder.text(decoder.key(row), lost)
+        return str(self._noted(row, "key", lost, found))
+
+    def value_text(self, row: Row, decoder: Decoder) -> str:
+        """The value for people."""
+        lost: set[str] = set()
+        found = encoder.text(decoder.value(row), lost)
+        return str(self._noted(row, "value", lost, found))
+
+    def _noted(self, row: Row, part: str, lost: set[str], found: Any) -> Any:
+        for what in sorted(lost):
+            self._counts[what] += 1
+            if self._strict:
+                data = (row[KEY] or b"").hex()
+                out.note(f"map {row[MAP]!r}, {part} of hex:{data}: {what}")
+        return found
+
+    def end(self) -> int:
+        """Print the note. Returns the exit code: FINDINGS if there is one, and --strict."""
+        for what, count in sorted(self._counts.items()):
+            more = "" if self._strict else "; --strict names them"
+            out.note(f"{out.count(count, 'key or value', 'keys or values')}: {what}{more}")
+        return FINDINGS if self._counts and self._strict else CLEAN
