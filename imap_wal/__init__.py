@@ -9,7 +9,6 @@ from imap_wal import errors, log
 from imap_wal.embedded.asyncio_store import AsyncMap, AsyncStore, aopen
 from imap_wal.embedded.durable_map import DurableMap
 from imap_wal.embedded.opening import open
-from imap_wal.embedded.serializer import MsgpackSerializer, RawSerializer, Serializer
 from imap_wal.embedded.store import Store
 from imap_wal.embedded.wal_filter import STOP, WalFilter
 from imap_wal.entry import DataEntry
@@ -34,6 +33,7 @@ from imap_wal.errors import (
     UnsupportedVersion,
     WriterLocked,
 )
+from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
 from imap_wal.settings import Durability, RecoveryMode, RecoveryPolicy, Settings
 from imap_wal.version import VERSION
 

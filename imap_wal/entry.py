@@ -115,6 +115,17 @@ def subject(row: Row) -> tuple[str, bytes | tuple[int, int]]:
     return row[MAP], (row[PARTITION_COUNT], row[PARTITION]) if is_clear(row) else row[KEY]
 
 
+def has_expired(expires_at_ms: int, now_ms: int) -> bool:
+    """Whether an upsert with this expiry (0: never) has expired at this time.
+    `imap_wal.parquet.columns.have_expired` has the same rule for columns."""
+    return 0 < expires_at_ms <= now_ms
+
+
+def is_alive(row: Row, now_ms: int) -> bool:
+    """Whether this newest row of its key is in the map: no tombstone, no clear, not expired."""
+    return not row[DELETED] and not has_expired(row[EXPIRES_AT_MS], now_ms)
+
+
 Number: TypeAlias = Annotated[int, Meta(ge=LOWEST, le=HIGHEST)]
 Counter: TypeAlias = Annotated[int, Meta(ge=0, le=HIGHEST)]
 _Entry: TypeAlias = tuple[

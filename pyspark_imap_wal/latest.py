@@ -18,13 +18,13 @@ from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from imap_wal.entry import KEY, MAP, TIMESTAMP_MS, Row, is_clear
 from imap_wal.errors import EncryptionError, LogError
 from imap_wal.format import Position
 from imap_wal.manifest.snapshots import PartitionVersions, Snapshot
+from imap_wal.parquet.columns import are_alive
 from imap_wal.parquet.reader import group_keys
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import END, SNAPSHOT, FileScan, KeySpan, Metadata
@@ -243,11 +243,7 @@ def _by_columns(
         merge.sources.flush()
         for name in sorted(merge.tally.maps.keys() - task.without):
             for batch in merge.winners(name):
-                dead = pc.and_(
-                    pc.greater(batch["expires_at_ms"], 0),
-                    pc.less_equal(batch["expires_at_ms"], moment),
-                )
-                alive = batch.filter(pc.invert(pc.or_(batch["deleted"], dead)))
+                alive = batch.filter(are_alive(batch, moment))
                 for column in wanted.needed.intersection(POSITION_COLUMNS):
                     alive = alive.append_column(column, pa.nulls(len(alive), pa.int64()))
                 if len(alive):

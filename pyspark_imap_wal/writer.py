@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,22 +15,27 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from imap_wal import layout
-from imap_wal.embedded.serializer import MsgpackSerializer
 from imap_wal.entry import RAW
 from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.manifest.archives import Archive
 from imap_wal.names import check_map_name
 from imap_wal.parquet.archive_rows import WAITING_SCHEMA, write_sorted
 from imap_wal.parquet.columns import ARCHIVE_SCHEMA
+from imap_wal.parquet.valid_columns import demand_valid_rows
 from imap_wal.parquet.writer import ParquetFile
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention import backfill
 from imap_wal.retention.archive_writer import COLUMN_BYTES_MAX, FULL
 from imap_wal.retention.backfill import EPOCH, SESSION, Backfill
 from imap_wal.security.encryption import keys_of, open_store
+from imap_wal.settings import Settings
+from imap_wal.valid import demand_known_class
+from pyspark_imap_wal.classes import classes_of, demand_class_of_map
 from pyspark_imap_wal.options import known
 from storage_backends import SegmentStore
 
+BYTES_MAX = Settings().max_value_bytes
+"""Of key and value of a row, as of every program that does not raise it."""
 BATCH_BYTES = 8 * 1024
 """About how much memory a batch needs besides its rows."""
 WAITING_BYTES = 2 * FULL
@@ -54,6 +59,8 @@ class Written(WriterCommitMessage):
 
     partition: int
     archives: tuple[Archive, ...]
+    classes: dict[str, str]
+    """The class of each map."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,7 @@ class ImapWalWriter(DataSourceArrowWriter):
         try:
             self._target = Target(store.url, target.namespace, target.cluster, target.map)
             self._backfill: Backfill = backfill.begin(log)
+            self._classes = classes_of(log, [target.map]) if target.map else {}
             self._now_ms = log.clock.now_ms()
         finally:
             store.close()
@@ -112,11 +120,11 @@ class ImapWalWriter(DataSourceArrowWriter):
         store, log = self._target.open()
         try:
             with tempfile.TemporaryDirectory(prefix="imap-wal-backfill-") as folder:
-                task = _Task(log, self._backfill, partition, Path(folder))
+                task = _Task(log, self._backfill, partition, Path(folder), self._classes)
                 for batch in batches:
                     for name, rows in self._by_map(batch):
                         task.add(name, rows, self._now_ms)
-                return Written(partition, task.end())
+                return Written(partition, task.end(), task.classes)
         finally:
             store.close()
 
@@ -139,10 +147,22 @@ class ImapWalWriter(DataSourceArrowWriter):
             raise LostRace("two attempts of a task report that they wrote; nothing was published")
         store, log = self._target.open()
         try:
+            self._demand_one_class(log, [each.classes for each in written])
             archives = [archive for each in written for archive in each.archives]
             backfill.publish(log, self._backfill, archives)
         finally:
             store.close()
+
+    def _demand_one_class(self, log: ClusterLog, of_tasks: Sequence[Mapping[str, str]]) -> None:
+        """Raise `InvalidSetting` unless each map has one class in all tasks, and that of its
+        entries in the log."""
+        found: dict[str, str] = {}
+        for classes in of_tasks:
+            for name, label in classes.items():
+                demand_known_class(name, label, {found.setdefault(name, label)})
+        known = classes_of(log, sorted(found.keys() - self._classes.keys()))
+        for name, in_log in known.items():
+            demand_class_of_map(log, name, found[name], in_log)
 
     def abort(self, messages: list[Any]) -> None:
         """Does nothing: nothing was published, and no manifest names what was written."""
@@ -151,8 +171,18 @@ class ImapWalWriter(DataSourceArrowWriter):
 class _Task:
     """The files of one task: sorted runs, as an archive run writes them."""
 
-    def __init__(self, log: ClusterLog, of: Backfill, partition: int, folder: Path) -> None:
+    def __init__(
+        self,
+        log: ClusterLog,
+        of: Backfill,
+        partition: int,
+        folder: Path,
+        known: Mapping[str, Collection[str]],
+    ) -> None:
+        """`known`: the classes of maps in the log, as far as the driver knows them."""
         self._log, self._of, self._partition, self._folder = log, of, partition, folder
+        self._known = known
+        self.classes: dict[str, str] = {}
         self._rows = 0
         self._waiting: dict[str, list[Any]] = {}
         self._sizes: dict[str, int] = {}
@@ -167,6 +197,11 @@ class _Task:
         if batch["key"].null_count:
             raise InvalidSetting(f"a row of map {name!r} has no key")
         rows = self._columns(name, batch, pc.is_null(batch["value"]), now_ms)
+        label = self.classes.get(name)
+        demand_valid_rows(name, rows, BYTES_MAX, () if label is None else (label,))
+        if label is None:
+            label = self.classes[name] = rows["key_class"][0].as_py()
+            demand_class_of_map(self._log, name, label, self._known.get(name, ()))
         size = rows.nbytes + BATCH_BYTES
         if name in self._sizes and self._sizes[name] + size > COLUMN_BYTES_MAX:
             self._publish(name)
@@ -211,14 +246,12 @@ class _Task:
             return pa.repeat(default, count) if found is None else pc.fill_null(found, default)
 
         expires = pc.if_else(deleted, 0, given("expires_at_ms", 0))
-        classes = given("key_class", RAW), given("value_class", RAW)
-        _demand_valid(name, there["key"], there["value"], expires, *classes)
         numbers = pa.array(range(self._rows, self._rows + count), pa.int64())
         columns = {
             "key": there["key"],
-            "key_class": classes[0],
+            "key_class": given("key_class", RAW),
             "value": there["value"],
-            "value_class": pc.if_else(deleted, "", classes[1]),
+            "value_class": pc.if_else(deleted, "", given("value_class", RAW)),
             "deleted": deleted,
             "timestamp_ms": pa.repeat(now_ms, count),
             "expires_at_ms": expires,
@@ -236,33 +269,3 @@ class _Task:
             [columns[field.name].cast(field.type) for field in WAITING_SCHEMA],
             schema=WAITING_SCHEMA,
         )
-
-
-def _demand_valid(
-    name: str, keys: Any, values: Any, expires: Any, key_classes: Any, value_classes: Any
-) -> None:
-    """Raises `InvalidSetting` for rows that a map would not accept either: what is in the log must
-    be readable by everyone."""
-    if len(expires) and (lowest := pc.min(expires).as_py()) < 0:
-        raise InvalidSetting(
-            f"map {name!r}: a row has expires_at_ms {lowest}; it takes Unix time in milliseconds, "
-            "or 0 for never"
-        )
-    other = pc.and_(pc.is_valid(values), pc.not_equal(key_classes, value_classes))
-    if pc.any(other).as_py():
-        at = pc.index(other, True).as_py()
-        raise InvalidSetting(
-            f"map {name!r}: a row has key_class {key_classes[at].as_py()!r} and value_class "
-            f"{value_classes[at].as_py()!r}; a map has one class for both: pass both columns"
-        )
-    packed = pc.equal(key_classes, MsgpackSerializer.name)
-    if not pc.any(packed).as_py():
-        return
-    serializer = MsgpackSerializer()
-    for key, value in zip(keys.filter(packed), values.filter(packed), strict=True):
-        try:
-            serializer.demand_written(key.as_py(), value.as_py())
-        except ValueError as error:
-            raise InvalidSetting(
-                f"map {name!r}: a row with the class 'msgpack' is not what a map writes: {error}"
-            ) from error

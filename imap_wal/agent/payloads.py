@@ -23,9 +23,9 @@ from imap_wal.entry import (
     PARTITION_MAX,
     VALUE,
 )
-from imap_wal.errors import TooLarge
 from imap_wal.names import check_map_name
 from imap_wal.schemas import BadSchema, Schema, check_known, read_schema
+from imap_wal.valid import demand_size
 
 
 class Checked(NamedTuple):
@@ -65,11 +65,8 @@ def check_entries(
         if key is None:
             _check_count(row[PARTITION_COUNT], partition_count)
             clears = True
-        elif value is not None and len(key) + len(value) > value_bytes_max:
-            raise TooLarge(
-                f"map {name!r}: key and value take {len(key) + len(value)} bytes, more than "
-                f"max_value_bytes, {value_bytes_max}; store less, or raise the setting"
-            )
+        else:
+            demand_size(name, key, value, value_bytes_max)
         request += 1
     return Checked(clears, maps)
 

@@ -24,11 +24,11 @@ from imap_wal.embedded.changes import MapState, WriteBatch, split
 from imap_wal.embedded.decisions import Decision
 from imap_wal.embedded.durable_map import RAISE, DurableMap, pairs
 from imap_wal.embedded.opening import OpenOptions
-from imap_wal.embedded.serializer import Serializer
 from imap_wal.embedded.store import Store, StoreStatistics
 from imap_wal.embedded.views import MapReads
 from imap_wal.errors import NotSerializable
 from imap_wal.rewrite.compaction import Compaction
+from imap_wal.serializer import Serializer
 
 COMMIT_BYTES_MAX = 64 * 1024 * 1024
 """The largest commit, unless a single operation is larger."""

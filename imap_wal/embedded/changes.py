@@ -9,7 +9,6 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from operator import itemgetter
 from typing import cast
 
-from imap_wal.embedded.serializer import Serializer
 from imap_wal.entry import (
     DELETED,
     EXPIRES_AT_MS,
@@ -17,11 +16,13 @@ from imap_wal.entry import (
     VALUE,
     Row,
     clear_of,
+    has_expired,
     is_clear,
     pack,
     pack_upserts,
 )
 from imap_wal.format import CLEARS, ENTRIES
+from imap_wal.serializer import Serializer
 
 _KEY_OF: Callable[[Row], bytes] = itemgetter(KEY)
 _VALUE_OF: Callable[[Row], bytes] = itemgetter(VALUE)
@@ -77,7 +78,7 @@ class MapState:
                     self.values.clear()
                     self.expires.clear()
                     self._deadlines.clear()
-                elif 0 < expires_at_ms <= now_ms:
+                elif has_expired(expires_at_ms, now_ms):
                     self._set(row[KEY], None, 0)
                 else:
                     self._set(row[KEY], row[VALUE], expires_at_ms)
@@ -85,7 +86,7 @@ class MapState:
     def get(self, key: bytes, now_ms: int) -> bytes | None:
         # The deadline is read first. In the other order, the entry could be purged with its
         # deadline between the two reads, and an expired value would be returned.
-        if self.expires and self.expires.get(key, now_ms + 1) <= now_ms:
+        if self.expires and has_expired(self.expires.get(key, 0), now_ms):
             return None
         return self.values.get(key)
 
@@ -101,7 +102,7 @@ class MapState:
                 self._purge(now_ms)
 
     def _purge(self, now_ms: int) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now_ms:
+        while self._deadlines and has_expired(self._deadlines[0][0], now_ms):
             deadline, key = heapq.heappop(self._deadlines)
             if self.expires.get(key) == deadline:
                 self.values.pop(

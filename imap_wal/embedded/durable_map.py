@@ -9,9 +9,10 @@ from typing import Any
 from imap_wal.embedded.changes import MapState, WriteBatch
 from imap_wal.embedded.decisions import Decision, clear, pop, pop_last, set_default
 from imap_wal.embedded.map_writer import MapWriter
-from imap_wal.embedded.serializer import shown
 from imap_wal.embedded.views import MapReads
-from imap_wal.errors import InvalidSetting, NotSerializable, TooLarge
+from imap_wal.errors import InvalidSetting, NotSerializable
+from imap_wal.serializer import shown
+from imap_wal.valid import demand_columns
 
 TTL_S_MAX = 100 * 366 * 86_400
 """100 years."""
@@ -57,7 +58,7 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
     def changes(self, pairs: Iterable[tuple[Any, Any]], ttl: float | None = None) -> WriteBatch:
         """The changes that set the keys, serialised. Raises `NotSerializable`, `TooLarge`, and
         `InvalidSetting` for an invalid `ttl`."""
-        state, limit = self._state, self._writer.max_value_bytes
+        state = self._state
         dump_key, dump = state.serializer.dump_key, state.serializer.dump
         changes = WriteBatch(state, [], [])
         for key, value in pairs:
@@ -69,13 +70,9 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
                 data = dump(value)
             except NotSerializable as error:
                 raise error.at(f"{state.name}[{shown(key)}]") from error
-            if len(key_data) + len(data) > limit:
-                raise TooLarge(
-                    f"map {state.name!r}: key and value take {len(key_data) + len(data)} "
-                    f"bytes, more than max_value_bytes, {limit}; store less, or raise the setting"
-                )
             changes.keys.append(key_data)
             changes.values.append(data)
+        demand_columns(state.name, changes.keys, changes.values, self._writer.max_value_bytes)
         if ttl is not None:
             if not _is_number(ttl) or not 0 < ttl <= TTL_S_MAX:
                 raise InvalidSetting(

@@ -14,7 +14,6 @@ from typing import Any, Unpack
 
 from imap_wal.checks import location
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.embedded.serializer import MsgpackSerializer, Serializer, demand_serializer
 from imap_wal.embedded.store import Store
 from imap_wal.embedded.wal_filter import WalFilter
 from imap_wal.errors import InvalidSetting, StorageUnavailable
@@ -29,6 +28,7 @@ from imap_wal.retention.log_writer import LogWriter
 from imap_wal.retention.other_process import OtherProcess, is_reachable
 from imap_wal.rewrite.compaction import KEEP_S
 from imap_wal.security.encryption import with_keys
+from imap_wal.serializer import MsgpackSerializer, Serializer, demand_serializer
 from imap_wal.settings import RecoveryPolicy, SettingsOptions, choose
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog

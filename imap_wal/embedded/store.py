@@ -11,8 +11,9 @@ store returns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,25 +21,29 @@ from imap_wal.embedded.changes import MapState
 from imap_wal.embedded.durable_map import DurableMap
 from imap_wal.embedded.loading import load
 from imap_wal.embedded.map_writer import MapWriter
-from imap_wal.embedded.serializer import (
-    MsgpackSerializer,
-    RawSerializer,
-    Serializer,
-    demand_serializer,
-)
 from imap_wal.embedded.wal_filter import WalFilter
-from imap_wal.entry import DELETED, KEY_CLASS, Row
+from imap_wal.entry import DELETED, KEY_CLASS, VALUE_CLASS, Row
 from imap_wal.errors import InvalidSetting, NotAppended, StorageUnavailable
 from imap_wal.names import check_map_name
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.retention.other_process import OtherProcess
 from imap_wal.rewrite.compaction import Compaction, CompactionStatistics, Compactor
+from imap_wal.serializer import (
+    MsgpackSerializer,
+    RawSerializer,
+    Serializer,
+    demand_serializer,
+)
+from imap_wal.valid import shows_classes, written
 from imap_wal.write.commit_statistics import CommitStatistics
 from imap_wal.write.maintenance import MaintenanceStatistics
 from imap_wal.write.recovery import RecoveryReport
 from imap_wal.write.ring import RingStatistics
 from storage_backends import StorageError
+
+_KEY_CLASS_OF: Callable[[Row], str] = itemgetter(KEY_CLASS)
+_VALUE_CLASS_OF: Callable[[Row], str] = itemgetter(VALUE_CLASS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +143,14 @@ class Store:
                 else f"map {name!r} was opened with disable_wal, so it is not in the log; open it "
                 "with disable_wal again, or choose another name"
             )
+        if isinstance(state.serializer, _Mixed) and state.values:
+            raise InvalidSetting(state.serializer.why(name))
         if wanted is not None and wanted.name != state.serializer.name:
             if state.values:
                 raise InvalidSetting(
                     f"map {name!r} has entries written by serializer "
-                    f"{state.serializer.name!r}, not {wanted.name!r}; pass that serializer"
+                    f"{state.serializer.name!r}, not {wanted.name!r}; pass that serializer; "
+                    f"{shows_classes(name)}"
                 )
             state.serializer = wanted
         elif wanted is not None:
@@ -315,6 +323,14 @@ class Store:
                 kind.name: kind for kind in (MsgpackSerializer(), RawSerializer(), self._serializer)
             }
             state = self._maps[name] = MapState(name, known.get(label) or _Label(label))
+        classes = {state.serializer.name, *map(_KEY_CLASS_OF, rows), *map(_VALUE_CLASS_OF, rows)}
+        if len(classes) > 1:  # deletions have any class
+            live = [row for row in rows if not row[DELETED]]
+            classes = {*map(_KEY_CLASS_OF, live), *map(_VALUE_CLASS_OF, live)}
+            if isinstance(state.serializer, _Mixed):
+                state.serializer.classes |= classes
+            elif classes - {state.serializer.name}:
+                state.serializer = _Mixed(classes | {state.serializer.name})
         state.replay(rows, now_ms)
 
 
@@ -332,3 +348,19 @@ class _Label:
 
     dump_key = dump
     load_key = load
+
+
+class _Mixed(_Label):
+    """Replaces the serializer of a map whose entries have several classes: none reads all of
+    them. Earlier versions accepted such a backfill."""
+
+    def __init__(self, classes: set[str]) -> None:
+        super().__init__("")
+        self.classes = classes
+
+    def why(self, name: str) -> str:
+        return (
+            f"map {name!r} has entries of the classes {written(self.classes)}, so no serializer "
+            f"reads all of them; {shows_classes(name)}; open the store with a wal_filter that "
+            "skips those of one class, or delete the map with `imap-wal drop`"
+        )

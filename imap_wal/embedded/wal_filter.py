@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 
 from imap_wal.entry import ORDER, DataEntry, is_clear
 from imap_wal.errors import InvalidSetting
-from imap_wal.format import START
+from imap_wal.format import PAYLOAD_BYTES_MAX, START
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import LogReader
 from imap_wal.read.newest.clears import Cleared
@@ -26,6 +26,7 @@ from imap_wal.read.newest.table import Table
 from imap_wal.read.scan import read_scan
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.settings import RecoveryPolicy
+from imap_wal.valid import demand_valid
 
 
 class Stop(Enum):
@@ -67,6 +68,8 @@ def filtered(
                 "has none, and can only be kept or skipped"
             )
         answer = answer._replace(order=entry.order, deleted=answer.value is None)
+        if answer != entry:
+            _demand_valid(answer)
         if is_clear(answer):
             cleared.take(node, [answer])
             continue
@@ -84,6 +87,13 @@ def filtered(
         name: {key: DataEntry(*table.claim(row)[0]) for key, row in table.rows.items()}
         for name, table in newest.items()
     }
+
+
+def _demand_valid(answer: DataEntry) -> None:
+    try:
+        demand_valid(answer, PAYLOAD_BYTES_MAX)
+    except ValueError as error:
+        raise InvalidSetting(f"wal_filter returned an entry that is not valid: {error}") from error
 
 
 def _entries(log: ClusterLog, policy: RecoveryPolicy) -> Iterator[tuple[str, DataEntry]]:

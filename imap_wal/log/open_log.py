@@ -10,14 +10,14 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from imap_wal.clock import Clock
-from imap_wal.entry import RAW, DataEntry, check, is_clear, pack
+from imap_wal.entry import RAW, DataEntry, is_clear, pack
 from imap_wal.errors import Fenced, InvalidSetting, NotSerializable, TooLarge
 from imap_wal.forked import Openness
 from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, START, Position
-from imap_wal.names import check_map_name
 from imap_wal.read.file_scan import END
 from imap_wal.read.log_reader import Bound, LogReader, Record, storage_errors
 from imap_wal.retention.log_writer import LogWriter
+from imap_wal.valid import demand_valid
 from imap_wal.write.commit_request import CommitRequest
 from imap_wal.write.commit_statistics import CommitStatistics
 from imap_wal.write.recovery import RecoveryReport
@@ -93,8 +93,6 @@ class Log:
                 f"one commit has {len(given)} changes, and may have at most {COUNT_MAX}; append "
                 "them in parts"
             )
-        for name in {each.map for each in given}:
-            check_map_name(name)
         for each in given:
             self._check(each)
         kind = CLEARS if any(map(is_clear, given)) else ENTRIES
@@ -285,17 +283,13 @@ class Log:
         if not takes or not (entry.value is None or type(entry.value) is bytes):
             raise NotSerializable("the key of an entry must be bytes, and its value bytes or None")
         try:
-            check(entry._replace(order=(0, 0, 0, 0)))
+            demand_valid(entry._replace(order=(0, 0, 0, 0)), self._log.settings.max_value_bytes)
+        except (TooLarge, InvalidSetting):
+            raise
         except ValueError as error:
             raise NotSerializable(
                 f"map {entry.map!r}: an entry cannot be appended: {error}"
             ) from error
-        size = len(entry.key or b"") + len(entry.value or b"")
-        if size > self._log.settings.max_value_bytes:
-            raise TooLarge(
-                f"map {entry.map!r}: key and value take {size} bytes, more than max_value_bytes, "
-                f"{self._log.settings.max_value_bytes}; store less, or raise the setting"
-            )
 
 
 class _Acknowledged(Bound):

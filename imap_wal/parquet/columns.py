@@ -212,6 +212,16 @@ def nodes_of(batch: Any) -> list[str]:
     return _strings(batch.column(batch.schema.get_field_index("node")))
 
 
+def have_expired(expires: Any, now_ms: int) -> Any:
+    """`imap_wal.entry.has_expired` for a column `expires_at_ms`."""
+    return pc.and_(pc.greater(expires, 0), pc.less_equal(expires, now_ms))
+
+
+def are_alive(rows: Any, now_ms: int) -> Any:
+    """`imap_wal.entry.is_alive` for a batch."""
+    return pc.invert(pc.or_(rows["deleted"], have_expired(rows["expires_at_ms"], now_ms)))
+
+
 def plain(batch: Any) -> Any:
     """A record batch without the dictionaries that reading creates."""
     return pa.record_batch(

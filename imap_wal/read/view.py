@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from imap_wal.entry import DELETED, EXPIRES_AT_MS, Row
+from imap_wal.entry import Row, has_expired, is_alive
 from imap_wal.errors import Closed
 from imap_wal.format import Position
 from imap_wal.read.cluster import ClusterLog, T
@@ -107,7 +107,9 @@ class MaterializedView:
         for states in self._each(self._index.keys(name, batch, partitions)):
             now = self._log.clock.now_ms()
             keys = [
-                key for key, deleted, expires in states if not deleted and not 0 < expires <= now
+                key
+                for key, deleted, expires in states
+                if not deleted and not has_expired(expires, now)
             ]
             if keys:
                 yield keys
@@ -192,7 +194,8 @@ class MaterializedView:
             for name in self._index.maps():
                 for states in self._index.keys(name):
                     living += sum(
-                        not deleted and not 0 < expires <= now for _, deleted, expires in states
+                        not deleted and not has_expired(expires, now)
+                        for _, deleted, expires in states
                     )
                     for each in self._index.conflicts():
                         conflicts += 1
@@ -225,4 +228,4 @@ class MaterializedView:
 
 def live(rows: Sequence[Row], now_ms: int) -> list[Row]:
     """Leaves out tombstones and expired entries."""
-    return [row for row in rows if not row[DELETED] and not 0 < row[EXPIRES_AT_MS] <= now_ms]
+    return [row for row in rows if is_alive(row, now_ms)]

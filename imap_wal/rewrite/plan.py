@@ -43,6 +43,7 @@ from imap_wal.entry import (
     ORDER,
     TIMESTAMP_MS,
     Row,
+    has_expired,
     is_shared,
 )
 from imap_wal.errors import InvalidSetting, LogError, LostRace
@@ -85,7 +86,7 @@ class TombstonePolicy:
 
     def expired(self, expires_at_ms: int) -> bool:
         """Whether an entry has expired by every clock within `skew_ms_max`."""
-        return 0 < expires_at_ms <= self.now_ms - self.skew_ms_max
+        return has_expired(expires_at_ms, self.now_ms - self.skew_ms_max)
 
     def decide(self, row: Row, node: str, late: bool) -> str:
         """LIVE, KEEP (a tombstone that must be kept) or DROP. `late`: it was appended after

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from imap_wal.entry import DELETED, EXPIRES_AT_MS, ORDER, TIMESTAMP_MS, Order, Row, is_clear
+from imap_wal.entry import (
+    DELETED,
+    EXPIRES_AT_MS,
+    ORDER,
+    TIMESTAMP_MS,
+    Order,
+    Row,
+    has_expired,
+    is_clear,
+)
 from imap_wal.read.newest.rivals import Claim, Contender, content_of, joined
 
 INSERT, DELETE = "insert", "delete"
@@ -65,7 +74,7 @@ class KeyState:
         if after is None:
             assert before is not None
             yield Image(DELETE, *before, row)
-        elif before is None or 0 < before[0][EXPIRES_AT_MS] <= row[TIMESTAMP_MS]:
+        elif before is None or has_expired(before[0][EXPIRES_AT_MS], row[TIMESTAMP_MS]):
             yield Image(INSERT, *after, row)
         else:
             yield Image(BEFORE, *before, row)

@@ -7,7 +7,17 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from imap_wal.decoder import Decoder
-from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, ORDER, TIMESTAMP_MS, Order, is_clear
+from imap_wal.entry import (
+    DELETED,
+    EXPIRES_AT_MS,
+    KEY,
+    MAP,
+    ORDER,
+    TIMESTAMP_MS,
+    Order,
+    has_expired,
+    is_clear,
+)
 from imap_wal.format import Position
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.beginning import first_after
@@ -62,7 +72,7 @@ class KeyHistory:
             return "cleared"
         if row[DELETED]:
             return "deleted"
-        if 0 < row[EXPIRES_AT_MS] <= now_ms:
+        if has_expired(row[EXPIRES_AT_MS], now_ms):
             return "expired"
         return "dropped" if self.covered else "live"
 

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 import imap_wal
 from imap_wal.embedded import loading
-from imap_wal.embedded.serializer import MsgpackSerializer
 from imap_wal.entry import clear_of, pack
 from imap_wal.format import CLEARS
 from imap_wal.manifest.cluster import ClusterManifest
@@ -25,6 +24,7 @@ from imap_wal.rewrite import part_writer
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
+from imap_wal.serializer import MsgpackSerializer
 from imap_wal.settings import Settings
 from imap_wal.write.commit_request import CommitRequest
 from rewrite_cli.cli import group

@@ -11,8 +11,8 @@ import pytest
 
 import imap_wal
 from imap_wal.embedded.changes import HEAP_SPARE, MapState
-from imap_wal.embedded.serializer import RawSerializer
 from imap_wal.errors import NotAppended, OutcomeUnknown
+from imap_wal.serializer import RawSerializer
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
 from tests.kit.gate import Gate

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import imap_wal
-from imap_wal.embedded.serializer import MsgpackSerializer
 from imap_wal.errors import NotSerializable
+from imap_wal.serializer import MsgpackSerializer
 from storage_backends.memory import MemoryStore
 from tests.support import contents, embedded
 

@@ -195,7 +195,7 @@ CLASSES = {**KINDS, "key_class": "string", "value_class": "string"}
     [
         (("m", b"k", b"v", -1, "raw", "raw"), "expires_at_ms -1"),
         (("m", b"\xa1k", b"v", 0, "msgpack", "raw"), "one class for both"),
-        (("m", b"\xa1k", b"\xc1", 0, "msgpack", "msgpack"), "the value of key 'k' is no msgpack"),
+        (("m", b"\xa1k", b"\xc1", 0, "msgpack", "msgpack"), "the value b'.xc1' is no msgpack"),
         (("m", b"\xa1k", b"\x81\x92\1\2\3", 0, "msgpack", "msgpack"), "is no msgpack"),
         (("m", b"kk", b"\1", 0, "msgpack", "msgpack"), "the key b'kk' is no msgpack"),
         (("m", b"\xc3", b"\1", 0, "msgpack", "msgpack"), "is not the one form of True"),
@@ -287,3 +287,95 @@ def test_a_backfill_into_a_folder_of_a_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="is the folder of one cluster; pass the root"):
         backfill.begin(ClusterLog(open_store(str(inside)), "default", "embedded"))
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def of_classes(root: Path, *lines: tuple[Any, ...], target: str = "") -> tuple[Any, Any]:
+    """A backfill of rows that have classes, and what one task wrote."""
+    kinds = {name: kind for name, kind in CLASSES.items() if not target or name != "map"}
+    made = ImapWalWriter(Target(str(root), "default", "embedded", target), kinds, overwrite=False)
+    types = [pa.string(), pa.binary(), pa.binary(), pa.int64(), pa.string(), pa.string()]
+    schema = pa.schema(list(zip(CLASSES, types, strict=True)))
+    rows = [dict(zip(CLASSES, line, strict=True)) for line in lines]
+    part = pa.RecordBatch.from_pylist(rows, schema)
+    return made, made.of_partition(0, iter([part.select(list(kinds))]))
+
+
+@pytest.mark.parametrize("target", ["m", ""], ids=["option", "column"])
+@pytest.mark.parametrize(("key", "label"), [(b"7", "raw"), (b"\xa17", "msgpak")])
+@pytest.mark.parametrize("value", [b"\1", None])
+def test_a_backfill_of_another_class_is_refused(
+    tmp_path: Path, key: bytes, label: str, value: bytes | None, target: str
+) -> None:
+    """After the next open, the whole map was raw."""
+    with imap_wal.open(str(tmp_path)) as store:
+        store.map("m")["a"] = 1
+    with pytest.raises(InvalidSetting) as refused:
+        made, part = of_classes(tmp_path, ("m", key, value, 0, label, label), target=target)
+        assert not target, "the option names the map, so a task refuses it"
+        made.commit([part])
+    said = str(refused.value)
+    assert f"map 'm' has class 'msgpack', and this entry has class {label!r}" in said
+    assert "imap-wal query URL" in said
+    assert "unless it passes the columns key_class and value_class" in said
+    with imap_wal.open(str(tmp_path)) as store:
+        assert dict(store.map("m")) == {"a": 1}
+
+
+def test_a_backfill_of_the_same_class_is_taken(tmp_path: Path) -> None:
+    with imap_wal.open(str(tmp_path)) as store:
+        store.map("m")["a"] = 1
+    made, part = of_classes(tmp_path, ("m", b"\xa1b", b"\2", 0, "msgpack", "msgpack"), target="m")
+    made.commit([part])
+    with imap_wal.open(str(tmp_path)) as store:
+        assert dict(store.map("m")) == {"a": 1, "b": 2}
+
+
+def test_an_emptied_map_takes_another_class(tmp_path: Path) -> None:
+    with imap_wal.open(str(tmp_path)) as store:
+        store.map("m")["a"] = 1
+        store.map("m").clear()
+    made, part = of_classes(tmp_path, ("m", b"7", b"v", 0, "raw", "raw"), target="m")
+    made.commit([part])
+    assert in_log(tmp_path) == {"m": {b"7": b"v"}}
+
+
+def test_tasks_of_two_classes_publish_nothing(tmp_path: Path) -> None:
+    made, first = of_classes(tmp_path, ("m", b"7", b"v", 0, "raw", "raw"))
+    second = replace(first, partition=1, classes={"m": "msgpack"})
+    with pytest.raises(InvalidSetting, match="map 'm' has class 'raw', and this entry has class"):
+        made.commit([first, second])
+    made.commit([first])
+    with pytest.raises(InvalidSetting, match="rows have the classes 'msgpack' and 'raw'"):
+        of_classes(
+            tmp_path,
+            ("n", b"7", b"v", 0, "raw", "raw"),
+            ("n", b"\7", b"\1", 0, "msgpack", "msgpack"),
+        )
+
+
+def test_a_map_of_two_classes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier version accepted the backfill: the map could not be read, with an empty error."""
+    with imap_wal.open(str(tmp_path)) as store:
+        store.map("m")["a"] = 1
+        store.map("other")["a"] = 1
+    for name in ("demand_valid_rows", "demand_class_of_map"):
+        monkeypatch.setattr(writer_module, name, lambda *_: None)
+    made, part = of_classes(
+        tmp_path,
+        ("m", b"7", b"v", 0, "raw", "raw"),
+        ("other", b"\xa1b", b"\xc1", 0, "msgpack", "msgpack"),
+    )
+    made.commit([part])
+    with imap_wal.open(str(tmp_path)) as store:
+        for raw in (False, True):
+            with pytest.raises(InvalidSetting) as refused:
+                store.map("m", raw=raw)
+            assert "map 'm' has entries of the classes 'msgpack' and 'raw'" in str(refused.value)
+            assert "imap-wal query URL" in str(refused.value)
+        with pytest.raises(ValueError, match=r"the value b'\\xc1' is no msgpack \(FormatError\)"):
+            dict(store.map("other").items())
+    shown = CliRunner().invoke(
+        group,
+        ["query", str(tmp_path), "FROM m SELECT key_class, count(*) GROUP BY ALL", "-o", "json"],
+    )
+    assert shown.output.count("\n") == 2

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from imap_wal.entry import KEY, SHARED_SESSIONS
-from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, nodes_of, to_rows
+from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, have_expired, nodes_of, to_rows
 from imap_wal.read.newest.clears import Cleared
 from imap_wal.read.newest.rivals import Claim, Conflict, conflict
 from imap_wal.rewrite.columns.key_columns import ORDER_COLUMNS
@@ -79,9 +79,7 @@ def _dropped(table: Any, rule: TombstonePolicy, nodes: Sequence[str]) -> Any:
     if not rule.complete or len(rule.open_nodes) > 1:
         return _constant(False, table.num_rows)
     expires = table["expires_at_ms"].combine_chunks()
-    expired = pc.and_(
-        pc.greater(expires, 0), pc.less_equal(expires, rule.now_ms - rule.skew_ms_max)
-    )
+    expired = have_expired(expires, rule.now_ms - rule.skew_ms_max)
     dead = pc.or_(table["deleted"].combine_chunks(), expired)
     found = pc.and_(dead, pc.invert(table["late"].combine_chunks()))
     unfinished = pc.and_(

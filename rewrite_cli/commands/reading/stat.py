@@ -11,7 +11,7 @@ import click
 
 from imap_wal.agent.access.keys import KeyPair, read_secret
 from imap_wal.clock import SystemClock
-from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, VALUE, Row
+from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, VALUE, Row, has_expired
 from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.inspect.own_disks import OwnDisk, nodes_with_tails, own_disk
 from imap_wal.read.cluster import ClusterLog
@@ -124,7 +124,7 @@ def count_cluster(
                     count = _of(counts, view, name, node)
                     if row[DELETED]:
                         count.tombstones += 1
-                    elif 0 < row[EXPIRES_AT_MS] <= now:
+                    elif has_expired(row[EXPIRES_AT_MS], now):
                         count.expired += 1
                     else:
                         count.live += 1

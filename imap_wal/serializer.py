@@ -82,6 +82,9 @@ def demand_serializer(given: object) -> None:
         raise InvalidSetting(
             f"serializer is {given!r}; it takes an object, such as imap_wal.RawSerializer()"
         )
+    name = None if given is None else given.name
+    if given is not None and not (type(name) is str and name and name.isprintable()):
+        raise InvalidSetting(f"the name of the serializer is {name!r}; it takes printable text")
 
 
 class MsgpackSerializer:
@@ -119,27 +122,23 @@ class MsgpackSerializer:
             raise NotSerializable(f"{problem or error}; {_KEY_ADVICE}") from error
         return data
 
-    def demand_written(self, key: bytes, value: bytes | None) -> None:
-        """Raise ValueError unless these are bytes that `dump_key` and `dump` return."""
-        try:
-            found = self.load_key(key)
-        except Exception as error:
-            raise ValueError(f"the key {shown(key)} is no msgpack: {error}") from error
+    def demand_key(self, key: bytes) -> None:
+        """Raise ValueError unless these are bytes that `dump_key` returns."""
+        found = self.load_key(key)
         if self.dump_key(found) != key:
             raise ValueError(f"the key {shown(key)} is not the one form of {shown(found)}")
-        if value is not None:
-            try:
-                self.load(value)
-            except Exception as error:
-                raise ValueError(
-                    f"the value of key {shown(found)} is no msgpack: {error}"
-                ) from error
 
     def load(self, data: bytes) -> Any:
-        return msgpack.unpackb(data, strict_map_key=False)
+        try:
+            return msgpack.unpackb(data, strict_map_key=False)
+        except Exception as error:
+            raise _no_msgpack("value", data, error) from error
 
     def load_key(self, data: bytes) -> Any:
-        return msgpack.unpackb(data, use_list=False, strict_map_key=False)
+        try:
+            return msgpack.unpackb(data, use_list=False, strict_map_key=False)
+        except Exception as error:
+            raise _no_msgpack("key", data, error) from error
 
     def _problem(self, value: Any, level: int = 0) -> tuple[str, str]:
         """Where in a refused value the problem is, and what it is; ("", ""): nowhere."""
@@ -170,6 +169,12 @@ class MsgpackSerializer:
         except (TypeError, ValueError, RecursionError):
             return f"a {type(value).__name__}"
         return ""
+
+
+def _no_msgpack(what: str, data: bytes, error: Exception) -> ValueError:
+    # Some errors of msgpack have no text.
+    why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return ValueError(f"the {what} {shown(data)} is no msgpack ({why}): another program wrote it")
 
 
 def _step(key: Any) -> str:

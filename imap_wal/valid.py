@@ -1,0 +1,125 @@
+"""What a valid entry of a map is. Every entrance asks here: `imap_wal.log`, the agent, embedded
+maps (`demand_columns`) and a backfill (`imap_wal.parquet.valid_columns`).
+
+    fields    types, ranges, tombstones and clears are those of `imap_wal.entry.check`
+    name      1 to 1024 bytes of UTF-8
+    size      key and value together have at most `max_value_bytes`; a deletion has no limit,
+              because what is there must be deletable
+    classes   a map of a program has one class, of all keys and values
+    form      a key of class msgpack has the bytes that the default serializer writes for it, and
+              its value is msgpack. A member's entry has a form that only members know
+
+A store reads what is valid. So what is not valid is refused where it comes in.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterable, Sequence
+from types import NoneType
+
+from imap_wal.entry import (
+    KEY,
+    KEY_CLASS,
+    MAP,
+    MSGPACK,
+    VALUE,
+    VALUE_CLASS,
+    DataEntry,
+    Row,
+    check,
+    is_clear,
+)
+from imap_wal.errors import InvalidSetting, NotSerializable, TooLarge
+from imap_wal.names import check_map_name
+from imap_wal.serializer import MsgpackSerializer
+
+_msgpack = MsgpackSerializer()
+
+
+def demand_valid(
+    row: Row | DataEntry, bytes_max: int, classes: Collection[str] | None = None
+) -> None:
+    """Raise ValueError unless a program may write this entry; `InvalidSetting` and `TooLarge` are
+    ValueErrors. `classes`: see `demand_class`; None: any, as in a log without maps."""
+    check_map_name(row[MAP])
+    check(tuple(row))
+    if is_clear(row):
+        return
+    demand_size(row[MAP], row[KEY], row[VALUE], bytes_max)
+    if classes is not None:
+        demand_class(row[MAP], row[KEY_CLASS], None if row[VALUE] is None else row[VALUE_CLASS])
+        demand_known_class(row[MAP], row[KEY_CLASS], classes)
+    demand_form(row[KEY_CLASS], row[KEY], row[VALUE_CLASS], row[VALUE])
+
+
+def demand_size(name: str, key: bytes, value: bytes | None, bytes_max: int) -> None:
+    """Raise `TooLarge` if an upsert is larger than `max_value_bytes`."""
+    if value is not None and len(key) + len(value) > bytes_max:
+        raise too_large(name, len(key) + len(value), bytes_max)
+
+
+def too_large(name: str, size: int, bytes_max: int) -> TooLarge:
+    return TooLarge(
+        f"map {name!r}: key and value take {size} bytes, more than max_value_bytes, {bytes_max}; "
+        "store less, or raise the setting"
+    )
+
+
+def demand_class(name: str, key_class: str, value_class: str | None) -> None:
+    """Raise `InvalidSetting` unless key and value have one class, as in every map of a program.
+    `value_class` None: a deletion."""
+    if value_class is not None and key_class != value_class:
+        raise InvalidSetting(
+            f"map {name!r}: an entry has key_class {key_class!r} and value_class "
+            f"{value_class!r}; a map has one class for both"
+        )
+    if not key_class:
+        raise InvalidSetting(f"map {name!r}: an entry has an empty class")
+
+
+def demand_known_class(name: str, given: str, classes: Collection[str]) -> None:
+    """Raise `InvalidSetting` unless the entry has the class of the map. `classes`: those of the
+    map's live entries; none: the map is empty, so any class will do."""
+    if classes and given not in classes:
+        raise InvalidSetting(
+            f"map {name!r} has class {written(classes)}, and this entry has class {given!r}; "
+            f"{shows_classes(name)}"
+        )
+
+
+def written(classes: Iterable[str]) -> str:
+    """Classes for an error."""
+    return " and ".join(map(repr, sorted(classes)))
+
+
+def shows_classes(name: str) -> str:
+    """Which command shows the classes of a map."""
+    table = '"' + name.replace('"', '""') + '"'
+    sql = f"FROM {table} SELECT key_class, value_class, count(*) GROUP BY ALL"
+    return f"this shows the classes: imap-wal query URL {shlex.quote(sql)}"
+
+
+def demand_form(key_class: str, key: bytes, value_class: str, value: bytes | None) -> None:
+    """Raise ValueError unless a key and a value (None: there is none) of class msgpack are what the
+    default serializer writes. Those of other classes may be any bytes."""
+    if key_class == MSGPACK:
+        _msgpack.demand_key(key)
+    if value_class == MSGPACK and value is not None:
+        _msgpack.load(value)
+
+
+def demand_columns(
+    name: str, keys: Sequence[bytes], values: Sequence[bytes | None], bytes_max: int
+) -> None:
+    """`demand_valid` for changes that a map has serialised, in columns: its name, its class and
+    their expiry are valid already. Raises `NotSerializable` and `TooLarge`."""
+    for what, column, kinds in (("key", keys, {bytes}), ("value", values, {bytes, NoneType})):
+        for kind in set(map(type, column)) - kinds:
+            raise NotSerializable(
+                f"map {name!r}: its serializer returned a {kind.__name__} for a {what}; it must "
+                "return bytes"
+            )
+    for key, value in zip(keys, values, strict=True):
+        if value is not None and len(key) + len(value) > bytes_max:
+            raise too_large(name, len(key) + len(value), bytes_max)
