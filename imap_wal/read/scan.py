@@ -26,7 +26,7 @@ import msgpack
 
 from imap_wal import entry, format
 from imap_wal.entry import Row
-from imap_wal.errors import CorruptLog, LogError
+from imap_wal.errors import CorruptLog
 from imap_wal.format import FRAME_HEADER_BYTES, Frame, Position
 from imap_wal.manifest.epochs import all_marked, ids
 from imap_wal.read.file_scan import (
@@ -40,7 +40,7 @@ from imap_wal.read.file_scan import (
 from imap_wal.read.selection import select, void_below, without_overtaken
 from imap_wal.segment.read_ahead import held, read_ahead
 from imap_wal.segment.reader import SegmentReader
-from imap_wal.segment.verdict import Place, Verdict, at_end, begin, said_by
+from imap_wal.segment.verdict import CLEAN, Place, Verdict, at_end, begin, said_by
 from storage_backends import SegmentStore
 
 _log = logging.getLogger("imap_wal")
@@ -48,6 +48,10 @@ _log = logging.getLogger("imap_wal")
 ROWS_MAX = 8192
 LOOKS_MAX = 3
 """How often one reading also reads frames that were appended meanwhile."""
+PAUSES_S = (0.005, 0.01, 0.02)
+"""The pauses after which a place that is no frame is looked at again. The writer may be at work,
+and without a sync its bytes become visible in any order: what is half there now may be whole
+then."""
 
 NAMED_MAX = 10
 """How many entries of a frame a warning names."""
@@ -142,7 +146,7 @@ class _SegmentPass:
         borders = self._borders()
         border = borders.pop() if borders else None
         frames = reader.frames(start, stop)
-        stuck_at, tries, looks = -1, 0, 0
+        stuck_at, pauses, looks = -1, iter(PAUSES_S), 0
         while True:
             for frame in frames:
                 if border is not None and frame.offset > border:
@@ -177,16 +181,22 @@ class _SegmentPass:
                     return
                 frames = reader.frames(end, stop)
                 continue
-            damage = self._check_tail(reader)
-            if damage is None:
+            found = self._check_tail(reader)
+            if not found.is_damage and not found.frames_after:
                 return
-            # The writer may be at work: a frame that was incomplete when read may be whole now.
             if reader.end != stuck_at:
-                stuck_at, tries = reader.end, 0
-            tries += 1
-            if scan.next_path or tries > 3:
-                raise damage
-            time.sleep(0.005 * tries)
+                if stuck_at >= 0:  # it was the writer; it may go on like this for ever
+                    looks += 1
+                    if looks > LOOKS_MAX:
+                        return
+                stuck_at, pauses = reader.end, iter(PAUSES_S)
+            pause = None if scan.next_path else next(pauses, None)
+            if pause is None:
+                if found.is_damage:
+                    raise found.error()
+                self._warn_of_tail(found)
+                return
+            time.sleep(pause)
             frames = reader.frames(reader.end, stop)
 
     def _open(self) -> SegmentReader | None:
@@ -321,28 +331,28 @@ class _SegmentPass:
             return 0
         return end if next(reader.whole_frames(end, end + 1), None) is not None else 0
 
-    def _check_tail(self, reader: SegmentReader) -> LogError | None:
+    def _check_tail(self, reader: SegmentReader) -> Verdict:
         scan = self._scan
         if not scan.next_path:
             probe = (
                 self._store.read(scan.path, reader.end, FRAME_HEADER_BYTES) if scan.start else b"?"
             )
             if not probe.strip(b"\0"):
-                return None  # nothing was appended since the last reading ended here
+                return Verdict(CLEAN, self._place, reader.end)  # nothing was appended since
         objects = not self._store.capabilities.durable_append  # an object is never cut short
-        found = at_end(
+        return at_end(
             reader,
             self._place,
             lambda: 0 if objects else said_by(self._store, scan.directory, [scan.next_path]),
         )
-        if found.is_tail and found.frames_after:
-            _log.warning(
-                "%s at byte %d: a torn commit with %d whole frames after it, none of which "
-                "was synced; they are not "
-                "read, and the next open of node %s cuts them off and puts them aside",
-                scan.path, found.end, found.frames_after, scan.node,
-            )  # fmt: skip
-        return found.error() if found.is_damage else None
+
+    def _warn_of_tail(self, found: Verdict) -> None:
+        _log.warning(
+            "%s at byte %d: a torn commit with %d whole frames after it, none of which was "
+            "synced; they are not read, and the next open of node %s cuts them off and puts them "
+            "aside",
+            self._scan.path, found.end, found.frames_after, self._scan.node,
+        )  # fmt: skip
 
 
 def _is_metadata(item: Any) -> bool:
