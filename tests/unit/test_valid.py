@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from imap_wal.embedded.changes import MapState
@@ -56,6 +56,18 @@ def is_valid(row: dict[str, Any], classes: set[str]) -> bool:
     return True
 
 
+LARGE = {
+    "key": b"k" * LIMIT,
+    "value": b"v",
+    "key_class": "raw",
+    "value_class": "raw",
+    "expires_at_ms": 0,
+}
+
+
+@example(rows=[LARGE], classes=set(), alike=False)
+@example(rows=[{**LARGE, "value": b""}], classes={"raw"}, alike=False)
+@example(rows=[{**LARGE, "key": b"\xa17", "value": b"\1"}], classes=set(), alike=True)
 @given(st.lists(ROWS, max_size=4), st.sets(CLASSES, max_size=1), st.booleans())
 def test_columns_are_valid_exactly_if_all_rows_are(
     rows: list[dict[str, Any]], classes: set[str], alike: bool
