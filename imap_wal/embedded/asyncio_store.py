@@ -323,8 +323,8 @@ class AsyncMap(MapReads):
         except NotSerializable:
             return self._enqueue(key, value, None)  # raises it with the place
         size = len(key_data) + len(data)
-        if size > self._max_value_bytes:
-            return self._enqueue(key, value, None)  # raises TooLarge
+        if size > self._max_value_bytes or type(key_data) is not bytes or type(data) is not bytes:
+            return self._enqueue(key, value, None)  # raises what `demand_columns` raises
         batch = store._last
         if batch is None or batch.state is not state:
             batch = store._batch_for(state)

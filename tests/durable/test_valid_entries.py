@@ -209,6 +209,40 @@ def test_what_cannot_be_read_is_not_popped(memory: MemoryStore) -> None:
     assert contents(memory) == {"bad": "bad"}
 
 
+class Texts(imap_wal.RawSerializer):
+    """Returns text, which no reader of the log expects."""
+
+    name = "texts"
+
+    def dump(self, value: Any) -> Any:
+        return value
+
+    def dump_key(self, key: Any) -> Any:
+        return key
+
+
+def test_a_serializer_without_bytes_is_refused(memory: MemoryStore) -> None:
+    """It was written into the log, which could then not be read."""
+    with embedded(memory) as store:
+        m = store.map("m", serializer=Texts())
+        m[b"a"] = b"1"
+        for key, value in (("a", b"1"), (b"a", "1"), (b"a", bytearray(b"1"))):
+            for change in (lambda: m.put(key, value), lambda: m.update({key: value})):  # noqa: B023
+                with pytest.raises(NotSerializable, match="it must return bytes"):
+                    change()
+
+    async def play() -> None:
+        async with imap_wal.aopen(memory.url, node="n1", storage=memory) as store:
+            m = store.map("m", serializer=Texts())
+            for key, value in (("a", b"1"), (b"a", "1")):
+                with pytest.raises(NotSerializable, match="it must return bytes"):
+                    await m.set(key, value)
+
+    asyncio.run(play())
+    with embedded(memory) as store:
+        assert dict(store.map("m", serializer=Texts()).items()) == {b"a": b"1"}
+
+
 def test_an_asyncio_map_refuses_and_pops_alike(memory: MemoryStore) -> None:
     async def play() -> None:
         async with imap_wal.aopen(memory.url, node="n1", storage=memory) as store:

@@ -118,6 +118,9 @@ def test_failed_wal_filter_leaves_the_log_closed_and_whole(
         store.map("m")["a"] = 1
     with pytest.raises(InvalidSetting, match="wal_filter returned 7"):
         embedded(memory, wal_filter=lambda entry: 7)
+    for change in ({"value": "text"}, {"map": ""}, {"expires_at_ms": -1}, {"key": b"\xc1"}):
+        with pytest.raises(InvalidSetting, match=r"wal_filter returned an entry|name of a map"):
+            embedded(memory, wal_filter=lambda entry, new=change: entry._replace(**new))
     with pytest.raises(ZeroDivisionError):
         embedded(memory, wal_filter=lambda entry: 1 // 0)
     with embedded(memory, clock=FakeClock()) as store:
