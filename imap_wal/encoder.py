@@ -39,6 +39,7 @@ CHARACTERS: Final = "half a character, which UTF-8 cannot have, is shown as U+FF
 OBJECTS: Final = "an object of Python is shown as its repr"
 UNDECODED: Final = "it cannot be decoded here, and is shown as its class and its bytes"
 
+_encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _DECIMAL_BITS = 2**13
 """About 2,500 digits. Python refuses to print longer numbers."""
 
@@ -51,7 +52,7 @@ def plain(value: Any, lost: set[str] | None = None) -> Any:
 
 def json_of(value: Any, lost: set[str] | None = None) -> str:
     """A decoded value as JSON, as `plain`."""
-    return json.dumps(plain(value, lost), ensure_ascii=False, allow_nan=False)
+    return _encode(plain(value, lost))
 
 
 def key_of(row: Row, decoder: Decoder, lost: set[str] | None = None) -> Any:
@@ -80,7 +81,7 @@ def key_json(row: Row, decoder: Decoder, lost: set[str] | None = None) -> str | 
 
 def json_of_plain(shown: Any) -> str:
     """The JSON of an object from this module."""
-    return json.dumps(shown, ensure_ascii=False, allow_nan=False)
+    return _encode(shown)
 
 
 def text(value: Any, lost: set[str] | None = None) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterable, Sequence
-from types import NoneType
 
 from imap_wal.entry import (
     KEY,
@@ -114,12 +113,12 @@ def demand_columns(
 ) -> None:
     """`demand_valid` for changes that a map has serialised, in columns: its name, its class and
     their expiry are valid already. Raises `NotSerializable` and `TooLarge`."""
-    for what, column, kinds in (("key", keys, {bytes}), ("value", values, {bytes, NoneType})):
-        for kind in set(map(type, column)) - kinds:
-            raise NotSerializable(
-                f"map {name!r}: its serializer returned a {kind.__name__} for a {what}; it must "
-                "return bytes"
-            )
     for key, value in zip(keys, values, strict=True):
+        if type(key) is not bytes or (type(value) is not bytes and value is not None):
+            other = value if type(key) is bytes else key
+            raise NotSerializable(
+                f"map {name!r}: its serializer returned a {type(other).__name__} for a "
+                f"{'value' if other is value else 'key'}; it must return bytes"
+            )
         if value is not None and len(key) + len(value) > bytes_max:
             raise too_large(name, len(key) + len(value), bytes_max)
