@@ -22,7 +22,7 @@ from imap_wal.embedded.durable_map import DurableMap
 from imap_wal.embedded.loading import load
 from imap_wal.embedded.map_writer import MapWriter
 from imap_wal.embedded.wal_filter import WalFilter
-from imap_wal.entry import DELETED, KEY_CLASS, VALUE_CLASS, Row
+from imap_wal.entry import DELETED, KEY_CLASS, MSGPACK, RAW, VALUE_CLASS, Row
 from imap_wal.errors import InvalidSetting, NotAppended, StorageUnavailable
 from imap_wal.names import check_map_name
 from imap_wal.read.cluster import ClusterLog
@@ -323,15 +323,22 @@ class Store:
                 kind.name: kind for kind in (MsgpackSerializer(), RawSerializer(), self._serializer)
             }
             state = self._maps[name] = MapState(name, known.get(label) or _Label(label))
-        classes = {state.serializer.name, *map(_KEY_CLASS_OF, rows), *map(_VALUE_CLASS_OF, rows)}
-        if len(classes) > 1:  # deletions have any class
-            live = [row for row in rows if not row[DELETED]]
-            classes = {*map(_KEY_CLASS_OF, live), *map(_VALUE_CLASS_OF, live)}
-            if isinstance(state.serializer, _Mixed):
-                state.serializer.classes |= classes
-            elif classes - {state.serializer.name}:
-                state.serializer = _Mixed(classes | {state.serializer.name})
+        self._note_classes(state, rows)
         state.replay(rows, now_ms)
+
+    def _note_classes(self, state: MapState, rows: Sequence[Row]) -> None:
+        """Remember if a map has entries of several classes."""
+        name = state.serializer.name
+        if {name, *map(_KEY_CLASS_OF, rows), *map(_VALUE_CLASS_OF, rows)} == {name}:
+            return
+        live = [row for row in rows if not row[DELETED]]  # deletions have any class
+        classes = set(map(_KEY_CLASS_OF, live))
+        if name in (MSGPACK, RAW):  # a serializer of the user may have written another one
+            classes.update(map(_VALUE_CLASS_OF, live))
+        if isinstance(state.serializer, _Mixed):
+            state.serializer.classes |= classes
+        elif classes - {name}:
+            state.serializer = _Mixed(classes | {name})
 
 
 class _Label:
