@@ -151,7 +151,7 @@ def test_keys_and_values_as_text(spark: Any, tmp_path: Path) -> None:
     read = spark.read.format("imap_wal").option("decode", "true")
     for frame in (read.load(str(tmp_path)), read.option("mode", "latest").load(str(tmp_path))):
         (row,) = frame.collect()
-        assert row["key_text"] == "k" and "paid" in row["value_text"]
+        assert row["key_text"] == '"k"' and "paid" in row["value_text"]
 
 
 @settings(
