@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from imap_wal import layout
 from imap_wal.checks import location
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.embedded.opening import next_incarnation, raise_level
+from imap_wal.embedded.opening import demand_claimable, next_incarnation, raise_level
 from imap_wal.errors import InvalidSetting, LogExists, NoSuchLog
 from imap_wal.layout import Identity
 from imap_wal.log.open_log import Log
@@ -162,7 +162,11 @@ def _first_manifest(
 
 def _open(url: str, context: LogContext, takeover: bool) -> Log:
     log = open_node_log(
-        context, what=f"imap_wal.log.open({url!r})", takeover=takeover, embedded=True
+        context,
+        what=f"imap_wal.log.open({url!r})",
+        takeover=takeover,
+        embedded=True,
+        also=partial(demand_claimable, context),
     )
     try:
         incarnation = next_incarnation(log)

@@ -113,8 +113,8 @@ def _takeover_of_whatever_is_there(put: Put) -> None:
             store.delete(path)
         return gone
 
-    real_claim = opening._Opening._claim
-    put(opening._Opening, "_claim", claim)
+    real_claim = opening.NodeOpening._claim
+    put(opening.NodeOpening, "_claim", claim)
     put(archive, "delete_segments", delete_segments)
 
 
