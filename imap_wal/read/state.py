@@ -100,6 +100,16 @@ class ClusterState:
         """What a process that acts on this state has seen of the cluster."""
         return self.manifest.seen(self.number)
 
+    def removed(self) -> dict[str, Position]:
+        """Node → the position up to which its log may lack entries that snapshots cover. A node
+        that is not registered any more lacks all that they cover."""
+        found = {node: each.manifest.removed for node, each in self.nodes.items()}
+        for snapshot in self.manifest.snapshots.values():
+            for node, mark in snapshot.marks.items():
+                if node not in self.manifest.nodes:
+                    found[node] = max(mark.position, found.get(node, START))
+        return found
+
     def cuts(self, node: str) -> tuple[tuple[int, Position], ...]:
         """(incarnation, position) of each cluster lifetime: entries of older incarnations after the
         position are void. A node that a lifetime does not name had no log when it began."""
