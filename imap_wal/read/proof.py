@@ -37,7 +37,8 @@ def prove_restore(log: ClusterLog, node: str, settings: Settings) -> None:
             if state is not None:
                 scans = cluster_scans(state, metadata=False)
                 _demand_there(log, [scan for scan in scans if scan.kind != SEGMENT])
-                _demand_keys(log, state, node, scans)
+                others = [scan for scan in scans if not _examined(scan, state, node)]
+                _demand_keys(log, state.manifest, others)
             return
         except NotFound as error:  # archived or pruned since
             if attempt == ATTEMPTS - 1:
@@ -65,20 +66,32 @@ def _demand_there(log: ClusterLog, scans: list[FileScan]) -> None:
             raise NotFound("it is not there", scan.path)
 
 
-def _demand_keys(log: ClusterLog, state: ClusterState, node: str, scans: list[FileScan]) -> None:
-    """Raises `EncryptionError` for a file that the keys do not open."""
-    if _fit_all(log, state.manifest):
+def prove_keys(log: ClusterLog, node: str = "") -> None:
+    """Raises `EncryptionError` for a file of this log that the keys do not open: a list of keys
+    becomes one of this log only if it can read it. `node`: of the nodes, look at this one only.
+    What is damaged or missing is not reported."""
+    manifest, nodes = log.manifest(), {}
+    if _fit_all(log, manifest):
         return
-    for scan, store in ahead(
-        log.store, [each for each in scans if not _examined(each, state, node)]
-    ):
-        if scan.kind != SEGMENT:
-            from imap_wal.parquet.reader import demand_readable  # late, because it loads pyarrow
+    for name in [node] if node else manifest.nodes:
+        with suppress(LogError):
+            nodes[name] = log.node(name)
+    state = ClusterState(manifest, nodes, {})
+    scans = [scan for scan in cluster_scans(state) if not _examined(scan, state, node)]
+    _demand_keys(log, manifest, scans)
 
-            demand_readable(store, scan.path, scan.directory)
-            continue
-        with suppress(LogError):  # an incomplete header, or damage: the restore reports it
-            SegmentReader(store, scan.path).check_keys()
+
+def _demand_keys(log: ClusterLog, manifest: ClusterManifest, scans: list[FileScan]) -> None:
+    if _fit_all(log, manifest):
+        return
+    for scan, store in ahead(log.store, scans):
+        with suppress(LogError, NotFound):
+            if scan.kind == SEGMENT:
+                SegmentReader(store, scan.path).check_keys()
+            else:
+                from imap_wal.parquet.reader import demand_readable  # late, it loads pyarrow
+
+                demand_readable(store, scan.path, scan.directory)
 
 
 def _examined(scan: FileScan, state: ClusterState, node: str) -> bool:

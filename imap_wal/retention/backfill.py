@@ -20,6 +20,7 @@ from uuid import UUID
 
 from imap_wal import layout
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace, WriterLocked
+from imap_wal.manifest import key_checks
 from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest
@@ -28,7 +29,9 @@ from imap_wal.manifest.node import NodeManifest, Seen, node_manifests
 from imap_wal.manifest.older import current_cluster
 from imap_wal.manifest.roots import demand_root
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.proof import prove_keys
 from imap_wal.retention.ended_backfills import ended_backfills, remove_ended
+from imap_wal.security.encryption import keys_of
 from storage_backends import NotFound
 
 EPOCH = 1
@@ -53,8 +56,8 @@ class Backfill:
 
 
 def begin(log: ClusterLog) -> Backfill:
-    """Claim an incarnation. Raises `InvalidSetting` for a cluster of Hazelcast members, and
-    `WriterLocked` if a node's log is not closed."""
+    """Claim an incarnation. Raises `InvalidSetting` for a cluster of Hazelcast members,
+    `WriterLocked` if a node's log is not closed, and `EncryptionError` if the keys do not fit."""
     current_cluster(log.store, log.folder, log.manifests, log.clock, log.randomness)
 
     if not log.manifests.read()[0]:
@@ -68,6 +71,9 @@ def begin(log: ClusterLog) -> Backfill:
         number = manifest.incarnation + 1
         return replace(manifest.leveled(), incarnation=number, embedded=number)
 
+    _demand_closed(log, log.manifest())
+    prove_keys(log)
+    key_checks.enter(keys_of(log.store).key_ring, log.manifests)
     claimed = log.manifests.update(claim)
     directory = str(UUID(bytes=log.randomness.token(), version=4))
     backfill = Backfill(
