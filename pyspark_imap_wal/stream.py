@@ -180,8 +180,8 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._demand_same_logs(state, offset)
         for node, end in last.nodes.items():
             begin = first.nodes.get(node, START)
-            gone = last.directories.get(node) in state.manifest.forgotten
-            if gone and begin < end and not options.partial:
+            gone = state.end_of_gone(node, last.directories.get(node, ""))
+            if gone is not None and begin < end and not options.partial:
                 raise _forgotten(node, begin, end)
         registered = self._registered()
         base = registered.read().base if registered is not None else None
@@ -306,7 +306,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _demand_same_logs(self, state: ClusterState, offset: Offset) -> None:
         for node, directory in offset.directories.items():
             now = state.nodes.get(node)
-            end, read = state.manifest.forgotten.get(directory), offset.nodes.get(node, START)
+            end, read = state.end_of_gone(node, directory), offset.nodes.get(node, START)
             if end is not None:
                 if read < end and not self._options.partial:
                     raise _forgotten(node, read, end)
@@ -360,7 +360,8 @@ T = TypeVar("T")
 
 def _forgotten(node: str, read: Position, end: Position) -> MissingNode:
     return MissingNode(
-        f"node {node!r} was forgotten (imap-wal forget-node), and this stream has not read its "
+        f"node {node!r} was forgotten (imap-wal forget-node), or it is a backfill that snapshots "
+        "cover and that a prune removed, and this stream has not read its "
         f"changes after {read}, up to {end}",
         "start the query again without its checkpoint; or continue without them, with the option "
         "partial; with the option `reader`, a node is not forgotten before the stream has read it",

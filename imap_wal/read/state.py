@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from imap_wal import layout
 from imap_wal.errors import MissingNode
 from imap_wal.format import START, Position
 from imap_wal.manifest import epochs
@@ -109,6 +110,13 @@ class ClusterState:
                 if node not in self.manifest.nodes:
                     found[node] = max(mark.position, found.get(node, START))
         return found
+
+    def end_of_gone(self, node: str, directory: str) -> Position | None:
+        """The last position of a log that was forgotten, or of a backfill that a prune removed;
+        None: it is there, or not known. The name of a backfill is never used again."""
+        if node in self.manifest.nodes or not layout.is_backfill(node):
+            return self.manifest.forgotten.get(directory)
+        return self.removed().get(node)
 
     def cuts(self, node: str) -> tuple[tuple[int, Position], ...]:
         """(incarnation, position) of each cluster lifetime: entries of older incarnations after the

@@ -360,7 +360,7 @@ class Recovery:
     def _empty(self, file: SegmentFile) -> bytes:
         identity = self._identity
         header = SegmentHeader(
-            segment_id(self._manifest.epochs, file.epoch, self._context.randomness.token()),
+            segment_id(self.manifest.epochs, file.epoch, self._context.randomness.token()),
             identity.namespace,
             identity.cluster,
             identity.node,
