@@ -45,7 +45,7 @@ Content = Mapping[str, bytes]
 KINDS: dict[str, Callable[[str], SegmentStore]] = {"files": LocalStore, "objects": LocalObjects}
 SMALL: dict[str, Any] = {"segment_bytes": 64 * 1024, "preallocate": False}
 MAPS, RECORDS = "default/embedded", "default/log"
-WRITES = "create|create_from|replace|open_append|append|truncate|delete"
+CREATES, DELETES = "create|create_from|replace|open_append|append", "truncate|delete"
 
 
 @dataclass
@@ -168,12 +168,12 @@ def with_setting(**settings: Any) -> Callable[[Place], None]:
     return lambda place: place.settings.update(settings)
 
 
-def failing(error: type[StorageError]) -> Callable[[Place], None]:
-    """Nothing can be written; on files, an empty file still can, which a lock is."""
+def failing(error: type[StorageError], kinds: str) -> Callable[[Place], None]:
+    """On files, a lock can still be taken: its file is there."""
 
     def change(place: Place) -> None:
-        kinds = WRITES if place.kind == "files" else f"{WRITES}|lock"
-        place.plan = Plan((Fault("error", kind=kinds, times=0, error=error),))
+        failing = kinds if place.kind == "files" else f"{kinds}|lock"
+        place.plan = Plan((Fault("error", kind=failing, times=0, error=error),))
 
     return change
 
@@ -333,8 +333,8 @@ REASONS: dict[str, Reason] = {
     ),
     "locked": Reason(locked, accepts=_TAKEOVERS | _OF_OTHERS),
     "settings": Reason(with_setting(durability="sometimes"), accepts=_UNSET),
-    "read-only": Reason(failing(Unavailable)),
-    "full": Reason(failing(NoSpace)),
+    "read-only": Reason(failing(Unavailable, f"{CREATES}|{DELETES}")),
+    "full": Reason(failing(NoSpace, CREATES)),
 }
 
 

@@ -510,7 +510,7 @@ MUTATIONS = (
         "imap_wal/write/opening.py",
         "            known.prove(wal, fenced=self._fences_by_object(found))\n",
         "            pass\n",
-        f"{REFUSED}[objects-another list of keys]",
+        f"{REFUSED}[objects-damaged segment]",
     ),
     Mutation(
         "a takeover takes the lock before it was proved",

@@ -216,7 +216,7 @@ def _snapshots_are_not_copied(put: Put) -> None:
 
 
 def _recovered_under_the_same_name(put: Put) -> None:
-    put(recovery._Recovery, "_put", lambda self, wal, data: self._store.replace(wal, data))
+    put(recovery.Recovery, "_put", lambda self, wal, data: self._store.replace(wal, data))
 
 
 def _orphans_by_their_age_alone(put: Put) -> None:
