@@ -136,9 +136,10 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A first batch reads the snapshots, which cover the logs up to here: of what is below, only
         # they may be left.
         floor = _marks(state) if given.whole else {}
-        ends = _ends(log, state, given.nodes)
+        # A batch that should have entries of a removed backfill is refused when it is planned.
+        ends, gone = _ends(log, state, given.nodes), state.gone()
         if given.start == LATEST:  # the next batch is the first with entries
-            return self._with_drops(given.moved(state, ends), state)
+            return self._with_drops(given.moved(state, ends | gone), state)
         if self._target is not None:
             ends = {n: min(end, self._target[n]) for n, end in ends.items() if n in self._target}
         if rows_max:
@@ -146,7 +147,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = limited(log, state, since, ends, rows_max, maps or None)
         ends = {
             node: max(ends.get(node, START), floor.get(node, START)) for node in {*ends, *floor}
-        }
+        } | gone
         if not given.whole:
             end = self._with_drops(given.moved(state, ends), state)
             return given if end == replace(given, snapshots={}) else end
@@ -180,8 +181,8 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._demand_same_logs(state, offset)
         for node, end in last.nodes.items():
             begin = first.nodes.get(node, START)
-            gone = state.end_of_gone(node, last.directories.get(node, ""))
-            if gone is not None and begin < end and not options.partial:
+            gone = last.directories.get(node) in state.manifest.forgotten
+            if gone and begin < end and not options.partial:
                 raise _forgotten(node, begin, end)
         registered = self._registered()
         base = registered.read().base if registered is not None else None

@@ -25,6 +25,7 @@ from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.agent.open_log import OpenLog
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import ImapWalError
+from imap_wal.format import START
 from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.document import with_checksum
@@ -260,7 +261,7 @@ def forgotten(place: Place) -> None:
 
         def change(manifest: Any, name: str = node.name) -> Any:
             nodes = {each: known for each, known in manifest.nodes.items() if each != name}
-            gone = (manifest.nodes[name],)
+            gone = {manifest.nodes[name]: START}
             return replace(manifest, nodes=nodes, forgotten=gone)
 
         clusters.update(change)

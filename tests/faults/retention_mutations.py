@@ -214,8 +214,8 @@ OF_RETENTION = (
     Mutation(
         "a former snapshot counts as complete without the log of a removed node",
         "imap_wal/read/state.py",
-        "                if node not in self.manifest.nodes:\n",
-        "                if False:\n",
+        "if node not in self.manifest.nodes and layout.is_backfill(node):",
+        "if False:",
         f"{_BACKFILLS}::test_a_log_lacks_what_a_removed_node_had",
     ),
     Mutation(
@@ -224,5 +224,12 @@ OF_RETENTION = (
         "    prove_keys(log)\n",
         "",
         f"{_BACKFILLS}::test_a_backfill_with_wrong_keys_is_refused",
+    ),
+    Mutation(
+        "a stream misses a backfill that a prune has removed",
+        "pyspark_imap_wal/stream.py",
+        "        } | gone\n",
+        "        }\n",
+        f"{_BACKFILLS}::test_a_stream_misses_no_backfill_that_a_prune_removed",
     ),
 )

@@ -13,7 +13,14 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
-from imap_wal.errors import CorruptLog, EncryptionError, InvalidSetting, LostRace, WriterLocked
+from imap_wal.errors import (
+    CorruptLog,
+    EncryptionError,
+    InvalidSetting,
+    LostRace,
+    PositionGone,
+    WriterLocked,
+)
 from imap_wal.manifest.feature_level import NEWEST, FeatureLevel
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention import backfill, ended_backfills
@@ -28,6 +35,7 @@ from storage_backends import open_store
 from tests.encrypted import key_file, other
 from tests.kit.list_files import short_lists
 from tests.kit.logs import SMALL
+from tests.kit.stream_engine import Engine
 
 pytestmark = pytest.mark.spark
 KINDS = {"map": "string", "key": "binary", "value": "binary", "expires_at_ms": "bigint"}
@@ -345,6 +353,30 @@ def test_a_log_lacks_what_a_removed_node_had(tmp_path: Path) -> None:
     (mark,) = log.manifest().covered(node)
     prune(log)
     assert log.state().removed() == {node: mark.position}
+
+
+def test_a_stream_misses_no_backfill_that_a_prune_removed(tmp_path: Path) -> None:
+    """The node is gone. A stream that has not read it fails, and no other one does."""
+    with imap_wal.open(str(tmp_path)) as store:
+        store.map("orders", raw=True)[b"a"] = b"1"
+    log = ClusterLog(open_store(str(tmp_path)), *LOG)
+    reading, behind = Engine(str(tmp_path)), Engine(str(tmp_path))
+    reading.rest()
+    behind.rest()
+    made = writer(tmp_path)
+    made.commit([made.of_partition(0, iter([batch(("orders", b"b", b"1", 0))]))])
+    assert len(reading.rest()) == 1
+    rewrite(log, LocalEngine())
+    prune(log)
+    assert log.nodes() == ["embedded"]
+    assert reading.rest() == []
+    with pytest.raises(PositionGone, match="backfill-"):
+        behind.rest()
+    later = Engine(str(tmp_path))
+    later.rest()
+    with imap_wal.open(str(tmp_path)) as store:
+        store.map("orders", raw=True)[b"c"] = b"1"
+    assert len(later.rest()) == len(reading.rest()) == 1
 
 
 def test_a_backfill_with_wrong_keys_is_refused(tmp_path: Path) -> None:
