@@ -58,11 +58,14 @@ def _state(log: ClusterLog, node: str, settings: Settings) -> ClusterState | Non
 
 
 def _demand_there(log: ClusterLog, scans: list[FileScan]) -> None:
-    """Raises `NotFound` for a file that is not listed."""
-    folders = {scan.path.rpartition("/")[0] for scan in scans}
+    """Raises `NotFound` for an archive or a file of a snapshot that is not there."""
+    folders = {
+        f"{log.node_folder(scan.node)}/archive" if scan.node else f"{log.folder}/snapshot"
+        for scan in scans
+    }
     there = {file.path for folder in sorted(folders) for file in log.store.list(folder)}
     for scan in scans:
-        if scan.path not in there:
+        if scan.path not in there and not log.store.exists(scan.path):
             raise NotFound("it is not there", scan.path)
 
 
