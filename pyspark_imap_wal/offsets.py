@@ -96,12 +96,11 @@ class Offset:
 
 def demand_unpruned(state: ClusterState, node: str, since: Position, end: Position) -> None:
     """Raises `PositionGone` if entries of a node between two positions were removed."""
-    log = state.nodes.get(node)
-    if log is not None and log.manifest.removed > since < end:
+    removed = state.removed().get(node, START)
+    if removed > since < end:
         raise PositionGone(
             f"{since} of node {node!r}",
-            f"{log.manifest.removed.after()}, the option `reader` lets prune keep what a stream "
-            "has not read",
+            f"{removed.after()}, the option `reader` lets prune keep what a stream has not read",
         )
 
 

@@ -136,9 +136,10 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A first batch reads the snapshots, which cover the logs up to here: of what is below, only
         # they may be left.
         floor = _marks(state) if given.whole else {}
-        ends = _ends(log, state, given.nodes)
+        # A batch that should have entries of a removed backfill is refused when it is planned.
+        ends, gone = _ends(log, state, given.nodes), state.gone()
         if given.start == LATEST:  # the next batch is the first with entries
-            return self._with_drops(given.moved(state, ends), state)
+            return self._with_drops(given.moved(state, ends | gone), state)
         if self._target is not None:
             ends = {n: min(end, self._target[n]) for n, end in ends.items() if n in self._target}
         if rows_max:
@@ -146,7 +147,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = limited(log, state, since, ends, rows_max, maps or None)
         ends = {
             node: max(ends.get(node, START), floor.get(node, START)) for node in {*ends, *floor}
-        }
+        } | gone
         if not given.whole:
             end = self._with_drops(given.moved(state, ends), state)
             return given if end == replace(given, snapshots={}) else end
@@ -306,7 +307,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _demand_same_logs(self, state: ClusterState, offset: Offset) -> None:
         for node, directory in offset.directories.items():
             now = state.nodes.get(node)
-            end, read = state.manifest.forgotten.get(directory), offset.nodes.get(node, START)
+            end, read = state.end_of_gone(node, directory), offset.nodes.get(node, START)
             if end is not None:
                 if read < end and not self._options.partial:
                     raise _forgotten(node, read, end)
@@ -360,7 +361,8 @@ T = TypeVar("T")
 
 def _forgotten(node: str, read: Position, end: Position) -> MissingNode:
     return MissingNode(
-        f"node {node!r} was forgotten (imap-wal forget-node), and this stream has not read its "
+        f"node {node!r} was forgotten (imap-wal forget-node), or it is a backfill that snapshots "
+        "cover and that a prune removed, and this stream has not read its "
         f"changes after {read}, up to {end}",
         "start the query again without its checkpoint; or continue without them, with the option "
         "partial; with the option `reader`, a node is not forgotten before the stream has read it",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
+from functools import partial
 
 import structlog
 
@@ -12,6 +13,7 @@ from imap_wal.agent.own_disk.uploads import Uploads
 from imap_wal.errors import ImapWalError
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.proof import prove_keys
 from imap_wal.retention.archiver import writer_for
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.retention.other_process import OtherProcess, is_reachable
@@ -54,7 +56,13 @@ class OpenLog:
             # Where segments are. Each attempt to open would use some of the space.
             reserve.demand(config.node)
         what = f"imap-wal agent at {config.endpoint}"
-        self.node_log = open_node_log(context, what=what, takeover=takeover, maps=True)
+        self.node_log = open_node_log(
+            context,
+            what=what,
+            takeover=takeover,
+            maps=True,
+            also=partial(prove_keys, all_logs, config.node),
+        )
         with ExitStack() as undo:
             undo.callback(self._let_go)
             self.sessions = SessionRegistry(self.node_log, all_logs, config.start_rules)

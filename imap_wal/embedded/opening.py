@@ -1,8 +1,10 @@
 """Opens the durable maps of a folder or URL.
 
-open ─▶ lock, recover the tail ─▶ claim an incarnation ─▶ fence writers of other nodes ─▶ `Store`
+open ─▶ lock, prove all logs, recover the tail ─▶ claim an incarnation ─▶ fence writers of other
+        nodes ─▶ `Store`
 
-`imap_wal.write.opening` does the first step, for one node's log.
+`imap_wal.write.opening` does the first step, for one node's log. What is refused changes nothing,
+except for damage that only reading all entries shows: the restore finds it, after the open.
 """
 
 from __future__ import annotations
@@ -19,21 +21,22 @@ from imap_wal.embedded.wal_filter import WalFilter
 from imap_wal.errors import InvalidSetting, StorageUnavailable
 from imap_wal.layout import Identity
 from imap_wal.manifest.claims import claim_manifests
-from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.feature_level import NEWEST
 from imap_wal.manifest.older import current_cluster
 from imap_wal.manifest.upgrade import Upgrade
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.proof import prove_restore
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.retention.other_process import OtherProcess, is_reachable
 from imap_wal.rewrite.compaction import KEEP_S
 from imap_wal.security.encryption import with_keys
 from imap_wal.serializer import MsgpackSerializer, Serializer, demand_serializer
-from imap_wal.settings import RecoveryPolicy, SettingsOptions, choose
+from imap_wal.settings import SettingsOptions, choose
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
-from imap_wal.write.opening import open_node_log
-from imap_wal.write.other_writers import shut_out_others
+from imap_wal.write.opening import NodeOpening, open_node_log
+from imap_wal.write.other_writers import prove_others, shut_out_others
 from imap_wal.write.permit import OTHER_NODE
 from storage_backends import SegmentStore, StorageError, open_store, with_url
 
@@ -125,17 +128,29 @@ def open(  # the public name: imap_wal.open
     try:
         store = with_keys(storage or open_store(url, wal_dir=wal_dir), chosen.encryption_keys)
         all_logs = ClusterLog(store, namespace, cluster, clock, randomness)
-        _demand_ours(all_logs, node, chosen.recovery_policy)
         context = LogContext(store, identity, chosen, clock, randomness)
+        demand_claimable(context)
+        others: dict[str, NodeOpening] = {}
+
+        def prove() -> None:
+            if not shared:
+                others.update(prove_others(context))
+            prove_restore(all_logs, node, chosen)
+
         log = open_node_log(
-            context, what=f"imap_wal.open({url!r})", takeover=takeover, embedded=True, maps=True
+            context,
+            what=f"imap_wal.open({url!r})",
+            takeover=takeover,
+            embedded=True,
+            maps=True,
+            also=prove,
         )
         try:
             incarnation = next_incarnation(log)
             if not shared:
                 # After the claim: of two stores that open at the same time, the one with the later
                 # incarnation then fences the other.
-                shut_out_others(log, f"{OTHER_NODE}, under node name {node!r}")
+                shut_out_others(log, f"{OTHER_NODE}, under node name {node!r}", proved=others)
             raise_level(log, alone=not shared)
             process = None
             if storage is None and is_reachable(store.url, wal_dir):
@@ -160,16 +175,15 @@ def open(  # the public name: imap_wal.open
         raise StorageUnavailable(with_url(url, error)) from error
 
 
-def _demand_ours(logs: ClusterLog, node: str, policy: RecoveryPolicy) -> None:
-    """Check this before anything is written: once a node's log is registered, all other nodes need
-    it. Raises `InvalidSetting` in a cluster of Hazelcast members, and `MissingNode` for a new node
-    if another node's log cannot be read."""
-    manifest = logs.manifest()
-    claims = claim_manifests(logs.store, logs.folder, manifest.claims, logs.clock, logs.randomness)
+def demand_claimable(context: LogContext) -> None:
+    """Raise what `next_incarnation` would raise, before anything is written: once a node's log is
+    registered, all other nodes need it."""
+    store, folder = context.store, context.identity.cluster_folder
+    clusters = cluster_manifests(store, folder, context.clock, context.randomness)
+    manifest = current_cluster(store, folder, clusters, context.clock, context.randomness)
+    claims = claim_manifests(store, folder, manifest.claims, context.clock, context.randomness)
     if claims.read()[1].newest:
-        raise _of_members(logs.cluster, logs.namespace)
-    if manifest.nodes and node not in manifest.nodes:
-        logs.state().demand(policy)
+        raise _of_members(context.identity.cluster, context.identity.namespace)
 
 
 def _of_members(cluster: str, namespace: str) -> InvalidSetting:

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from imap_wal import layout
 from imap_wal.checks import location
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.embedded.opening import next_incarnation, raise_level
+from imap_wal.embedded.opening import demand_claimable, next_incarnation, raise_level
 from imap_wal.errors import InvalidSetting, LogExists, NoSuchLog
 from imap_wal.layout import Identity
 from imap_wal.log.open_log import Log
@@ -22,6 +22,7 @@ from imap_wal.manifest.node import LOG, NodeManifest, node_manifests
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import storage_errors
+from imap_wal.read.proof import prove_keys
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.security.encryption import with_keys
 from imap_wal.settings import Durability, Settings, SettingsOptions, choose
@@ -161,16 +162,23 @@ def _first_manifest(
 
 
 def _open(url: str, context: LogContext, takeover: bool) -> Log:
+    who = context.identity
+    logs = ClusterLog(context.store, who.namespace, who.cluster, context.clock, context.randomness)
+
+    def prove() -> None:
+        demand_claimable(context)
+        prove_keys(logs, who.node)
+
     log = open_node_log(
-        context, what=f"imap_wal.log.open({url!r})", takeover=takeover, embedded=True
+        context,
+        what=f"imap_wal.log.open({url!r})",
+        takeover=takeover,
+        embedded=True,
+        also=prove,
     )
     try:
         incarnation = next_incarnation(log)
         raise_level(log, alone=False)
-        who = context.identity
-        logs = ClusterLog(
-            context.store, who.namespace, who.cluster, context.clock, context.randomness
-        )
         return Log(url, LogWriter(log, logs), incarnation)
     except BaseException:
         log.close(clean=False)

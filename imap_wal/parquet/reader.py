@@ -217,6 +217,12 @@ def _batch_rows(described: Any, columns: list[str] | None, rows_max: int) -> int
     return int(max(1, min(rows_max, BATCH_BYTES * described.num_rows // max(1, size))))
 
 
+def demand_readable(store: SegmentStore, path: str, log: str = "") -> None:
+    """Raises the errors of a file whose footer cannot be read, or not with these keys."""
+    with _reading(store, path, 0, log):
+        pass
+
+
 @contextmanager
 def _reading(store: SegmentStore, path: str, checksum: int, log: str) -> Iterator[Any]:
     """A `pyarrow.parquet.ParquetFile` of ours. What pyarrow raises for damage while it is open

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from imap_wal import layout
 from imap_wal.errors import MissingNode
 from imap_wal.format import START, Position
 from imap_wal.manifest import epochs
@@ -100,6 +101,26 @@ class ClusterState:
         """What a process that acts on this state has seen of the cluster."""
         return self.manifest.seen(self.number)
 
+    def removed(self) -> dict[str, Position]:
+        """Node → the position up to which its log may lack entries that snapshots cover."""
+        return {node: each.manifest.removed for node, each in self.nodes.items()} | self.gone()
+
+    def gone(self) -> dict[str, Position]:
+        """The nodes of backfills that a prune has removed, and their last positions. Snapshots
+        cover them, and their names are never used again."""
+        found: dict[str, Position] = {}
+        for snapshot in self.manifest.snapshots.values():
+            for node, mark in snapshot.marks.items():
+                if node not in self.manifest.nodes and layout.is_backfill(node):
+                    found[node] = max(mark.position, found.get(node, START))
+        return found
+
+    def end_of_gone(self, node: str, directory: str) -> Position | None:
+        """The last position of a log that was forgotten, or of a backfill that a prune has removed;
+        None: it is there, or not known."""
+        end = self.manifest.forgotten.get(directory)
+        return self.gone().get(node) if end is None else end
+
     def cuts(self, node: str) -> tuple[tuple[int, Position], ...]:
         """(incarnation, position) of each cluster lifetime: entries of older incarnations after the
         position are void. A node that a lifetime does not name had no log when it began."""
@@ -123,7 +144,9 @@ class ClusterState:
         return {name: pairs for name, pairs in tables.items() if pairs}
 
     def marked(self, node: str, position: Position) -> Position:
-        """A position of a node with the id of its epoch."""
+        """A position of a node with the id of its epoch; that of a node which is gone has none."""
+        if node not in self.nodes:
+            return position
         return epochs.marked(self.nodes[node].manifest.epochs, position)
 
     def plain(self, places: Mapping[str, Position]) -> dict[str, Position]:

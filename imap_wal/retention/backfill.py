@@ -6,9 +6,10 @@
     publish   the node's manifest, then the node in the cluster's manifest by compare-and-swap
 
 Before the last step no reader sees an entry, and after it every reader sees all of them. If a
-backfill does not reach it, its files remain, but no manifest names them; a later backfill deletes
-them. A store that opens claims an incarnation in the same manifest. So it opens either before that
-step, and then nothing is published, or after it, and then it reads the entries.
+backfill does not reach it, its files remain, but no reader sees them; a prune or a later backfill
+deletes them (`imap_wal.retention.ended_backfills`). A store that opens claims an incarnation in the
+same manifest. So it opens either before that step, and then nothing is published, or after it, and
+then it reads the entries.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from imap_wal import layout
-from imap_wal.disposal import dispose
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace, WriterLocked
+from imap_wal.manifest import key_checks
 from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest
@@ -27,10 +28,10 @@ from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.node import NodeManifest, Seen, node_manifests
 from imap_wal.manifest.older import current_cluster
 from imap_wal.manifest.roots import demand_root
-from imap_wal.names import decode
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.retention.snapshots import ORPHAN_MS
-from imap_wal.storage_clock import storage_now
+from imap_wal.read.proof import prove_keys
+from imap_wal.retention.ended_backfills import ended_backfills, remove_ended
+from imap_wal.security.encryption import keys_of
 from storage_backends import NotFound
 
 EPOCH = 1
@@ -55,19 +56,24 @@ class Backfill:
 
 
 def begin(log: ClusterLog) -> Backfill:
-    """Claim an incarnation. Raises `InvalidSetting` for a cluster of Hazelcast members, and
-    `WriterLocked` if a node's log is not closed."""
+    """Claim an incarnation. Raises `InvalidSetting` for a cluster of Hazelcast members,
+    `WriterLocked` if a node's log is not closed, and `EncryptionError` if the keys do not fit."""
     current_cluster(log.store, log.folder, log.manifests, log.clock, log.randomness)
 
     if not log.manifests.read()[0]:
         demand_root(log.store)
-    _sweep(log)
+    for ended in list(ended_backfills(log)):
+        if not ended.directory:
+            remove_ended(log, ended)
 
     def claim(manifest: ClusterManifest) -> ClusterManifest:
         _demand_closed(log, manifest)
         number = manifest.incarnation + 1
         return replace(manifest.leveled(), incarnation=number, embedded=number)
 
+    _demand_closed(log, log.manifest())
+    prove_keys(log)
+    key_checks.enter(keys_of(log.store).key_ring, log.manifests)
     claimed = log.manifests.update(claim)
     directory = str(UUID(bytes=log.randomness.token(), version=4))
     backfill = Backfill(
@@ -120,8 +126,8 @@ def publish(log: ClusterLog, backfill: Backfill, archives: Sequence[Archive]) ->
     last = max(archive.last for archive in archives)
 
     def name(manifest: NodeManifest) -> NodeManifest:
-        if manifest.archives or manifest.forgotten:
-            raise LostRace(f"{backfill.folder(log)}: this backfill was published or swept before")
+        if manifest.archives or manifest.directory != backfill.directory:
+            raise LostRace(f"{backfill.folder(log)}: this backfill was published or removed before")
         ordered = sorted(archives, key=lambda archive: (archive.first, archive.map))
         return replace(
             (manifest.listed() if backfill.listed else manifest).with_archives(ordered),
@@ -137,35 +143,6 @@ def publish(log: ClusterLog, backfill: Backfill, archives: Sequence[Archive]) ->
     except (LostRace, WriterLocked, InvalidSetting):
         nodes.update(lambda manifest: replace(manifest, archives=()))
         raise
-
-
-def _sweep(log: ClusterLog) -> None:
-    """Delete the files of backfills that named none of them within a day. Each is first ended in
-    its manifest, so that it cannot name them later."""
-    registered, now_ms = log.manifest().nodes, 0
-    for component in log.store.folders(f"{log.folder}/nodes"):
-        node = decode(component)
-        if not layout.is_backfill(node) or node in registered:
-            continue
-        folder = log.node_folder(node)
-        files = [
-            file
-            for name in log.store.folders(f"{folder}/archive")
-            for file in log.store.list(f"{folder}/archive/{name}")
-        ]
-        files += log.store.list(layout.lists_folder(folder))  # a refused publication leaves them
-        now_ms = now_ms or storage_now(log.store, log.folder, log.randomness)
-        if not files or now_ms - max(file.modified_ms for file in files) <= ORPHAN_MS:
-            continue
-        manifests = node_manifests(log.store, folder, log.clock, log.randomness)
-        manifests.update(
-            lambda manifest: None if manifest.archives else replace(manifest, forgotten=True)
-        )
-        number, ended = manifests.read()
-        if ended.forgotten:
-            archives = [file.path for file in files if not layout.list_number(file.path)]
-            dispose(log.store, archives, f"{folder}/archive")
-            manifests.lists.sweep(number, kept=())
 
 
 def _demand_closed(log: ClusterLog, manifest: ClusterManifest) -> None:

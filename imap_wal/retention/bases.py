@@ -33,7 +33,7 @@ def base_of(
     used = {snapshot.versions for snapshot in snapshots.values()}
     return Base(
         positions,
-        {node: found.manifest.removed for node, found in state.nodes.items()},
+        state.removed(),
         snapshots,
         {number: table for number, table in manifest.versions.items() if number in used},
         None if maps is None else tuple(sorted(maps)),

@@ -202,9 +202,8 @@ def _has_log(state: ClusterState, base: Base) -> bool:
     """Whether the log above a base is there: no part of a log was lost, no node was forgotten or
     replaced (these count as losses too), and no more was removed than when the base was made."""
     return state.manifest.losses == base.losses and all(
-        found.manifest.removed
-        <= max(base.positions.get(node, START), base.removed.get(node, START))
-        for node, found in state.nodes.items()
+        removed <= max(base.positions.get(node, START), base.removed.get(node, START))
+        for node, removed in state.removed().items()
     )
 
 

@@ -1,5 +1,5 @@
-"""Removes what snapshots cover: archives, sealed segments, former snapshots. Writers and readers
-may run at the same time.
+"""Removes what snapshots cover: archives, sealed segments, former snapshots; and what ended
+backfills left. Writers and readers may run at the same time.
 
 First the snapshot is read (`imap_wal.retention.snapshots`), then the manifest is changed, then the
 files are deleted. A reader that finds a file missing reads the manifests again, and finds the
@@ -20,6 +20,7 @@ from imap_wal.manifest.node import node_manifests
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import END
 from imap_wal.read.state import ClusterState, NodeState
+from imap_wal.retention.ended_backfills import ended_backfills, remove_ended
 from imap_wal.retention.kept import kept_for_readers
 from imap_wal.retention.policy import part_to_remove
 from imap_wal.retention.removal import Removal, plan_covered, remove
@@ -80,13 +81,19 @@ def prune(
     if not dry_run:
         _drop_lifetimes(log)
     orphans = remove_former(log, dry_run=dry_run, check=check, forgotten=forgotten)
+    left = list(ended_backfills(log, dry_run=dry_run))
+    of_backfills = {file.path: file.size for each in left for file in each.files}
+    if not dry_run:
+        gone = {path for each in left for path in remove_ended(log, each)}
+        of_backfills = {path: size for path, size in of_backfills.items() if path in gone}
     return PruneReport(
         namespace=log.namespace,
         cluster=log.cluster,
         segments=tuple(segments),
         archives=tuple(archives),
         snapshot_files=tuple(file.path for file in orphans),
-        bytes=total + sum(file.size for file in orphans),
+        backfill_files=tuple(of_backfills),
+        bytes=total + sum(file.size for file in orphans) + sum(of_backfills.values()),
         skipped=state.missing,
         dry_run=dry_run,
         kept=kept_for_readers(log, forgotten),

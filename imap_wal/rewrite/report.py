@@ -107,14 +107,16 @@ class RewriteReport:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What was removed, or with `dry_run` would be. `segments`, `archives` and `snapshot_files` are
-    paths. `skipped`: node → why it was skipped. `kept`: what is kept for readers."""
+    """What was removed, or with `dry_run` would be. `segments`, `archives`, `snapshot_files` and
+    `backfill_files` (what ended backfills left) are paths. `skipped`: node → why it was skipped.
+    `kept`: what is kept for readers."""
 
     namespace: str
     cluster: str
     segments: tuple[str, ...]
     archives: tuple[str, ...]
     snapshot_files: tuple[str, ...]
+    backfill_files: tuple[str, ...]
     bytes: int
     skipped: Mapping[str, str]
     dry_run: bool

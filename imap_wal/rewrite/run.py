@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from imap_wal.errors import InvalidSetting, LostRace, ShortLog
 from imap_wal.manifest import key_checks
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.proof import prove_keys
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.plan import (
@@ -96,6 +97,7 @@ def _enter(log: ClusterLog, skew_ms_max: int) -> int | None:
     """Compare the clocks and record the keys, before anything is written. Returns the skew of the
     clocks."""
     skew_ms = demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
+    prove_keys(log)
     key_checks.enter(keys_of(log.store).key_ring, log.manifests)
     return skew_ms
 

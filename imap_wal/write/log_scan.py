@@ -4,6 +4,7 @@ damage. Changes nothing; `imap_wal.write.recovery` decides what to do with damag
 from __future__ import annotations
 
 from contextlib import closing
+from copy import copy
 from typing import NamedTuple
 
 import msgpack
@@ -44,15 +45,38 @@ class Damage(NamedTuple):
 
 
 class LogScan:
-    """One scan of the segments in `found`. `clean_end` or `run` is called once."""
+    """One scan of the segments in `found`; `run` is called once. `fenced`: an object that fences
+    the writer will follow them."""
 
-    def __init__(self, context: LogContext, manifest: NodeManifest, found: WalFolder) -> None:
+    def __init__(
+        self,
+        context: LogContext,
+        manifest: NodeManifest,
+        found: WalFolder,
+        *,
+        fenced: bool = False,
+    ) -> None:
+        self._context = context
         self._store, self._identity = context.store, context.identity
         self._manifest, self._mode = manifest, context.settings.recovery_mode
-        self.files = found.segments
-        self.requests = dict(manifest.requests)
+        self.files, self._fenced = found.segments, fenced
+        skips = self._mode is RecoveryMode.POINT_IN_TIME
+        start = START if skips or self._mode is RecoveryMode.ABSOLUTE else manifest.checkpoint
+        self._start = start
+        self._expected = max(start.segment, manifest.archived[1] + 1)
+        """Number of the next segment to read."""
+        self._next = next(
+            (index for index, file in enumerate(self.files) if file.number >= start.segment),
+            len(self.files),
+        )
+        """Index of the next file to read."""
+        self._sure: LogScan | None = None
+        """This scan before it read a file that may still change."""
+        self._damaged = False
+        # Without the requests, a repeated one may be appended twice: it has the same order.
+        self.requests = {} if skips else dict(manifest.requests)
         """Session → last durable request."""
-        self.end = manifest.checkpoint
+        self.end = START if skips else manifest.checkpoint
         """The position of the last whole frame before the damage."""
         self.checksum: int | None = None
         """What the next segment's header may contain, see `SegmentReader.continues_from`."""
@@ -95,30 +119,53 @@ class LogScan:
         below that or may skip damage. Returns the first damage, or None. Raises
         `UnsupportedVersion`."""
         damage = self._read()
+        self._damaged = damage is not None
         self._progress.over(self.records)
         return damage
 
+    def again(self, found: WalFolder, *, fenced: bool = False) -> LogScan:
+        """A scan of a later listing of this log. What this one has read and what cannot have
+        changed since is not read again: an object that another one follows, a file whose successor
+        was begun."""
+        known = self._sure or self
+        if known._damaged or known.files[: known._next] != found.segments[: known._next]:
+            return LogScan(self._context, self._manifest, found, fenced=fenced)
+        scan = known._copy()
+        scan.files, scan._fenced = found.segments, fenced
+        return scan
+
+    def _copy(self) -> LogScan:
+        other = copy(self)
+        other.requests, other.loose = dict(self.requests), list(self.loose)
+        return other
+
     def _read(self) -> Damage | None:
-        start = START if self._mode is RecoveryMode.ABSOLUTE else self._manifest.checkpoint
-        if self._mode is RecoveryMode.POINT_IN_TIME:
-            self.end = start = START
-            # Then a repeated request may be appended twice: it has the same order.
-            self.requests = {}
-        expected = max(start.segment, self._manifest.archived[1] + 1)
-        first = next(
-            (index for index, file in enumerate(self.files) if file.number >= start.segment),
-            len(self.files),
-        )
-        files = [file for at, file in enumerate(self.files[first:]) if file.number == expected + at]
+        there, (_, first, last) = {file.number for file in self.files}, self._manifest.given_up
+        filled = {*range(first, last + 1)} - there  # the recovery creates them, empty
+        files, expected = [], self._expected
+        for file in self.files[self._next :]:
+            while expected in filled:
+                expected += 1
+            if file.number != expected:
+                break
+            files.append(file)
+            expected += 1
         wanted = ((file, file.path, file.bytes) for file in files)
         with closing(read_ahead(self._store, wanted)) as sources:
-            for index, (file, store) in enumerate(sources, first):
-                expected += 1
+            for index, (file, store) in enumerate(sources, self._next):
+                if index == len(self.files) - 1 and not self._fenced:
+                    self._sure = self._copy()
                 damage = self._scan_file(
-                    index, file, store, start.frame if file.number == start.segment else None
+                    index,
+                    file,
+                    store,
+                    self._start.frame if file.number == self._start.segment else None,
                 )
                 if damage is not None:
                     return damage
+                self._next, self._expected = index + 1, file.number + 1
+        while expected in filled:
+            expected += 1
         return self._missing_after(expected)
 
     def _missing_after(self, expected: int) -> Damage | None:
@@ -223,7 +270,7 @@ class LogScan:
             file.path,
             manifest.directory,
             *file.name,
-            index < len(self.files) - 1,
+            self._fenced or index < len(self.files) - 1,
             manifest.checkpoint,
             manifest.newest,
             ids(manifest.epochs, file.epoch),

@@ -74,11 +74,20 @@ class ObjectSegment:
         """Does nothing: no resource is held."""
 
 
+def fences_by_object(manifest: NodeManifest) -> bool:
+    """Whether `shut_out` fences the writer of this manifest by an object. If that writer has
+    written nothing, it must publish where its epoch begins before it does, and that fails after the
+    manifest of an open."""
+    return manifest.begins[0] in (0, manifest.epoch)
+
+
 def shut_out(context: LogContext, manifest: NodeManifest) -> None:
     """Create the segment that the old writer would create next, so that its create fails. This
-    comes before the scan of the log, so the scan finds all that it acknowledged. There is only one
-    such segment, the last of its epoch, however often this is repeated; `layout.fences` never
-    deletes it."""
+    comes before the scan that decides what the writer acknowledged, and after all else that can
+    refuse an open. There is only one such segment, the last of its epoch, however often this is
+    repeated; `layout.fences` never deletes it."""
+    if not fences_by_object(manifest):
+        return
     store, identity = context.store, context.identity
     folder, epoch = identity.node_folder, manifest.epoch
     files = store.list(f"{folder}/wal")
@@ -91,10 +100,6 @@ def shut_out(context: LogContext, manifest: NodeManifest) -> None:
         number = max(
             [first - 1, manifest.archived[1], *(number for each, number in names if each == epoch)]
         )
-    elif began:
-        # The writer of this epoch has written nothing. Before it does, it must publish where its
-        # epoch begins, and that fails after the manifest of this open.
-        return
     else:  # opened by a version that does not record where an epoch begins
         counting = sorted_out(files, manifest.archived).segments
         number = max(

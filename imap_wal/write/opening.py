@@ -1,7 +1,13 @@
 """Opens a node's log for writing.
 
-open    lock ─▶ newest manifest ─▶ fence the old writer, unless it has closed ─▶ scan after
-        its checkpoint ─▶ publish epoch + 1 ─▶ cut a torn tail
+open    lock ─▶ newest manifest ─▶ prove that nothing refuses this open ─▶ fence the old writer,
+        unless it has closed ─▶ scan what it may have written since ─▶ publish epoch + 1
+        ─▶ cut a torn tail
+
+What is refused changes nothing: keys, versions, damage and settings are examined before the old
+writer is fenced. A takeover is proved once more before it takes the lock, so a living writer
+notices nothing of one that is refused. What was acknowledged is decided by the scan after the
+fence, which reads only what may have changed since the proof.
 
 No segment is changed before the epoch is published. `imap_wal.write.recovery` scans and cuts.
 `imap_wal.embedded.opening` is above this: it opens maps.
@@ -12,9 +18,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 from imap_wal import layout
 from imap_wal.disposal import log_links
@@ -40,13 +47,14 @@ from imap_wal.settings import Durability, RecoveryMode
 from imap_wal.version import VERSION
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
-from imap_wal.write.object_segment import shut_out
-from imap_wal.write.recovery import RecoveredState, recover
+from imap_wal.write.object_segment import fences_by_object, shut_out
+from imap_wal.write.recovery import RecoveredState, Recovery
 from imap_wal.write.registration import Registration, demand_current
-from storage_backends import AlreadyExists, Lock, Locked, NotFound, SegmentStore
+from storage_backends import AlreadyExists, Lock, Locked, NotFound, SegmentStore, StorageError
 from storage_backends.own_disk import demand_own
 
 _log = logging.getLogger("imap_wal")
+T = TypeVar("T")
 
 OPEN_ATTEMPTS = 20
 """How often an open starts again because the manifest changed while it examined the log."""
@@ -55,7 +63,7 @@ OPEN_ATTEMPTS = 20
 def check_new_log(context: LogContext) -> None:
     """Raise the errors that `open_node_log` would raise for a node without a manifest. For a caller
     that publishes the first manifest itself."""
-    _Opening(context).check_before()
+    NodeOpening(context).check_before()
 
 
 def holder_text(what: str) -> str:
@@ -71,8 +79,9 @@ def open_node_log(
     embedded: bool = False,
     directory: str | None = None,
     maps: bool = False,
+    also: Callable[[], object] = lambda: None,
 ) -> NodeLog:
-    """Open a node's log for writing.
+    """Open a node's log for writing. What is refused has changed nothing.
 
     Args:
         context: the storage, the node and its settings.
@@ -81,6 +90,7 @@ def open_node_log(
         embedded: for a program, not an agent.
         directory: open only this log; None: any log that the node has.
         maps: for changes of maps.
+        also: called when all else is proved, before anything is written; it may raise.
 
     Returns:
         The recovered log, with its lock.
@@ -98,30 +108,9 @@ def open_node_log(
             log `directory`.
         StorageError: the storage failed, or the segments are on another node's own disk.
     """
-    store, identity = context.store, context.identity
-    identity.check()
-    _check_durability(store, context.settings.durability)
-    folder = identity.node_folder
-    demand_own(store, folder)
-    opening = _Opening(
-        context, takeover=takeover, embedded=embedded, directory=directory, maps=maps
-    )
-    opening.check_before()
-    lock = _locked(store, identity, what, takeover=takeover)
-    try:
-        manifest, recovered = opening.run()
-        if takeover:
-            _log.warning(
-                "the log of node %r was taken over by %s: epoch %d begins",
-                identity.node,
-                holder_text(what),
-                manifest.epoch,
-            )
-        log_links(store, [f"{folder}/wal", f"{folder}/archive"])
-        return NodeLog(context, opening.manifests, opening.clusters, manifest, recovered, lock)
-    except BaseException:
-        lock.release()
-        raise
+    return NodeOpening(
+        context, takeover=takeover, embedded=embedded, directory=directory, maps=maps, also=also
+    ).open(what)
 
 
 def _check_durability(store: SegmentStore, durability: Durability) -> None:
@@ -150,11 +139,22 @@ class _Moved(Exception):
     """A manifest was published that is newer than the one the open uses."""
 
 
-class _Opening:
-    """One open, with the lock held. All of it uses one manifest: it fences the old writer,
-    examines the log, and publishes the new epoch as the successor of exactly that manifest, before
-    it changes a segment. If another manifest was published meanwhile (by the old writer's archive
-    run, or by a prune), the open starts again."""
+class _Examined(NamedTuple):
+    """What an open found. `before`: the manifest that it continues from. `lose` counts what it
+    gives up of this log, if anything."""
+
+    before: NodeManifest
+    wal: WalFolder
+    recovery: Recovery
+    first_session: int
+    lose: Callable[[], object]
+
+
+class NodeOpening:
+    """One open. All of it uses one manifest: with the lock held, it examines the log, fences the
+    old writer, and publishes the new epoch as the successor of exactly that manifest, before it
+    changes a segment. If another manifest was published meanwhile (by the old writer's archive run,
+    or by a prune), the open starts again."""
 
     def __init__(
         self,
@@ -164,17 +164,16 @@ class _Opening:
         embedded: bool = False,
         directory: str | None = None,
         maps: bool = False,
+        also: Callable[[], object] = lambda: None,
     ) -> None:
+        self._also: Callable[[], object] | None = also
         self._context, self._store, self._identity = context, context.store, context.identity
-        self._takeover, self._embedded, self._directory, self._maps = (
-            takeover,
-            embedded,
-            directory,
-            maps,
-        )
-        self._folder = self._identity.node_folder
+        self._takeover, self._embedded, self._maps = takeover, embedded, maps
+        self.directory, self._folder = directory, self._identity.node_folder
         self._published = False
         self._opened: Mapping[str, int] = {}
+        self._epoch: int | None = None
+        self._recovery: Recovery | None = None
         self.manifests = node_manifests(
             self._store, self._folder, context.clock, context.randomness
         )
@@ -186,6 +185,9 @@ class _Opening:
     def check_before(self) -> None:
         """Check before the lock is taken. If a check failed later, a node without a manifest would
         be left with a folder of a log that never began."""
+        self._identity.check()
+        _check_durability(self._store, self._context.settings.durability)
+        demand_own(self._store, self._folder)
         number, before = self.manifests.read()
         self._demand_kind(before)
         if self._context.key_ring.keys:
@@ -225,17 +227,43 @@ class _Opening:
                 "records, made by imap_wal.log.create; choose another node name"
             )
 
+    def prove(self) -> None:
+        """Raise what refuses this open. It needs no lock, and changes nothing."""
+        self.check_before()
+        self._attempt(self._examine)
+
+    def open(self, what: str) -> NodeLog:
+        """`open_node_log`. After `prove`, what was read is not read again."""
+        store, identity, takeover = self._store, self._identity, self._takeover
+        if takeover:
+            self.prove()
+        else:
+            self.check_before()
+        lock = _locked(store, identity, what, takeover=takeover)
+        try:
+            manifest, recovered = self.run()
+            if takeover:
+                _log.warning(
+                    "the log of node %r was taken over by %s: epoch %d begins",
+                    identity.node,
+                    holder_text(what),
+                    manifest.epoch,
+                )
+            log_links(store, [f"{self._folder}/wal", f"{self._folder}/archive"])
+            return NodeLog(self._context, self.manifests, self.clusters, manifest, recovered, lock)
+        except BaseException:
+            lock.release()
+            raise
+
     def run(self) -> tuple[NodeManifest, RecoveredState]:
-        first_epoch: int | None = None
+        return self._attempt(self._open)
+
+    def _attempt(self, action: Callable[[int, NodeManifest], T]) -> T:
+        """`action` with the newest manifest; again if that was replaced meanwhile."""
         for _ in range(OPEN_ATTEMPTS):
             number, before = self.manifests.read()
-            if first_epoch is not None and before.epoch != first_epoch:
-                raise WriterLocked(
-                    self._identity.node, "a process that opened it at the same moment"
-                )
-            first_epoch = before.epoch
             try:
-                return self._open(number, before)
+                return action(number, before)
             except _Moved:
                 continue
             except (LogError, NotFound, MissingNode):
@@ -248,26 +276,18 @@ class _Opening:
             "while it was opened; stop the process that archives or prunes it, and open again"
         )
 
-    def _open(self, number: int, before: NodeManifest) -> tuple[NodeManifest, RecoveredState]:
-        self._demand_same(before)
-        cluster_number, cluster = self._current_cluster_of(before)
-        self._registration.check_whose(cluster, before)
-        self._registration.check(cluster, before.directory)
+    def _examine(self, number: int, found: NodeManifest) -> _Examined:
+        """Raise what refuses this open. It changes nothing."""
+        self._demand_same(found)
+        cluster_number, cluster = self._current_cluster_of(found)
+        key_checks.demand_same(self._context.key_ring, cluster.keys, self.clusters.folder)
+        self._registration.check_whose(cluster, found)
+        self._registration.check(cluster, found.directory)
         self._opened = opened_epochs(self._store, self._identity.cluster_folder)
-        wal = self._wal_of(before, cluster)
-        before = self._registration.check_place(before, wal, cluster)
+        wal = self._wal_of(found, cluster)
+        before, lose = self._registration.check_place(found, wal, cluster)
         demand_current(self._store.list(self._folder), self._folder, before, wal)
         self._demand_no_better(before, wal)
-        claimed = self._claimed(before, self._registration.first_session(cluster, cluster_number))
-
-        def claim(gives_up: bool = False) -> None:
-            if gives_up:
-                self._registration.count_loss()
-            if not self._published:
-                # The log was read with these keys, and nothing is written yet.
-                key_checks.enter(self._context.key_ring, self.clusters)
-                self._claim(number, before, claimed, wal)
-
         covered = max(
             (
                 mark.position
@@ -276,11 +296,64 @@ class _Opening:
             ),
             default=START,
         )
-        recovered = recover(self._context, before, claim, covered)
+        known = self._recovery
+        if known is None or (known.manifest, known.covered) != (before, covered):
+            self._recovery = known = Recovery(self._context, before, covered)
+        if self._fences(found):
+            known.prove(wal, fenced=self._fences_by_object(found))
+        if self._also is not None:
+            self._also()
+            self._also = None
+        first_session = self._registration.first_session(cluster, cluster_number)
+        return _Examined(before, wal, known, first_session, lose)
+
+    def _open(self, number: int, found: NodeManifest) -> tuple[NodeManifest, RecoveredState]:
+        if self._epoch not in (None, found.epoch):
+            raise WriterLocked(self._identity.node, "a process that opened it at the same moment")
+        self._epoch = found.epoch
+        examined = self._examine(number, found)
+        claimed = self._claimed(examined.before, examined.first_session)
+        try:
+            return self._written(number, found, claimed, examined)
+        except BaseException:
+            if claimed.permit and not self._published:
+                with suppress(StorageError):
+                    self._store.delete(self._permit_of(claimed))
+            raise
+
+    def _written(
+        self, number: int, found: NodeManifest, claimed: NodeManifest, examined: _Examined
+    ) -> tuple[NodeManifest, RecoveredState]:
+        """What an open writes, after all that can refuse it was examined."""
+        before, wal, recovery, _, lose = examined
+        if self._fences(found):
+            # First its own permit: if the storage takes no file, the former writer keeps its one.
+            self._create_permit(claimed)
+            self._shut_out(found)
+            wal = wal_folder(self._store, self._folder, before.archived, before.begins)
+
+        def claim(gives_up: bool = False) -> None:
+            if gives_up:
+                self._registration.count_loss()
+            if not self._published:
+                # The log was read with these keys, and none of its segments is changed yet.
+                key_checks.enter(self._context.key_ring, self.clusters)
+                lose()
+                self._claim(number, before, claimed, wal)
+
+        recovered = recovery.run(claim)
         claim()
         manifest = self._note_recovered(claimed, recovered)
         self._registration.enter(manifest, self._opened)
         return manifest, recovered
+
+    def _fences(self, found: NodeManifest) -> bool:
+        """Whether a former writer may still write. Not only for a takeover: an open that was
+        stopped between lock and manifest, and replaced meanwhile, finds its successor here."""
+        return bool(found.directory) and (self._takeover or not found.clean)
+
+    def _fences_by_object(self, found: NodeManifest) -> bool:
+        return not self._store.capabilities.durable_append and fences_by_object(found)
 
     def _demand_no_better(self, before: NodeManifest, wal: WalFolder) -> None:
         """Refuse an own disk whose segments are older or worse than their uploaded copies."""
@@ -293,7 +366,7 @@ class _Opening:
     def _demand_same(self, before: NodeManifest) -> None:
         """Refuse a log of another kind, and one that is being forgotten."""
         self._demand_kind(before)
-        if self._directory not in (None, before.directory):
+        if self.directory not in (None, before.directory):
             what = (
                 f"node {self._identity.node!r} was forgotten or replaced by another process at "
                 "the same time"
@@ -328,15 +401,13 @@ class _Opening:
         return number, cluster
 
     def _wal_of(self, before: NodeManifest, cluster: ClusterManifest) -> WalFolder:
-        """The segments, after the old writer was fenced if it may still write."""
+        """The segments."""
         older = older_epoch(before, self._opened)
         # Or another process has opened it since `before` was read: then this open starts again.
         if older:
             raise older_manifest(f"{self._folder}/manifest", older)
         wal = wal_folder(self._store, self._folder, before.archived, before.begins)
         if before.lives_in(wal.logs):
-            # Before the object that fences the writer is created: that would be taken for the
-            # missing segment.
             beyond = mark_beyond(
                 self._identity.node,
                 before,
@@ -345,11 +416,6 @@ class _Opening:
             )
             if beyond:
                 raise older_manifest(f"{self._folder}/manifest", beyond)
-        if before.directory and (self._takeover or not before.clean):
-            # Not only for a takeover: an open that was stopped between lock and manifest, and
-            # replaced meanwhile, finds its successor here.
-            self._shut_out(before)
-            wal = wal_folder(self._store, self._folder, before.archived, before.begins)
         return wal
 
     def _claimed(self, before: NodeManifest, first_session: int) -> NodeManifest:
@@ -409,6 +475,7 @@ class _Opening:
                 with suppress(AlreadyExists):
                     self._store.create(layout.old_fence_path(self._folder, before.epoch), b"")
         else:
+            # The log was read with these keys: with them, the fence is no other log's.
             key_checks.enter(self._context.key_ring, self.clusters)
             shut_out(self._context, before)
 
@@ -422,15 +489,19 @@ class _Opening:
         if not before.wal_id:
             with suppress(AlreadyExists):
                 self._store.create(layout.log_path(self._folder, claimed.wal_id), b"")
-        if self._store.capabilities.durable_append:
-            with suppress(AlreadyExists):  # our own create, its answer was lost
-                self._store.create(
-                    layout.writer_path(self._folder, claimed.epoch, claimed.permit), b""
-                )
+        self._create_permit(claimed)
         if not self.manifests.publish(number, claimed):
             raise _Moved
         self._published = True
-        own = layout.writer_path(self._folder, claimed.epoch, claimed.permit)
+        own = self._permit_of(claimed)
         for path in wal.permits:
             if path != own:
                 self._store.delete(path)
+
+    def _permit_of(self, claimed: NodeManifest) -> str:
+        return layout.writer_path(self._folder, claimed.epoch, claimed.permit)
+
+    def _create_permit(self, claimed: NodeManifest) -> None:
+        if self._store.capabilities.durable_append:
+            with suppress(AlreadyExists):  # our own create: its answer was lost, or it was earlier
+                self._store.create(self._permit_of(claimed), b"")

@@ -2,51 +2,93 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from imap_wal.errors import LostRace, MissingNode
-from imap_wal.manifest.node import node_manifests
+from imap_wal.layout import Identity
+from imap_wal.manifest.cluster import cluster_manifests
+from imap_wal.manifest.node import NodeManifest, node_manifests
 from imap_wal.settings import RecoveryPolicy
+from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
-from imap_wal.write.opening import open_node_log
+from imap_wal.write.opening import NodeOpening
+
+NOT_PROVED: Mapping[str, NodeOpening] = {}
 
 
-def shut_out_others(log: NodeLog, what: str, *, embedded: bool = False) -> list[str]:
-    """Take over and close the log of every other node that is not closed. `embedded`: only logs
-    that programs opened, not agents. Call it after a claim that a later open sees. Returns the
-    names of those nodes. `what`: the new owner's name, for their writers. Raises the errors of
-    `open_node_log`; `MissingNode` only if `recovery_policy` is full."""
-    who, found = log.identity, []
-    for node in sorted(log.clusters.read()[1].nodes):
-        if node == who.node:
-            continue
-        other = replace(who, node=node)
-        manifest = node_manifests(log.store, other.node_folder, log.clock, log.randomness).read()[1]
-        # With stale listings there may be a newer manifest.
-        if manifest.clean and not log.store.capabilities.stale_listings:
-            continue
-        if embedded and not manifest.embedded:
-            continue
+def prove_others(context: LogContext) -> dict[str, NodeOpening]:
+    """Raise what would refuse `shut_out_others`, before the claim. It changes nothing. Returns, for
+    `shut_out_others`, the opening of each log that is not closed."""
+    found = {}
+    for other, manifest in _not_closed(context, embedded=False):
+        opening = _opening(context, other, manifest)
         try:
-            opened = open_node_log(
-                replace(log.context, identity=other),
-                what=what,
-                takeover=True,
-                directory=manifest.directory,
-            )
-            opened.close()
+            opening.prove()
         except LostRace:
-            if (
-                node_manifests(log.store, other.node_folder, log.clock, log.randomness)
-                .read()[1]
-                .directory
-                == manifest.directory
-            ):
+            continue  # it was forgotten or replaced at this moment
+        except MissingNode:
+            if context.settings.recovery_policy is RecoveryPolicy.FULL:
+                raise
+        else:
+            found[other.node] = opening
+    return found
+
+
+def shut_out_others(
+    log: NodeLog,
+    what: str,
+    *,
+    embedded: bool = False,
+    proved: Mapping[str, NodeOpening] = NOT_PROVED,
+) -> list[str]:
+    """Take over and close the log of every other node that is not closed. `embedded`: only logs
+    that programs opened, not agents. `proved`: from `prove_others`. Call it after a claim that a
+    later open sees. Returns the names of those nodes. `what`: the new owner's name, for their
+    writers. Raises the errors of `open_node_log`; `MissingNode` only if `recovery_policy` is
+    full."""
+    found = []
+    for other, manifest in _not_closed(log.context, embedded=embedded):
+        opening = proved.get(other.node)
+        if opening is None or opening.directory != manifest.directory:
+            opening = _opening(log.context, other, manifest)
+        try:
+            opening.open(what).close()
+        except LostRace:
+            if _newest(log.context, other).directory == manifest.directory:
                 raise
             # It was forgotten. A log that replaced it was opened after the claim.
         except MissingNode:
             if log.settings.recovery_policy is RecoveryPolicy.FULL:
                 raise
         else:
-            found.append(node)
+            found.append(other.node)
     return found
+
+
+def _not_closed(context: LogContext, *, embedded: bool) -> Iterator[tuple[Identity, NodeManifest]]:
+    who = context.identity
+    clusters = cluster_manifests(
+        context.store, who.cluster_folder, context.clock, context.randomness
+    )
+    for node in sorted(clusters.read()[1].nodes):
+        if node == who.node:
+            continue
+        other = replace(who, node=node)
+        manifest = _newest(context, other)
+        # With stale listings there may be a newer manifest.
+        if manifest.clean and not context.store.capabilities.stale_listings:
+            continue
+        if not embedded or manifest.embedded:
+            yield other, manifest
+
+
+def _newest(context: LogContext, who: Identity) -> NodeManifest:
+    manifests = node_manifests(context.store, who.node_folder, context.clock, context.randomness)
+    return manifests.read()[1]
+
+
+def _opening(context: LogContext, other: Identity, manifest: NodeManifest) -> NodeOpening:
+    return NodeOpening(
+        replace(context, identity=other), takeover=True, directory=manifest.directory
+    )

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from imap_wal import layout
-from imap_wal.errors import CorruptLog, LogError
+from imap_wal.errors import CorruptLog, LogError, LostRace
 from imap_wal.format import START, Position, SegmentHeader
 from imap_wal.manifest.epochs import segment_id
 from imap_wal.manifest.node import NodeManifest
@@ -37,6 +37,9 @@ from imap_wal.write.log_scan import Damage, LogScan
 from storage_backends import AlreadyExists, NotFound
 
 _log = logging.getLogger("imap_wal")
+
+PROOFS_MAX = 20
+"""How often the same damage must not be found twice, because a writer still writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,51 +82,60 @@ class RecoveredState(NamedTuple):
     checksum: int
 
 
-def recover(
-    context: LogContext,
-    manifest: NodeManifest,
-    claim: Callable[[bool], None],
-    covered: Position = START,
-) -> RecoveredState:
-    """Make the log ready for writing, as the module's table says. `claim` is called before the
-    first file is changed, and again before frames are given up; its argument says whether they are.
-    It raises if the log is not the caller's. `covered`: up to where any snapshot covers this log.
-    Raises `CorruptLog`, `ShortLog` or `UnsupportedVersion`; nothing was changed then."""
-    return _Recovery(context, manifest, claim, covered).run()
-
-
-class _Recovery:
-    """One run of `recover`."""
+class Recovery:
+    """Makes the log of `manifest` ready for writing, as the module's table says. `covered`: up to
+    where any snapshot covers this log."""
 
     def __init__(
-        self,
-        context: LogContext,
-        manifest: NodeManifest,
-        claim: Callable[[bool], None],
-        covered: Position,
+        self, context: LogContext, manifest: NodeManifest, covered: Position = START
     ) -> None:
-        self._covered = covered
+        self.manifest, self.covered = manifest, covered
         self._context, self._store, self._identity = context, context.store, context.identity
-        self._manifest, self._mode, self._claim = manifest, context.settings.recovery_mode, claim
-        found = wal_folder(
-            self._store, self._identity.node_folder, manifest.archived, manifest.begins
+        self._mode = context.settings.recovery_mode
+        # All other modes require a full scan.
+        self._only_end = manifest.clean and self._mode is RecoveryMode.TORN_TAIL
+        self._proof: LogScan | None = None
+
+    def prove(self, found: WalFolder, *, fenced: bool) -> None:
+        """Raise the error that `run` would raise for the segments `found`, before their writer is
+        fenced. `fenced`: by an object that will follow them. It changes nothing, and can be called
+        again: only what may have changed is read again. Raises the errors of `run`, and `NotFound`
+        if a segment was removed meanwhile."""
+        if self._only_end and self._scan_of(found).clean_end() is not None:
+            return
+        damage: Damage | None = None
+        for _ in range(PROOFS_MAX):
+            former = damage
+            self._proof = scan = self._scan_of(found, fenced=fenced)
+            damage = scan.run()
+            if damage is None or self._allows(damage.verdict):
+                return
+            if damage == former:
+                raise self._refusal(scan, damage)
+            # A writer that is not fenced may have completed its commit between two reads.
+            found = self._listed()
+        raise LostRace(
+            f"{self._identity.node_folder}/wal changed {PROOFS_MAX} times while it was examined; "
+            "try again"
         )
+
+    def run(self, claim: Callable[[bool], None]) -> RecoveredState:
+        """Make the log ready for writing. What `prove` has read and what cannot have changed since
+        is not read again. `claim` is called before the first file is changed, and again before
+        frames are given up; its argument says whether they are. It raises if the log is not the
+        caller's. Raises `CorruptLog`, `ShortLog`, `UnsupportedVersion` or `EncryptionError`;
+        nothing was changed then."""
+        manifest, found, self._claim = self.manifest, self._listed(), claim
         if self._fill(found):
-            found = wal_folder(
-                self._store, self._identity.node_folder, manifest.archived, manifest.begins
-            )
-        self._scan = LogScan(context, manifest, found)
-        self._files = self._scan.files
+            found = self._listed()
+        self._scan = scan = self._scan_of(found)
+        self._files = scan.files
         numbers = [each.number for each in self._files]
         self._next_segment = (
             max([*numbers, manifest.archived[1], manifest.checkpoint.segment, manifest.newest]) + 1
         )
         self._copied = [each.path for each in found.copied]
-
-    def run(self) -> RecoveredState:
-        manifest, scan = self._manifest, self._scan
-        # All other modes require a full scan.
-        if manifest.clean and self._mode is RecoveryMode.TORN_TAIL:
+        if self._only_end:
             checksum = scan.clean_end()
             if checksum is not None:
                 return RecoveredState(
@@ -140,13 +152,29 @@ class _Recovery:
             return self._result(
                 RecoveryReport(manifest.clean and not scan.frames, scan.frames, scan.records)
             )
-        if damage.verdict.is_tail and self._mode is not RecoveryMode.ABSOLUTE:
+        if not self._allows(damage.verdict):
+            raise self._refusal(scan, damage)
+        if damage.verdict.is_tail:
             self._trim(gives_up=self._loses(damage.verdict))
             return self._cut(self._files[damage.file], damage.verdict)
-        if self._mode is RecoveryMode.POINT_IN_TIME:
-            self._trim(gives_up=True)
-            return self._give_up(damage)
-        raise self._refusal(damage)
+        self._trim(gives_up=True)
+        return self._give_up(damage)
+
+    def _listed(self) -> WalFolder:
+        return wal_folder(
+            self._store, self._identity.node_folder, self.manifest.archived, self.manifest.begins
+        )
+
+    def _scan_of(self, found: WalFolder, *, fenced: bool = False) -> LogScan:
+        if self._proof is None:
+            return LogScan(self._context, self.manifest, found, fenced=fenced)
+        return self._proof.again(found, fenced=fenced)
+
+    def _allows(self, verdict: Verdict) -> bool:
+        """Whether this recovery mode opens a log with this damage."""
+        if verdict.is_tail:
+            return self._mode is not RecoveryMode.ABSOLUTE
+        return self._mode is RecoveryMode.POINT_IN_TIME
 
     def _result(self, recovery: RecoveryReport) -> RecoveredState:
         scan = self._scan
@@ -157,9 +185,9 @@ class _Recovery:
     def _fill(self, found: WalFolder) -> bool:
         """Create the segments that were given up with a disk, empty: each number that was used has
         a file. Returns whether one was missing."""
-        epoch, first, last = self._manifest.given_up
+        epoch, first, last = self.manifest.given_up
         there = {each.number for each in found.segments}
-        missing = {*range(max(first, self._manifest.archived[1] + 1), last + 1)} - there
+        missing = {*range(max(first, self.manifest.archived[1] + 1), last + 1)} - there
         if not last or not missing:
             return False
         self._claim(False)
@@ -174,9 +202,9 @@ class _Recovery:
         snapshot has it, or copies of it may count on this log. Otherwise a commit was interrupted,
         or no reader can tell the difference."""
         has_copies = bool(self._context.address)
-        return has_copies or bool(tail.frames_after) or self._covered > self._scan.end
+        return has_copies or bool(tail.frames_after) or self.covered > self._scan.end
 
-    def _refusal(self, damage: Damage) -> LogError:
+    def _refusal(self, scan: LogScan, damage: Damage) -> LogError:
         verdict = damage.verdict
         if verdict.is_tail:
             advice = (
@@ -184,7 +212,7 @@ class _Recovery:
                 "off what is incomplete"
             )
             return CorruptLog(verdict.place.path, verdict.end, verdict.what, advice)
-        frames, records, last = self._scan.count(damage)
+        frames, records, last = scan.count(damage)
         return verdict.error(
             "no whole frame follows it"
             if last is None
@@ -194,7 +222,7 @@ class _Recovery:
     # ---- changing the log ----
 
     def _trim(self, *, gives_up: bool = False) -> None:
-        if not gives_up and not self._files and self._manifest.checkpoint == START:
+        if not gives_up and not self._files and self.manifest.checkpoint == START:
             return  # the log is empty
         self._claim(gives_up)
         for path in self._copied:  # an earlier recovery died after its copy
@@ -217,7 +245,7 @@ class _Recovery:
         """Replace the segment `wal` by `data`, under a name that the previous writer does not know.
         If files are appended to by name, as on HDFS, that writer could otherwise append to the
         recovered file."""
-        path = layout.recovered_path(wal, self._manifest.epoch + 1)
+        path = layout.recovered_path(wal, self.manifest.epoch + 1)
         try:
             self._store.create(path, data)
         except AlreadyExists:
@@ -227,7 +255,7 @@ class _Recovery:
 
     def _delete(self, wal: str) -> None:
         """From the own disk and the root, if the root has nothing better."""
-        demand_no_better_copy(self._store, wal, self._manifest.directory)
+        demand_no_better_copy(self._store, wal, self.manifest.directory)
         self._store.delete(wal)
 
     def _cut(self, file: SegmentFile, verdict: Verdict) -> RecoveredState:
@@ -321,7 +349,7 @@ class _Recovery:
     def _put_aside(self, files: Sequence[SegmentFile]) -> tuple[str, ...]:
         kept = []
         for file in files:
-            path = layout.lost_path(self._identity.node_folder, self._manifest.epoch + 1, file.path)
+            path = layout.lost_path(self._identity.node_folder, self.manifest.epoch + 1, file.path)
             try:
                 self._store.create(path, self._store.read(file.path))
             except AlreadyExists:
@@ -332,7 +360,7 @@ class _Recovery:
     def _empty(self, file: SegmentFile) -> bytes:
         identity = self._identity
         header = SegmentHeader(
-            segment_id(self._manifest.epochs, file.epoch, self._context.randomness.token()),
+            segment_id(self.manifest.epochs, file.epoch, self._context.randomness.token()),
             identity.namespace,
             identity.cluster,
             identity.node,
@@ -340,7 +368,7 @@ class _Recovery:
             file.number,
             0,
             self._context.clock.now_ms(),
-            self._manifest.directory,
+            self.manifest.directory,
         )
         return sealed(self._context.key_ring, header, self._context.randomness)[0].encode()
 

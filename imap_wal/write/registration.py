@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 from imap_wal import layout
 from imap_wal.errors import MissingNode
@@ -27,6 +29,18 @@ _log = logging.getLogger("imap_wal")
 SESSIONS_A_LOG = 2**20
 """More sessions than any log has."""
 WITHOUT = "and open with recovery_policy='partial'"
+
+
+class _LostDisk(NamedTuple):
+    """`segments` of the log `before` were only on a disk that is lost; `what` says so."""
+
+    before: NodeManifest
+    segments: range
+    what: str
+
+
+def _nothing() -> None:
+    """Nothing is given up."""
 
 
 class Registration:
@@ -94,12 +108,13 @@ class Registration:
 
     def check_place(
         self, before: NodeManifest, wal: WalFolder, cluster: ClusterManifest
-    ) -> NodeManifest:
+    ) -> tuple[NodeManifest, Callable[[], object]]:
         """The manifest, if the segments next to it are this log's. If not, and if the recovery
         policy allows it: the manifest of the same log without those segments. Its numbers continue
-        after all known ones."""
+        after all known ones. Also a function that counts their loss, to be called before they are
+        given up."""
         if before.lives_in(wal.logs):
-            return before
+            return before, _nothing
         if before.address and (not wal.logs or self._is_empty_disk()):
             return self._on_new_disk(before, wal, cluster)
         what = (
@@ -113,10 +128,6 @@ class Registration:
             )
         if self._context.settings.recovery_policy is RecoveryPolicy.FULL:
             raise MissingNode(what, MISSING_ADVICE)
-        _log.warning(
-            "%s; this node continues without the entries that only those segments had", what
-        )
-        self.count_loss()
         numbers = [mark.position.segment for mark in cluster.covered(self._context.identity.node)]
         number = max(
             [
@@ -127,7 +138,14 @@ class Registration:
                 *numbers,
             ]
         )
-        return replace(before, wal_id="", clean=True, archived=(before.epoch, number))
+
+        def lose() -> None:
+            _log.warning(
+                "%s; this node continues without the entries that only those segments had", what
+            )
+            self.count_loss()
+
+        return replace(before, wal_id="", clean=True, archived=(before.epoch, number)), lose
 
     def count_loss(self) -> None:
         """Call this before a part of this log is given up: changes with a copy there then have one
@@ -146,7 +164,7 @@ class Registration:
 
     def _on_new_disk(
         self, before: NodeManifest, wal: WalFolder, cluster: ClusterManifest
-    ) -> NodeManifest:
+    ) -> tuple[NodeManifest, Callable[[], object]]:
         """The manifest of a log whose segments are on a disk of its own, on a disk without them: it
         continues after what was uploaded. If that is not all, only if the recovery policy allows
         it, and the manifest says which segments are given up."""
@@ -155,19 +173,15 @@ class Registration:
         before = replace(before, newest=newest)
         unseen = before.unseen(wal)
         if not unseen:
-            return replace(before, wal_id="")
+            return replace(before, wal_id=""), _nothing
         what = (
             f"node {self._context.identity.node!r}: its disk is new or another one: there is no "
             f"file {self._folder}/wal/{before.wal_id}.log; {unseen_text(before, wal)} were only on "
             "the former disk"
         )
-        copied = self._give_up(before, unseen, what)
-        _log.warning(
-            "%s; this node continues without them%s",
-            what,
-            "; other logs have each acknowledged change in them" if copied else "",
-        )
-        return replace(
+        lost = _LostDisk(before, unseen, what)
+        self._demand_dispensable(lost, cluster)
+        without = replace(
             before,
             wal_id="",
             clean=False,
@@ -178,21 +192,32 @@ class Registration:
             former=dict.fromkeys(before.former, UNKNOWN),
             given_up=(before.epoch, unseen[0], unseen[-1]),
         )
+        return without, partial(self._give_up, lost)
 
-    def _give_up(self, before: NodeManifest, unseen: range, what: str) -> bool:
-        """Count the loss of these segments. Returns whether other logs have each acknowledged
-        change in them. If not, the recovery policy must allow it."""
-        node, copied = self._context.identity.node, False
+    def _demand_dispensable(self, lost: _LostDisk, cluster: ClusterManifest) -> bool:
+        """Whether other logs have each acknowledged change in these segments. If not, the recovery
+        policy must allow their loss."""
+        node = self._context.identity.node
+        copied = cluster.acks_from(node, lost.before, lost.segments[0]) > 1
+        if not copied and self._context.settings.recovery_policy is RecoveryPolicy.FULL:
+            raise MissingNode(lost.what, MISSING_ADVICE)
+        return copied
+
+    def _give_up(self, lost: _LostDisk) -> None:
+        """Count the loss of these segments."""
+        copied = False
 
         def change(manifest: ClusterManifest) -> ClusterManifest:
             nonlocal copied
-            copied = manifest.acks_from(node, before, unseen[0]) > 1
-            if not copied and self._context.settings.recovery_policy is RecoveryPolicy.FULL:
-                raise MissingNode(what, MISSING_ADVICE)
-            return manifest.with_loss(node)
+            copied = self._demand_dispensable(lost, manifest)
+            return manifest.with_loss(self._context.identity.node)
 
         self._clusters.update(change)
-        return copied
+        _log.warning(
+            "%s; this node continues without them%s",
+            lost.what,
+            "; other logs have each acknowledged change in them" if copied else "",
+        )
 
     def first_session(self, cluster: ClusterManifest, number: int) -> int:
         """Where the sessions of a new log begin. Order compares them with those of a former log of

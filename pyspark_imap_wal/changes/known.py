@@ -101,9 +101,9 @@ def with_base(
             whole = False  # a list of its files is damaged
         if not whole:
             return None
-    for node, found in state.nodes.items():
+    for node, removed in state.removed().items():
         kept = base.positions.get(node, START), base.removed.get(node, START)
-        if found.manifest.removed > max(kept):
+        if removed > max(kept):
             return None
     manifest = replace(
         state.manifest,
@@ -137,8 +137,8 @@ def _is_there(log: ClusterLog, state: ClusterState, name: str, snapshot: Snapsho
     return (
         state.manifest.snapshots[name].dropped == dropped
         and all(
-            node.manifest.removed <= (marks[each].position if each in marks else START)
-            for each, node in state.nodes.items()
+            removed <= (marks[node].position if node in marks else START)
+            for node, removed in state.removed().items()
         )
         and all(log.store.exists(path) for path in (() if snapshot is None else snapshot.files))
     )

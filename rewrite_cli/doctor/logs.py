@@ -19,6 +19,7 @@ from imap_wal.manifest.feature_level import NEWEST, FeatureLevel
 from imap_wal.manifest.upgrade import Upgrade
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.rivals import ADVICE
+from imap_wal.retention.ended_backfills import ended_backfills
 from imap_wal.retention.kept import kept_for_readers
 from imap_wal.rewrite import conflicts
 from imap_wal.segment.verdict import INCOMPLETE
@@ -74,6 +75,7 @@ def log_checks(store: SegmentStore, view: ClusterView, key: KeyPair | None) -> I
     if len(conflicts.writers(view.manifest)) > 1:
         yield from _order(store, view, total + view.snapshot_bytes)
     kept = yield from _readers(store, view)
+    yield from _backfills(store, view)
     if total > 1024**3 and total - kept > 10 * max(view.snapshot_bytes, 1):
         yield Check(
             name,
@@ -113,6 +115,23 @@ def _level(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
         f"{report.level:d}, and all nodes can read {NEWEST:d}, which brings {more}",
         "`imap-wal upgrade` raises it; earlier releases then refuse the log",
     )
+
+
+def _backfills(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
+    """The files of backfills that ended without success."""
+    log = ClusterLog(store, view.namespace, view.cluster)
+    left = [each for each in ended_backfills(log, dry_run=True) if not each.directory]
+    if left:
+        files = [file for each in left for file in each.files]
+        size = output.size(sum(file.size for file in files))
+        what = f"{output.count(len(left), 'backfill')} ended without success and left "
+        nodes = output.names([each.node for each in left])
+        yield Check(
+            f"cluster {view}",
+            WARNING,
+            f"{what}{output.count(len(files), 'file')}, {size}: {nodes}",
+            "`imap-wal prune` removes them",
+        )
 
 
 def _writers(store: SegmentStore, view: ClusterView) -> Generator[Check, None, list[str]]:

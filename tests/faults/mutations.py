@@ -30,6 +30,8 @@ REPLACED = (
     "tests/actors/test_replaced_folders.py::"
     "test_nothing_is_acknowledged_after_a_folder_was_replaced"
 )
+REFUSED = "tests/actors/test_refusals.py::test_what_was_refused_has_changed_nothing"
+CLOSED = "tests/actors/test_refusals.py::test_a_closed_log_is_refused_unchanged"
 OPERATION = f"{_FAULTS}/test_fault_09_names.py::test_local_operations_survive_losing_unsynced_names"
 
 MUTATIONS = (
@@ -422,7 +424,7 @@ MUTATIONS = (
     Mutation(
         "a recovery deletes an upload that is better than the own disk",
         "imap_wal/write/recovery.py",
-        "        demand_no_better_copy(self._store, wal, self._manifest.directory)\n",
+        "        demand_no_better_copy(self._store, wal, self.manifest.directory)\n",
         "",
         "tests/disks/test_differing_copies.py::test_a_recovery_never_deletes_a_better_upload",
     ),
@@ -579,6 +581,69 @@ MUTATIONS = (
         "pause = None if scan.next_path else next(pauses, None)",
         "pause = None",
         "tests/restore/test_late_bytes.py::test_a_frame_that_is_whole_later_is_no_torn_commit",
+    ),
+    Mutation(
+        "the former writer is fenced before the log was proved",
+        "imap_wal/write/opening.py",
+        "            known.prove(wal, fenced=self._fences_by_object(found))\n",
+        "            pass\n",
+        f"{REFUSED}[objects-damaged segment]",
+    ),
+    Mutation(
+        "a takeover takes the lock before it was proved",
+        "imap_wal/write/opening.py",
+        "        if takeover:\n            self.prove()\n",
+        "        if False:\n            self.prove()\n",
+        f"{REFUSED}[objects-damaged segment]",
+    ),
+    Mutation(
+        "the former permit is deleted before the new one exists",
+        "imap_wal/write/opening.py",
+        "            self._create_permit(claimed)\n            self._shut_out(found)\n",
+        "            self._shut_out(found)\n",
+        f"{REFUSED}[files-full]",
+    ),
+    Mutation(
+        "an open publishes before it examines the logs of other nodes",
+        "imap_wal/embedded/opening.py",
+        "                others.update(prove_others(context))\n",
+        "                pass\n",
+        f"{REFUSED}[files-damaged segment]",
+    ),
+    Mutation(
+        "an open publishes before it looks for what the restore needs",
+        "imap_wal/embedded/opening.py",
+        "            prove_restore(all_logs, node, chosen)\n",
+        "            pass\n",
+        f"{REFUSED}[files-missing archive]",
+    ),
+    Mutation(
+        "keys that cannot read a log become keys of it",
+        "imap_wal/read/proof.py",
+        "    has_all = manifest.keys.keys() <= ring.keys.keys()\n",
+        "    has_all = True\n",
+        f"{CLOSED}[objects-another list of keys]",
+    ),
+    Mutation(
+        "the scan after the fence leaves out what was added since the proof",
+        "imap_wal/write/log_scan.py",
+        "                if index == len(self.files) - 1 and not self._fenced:\n",
+        "                if False:\n",
+        "tests/unit/test_proofs.py::test_what_a_writer_adds_after_the_proof_counts",
+    ),
+    Mutation(
+        "what was proved is read again after the fence",
+        "imap_wal/write/log_scan.py",
+        "        if known._damaged or known.files",
+        "        if True or known.files",
+        "tests/unit/test_proofs.py::test_an_object_is_read_once_by_an_open",
+    ),
+    Mutation(
+        "a commit between two reads of a takeover counts as damage",
+        "imap_wal/write/recovery.py",
+        "            if damage == former:\n",
+        "            if True:\n",
+        "tests/unit/test_proofs.py::test_a_commit_between_two_reads_is_no_damage",
     ),
 )
 

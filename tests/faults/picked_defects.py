@@ -19,8 +19,8 @@ PICKED = (
     Mutation(
         "a recovered segment has the name of the former epoch",
         "imap_wal/write/recovery.py",
-        "layout.recovered_path(wal, self._manifest.epoch + 1)",
-        "layout.recovered_path(wal, self._manifest.epoch)",
+        "layout.recovered_path(wal, self.manifest.epoch + 1)",
+        "layout.recovered_path(wal, self.manifest.epoch)",
         "tests/unit/test_open_leftovers.py::test_a_recovered_segment_is_newer_than_the_former_manifest",
     ),
     Mutation(
@@ -49,8 +49,8 @@ PICKED = (
     Mutation(
         "an open shuts out no other writer",
         "imap_wal/write/other_writers.py",
-        "if manifest.clean and not log.store.capabilities.stale_listings:",
-        "if manifest.clean or not log.store.capabilities.stale_listings:",
+        "if manifest.clean and not context.store.capabilities.stale_listings:",
+        "if manifest.clean or not context.store.capabilities.stale_listings:",
         "tests/durable/test_fenced.py::test_every_error_of_a_replaced_writer_names_its_successor",
     ),
     Mutation(

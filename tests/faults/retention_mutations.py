@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from tests.faults.mutation import Mutation
 
+_BACKFILLS = "tests/spark/test_backfill.py"
+
 OF_RETENTION = (
     Mutation(
         "lists that another writer is about to name are swept",
@@ -187,5 +189,47 @@ OF_RETENTION = (
         "if proposed is None or proposed != registered.proposed:",
         "if proposed is None:",
         "tests/spark/test_bases.py::test_a_proposal_of_a_replaced_registration_is_not_used",
+    ),
+    Mutation(
+        "a backfill that prune has removed is still published",
+        "imap_wal/retention/ended_backfills.py",
+        "ended = max(manifest.incarnation, backfill.incarnation + 1)",
+        "ended = manifest.incarnation",
+        f"{_BACKFILLS}::test_a_backfill_that_prune_removed_is_never_published",
+    ),
+    Mutation(
+        "files of a backfill that may still run are removed",
+        "imap_wal/retention/ended_backfills.py",
+        "> ORPHAN_MS:",
+        "> -1:",
+        f"{_BACKFILLS}::test_doctor_names_and_prune_removes_unfinished_backfills",
+    ),
+    Mutation(
+        "nodes of covered backfills stay",
+        "imap_wal/retention/ended_backfills.py",
+        "if manifest.removed > START and not manifest.archives:",
+        "if False:",
+        f"{_BACKFILLS}::test_covered_backfills_leave_no_node_after_a_prune",
+    ),
+    Mutation(
+        "a former snapshot counts as complete without the log of a removed node",
+        "imap_wal/read/state.py",
+        "if node not in self.manifest.nodes and layout.is_backfill(node):",
+        "if False:",
+        f"{_BACKFILLS}::test_a_log_lacks_what_a_removed_node_had",
+    ),
+    Mutation(
+        "a backfill writes with keys that cannot read the log",
+        "imap_wal/retention/backfill.py",
+        "    prove_keys(log)\n",
+        "",
+        f"{_BACKFILLS}::test_a_backfill_with_wrong_keys_is_refused",
+    ),
+    Mutation(
+        "a stream misses a backfill that a prune has removed",
+        "pyspark_imap_wal/stream.py",
+        "        } | gone\n",
+        "        }\n",
+        f"{_BACKFILLS}::test_a_stream_misses_no_backfill_that_a_prune_removed",
     ),
 )

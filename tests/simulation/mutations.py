@@ -113,8 +113,8 @@ def _takeover_of_whatever_is_there(put: Put) -> None:
             store.delete(path)
         return gone
 
-    real_claim = opening._Opening._claim
-    put(opening._Opening, "_claim", claim)
+    real_claim = opening.NodeOpening._claim
+    put(opening.NodeOpening, "_claim", claim)
     put(archive, "delete_segments", delete_segments)
 
 
@@ -216,7 +216,7 @@ def _snapshots_are_not_copied(put: Put) -> None:
 
 
 def _recovered_under_the_same_name(put: Put) -> None:
-    put(recovery._Recovery, "_put", lambda self, wal, data: self._store.replace(wal, data))
+    put(recovery.Recovery, "_put", lambda self, wal, data: self._store.replace(wal, data))
 
 
 def _orphans_by_their_age_alone(put: Put) -> None:

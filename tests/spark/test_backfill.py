@@ -13,22 +13,33 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
-from imap_wal.errors import CorruptLog, InvalidSetting, LostRace, WriterLocked
+from imap_wal.errors import (
+    CorruptLog,
+    EncryptionError,
+    InvalidSetting,
+    LostRace,
+    PositionGone,
+    WriterLocked,
+)
 from imap_wal.manifest.feature_level import NEWEST, FeatureLevel
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.retention import backfill
+from imap_wal.retention import backfill, ended_backfills
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
+from imap_wal.security.encryption import with_keys
 from pyspark_imap_wal import writer as writer_module
 from pyspark_imap_wal.writer import ImapWalWriter, Target
 from rewrite_cli.cli import group
 from storage_backends import open_store
+from tests.encrypted import key_file, other
 from tests.kit.list_files import short_lists
 from tests.kit.logs import SMALL
+from tests.kit.stream_engine import Engine
 
 pytestmark = pytest.mark.spark
 KINDS = {"map": "string", "key": "binary", "value": "binary", "expires_at_ms": "bigint"}
+LOG = "default", "embedded"
 Line = tuple[str, bytes | None, bytes | None, int]
 
 
@@ -227,7 +238,7 @@ def test_files_of_an_ended_backfill_are_swept_and_no_damage(
     ]
     done.commit([parts[1]])
     paths = [part.archives[0].path for part in parts]
-    monkeypatch.setattr("imap_wal.retention.backfill.ORPHAN_MS", -1)
+    monkeypatch.setattr(ended_backfills, "ORPHAN_MS", -1)
     writer(tmp_path)
     assert [(tmp_path / path).exists() for path in paths] == [False, True]
     with pytest.raises(CorruptLog, match="nothing was published"):
@@ -264,11 +275,121 @@ def test_list_files_of_a_refused_backfill_are_swept(
     assert len([*tmp_path.rglob("part-*.parquet")]) == 5
     writer(tmp_path)
     assert left() == {"manifest", "lists"}, "not before a day has passed"
-    monkeypatch.setattr(backfill, "ORPHAN_MS", -1)
+    monkeypatch.setattr(ended_backfills, "ORPHAN_MS", -1)
     writer(tmp_path)
-    assert left() == {"manifest"}
+    assert left() == {"manifest"}  # of the new one
     assert not [*tmp_path.rglob("part-*.parquet")]
     assert in_log(tmp_path) == {}
+
+
+def files_of_backfills(root: Path) -> list[Path]:
+    return [path for path in root.rglob("backfill-*/**/*") if path.is_file()]
+
+
+def test_doctor_names_and_prune_removes_unfinished_backfills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One died after its first manifest, one after its tasks."""
+    writer(tmp_path)
+    left = writer(tmp_path)
+    part = left.of_partition(0, iter([batch(("orders", b"b", b"1", 0))]))
+    files, log = files_of_backfills(tmp_path), ClusterLog(open_store(str(tmp_path)), *LOG)
+    assert not prune(log).backfill_files, "they may still run"
+    assert "without success" not in CliRunner().invoke(group, ["doctor", str(tmp_path)]).output
+    monkeypatch.setattr(ended_backfills, "ORPHAN_MS", -1)
+    shown = CliRunner().invoke(group, ["doctor", str(tmp_path)]).output
+    assert "2 backfills ended without success and left 3 files" in " ".join(shown.split())
+    planned = prune(log, dry_run=True).backfill_files
+    assert {tmp_path / path for path in planned} == {*files} == {*files_of_backfills(tmp_path)}
+    assert prune(log).backfill_files == planned
+    assert not [*tmp_path.rglob("backfill-*")]
+    with pytest.raises(CorruptLog, match="nothing was published"):
+        left.commit([part])
+    assert in_log(tmp_path) == {}
+
+
+def test_a_backfill_that_prune_removed_is_never_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is paused between the manifest of its node and that of the cluster."""
+    made = writer(tmp_path)
+    part = made.of_partition(0, iter([batch(("orders", b"b", b"1", 0))]))
+    demand, asked = backfill._demand_closed, []
+
+    def pruned_meanwhile(log: ClusterLog, manifest: Any) -> None:
+        asked.append(manifest)
+        if len(asked) == 2:
+            monkeypatch.setattr(ended_backfills, "ORPHAN_MS", -1)
+            assert len(prune(ClusterLog(open_store(str(tmp_path)), *LOG)).backfill_files) == 3
+        demand(log, manifest)
+
+    monkeypatch.setattr(backfill, "_demand_closed", pruned_meanwhile)
+    with pytest.raises(LostRace, match="nothing was published"):
+        made.commit([part])
+    assert in_log(tmp_path) == {}
+
+
+def test_covered_backfills_leave_no_node_after_a_prune(tmp_path: Path) -> None:
+    log = ClusterLog(open_store(str(tmp_path)), *LOG)
+    for number in range(3):
+        made = writer(tmp_path)
+        lines = batch(("orders", b"%d" % number, b"1", 0))
+        made.commit([made.of_partition(0, iter([lines]))])
+    assert len(log.nodes()) == 3
+    prune(log)
+    assert len(log.nodes()) == 3, "no snapshot covers them"
+    rewrite(log, LocalEngine())
+    prune(log)
+    assert log.nodes() == [] and not [*tmp_path.rglob("backfill-*")]
+    assert in_log(tmp_path) == {"orders": {b"0": b"1", b"1": b"1", b"2": b"1"}}
+
+
+def test_a_log_lacks_what_a_removed_node_had(tmp_path: Path) -> None:
+    """Otherwise a former snapshot and the log above it would look complete."""
+    made, log = writer(tmp_path), ClusterLog(open_store(str(tmp_path)), *LOG)
+    made.commit([made.of_partition(0, iter([batch(("orders", b"a", b"1", 0))]))])
+    (node,) = log.nodes()
+    rewrite(log, LocalEngine())
+    (mark,) = log.manifest().covered(node)
+    prune(log)
+    assert log.state().removed() == {node: mark.position}
+
+
+def test_a_stream_misses_no_backfill_that_a_prune_removed(tmp_path: Path) -> None:
+    """The node is gone. A stream that has not read it fails, and no other one does."""
+    with imap_wal.open(str(tmp_path)) as store:
+        store.map("orders", raw=True)[b"a"] = b"1"
+    log = ClusterLog(open_store(str(tmp_path)), *LOG)
+    reading, behind = Engine(str(tmp_path)), Engine(str(tmp_path))
+    reading.rest()
+    behind.rest()
+    made = writer(tmp_path)
+    made.commit([made.of_partition(0, iter([batch(("orders", b"b", b"1", 0))]))])
+    assert len(reading.rest()) == 1
+    rewrite(log, LocalEngine())
+    prune(log)
+    assert log.nodes() == ["embedded"]
+    assert reading.rest() == []
+    with pytest.raises(PositionGone, match="backfill-"):
+        behind.rest()
+    later = Engine(str(tmp_path))
+    later.rest()
+    with imap_wal.open(str(tmp_path)) as store:
+        store.map("orders", raw=True)[b"c"] = b"1"
+    assert len(later.rest()) == len(reading.rest()) == 1
+
+
+def test_a_backfill_with_wrong_keys_is_refused(tmp_path: Path) -> None:
+    """It wrote archives that no other process could read."""
+    root, right = str(tmp_path / "log"), key_file(tmp_path, "a")
+    with imap_wal.open(root, encryption_keys=right) as store:
+        store.map("orders", raw=True)[b"a"] = b"1"
+        store.archive()
+    before = {path: path.read_bytes() for path in (tmp_path / "log").rglob("*.json")}
+    for wrong in (key_file(tmp_path, "b"), key_file(tmp_path, other("a")), ""):
+        with pytest.raises(EncryptionError):
+            backfill.begin(ClusterLog(with_keys(open_store(root), wrong), *LOG))
+    assert {path: path.read_bytes() for path in (tmp_path / "log").rglob("*.json")} == before
 
 
 def test_an_ended_backfill_is_no_damage(tmp_path: Path) -> None:

@@ -33,14 +33,20 @@ def test_a_recovered_segment_is_newer_than_the_former_manifest(memory: MemorySto
 
 
 def test_an_open_removes_the_permits_of_failed_opens(memory: MemoryStore) -> None:
-    """An open creates its permit before it publishes its epoch, which may fail."""
+    """An open creates its permit before it publishes its epoch. If that fails, it may not be able
+    to delete its permit."""
 
     def permits() -> list[str]:
         return [file.path for file in memory.list(FOLDER) if layout.parse_writer_path(file.path)]
 
     node_log(memory).close()
     for seed in (2, 3):
-        plan = Plan((Fault("error", kind="create", path="*/manifest/*", times=0),))
+        plan = Plan(
+            (
+                Fault("error", kind="create", path="*/manifest/*", times=0),
+                Fault("error", kind="delete", path="*.writer", times=0),
+            )
+        )
         with pytest.raises(Unavailable):
             node_log(FaultyStore(memory, plan), seed=seed)
     failed = permits()

@@ -185,7 +185,7 @@ def test_aborted_object_takeovers_leave_one_fence_per_epoch(
 
     first = embedded(objects())
     first.map("m")["a"] = 1
-    monkeypatch.setattr("imap_wal.write.opening.recover", die)
+    monkeypatch.setattr("imap_wal.write.recovery.Recovery.run", die)
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             embedded(objects(), takeover=True)

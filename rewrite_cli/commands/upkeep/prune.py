@@ -67,8 +67,8 @@ def command(
     dry_run: bool,
     output: str,
 ) -> None:
-    """Remove what a snapshot covers: archives, sealed segments, former snapshots. Safe while a
-    service runs. What a registered reader has not read is kept.
+    """Remove what a snapshot covers: archives, sealed segments, former snapshots; and what ended
+    backfills left. Safe while a service runs. What a registered reader has not read is kept.
 
     Afterwards, the states of a map before its snapshot can be read only as far as --history, or
     history_s of the service, keeps them.
@@ -97,7 +97,7 @@ def command(
     files = sum(map(_files, plan))
     if files:
         size = out.size(sum(report.bytes for report in plan))
-        steps.append(f"remove {out.count(files, 'file')}, {size}, that snapshots cover")
+        steps.append(f"remove {out.count(files, 'file')}, {size}, that are not needed")
     if not dry_run:
         if steps:
             question = "; ".join(steps)
@@ -130,7 +130,8 @@ def command(
 
 
 def _files(report: PruneReport) -> int:
-    return len(report.segments) + len(report.archives) + len(report.snapshot_files)
+    covered = len(report.segments) + len(report.archives) + len(report.snapshot_files)
+    return covered + len(report.backfill_files)
 
 
 def _has_history(plan: list[PruneReport]) -> bool:
@@ -159,6 +160,9 @@ def _show(reports: list[PruneReport], *, dry_run: bool) -> None:
         ],
     )
     for report in reports:
+        if report.backfill_files:
+            files = out.count(len(report.backfill_files), "file")
+            out.note(f"{files} of backfills that have ended were not needed")
         for node, why in report.skipped.items():
             out.note(f"left alone: node {node!r}: {why}")
         for each in report.kept:

@@ -1,0 +1,113 @@
+"""What a restore will read, examined before an open writes anything.
+
+    missing nodes and segments   from the manifests and listings
+    missing archives, snapshots  from the listings
+    keys that do not fit         from the header or footer of each file, if the log is encrypted and
+                                 the keys are not all that were ever used
+
+No entry is read. So damage inside of a file is found by the restore, after the open.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+from imap_wal.errors import LogError
+from imap_wal.manifest import key_checks
+from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog
+from imap_wal.read.file_scan import SEGMENT, FileScan
+from imap_wal.read.scan import ahead
+from imap_wal.read.scan_list import cluster_scans
+from imap_wal.read.state import ClusterState
+from imap_wal.security.encryption import keys_of
+from imap_wal.segment.reader import SegmentReader
+from imap_wal.settings import RecoveryMode, Settings
+from storage_backends import NotFound
+
+
+def prove_restore(log: ClusterLog, node: str, settings: Settings) -> None:
+    """Raise what would refuse a restore, as far as it is known without reading entries. `node`: its
+    log is opened, which examines its segments after the checkpoint, and may continue without those
+    that are missing. Raises `MissingNode`, `LogError` and `EncryptionError`."""
+    for attempt in range(ATTEMPTS):
+        try:
+            state = _state(log, node, settings)
+            if state is not None:
+                scans = cluster_scans(state, metadata=False)
+                _demand_there(log, [scan for scan in scans if scan.kind != SEGMENT])
+                others = [scan for scan in scans if not _examined(scan, state, node)]
+                _demand_keys(log, state.manifest, others)
+            return
+        except NotFound as error:  # archived or pruned since
+            if attempt == ATTEMPTS - 1:
+                raise log.lost(error) from error
+
+
+def _state(log: ClusterLog, node: str, settings: Settings) -> ClusterState | None:
+    """The state to read; None: the open gives up what is damaged, so it is not known yet."""
+    try:
+        state = log.state()
+    except LogError:
+        if settings.recovery_mode is RecoveryMode.POINT_IN_TIME:
+            return None
+        raise
+    others = {name: why for name, why in state.missing.items() if name != node}
+    return replace(state, missing=others).demand(settings.recovery_policy)
+
+
+def _demand_there(log: ClusterLog, scans: list[FileScan]) -> None:
+    """Raises `NotFound` for an archive or a file of a snapshot that is not there."""
+    folders = {
+        f"{log.node_folder(scan.node)}/archive" if scan.node else f"{log.folder}/snapshot"
+        for scan in scans
+    }
+    there = {file.path for folder in sorted(folders) for file in log.store.list(folder)}
+    for scan in scans:
+        if scan.path not in there and not log.store.exists(scan.path):
+            raise NotFound("it is not there", scan.path)
+
+
+def prove_keys(log: ClusterLog, node: str = "") -> None:
+    """Raises `EncryptionError` for a file of this log that the keys do not open: a list of keys
+    becomes one of this log only if it can read it. `node`: of the nodes, look at this one only.
+    What is damaged or missing is not reported."""
+    manifest, nodes = log.manifest(), {}
+    if _fit_all(log, manifest):
+        return
+    for name in [node] if node else manifest.nodes:
+        with suppress(LogError):
+            nodes[name] = log.node(name)
+    state = ClusterState(manifest, nodes, {})
+    scans = [scan for scan in cluster_scans(state) if not _examined(scan, state, node)]
+    _demand_keys(log, manifest, scans)
+
+
+def _demand_keys(log: ClusterLog, manifest: ClusterManifest, scans: list[FileScan]) -> None:
+    if _fit_all(log, manifest):
+        return
+    for scan, store in ahead(log.store, scans):
+        with suppress(LogError, NotFound):
+            if scan.kind == SEGMENT:
+                SegmentReader(store, scan.path).check_keys()
+            else:
+                from imap_wal.parquet.reader import demand_readable  # late, it loads pyarrow
+
+                demand_readable(store, scan.path, scan.directory)
+
+
+def _examined(scan: FileScan, state: ClusterState, node: str) -> bool:
+    """Whether the recovery of `node` reads this file."""
+    if scan.kind != SEGMENT or scan.node != node or state.nodes[node].manifest.clean:
+        return False
+    return scan.number >= scan.checkpoint.segment
+
+
+def _fit_all(log: ClusterLog, manifest: ClusterManifest) -> bool:
+    """Whether these keys open all files of this log. On objects, where each header is a request, it
+    is not examined whether some were written before the log was encrypted."""
+    ring = keys_of(log.store).key_ring
+    key_checks.demand_same(ring, manifest.keys, log.manifests.folder)
+    has_all = manifest.keys.keys() <= ring.keys.keys()
+    return has_all and (ring.allows_plain or not log.store.capabilities.durable_append)
