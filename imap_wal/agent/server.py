@@ -123,7 +123,12 @@ class Agent:
             self._router = Router(endpoint, self.bounds, rules, self._clock, self._lines)
             opened.pop_all()
         work = Work()
-        self._view = MaterializedView(self._all_logs, config.log, work.done)
+        self._view = MaterializedView(
+            self._all_logs,
+            config.log,
+            work.done,
+            lambda: self._log.sessions.clocks.expired_until_ms(),
+        )
         self._reads = self._reads_with(work, randomness)
         self._handler.connect(self._router, self._reads)
         self._work = work
@@ -372,6 +377,8 @@ class Agent:
             peers_refused=gate.refused if gate is not None else 0,
             incarnation=claims.known.newest,
             alive=start.alive(),
+            clock_skew_ms=log.sessions.clocks.skew_ms,
+            clock_doubt=log.sessions.clocks.doubt,
             waiting_seconds=start.waiting_s(),
             members=members,
             superseded=superseded,
@@ -421,6 +428,7 @@ class Agent:
             "left_out": dict(now.left_out),
             "read_from_copies": dict(now.read_from_copies),
             "feature_level": now.feature_level,
+            "clock_doubt": now.clock_doubt,
             "claim": sessions.claim(),
             "members": sessions.members(),
             "start": sessions.start.statistics(sessions.claims.known),

@@ -88,6 +88,14 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
         )
     if "members" in health:  # not from an agent of an earlier release
         yield _members(health["members"])
+    if doubt := health.get("clock_doubt"):
+        yield Check(
+            "agent's clock",
+            PROBLEM,
+            doubt,
+            "correct that clock (chronyc tracking, or timedatectl); members expire entries by the "
+            "clocks of their machines: restart those of the wrong clock afterwards",
+        )
     if error := health.get("merge_error"):
         yield Check(
             "agent's merge",

@@ -55,6 +55,14 @@ MUTATIONS = (
         f"{REPLACED}[segment_copied-always]",
     ),
     Mutation(
+        "a clock that differs expires entries",
+        "imap_wal/agent/membership/clocks.py",
+        "return 0 if self.doubt else self._clock.now_ms()",
+        "return self._clock.now_ms()",
+        "tests/agent/test_clocks.py::"
+        "test_an_hour_fast_agent_restores_entries_with_half_an_hour_left",
+    ),
+    Mutation(
         "fdatasync does nothing",
         "storage_backends/descriptors.py",
         "            _sync_data(self._fd)\n",

@@ -53,6 +53,8 @@ def snapshot(**changes: Any) -> AgentSnapshot:
         "peers_refused": 8,
         "incarnation": 3,
         "alive": True,
+        "clock_skew_ms": -40,
+        "clock_doubt": "",
         "waiting_seconds": 0.0,
         "members": 2,
         "superseded": 1,

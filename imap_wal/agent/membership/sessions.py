@@ -15,6 +15,7 @@ from typing import Any
 from imap_wal.agent.access.peers import LOCAL, Peer
 from imap_wal.agent.membership import counted_requests
 from imap_wal.agent.membership.claims import ClaimedView, Claims, Greeting
+from imap_wal.agent.membership.clocks import Clocks
 from imap_wal.agent.membership.liveness import SignOfLife, Watch
 from imap_wal.agent.membership.settling import Settling
 from imap_wal.agent.membership.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
@@ -87,8 +88,10 @@ class SessionRegistry:
             if timeout_s
             else None
         )
+        self.clocks = Clocks(log.store, folder, node, rules.clock_skew_ms_max, log.clock)
         if self.sign is not None:
             self.sign.claimed_by = lambda: log.claims.read()[1].cluster_id
+            self.sign.compare = self.clocks.look
         self.start = Start(node, rules, watch, log.clock)
         self.claims = Claims(log, cluster, self.start)
         self._by_plugin: dict[tuple[str, int], Session] = {}

@@ -22,6 +22,7 @@ from imap_wal.errors import ImapWalError, LogError
 from imap_wal.manifest.claims import ClaimManifest
 from imap_wal.manifest.node import node_manifests
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.storage_clock import SKEW_MS_MAX
 
 
 class StartPolicy(StrEnum):
@@ -34,11 +35,12 @@ class StartPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StartRules:
-    """The settings of `AgentConfig`, in seconds."""
+    """The settings of `AgentConfig`, in seconds, and `clock_skew_max_s` in milliseconds."""
 
     policy: StartPolicy
     timeout_s: float
     lifetime_timeout_s: float
+    clock_skew_ms_max: int = SKEW_MS_MAX
 
 
 ASKS_S = 30.0
