@@ -141,7 +141,7 @@ def load(member: Plugin, expires_at_ms: int) -> None:
     assert header[0] == "ack"
 
 
-def test_an_hour_fast_agent_restores_entries_with_half_an_hour_left(tmp_path: Path) -> None:
+def test_a_fast_agent_restores_entries_that_have_time_left(tmp_path: Path) -> None:
     """`doctor` names both clocks."""
     expires_at_ms = SystemClock().now_ms() + HALF_MS
     with serving(config(tmp_path, "n1", lifetime_timeout_s=1)) as right:

@@ -59,8 +59,15 @@ MUTATIONS = (
         "imap_wal/agent/membership/clocks.py",
         "return 0 if self.doubt else self._clock.now_ms()",
         "return self._clock.now_ms()",
-        "tests/agent/test_clocks.py::"
-        "test_an_hour_fast_agent_restores_entries_with_half_an_hour_left",
+        "tests/agent/test_clocks.py::test_a_fast_agent_restores_entries_that_have_time_left",
+    ),
+    Mutation(
+        "bytes cut out of the newest segment are a torn tail",
+        "imap_wal/segment/reader.py",
+        "synced, cut_bytes = frame.synced, frame.offset - at",
+        "cut_bytes = frame.offset - at",
+        "tests/unit/test_cut_segments.py::"
+        "test_two_acknowledged_commits_that_were_cut_out_are_found",
     ),
     Mutation(
         "fdatasync does nothing",
