@@ -127,7 +127,7 @@ class Agent:
             self._all_logs,
             config.log,
             work.done,
-            lambda: self._log.sessions.clocks.expired_until_ms(),
+            self._expired_until_ms,
         )
         self._reads = self._reads_with(work, randomness)
         self._handler.connect(self._router, self._reads)
@@ -137,6 +137,9 @@ class Agent:
             from imap_wal.agent.monitoring.pages import listener
 
             self._http = listener(config.http_address, self.snapshot, self._clock)
+
+    def _expired_until_ms(self) -> int:
+        return self._log.sessions.clocks.expired_until_ms()
 
     def _tails_of(self, root: SegmentStore) -> Tails:
         """How this agent reads the disks of other nodes."""
@@ -377,6 +380,7 @@ class Agent:
             peers_refused=gate.refused if gate is not None else 0,
             incarnation=claims.known.newest,
             alive=start.alive(),
+            absent=log.sessions.absent,
             clock_skew_ms=log.sessions.clocks.skew_ms,
             clock_doubt=log.sessions.clocks.doubt,
             waiting_seconds=start.waiting_s(),
@@ -429,6 +433,7 @@ class Agent:
             "read_from_copies": dict(now.read_from_copies),
             "feature_level": now.feature_level,
             "clock_doubt": now.clock_doubt,
+            "absent": list(now.absent),
             "claim": sessions.claim(),
             "members": sessions.members(),
             "start": sessions.start.statistics(sessions.claims.known),

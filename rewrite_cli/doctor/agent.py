@@ -57,6 +57,18 @@ def agent_checks(endpoint: str, key: KeyPair | None = None, agent_key: str = "")
         )
 
 
+def without_agent(name: str, node: str) -> Check:
+    """No agent of a node runs, and the next start would wait for it."""
+    return Check(
+        name,
+        WARNING,
+        f"no agent of node {node!r} runs: the next start of all members waits for it, unless "
+        "start_policy is partial",
+        "start its agent; if the node will not return, run `imap-wal rewrite`, then `imap-wal "
+        f"forget-node --node {node}`",
+    )
+
+
 def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
     """What an agent reports about itself. Raises errors of Python if the report has another
     form."""
@@ -88,6 +100,8 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
         )
     if "members" in health:  # not from an agent of an earlier release
         yield _members(health["members"])
+    for node in health.get("absent") or ():
+        yield without_agent("agent's cluster", node)
     if doubt := health.get("clock_doubt"):
         yield Check(
             "agent's clock",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 from imap_wal.agent.access.keys import KeyPair
+from imap_wal.agent.membership.liveness import present, signs
 from imap_wal.disposal import ADVICE as LINK_ADVICE
 from imap_wal.disposal import EFFECT as LINK_EFFECT
 from imap_wal.errors import LogError
@@ -14,6 +15,7 @@ from imap_wal.inspect.inventory import ClusterView
 from imap_wal.inspect.own_disks import nodes_with_tails
 from imap_wal.inspect.verify import plan
 from imap_wal.inspect.writer import writer_of
+from imap_wal.layout import parse_sign_path
 from imap_wal.manifest.claims import CLOSED_ADVICE
 from imap_wal.manifest.feature_level import NEWEST, FeatureLevel
 from imap_wal.manifest.upgrade import Upgrade
@@ -25,6 +27,7 @@ from imap_wal.segment.verdict import INCOMPLETE
 from rewrite_cli.console import output
 from rewrite_cli.console.check import OK, PROBLEM, WARNING, Check
 from rewrite_cli.console.times import iso
+from rewrite_cli.doctor.agent import without_agent
 from rewrite_cli.entries.own_disks import tail_check
 from storage_backends import NotFound, SegmentStore
 from storage_backends.links import links
@@ -59,6 +62,7 @@ def log_checks(store: SegmentStore, view: ClusterView, key: KeyPair | None) -> I
     ]
     for finding in found:
         yield Check(name, PROBLEM, f"{finding.file}: {finding.what}", finding.advice)
+    yield from _absent(store, view)
     if view.claims.closed:
         what = (
             "this log is a repaired copy, and the repair did not find who may claim it: no "
@@ -90,6 +94,15 @@ def log_checks(store: SegmentStore, view: ClusterView, key: KeyPair | None) -> I
             f"{'epoch' if len(view.nodes) == 1 else 'epochs'} "
             f"{', '.join(str(node.manifest.epoch) for node in view.nodes)}",
         )
+
+
+def _absent(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
+    """Nodes that had members and whose agents ended, while agents of other nodes run."""
+    alive = {parse_sign_path(path) for path in signs(store, view.folder)}
+    running = {*alive, *present(store, view.folder)}
+    for node in view.nodes if running else ():
+        if node.manifest.plugins and node.name not in running:
+            yield without_agent(f"cluster {view}", node.name)
 
 
 def _level(store: SegmentStore, view: ClusterView) -> Iterator[Check]:

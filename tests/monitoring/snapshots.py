@@ -53,6 +53,7 @@ def snapshot(**changes: Any) -> AgentSnapshot:
         "peers_refused": 8,
         "incarnation": 3,
         "alive": True,
+        "absent": ("n3",),
         "clock_skew_ms": -40,
         "clock_doubt": "",
         "waiting_seconds": 0.0,

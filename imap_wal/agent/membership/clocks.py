@@ -1,5 +1,5 @@
 """Compares this agent's clock with those of the other agents and of the storage, before a restore
-leaves out entries because they have expired.
+leaves out entries because they have expired. It also knows which agents run.
 
 Each sign of life (`liveness.py`) has the time at which its agent wrote it, by that agent's clock.
 The storage's modification time says when that was by the storage's clock. So the clocks of two
@@ -62,6 +62,8 @@ class Clocks:
         self._since = clock.monotonic()
         self._looked: float | None = None
         self._read: dict[str, _Read] = {}
+        self.seen: frozenset[str] = frozenset()
+        """The nodes whose agents gave a sign lately. Replaced as a whole."""
         self.ahead_ms: Mapping[str, int] = {}
         """Another clock, as text → by how many milliseconds this agent's clock is ahead of it;
         negative: it is behind. Replaced as a whole."""
@@ -91,12 +93,12 @@ class Clocks:
         known which clock is right."""
         return 0 if self.doubt else self._clock.now_ms()
 
-    def look(self) -> None:
-        """Compare, if it is time to. Raises StorageError."""
+    def look(self) -> bool:
+        """Compare, if it is time to; returns whether it was. Raises StorageError."""
         now = self._clock.monotonic()
         often = now - self._since < OFTEN_S
         if not often and self._looked is not None and now - self._looked < PAUSE_S:
-            return
+            return False
         self._looked, before = now, bool(self.doubt)
         self._see(now)
         if doubt := self.doubt:
@@ -104,18 +106,21 @@ class Clocks:
                 _log.warning("clocks differ", node=self._node, doubt=doubt)
         elif before:
             _log.info("clocks agree again", node=self._node)
+        return True
 
     def _see(self, now: float) -> None:
         signs: dict[str, StoredFile] = {}
         for folder in (layout.alive_folder, layout.present_folder):
             for file in self._store.list(folder(self._cluster)):
                 node = layout.parse_sign_path(file.path)
-                if node and file.modified_ms > (signs[node].modified_ms if node in signs else 0):
+                if node and file.modified_ms >= (signs[node].modified_ms if node in signs else 0):
                     signs[node] = file
         newest_ms = max((file.modified_ms for file in signs.values()), default=0)
+        signs = {n: file for n, file in signs.items() if newest_ms - file.modified_ms <= OLD_MS}
+        self.seen = frozenset(signs)
         counted: dict[str, _Read | None] = {}
         for node, file in signs.items():
-            if newest_ms - file.modified_ms <= OLD_MS:
+            if file.modified_ms:
                 with suppress(NotFound):  # it was renewed after the listing: the next look reads it
                     counted[node] = self._sign(node, file, now)
         self._read = {node: read for node, read in counted.items() if read is not None}

@@ -26,6 +26,7 @@ class AgentSnapshot:
     in the log. `errors`: answers with an error, by code. `compaction_part`: how much of the logs
     the running compaction has read, from 0 to 1; None: none runs. `peers_refused`: connections that
     were not admitted. `incarnation`: of the newest claim. `alive`: its members may be alive.
+    `absent`: nodes for which the next start would wait, because no agent of them runs.
     `clock_skew_ms`: by how much this agent's clock is ahead of another one, `clock_doubt`: why
     restores therefore keep expired entries; "" if they leave them out.
     `waiting_seconds`: how long a new cluster has waited for the log; 0: none waits. `members`,
@@ -68,6 +69,7 @@ class AgentSnapshot:
     peers_refused: int
     incarnation: int
     alive: bool
+    absent: tuple[str, ...]
     clock_skew_ms: int
     clock_doubt: str
     waiting_seconds: float

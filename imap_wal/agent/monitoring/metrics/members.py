@@ -68,6 +68,12 @@ MEMBERS: tuple[AgentMetric, ...] = (
         lambda now: float(now.alive),
     ),
     AgentMetric(
+        "imap_wal_nodes_without_agent",
+        "gauge",
+        "Nodes of this log whose agents do not run: the next start of all members waits for them.",
+        lambda now: len(now.absent),
+    ),
+    AgentMetric(
         "imap_wal_clock_skew_seconds",
         "gauge",
         "By how much this agent's clock is ahead of that of another agent or of the storage.",
