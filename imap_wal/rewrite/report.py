@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from imap_wal.format import Position
 from imap_wal.retention.kept import KeptFor
+from imap_wal.retention.snapshots import Unfinished
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,8 @@ class RewriteReport:
 @dataclass(frozen=True, slots=True)
 class PruneReport:
     """What was removed, or with `dry_run` would be. `segments`, `archives` and `snapshot_files` are
-    paths. `skipped`: node → why it was skipped. `kept`: what is kept for readers."""
+    paths. `skipped`: node → why it was skipped. `kept`: what is kept for readers. `unfinished`:
+    what is kept because a rewrite may be running."""
 
     namespace: str
     cluster: str
@@ -119,6 +121,7 @@ class PruneReport:
     skipped: Mapping[str, str]
     dry_run: bool
     kept: tuple[KeptFor, ...] = ()
+    unfinished: Unfinished | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,13 @@ MUTATIONS = (
         "tests/agent/test_clocks.py::test_a_fast_agent_restores_entries_that_have_time_left",
     ),
     Mutation(
+        "a stream on an older Spark need not say that it has another trigger",
+        "pyspark_imap_wal/stream.py",
+        "    if not options.available_now:\n",
+        "    if False:\n",
+        "tests/spark/test_older_spark.py::test_older_spark_is_refused_what_it_does_wrongly",
+    ),
+    Mutation(
         "bytes cut out of the newest segment are a torn tail",
         "imap_wal/segment/reader.py",
         "synced, cut_bytes = frame.synced, frame.offset - at",
