@@ -21,6 +21,7 @@ from imap_wal.agent.handler import READS, RequestHandler
 from imap_wal.agent.lane import TURN_S, Lane
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.mender import Mender
+from imap_wal.agent.monitoring.health import why_log_failed, why_not_ready
 from imap_wal.agent.monitoring.listener import HttpListener
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.agent.open_log import OpenLog
@@ -52,7 +53,7 @@ from imap_wal.read.view import MaterializedView
 from imap_wal.security.encryption import open_store
 from imap_wal.worker import Worker, trouble
 from imap_wal.write.opening import holder_text
-from storage_backends import SegmentStore, StorageError
+from storage_backends import NoSpace, SegmentStore, StorageError
 from storage_backends.own_disk import Tails, own_disk_of
 from storage_backends.reserve import disks_of
 
@@ -326,7 +327,8 @@ class Agent:
         if isinstance(failure, Fenced):
             raise failure
         if self._mender is None:
-            _log.error("log failed", node=self.config.node, error=str(failure))
+            why = why_log_failed(self.snapshot())
+            _log.error("log failed", node=self.config.node, state=why, error=str(failure))
             self._mender = Mender(
                 self._log, lambda: OpenLog(self.config, self._all_logs), self.config.node
             )
@@ -361,6 +363,7 @@ class Agent:
             epoch=log.node_log.epoch,
             uptime_seconds=now - self._started,
             failure=str(failure or ""),
+            disk_full=_is_full(failure),
             fenced=isinstance(failure, Fenced),
             stopping=self._stopping,
             turn_seconds=max(0.0, now - self._turn_began),
@@ -414,6 +417,7 @@ class Agent:
         failure = "; ".join(reason for reason in (now.failure, *troubles) if reason)
         return {
             "healthy": not failure,
+            "state": why_not_ready(now),
             "failure": failure,
             "threads": {name: asdict(state) for name, state in now.threads.items()},
             "node": now.node,
@@ -448,6 +452,13 @@ class Agent:
                 "peers_refused": now.peers_refused,
             },
         }
+
+
+def _is_full(failure: BaseException | None) -> bool:
+    """Whether an error, or what it was raised from, is a full storage."""
+    while failure is not None and not isinstance(failure, NoSpace):
+        failure = failure.__cause__ or failure.__context__
+    return failure is not None
 
 
 def _endpoint(config: AgentConfig) -> EndpointLock:

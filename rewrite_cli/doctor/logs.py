@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 
 from imap_wal.agent.access.keys import KeyPair
 from imap_wal.agent.membership.liveness import present, signs
@@ -36,9 +36,11 @@ ORDER_BYTES_MAX = 1024**3
 """For a larger log, only `verify` looks for conflicts of order."""
 
 
-def log_checks(store: SegmentStore, view: ClusterView, key: KeyPair | None) -> Iterator[Check]:
+def log_checks(
+    store: SegmentStore, view: ClusterView, key: KeyPair | None, failed: Collection[str] = ()
+) -> Iterator[Check]:
     """Whether the logs of a cluster are whole and in order, and who writes and reads them.
-    `key`: as for `storage_checks`."""
+    `key`, `failed`: as for `storage_checks`."""
     name = f"cluster {view}"
     without = {node.name for node in view.nodes if node.of_no_manifest}  # reported below
     tails = list(nodes_with_tails(view))
@@ -73,7 +75,7 @@ def log_checks(store: SegmentStore, view: ClusterView, key: KeyPair | None) -> I
     for link in sorted(set(links(store.url, folders).values())):
         yield Check(name, WARNING, f"{link} is a symbolic link: {LINK_EFFECT}", LINK_ADVICE)
     yield from _level(store, view)
-    crashed = yield from _writers(store, view)
+    crashed = yield from _writers(store, view, failed)
     total = sum(node.wal_bytes + node.archive_bytes for node in view.nodes)
     if len(conflicts.writers(view.manifest)) > 1:
         yield from _order(store, view, total + view.snapshot_bytes)
@@ -128,7 +130,9 @@ def _level(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
     )
 
 
-def _writers(store: SegmentStore, view: ClusterView) -> Generator[Check, None, list[str]]:
+def _writers(
+    store: SegmentStore, view: ClusterView, failed: Collection[str]
+) -> Generator[Check, None, list[str]]:
     """Who writes the nodes' logs. Returns the nodes that were not closed and have no writer."""
     name = f"cluster {view}"
     returned, crashed = view.returned_nodes, []
@@ -145,7 +149,10 @@ def _writers(store: SegmentStore, view: ClusterView) -> Generator[Check, None, l
         if node.manifest.clean or node.name in returned or not store.capabilities.locks:
             continue
         writer = writer_of(store, node.folder, "imap-wal doctor")
-        if writer is None:
+        if writer is None and node.name in failed:
+            what = f'node {node.name!r}: its agent runs, and its log has failed (line "agent")'
+            yield Check(name, PROBLEM, what, "do not start another agent of this node")
+        elif writer is None:
             crashed.append(node.name)
         else:
             yield Check(name, OK, f"node {node.name!r} is being written by {writer}")
@@ -153,9 +160,10 @@ def _writers(store: SegmentStore, view: ClusterView) -> Generator[Check, None, l
         yield Check(
             name,
             WARNING,
-            f"no process writes {', '.join(map(repr, crashed))}, and they were not closed: a "
-            "crash or kill",
-            f"the next start recovers them, and cuts off {INCOMPLETE}",
+            f"no process has {', '.join(map(repr, crashed))} open, and they were not closed: a "
+            "crash or kill, or the log of an agent that runs has failed",
+            "ask an agent that runs: `imap-wal doctor --agent`; otherwise the next start recovers "
+            f"them, and cuts off {INCOMPLETE}",
         )
     return crashed
 

@@ -34,6 +34,7 @@ def snapshot(**changes: Any) -> AgentSnapshot:
         "epoch": 7,
         "uptime_seconds": 60.0,
         "failure": "",
+        "disk_full": False,
         "fenced": False,
         "stopping": False,
         "turn_seconds": 0.1,

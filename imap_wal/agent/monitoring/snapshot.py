@@ -20,7 +20,8 @@ from storage_backends.reserve import DiskState
 class AgentSnapshot:
     """Plain values. Their names are those of `stat`'s answer, where it has them too.
 
-    `failure`: why nothing can be appended; "" if it can. `fenced`: another process has the log.
+    `failure`: why nothing can be appended; "" if it can. `disk_full`: that is
+    the reason. `fenced`: another process has the log.
     `stopping`: the agent is ending. `turn_seconds`: how long the current turn of the loop has
     lasted. `appends`, `duplicates`: changes that members sent, and those of them that were already
     in the log. `errors`: answers with an error, by code. `compaction_part`: how much of the logs
@@ -50,6 +51,7 @@ class AgentSnapshot:
     epoch: int
     uptime_seconds: float
     failure: str
+    disk_full: bool
     fenced: bool
     stopping: bool
     turn_seconds: float
