@@ -14,7 +14,7 @@ from imap_wal.inspect.inventory import take_inventory
 from rewrite_cli.console.check import PROBLEM, WARNING
 from rewrite_cli.doctor.agent import agent_checks
 from rewrite_cli.doctor.logs import log_checks
-from storage_backends import NoSpace
+from storage_backends import NoSpace, StorageError, Unavailable
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore
 from tests.agent.harness import config, plugin, serving
@@ -28,11 +28,11 @@ def page_of(agent: Agent) -> str:
     return StatusPage(agent.snapshot, FakeClock()).html().decode()
 
 
-@pytest.mark.parametrize(("error", "sentence"), [(NoSpace, FULL), (None, FAILED)])
+@pytest.mark.parametrize(("error", "sentence"), [(NoSpace, FULL), (Unavailable, FAILED)])
 def test_a_failed_log_is_one_sentence_everywhere(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    error: type[NoSpace] | None,
+    error: type[StorageError],
     sentence: str,
 ) -> None:
     """`doctor` knows from the agent that a process has the node, although its log is closed."""
@@ -46,9 +46,8 @@ def test_a_failed_log_is_one_sentence_everywhere(
         plugin(settings) as member,
     ):
         assert member.put(a="1")[0] == "ack"
-        kind = {} if error is None else {"error": error}
         faulty._seen = [0]
-        faulty.plan = Plan((Fault("error", kind="append|sync|lock", times=0, **kind),))
+        faulty.plan = Plan((Fault("error", kind="append|sync|lock", times=0, error=error),))
         assert member.put(b="2")[0] == "error"
         eventually(lambda: why_not_ready(agent.snapshot()) == sentence, "the agent says it")
         assert sentence in page_of(agent)
