@@ -1,7 +1,7 @@
 """python -m benchmarks [--quick] [embedded] [open] [encryption] [rewrite] [rewrite-again]
 [pipeline] [table] [year] [compaction] [metadata] [restore] [restore-members] [settlement]
-[many-maps] [hello-flood] [member] [endpoints] [sizing] [copies]: prints a table, or JSON with -o
-json. With --save FOLDER, also writes result.json and a chart of each part there."""
+[many-maps] [hello-flood] [operations] [member] [endpoints] [sizing] [copies]: prints a table, or
+JSON with -o json. With --save FOLDER, also writes result.json and a chart of each part there."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from benchmarks import (
     member,
     metadata,
     open_store,
+    operations,
     pipeline,
     restore_members,
     rewrite,
@@ -64,6 +65,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
         "settlement": lambda: settlement.run(100_000 if quick else 1_000_000),
         "many-maps": lambda: many_maps.run(500 if quick else 5000),
         "hello-flood": lambda: hello_flood.run(3 if quick else 10),
+        "operations": lambda: operations.run(11 if quick else 101),
         "member": lambda: member.sets(1 if quick else 3, 5 if quick else 10),
         "endpoints": lambda: endpoints.run(1 if quick else 3, 3 if quick else 10),
         "sizing": lambda: sizing.run(1 if quick else 3, 3 if quick else 10),

@@ -234,7 +234,8 @@ def alive_folder(cluster: str) -> str:
 
 def alive_path(cluster: str, node: str, epoch: int, number: int) -> str:
     """A sign that a node's agent hears its members; each renewal has a new name. It affects when
-    another cluster may claim the log, never which entries count. Raises the error of `encode`."""
+    another cluster may claim the log, never which entries count. It contains the time
+    (`imap_wal.agent.membership.clocks`). Raises the error of `encode`."""
     return f"{alive_folder(cluster)}/{encode(node)}-{epoch:08d}-{number:08d}"
 
 
@@ -244,8 +245,8 @@ def present_folder(cluster: str) -> str:
 
 def present_path(cluster: str, node: str, epoch: int, number: int) -> str:
     """A sign that a node's agent runs and hears no member of the cluster that has the log. The file
-    contains the id of its member's cluster, or nothing. Renewed and used like `alive_path`. Raises
-    the error of `encode`."""
+    contains the id of its member's cluster too, if one was heard. Renewed and used like
+    `alive_path`. Raises the error of `encode`."""
     return f"{present_folder(cluster)}/{encode(node)}-{epoch:08d}-{number:08d}"
 
 

@@ -35,6 +35,7 @@ RAW, LATEST = "raw", "latest"
 ENTRIES_ONLY, IMAGES = "entries", "images"
 EARLIEST = "earliest"
 FAIL, IGNORE = "fail", "ignore"
+UNUSED, WRAPPED = "unused", "wrapped"
 
 LOG_FIELDS = ", ".join(f"{name} {kind}" for name, kind in ENTRY_COLUMNS.items())
 
@@ -87,9 +88,10 @@ class Options:
     entries, or images: the states of a key before and after each change. Of a stream, and of a
     batch with images: `starting` is earliest, latest or positions as JSON. Of a stream:
     `rows_per_batch` limits a batch; `reader` is the name under which prune keeps what the stream
-    has not read; `voided` is fail or ignore. `encryption_keys` is the source from which each worker
-    reads the keys of an encrypted log (default: IMAP_WAL_ENCRYPTION_KEYS there); it is stored in
-    `path`."""
+    has not read; `voided` is fail or ignore; `available_now` is what a query on Spark before 4.2
+    says about its trigger: unused, or wrapped. `encryption_keys` is the source from which each
+    worker reads the keys of an encrypted log (default: IMAP_WAL_ENCRYPTION_KEYS there); `path` has
+    it."""
 
     path: str
     namespaces: tuple[str, ...] = ()
@@ -109,6 +111,7 @@ class Options:
     reader_name: str = ""
     voided: str = FAIL
     changes: str = ENTRIES_ONLY
+    available_now: str = ""
 
     OF_METADATA = ("path", "table", "namespace", "cluster", "map", "node", "encryption_keys")
     """The options that tables of metadata take."""
@@ -116,7 +119,7 @@ class Options:
         *("path", "table", "namespace", "cluster", "map", "encryption_keys"),
         *("partial", "decode", "columns", "buckets"),
     )
-    OF_STREAMS = ("starting", "rows_per_batch", "reader", "voided")
+    OF_STREAMS = ("starting", "rows_per_batch", "reader", "voided", "available_now")
     KNOWN = (
         "path",
         "table",
@@ -166,6 +169,11 @@ class Options:
             )
         if given.get("voided", FAIL) not in (FAIL, IGNORE):
             raise InvalidSetting(f"voided is {given['voided']!r}; it takes fail or ignore")
+        available_now = given.get("available_now", "")
+        if available_now not in ("", UNUSED, WRAPPED):
+            raise InvalidSetting(
+                f"available_now is {available_now!r}; it takes {UNUSED} or {WRAPPED}"
+            )
         changes = given.get("changes", ENTRIES_ONLY)
         if changes not in (ENTRIES_ONLY, IMAGES):
             raise InvalidSetting(f"changes is {changes!r}; it takes entries or images")
@@ -192,6 +200,7 @@ class Options:
             reader_name=given.get("reader", ""),
             voided=given.get("voided", FAIL),
             changes=changes,
+            available_now=available_now,
         )
         made.kinds()
         made.starts()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import pyspark
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from imap_wal.errors import CorruptLog, InvalidSetting, MissingNode
@@ -65,10 +66,32 @@ try:
         ReadMaxRows,
         SupportsTriggerAvailableNow,
     )
-except ImportError:  # before Spark 4.2; it then reads everything that there is
+
+    OLD_SPARK = ""
+except ImportError:
+    OLD_SPARK = pyspark.__version__
+    """A release before 4.2: it asks a stream for everything that there is, whatever the trigger."""
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """A placeholder: these releases of Spark do not have it."""
+
+
+def demand_newer(spark: str, options: Options) -> None:
+    """Raises `InvalidSetting` for what a release of Spark before 4.2 would do wrongly, without an
+    error. A stream is not told its trigger, so the query has to say that it is not affected."""
+    if options.rows_max:
+        raise InvalidSetting(
+            f"rows_per_batch needs Spark 4.2 or newer: Spark {spark} does not limit the batches of "
+            "a data source in Python; leave the option out"
+        )
+    if not options.available_now:
+        raise InvalidSetting(
+            f"Spark {spark} ends a query with trigger(availableNow=True) too early after a crash: "
+            "after the batch that it repeats, although the log has more. Use Spark 4.2 or newer; "
+            "or set Spark's property spark.sql.streaming.triggerAvailableNowWrapper.enabled to "
+            'true, and the option available_now to "wrapped". For a query with another trigger, '
+            'set the option available_now to "unused"'
+        )
 
 
 class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -81,6 +104,8 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "a stream has the changes of a log: it takes no mode, no as_of and no node; "
                 "filter its rows"
             )
+        if OLD_SPARK:
+            demand_newer(OLD_SPARK, options)
         self._options, self._kinds = options, dict(kinds)
         self._log: ClusterLog | None = None
         self._registration: ReaderRegistration | None = None

@@ -9,8 +9,10 @@ docs/decisions/0034-a-small-core.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import metadata
 
 EXTRA_OF_SCHEME = {
     "s3": "s3",
@@ -30,15 +32,29 @@ driver."""
 
 
 class MissingExtra(ModuleNotFoundError):
-    """A library is not installed. `extra` installs it; the text says how."""
+    """A library is not installed, or `installed` is a release without a module that is needed.
+    `extra` installs it; the text says how."""
 
-    def __init__(self, module: str, extra: str) -> None:
+    def __init__(self, module: str, extra: str, installed: str = "") -> None:
+        what = "is not installed"
+        if installed:
+            what = f"{installed} is another release than imap-wal needs{_needed(module, extra)}"
         super().__init__(
-            f"the library {module} is not installed; install it with: pip install "
-            f"'imap-wal[{extra}]'",
+            f"the library {module} {what}; install it with: pip install 'imap-wal[{extra}]'",
             name=module,
         )
         self.extra = extra
+
+
+def _needed(distribution: str, extra: str) -> str:
+    """The versions of a distribution that an extra of imap-wal installs, as text."""
+    with suppress(metadata.PackageNotFoundError):
+        for each in metadata.requires("imap-wal") or ():
+            named, _, condition = each.partition(";")
+            found = re.fullmatch(r"([\w.-]+)(?:\[.*\])?\s*(.*)", named.strip())
+            if found and found[1] == distribution and f"'{extra}'" in condition.replace('"', "'"):
+                return f" ({distribution}{found[2]})"
+    return ""
 
 
 @contextmanager
@@ -53,7 +69,16 @@ def needs(extra: str) -> Iterator[None]:
     except MissingExtra:
         raise
     except ModuleNotFoundError as error:
-        raise MissingExtra((error.name or "").partition(".")[0], extra) from error
+        library, _, part = (error.name or "").partition(".")
+        raise MissingExtra(library, extra, _installed(library) if part else "") from error
+
+
+def _installed(library: str) -> str:
+    """The version of an installed library; "" if it is not installed."""
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def extra_of(scheme: str) -> str:

@@ -5,10 +5,14 @@ two writers, and it is only as good as the service. The three drivers below turn
 into a condition that the service checks (S3 `If-None-Match: *`, GCS `ifGenerationMatch=0`, Azure
 `If-None-Match: *`; for content in several parts, on the request that completes them). Every other
 driver first checks and then writes, which is not atomic: `exclusive_create` is False there, and
-`create` raises `Unsupported`.
+`create` raises `Unsupported`. So it is for a driver that a program registered for these schemes and
+that has fsspec's own `pipe_file` or `put_file`.
 
-Some services with the API of S3 ignore the condition and overwrite. So before its first create a
-store creates a probe object twice, and fails if the second create succeeds.
+Some services with the API of S3 ignore the condition and overwrite, and so do some drivers. So
+before its first create, and before its first create from a file, a store creates a probe object
+twice, and fails if the second create succeeds.
+
+A driver gets no options but the user's: one that it does not know would be an error.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import datetime
@@ -25,6 +30,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
+from fsspec.dircache import DirCache
 from fsspec.spec import AbstractFileSystem
 
 from storage_backends.errors import (
@@ -88,10 +94,12 @@ class ObjectStore(_Immutable):
         self._veil = Veil(options)
         try:
             # A separate instance without a listing cache: otherwise fsspec may return a shared one
-            # that has a cache.
-            options.update(use_listings_cache=False, skip_instance_cache=True)
-            opened: tuple[Any, str] = fsspec.core.url_to_fs(url, **options)
+            # that has a cache. fsspec itself takes the option; a driver does not see it.
+            opened: tuple[Any, str] = fsspec.core.url_to_fs(
+                url, **options, skip_instance_cache=True
+            )
             self._fs, self._root = opened[0], opened[1].rstrip("/")
+            self._fs.dircache = DirCache(use_listings_cache=False)
         except ImportError as error:
             extra = EXTRA_OF_SCHEME.get(protocol)
             what = (
@@ -106,10 +114,15 @@ class ObjectStore(_Immutable):
                     f"no driver knows {protocol}://; a URL begins as in file:///var/lib/maps or "
                     "s3://bucket/maps"
                 ) from error
+            given = f" with the options {', '.join(sorted(options))}" if options else ""
             raise self._veil.over(
-                StorageError(f"{protocol}:// cannot be opened: {type(error).__name__}: {error}")
+                StorageError(
+                    f"{protocol}:// cannot be opened{given}: {type(error).__name__}: {error}"
+                )
             ) from self._veil.cause(error)
         kind = type(self._fs)
+        self._driver = f"{kind.__module__}.{kind.__qualname__}"
+        self._given = ", ".join(sorted(options))
         self._has_find = kind.find is not AbstractFileSystem.find or (
             issubclass(kind, AsyncFileSystem) and kind._find is not AsyncFileSystem._find
         )
@@ -119,7 +132,7 @@ class ObjectStore(_Immutable):
         self.capabilities = Capabilities(
             durable_append=False,
             durable_sync=True,
-            exclusive_create=protocol in CONDITIONAL_CREATE,
+            exclusive_create=protocol in CONDITIONAL_CREATE and _has_own_creates(kind),
             atomic_replace=protocol in CONDITIONAL_CREATE,
             preallocate=False,
             locks=False,
@@ -127,7 +140,8 @@ class ObjectStore(_Immutable):
         self._clock_ms = clock_ms
         self._lease_ms = lease_ms
         self._deleted_at_once = _DELETED_AT_ONCE.get(protocol, 1)
-        self._probed = False
+        self._probed: set[str] = set()
+        """The methods of the driver that keep the condition."""
         self._probe_mutex = threading.Lock()
 
     # reading
@@ -155,7 +169,13 @@ class ObjectStore(_Immutable):
     def _find(self, full: str) -> dict[str, Any]:
         """The driver's information on each file below a folder."""
         if self._has_find:
-            return cast("dict[str, Any]", self._fs.find(full, detail=True))
+            answer = self._fs.find(full, detail=True)
+            if isinstance(answer, Mapping):
+                return dict(answer)
+            # adlfs answers so for a file. Then nothing is below it.
+            if any(name.strip("/") != full.strip("/") for name in answer):
+                raise TypeError("the driver lists files without their sizes")
+            return {}
         # fsspec's own `find` takes a folder for empty if its listing ends with an `OSError`, which
         # the errors of many drivers are: a server that cannot be reached would be an empty log.
         found: dict[str, Any] = {}
@@ -225,17 +245,15 @@ class ObjectStore(_Immutable):
         try:
             return bytes(self._fs.cat_file(full, start=offset, end=end))
         except FileNotFoundError as error:
-            raise self._veil.over(translated(error, path, self.url)) from self._veil.cause(error)
+            raise self._error(error, path) from self._veil.cause(error)
         except Exception as error:  # noqa: BLE001  # drivers raise anything
             if is_unreachable(error):
-                raise self._veil.over(translated(error, path, self.url)) from self._veil.cause(
-                    error
-                )
+                raise self._error(error, path) from self._veil.cause(error)
             # For a range that begins at or after the end, some services return an error ("416"),
             # others nothing.
             if self.size(path) <= offset:
                 return b""
-            raise self._veil.over(translated(error, path, self.url)) from self._veil.cause(error)
+            raise self._error(error, path) from self._veil.cause(error)
 
     def open_input(self, path: str) -> BinaryIO:
         return cast(BinaryIO, self._call(path, lambda: self._fs.open(self._full(path), "rb")))
@@ -243,7 +261,9 @@ class ObjectStore(_Immutable):
     # writing
 
     def create(self, path: str, data: bytes) -> None:
-        self._exclusive(path, lambda: self._fs.pipe_file(self._full(path), data, mode="create"))
+        self._exclusive(
+            path, "pipe_file", lambda: self._fs.pipe_file(self._full(path), data, mode="create")
+        )
 
     def create_from(self, path: str, local_file: str) -> None:
         if not os.path.isfile(local_file):
@@ -251,7 +271,9 @@ class ObjectStore(_Immutable):
         # From 100 MB on S3, the driver sends parts, which are invisible until the last request.
         # That request has the condition.
         self._exclusive(
-            path, lambda: self._fs.put_file(local_file, self._full(path), mode="create")
+            path,
+            "put_file",
+            lambda: self._fs.put_file(local_file, self._full(path), mode="create"),
         )
 
     def replace(self, path: str, data: bytes) -> None:
@@ -296,7 +318,7 @@ class ObjectStore(_Immutable):
                 return missing["missing"]
             raise self._veil.over(absent) from self._veil.cause(error)
         except Exception as error:  # noqa: BLE001  # drivers raise anything
-            raise self._veil.over(translated(error, path, self.url)) from self._veil.cause(error)
+            raise self._error(error, path) from self._veil.cause(error)
 
     def _writing(self, path: str, action: Callable[[], object]) -> None:
         try:
@@ -306,13 +328,27 @@ class ObjectStore(_Immutable):
                 Unavailable(f"the bucket or container is missing: {error}", path, self.url)
             ) from self._veil.cause(error)
         except Exception as error:  # noqa: BLE001  # drivers raise anything
-            raise self._veil.over(translated(error, path, self.url)) from self._veil.cause(error)
+            raise self._error(error, path) from self._veil.cause(error)
 
-    def _exclusive(self, path: str, action: Callable[[], object]) -> None:
+    def _error(self, error: Exception, path: str) -> StorageError:
+        """What an error of the driver means. One that is not the service's may come from an option:
+        many drivers look at theirs only when they are used."""
+        found = translated(error, path, self.url)
+        known = isinstance(error, OSError) or service_code(error) != ("", 0)
+        if self._given and not known and not is_unreachable(error):
+            found = Unavailable(
+                f"{found}; the driver is {self._driver}, with the options {self._given}"
+            )
+            found.path = path
+        return self._veil.over(found)
+
+    def _exclusive(self, path: str, method: str, action: Callable[[], object]) -> None:
         check_path(path)
         if not self.capabilities.exclusive_create:
-            raise Unsupported("this driver has no create that is atomic among processes", path)
-        self._probe()
+            raise Unsupported(
+                f"the driver {self._driver} has no create that is atomic among processes", path
+            )
+        self._probe(method)
         self._exclusive_now(path, action)
 
     def _exclusive_now(self, path: str, action: Callable[[], object]) -> None:
@@ -338,25 +374,32 @@ class ObjectStore(_Immutable):
                 # nothing and must be sent again.
                 if code == "ConditionalRequestConflict" and attempt < _CONFLICTS_MAX - 1:
                     continue
-                raise self._veil.over(translated(error, path, self.url)) from self._veil.cause(
-                    error
-                )
+                raise self._error(error, path) from self._veil.cause(error)
 
-    def _probe(self) -> None:
+    def _probe(self, method: str) -> None:
         with self._probe_mutex:
-            if not self._probed and not self._keeps_condition():
+            if method not in self._probed and not self._keeps_condition(method):
                 raise Unsupported(
                     f"{self.url} ignores the condition of an exclusive create: two writers "
-                    "would overwrite each other; use a service that supports it"
+                    "would overwrite each other; use a service and a driver that support it (the "
+                    f"driver is {self._driver})"
                 )
-            self._probed = True
+            self._probed.add(method)
 
-    def _keeps_condition(self) -> bool:
+    def _keeps_condition(self, method: str) -> bool:
         path = f"{_PROBE_PREFIX}{token_hex(8)}"
         full = self._full(path)
         try:
             self._exclusive_now(path, lambda: self._fs.pipe_file(full, b"1", mode="create"))
-            self._exclusive_now(path, lambda: self._fs.pipe_file(full, b"2", mode="create"))
+            if method == "pipe_file":
+                self._exclusive_now(path, lambda: self._fs.pipe_file(full, b"2", mode="create"))
+            else:
+                with tempfile.NamedTemporaryFile() as file:
+                    file.write(b"2")
+                    file.flush()
+                    self._exclusive_now(
+                        path, lambda: self._fs.put_file(file.name, full, mode="create")
+                    )
         except AlreadyExists:
             return True
         finally:
@@ -391,6 +434,15 @@ class LocalObjects(_Immutable, LocalStore):
         )
         self._clock_ms = clock_ms
         self._lease_ms = lease_ms
+
+
+def _has_own_creates(kind: type[AbstractFileSystem]) -> bool:
+    """Whether a driver has methods of its own that create: those of fsspec check whether the file
+    exists, and then write it. (A driver of asyncio has no other ones.)"""
+    return issubclass(kind, AsyncFileSystem) or (
+        kind.pipe_file is not AbstractFileSystem.pipe_file
+        and kind.put_file is not AbstractFileSystem.put_file
+    )
 
 
 def _modified_ms(info: Mapping[str, Any]) -> int:

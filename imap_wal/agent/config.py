@@ -29,6 +29,7 @@ from imap_wal.errors import InvalidSetting
 from imap_wal.layout import Identity
 from imap_wal.security.credentials import Credentials
 from imap_wal.settings import Settings
+from imap_wal.storage_clock import SKEW_MS_MAX
 from storage_backends.links import local_folder
 from storage_backends.location import Location, without_secrets
 
@@ -77,7 +78,9 @@ class AgentConfig:
     life for this time; 0: at once, and no signs are given. `start_policy`: which nodes' agents must
     run before a new cluster gets the log. `start_timeout_s`: after this time, the error of a
     waiting cluster has advice. `ready_timeout_s`: how long the agent is not ready while its members
-    compare partitions with the log. `clock_offset_ms` shifts this agent's clock (for tests).
+    compare partitions with the log. `clock_skew_max_s`: if this agent's clock differs by more from
+    that of another agent or of the storage, restores keep expired entries. `clock_offset_ms` shifts
+    this agent's clock (for tests).
 
     Raises `InvalidSetting` for an invalid value."""
 
@@ -109,6 +112,7 @@ class AgentConfig:
     start_policy: StartPolicy = StartPolicy.WAIT_ALL
     start_timeout_s: float = 120
     ready_timeout_s: float = 300
+    clock_skew_max_s: float = SKEW_MS_MAX / 1000
     clock_offset_ms: int = 0
     takeover: bool = False
     log: Settings = field(default_factory=Settings)
@@ -156,6 +160,7 @@ class AgentConfig:
         check_seconds(self.lifetime_timeout_s, "lifetime_timeout_s")
         check_seconds(self.start_timeout_s, "start_timeout_s")
         check_seconds(self.ready_timeout_s, "ready_timeout_s")
+        check_seconds(self.clock_skew_max_s, "clock_skew_max_s")
         check_seconds(self.tail_timeout_s, "tail_timeout_s")
         if not UPLOAD_INTERVAL_S_MIN <= self.upload_interval_s <= SECONDS_MAX:
             raise InvalidSetting(
@@ -253,7 +258,12 @@ class AgentConfig:
 
     @property
     def start_rules(self) -> StartRules:
-        return StartRules(self.start_policy, self.start_timeout_s, self.lifetime_timeout_s)
+        return StartRules(
+            self.start_policy,
+            self.start_timeout_s,
+            self.lifetime_timeout_s,
+            round(self.clock_skew_max_s * 1000),
+        )
 
     @classmethod
     def from_mapping(

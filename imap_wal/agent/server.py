@@ -21,6 +21,7 @@ from imap_wal.agent.handler import READS, RequestHandler
 from imap_wal.agent.lane import TURN_S, Lane
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.mender import Mender
+from imap_wal.agent.monitoring.health import why_log_failed, why_not_ready
 from imap_wal.agent.monitoring.listener import HttpListener
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.agent.open_log import OpenLog
@@ -52,7 +53,7 @@ from imap_wal.read.view import MaterializedView
 from imap_wal.security.encryption import open_store
 from imap_wal.worker import Worker, trouble
 from imap_wal.write.opening import holder_text
-from storage_backends import SegmentStore, StorageError
+from storage_backends import NoSpace, SegmentStore, StorageError
 from storage_backends.own_disk import Tails, own_disk_of
 from storage_backends.reserve import disks_of
 
@@ -123,7 +124,12 @@ class Agent:
             self._router = Router(endpoint, self.bounds, rules, self._clock, self._lines)
             opened.pop_all()
         work = Work()
-        self._view = MaterializedView(self._all_logs, config.log, work.done)
+        self._view = MaterializedView(
+            self._all_logs,
+            config.log,
+            work.done,
+            self._expired_until_ms,
+        )
         self._reads = self._reads_with(work, randomness)
         self._handler.connect(self._router, self._reads)
         self._work = work
@@ -132,6 +138,9 @@ class Agent:
             from imap_wal.agent.monitoring.pages import listener
 
             self._http = listener(config.http_address, self.snapshot, self._clock)
+
+    def _expired_until_ms(self) -> int:
+        return self._log.sessions.clocks.expired_until_ms()
 
     def _tails_of(self, root: SegmentStore) -> Tails:
         """How this agent reads the disks of other nodes."""
@@ -318,7 +327,8 @@ class Agent:
         if isinstance(failure, Fenced):
             raise failure
         if self._mender is None:
-            _log.error("log failed", node=self.config.node, error=str(failure))
+            why = why_log_failed(self.snapshot())
+            _log.error("log failed", node=self.config.node, state=why, error=str(failure))
             self._mender = Mender(
                 self._log, lambda: OpenLog(self.config, self._all_logs), self.config.node
             )
@@ -353,6 +363,7 @@ class Agent:
             epoch=log.node_log.epoch,
             uptime_seconds=now - self._started,
             failure=str(failure or ""),
+            disk_full=_is_full(failure),
             fenced=isinstance(failure, Fenced),
             stopping=self._stopping,
             turn_seconds=max(0.0, now - self._turn_began),
@@ -372,6 +383,9 @@ class Agent:
             peers_refused=gate.refused if gate is not None else 0,
             incarnation=claims.known.newest,
             alive=start.alive(),
+            absent=log.sessions.absent,
+            clock_skew_ms=log.sessions.clocks.skew_ms,
+            clock_doubt=log.sessions.clocks.doubt,
             waiting_seconds=start.waiting_s(),
             members=members,
             superseded=superseded,
@@ -403,6 +417,7 @@ class Agent:
         failure = "; ".join(reason for reason in (now.failure, *troubles) if reason)
         return {
             "healthy": not failure,
+            "state": why_not_ready(now),
             "failure": failure,
             "threads": {name: asdict(state) for name, state in now.threads.items()},
             "node": now.node,
@@ -421,6 +436,8 @@ class Agent:
             "left_out": dict(now.left_out),
             "read_from_copies": dict(now.read_from_copies),
             "feature_level": now.feature_level,
+            "clock_doubt": now.clock_doubt,
+            "absent": list(now.absent),
             "claim": sessions.claim(),
             "members": sessions.members(),
             "start": sessions.start.statistics(sessions.claims.known),
@@ -435,6 +452,13 @@ class Agent:
                 "peers_refused": now.peers_refused,
             },
         }
+
+
+def _is_full(failure: BaseException | None) -> bool:
+    """Whether an error, or what it was raised from, is a full storage."""
+    while failure is not None and not isinstance(failure, NoSpace):
+        failure = failure.__cause__ or failure.__context__
+    return failure is not None
 
 
 def _endpoint(config: AgentConfig) -> EndpointLock:

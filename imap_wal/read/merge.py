@@ -48,6 +48,9 @@ class Merge:
         self._cursors: dict[str, _Cursor] = {}
         self._generations: dict[str, int] = {}
         self._lifetimes: tuple[object, ...] = ()
+        self._complete, self._done = False, (0, 0)
+        """Whether the last merge succeeded; the files and bytes that it and the failed ones before
+        it have merged."""
         self._schemas: dict[Metadata, None] = {}
         self._members: dict[Metadata, None] = {}
         """The newest `MEMBERS_MAX` of the other metadata: each session of a member adds one."""
@@ -88,6 +91,9 @@ class Merge:
         if news is not None and not news[1]:
             return
         start = self._log.clock.monotonic()
+        if self._complete:
+            self._done = 0, 0
+        self._complete = False
         for attempt in range(ATTEMPTS):
             self._state = None  # after a failure the next call examines everything
             state, nodes = news or (self._log.state(), None)
@@ -112,6 +118,7 @@ class Merge:
                 raise
             self._state = state
             break
+        self._complete = True
         self.seconds += self._log.clock.monotonic() - start
         self.merged = MergeStatistics(
             self.merged.merges + 1,
@@ -228,11 +235,14 @@ class Merge:
         }
 
     def _read(self, scans: list[tuple[FileScan, bool]], again: Collection[str]) -> None:
-        total = sum(scan.bytes for scan, _ in scans)
-        done = 0
+        # What earlier attempts have merged counts too: otherwise the progress would fall.
+        files, done = self._done
+        total, last = done + sum(_left(scan) for scan, _ in scans), files + len(scans)
         directions = [forward for _, forward in scans]
         sources = ahead(self._log.store, [scan for scan, _ in scans])
-        for count, (forward, (scan, store)) in enumerate(zip(directions, sources, strict=True)):
+        for count, (forward, (scan, store)) in enumerate(
+            zip(directions, sources, strict=True), files
+        ):
             of_scan = 0
             for changes in read_scan(store, scan, None if forward else again):
                 if self.stopped:
@@ -248,11 +258,11 @@ class Merge:
                         cursor.directory, changes.last, scan.path, changes.next_offset
                     )
                     self.bytes += changes.bytes
+                of_scan = min(of_scan + changes.bytes, _left(scan))
+                if forward and scan.kind == SEGMENT:
+                    self._done = count, done + of_scan
                 if self._progress is not None:
-                    of_scan = min(of_scan + changes.bytes, scan.bytes)
-                    self._progress(
-                        MergeProgress(count, len(scans), done + of_scan, total, self.records)
-                    )
+                    self._progress(MergeProgress(count, last, done + of_scan, total, self.records))
             if forward and scan.kind == SEGMENT and self._cursors[scan.node].path != scan.path:
                 # It has no frame yet: look there next time.
                 self._cursors[scan.node] = replace(
@@ -260,9 +270,10 @@ class Merge:
                 )
             if scan.kind != SEGMENT:
                 self.bytes += scan.bytes
-            done += scan.bytes
+            done += _left(scan)
+            self._done = count + 1, done
             if self._progress is not None:
-                self._progress(MergeProgress(count + 1, len(scans), done, total, self.records))
+                self._progress(MergeProgress(count + 1, last, done, total, self.records))
 
     def _note(self, item: Metadata) -> None:
         if item[:1] == ("schema",):
@@ -288,7 +299,7 @@ class Merge:
     def _begin_again(self) -> None:
         """Remove everything: the next merge reads everything."""
         self.version += 1
-        self._state = None
+        self._state, self._done = None, (0, 0)
         self._cursors.clear()
         self._generations.clear()
         with suppress(OSError):  # the failure may be in its scratch files
@@ -311,3 +322,8 @@ class Merge:
             if known == 0 or snapshot.dropped > known or ahead:
                 found.append(name)
         return found
+
+
+def _left(scan: FileScan) -> int:
+    """How many bytes of a file are still to be read."""
+    return max(scan.bytes - scan.start, 0)

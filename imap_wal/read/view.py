@@ -31,8 +31,10 @@ class MaterializedView:
         log: ClusterLog,
         settings: Settings,
         progress: Callable[[MergeProgress], None] | None = None,
+        expired_until_ms: Callable[[], int] | None = None,
     ) -> None:
-        self._log = log
+        self._expired_until_ms = expired_until_ms or log.clock.now_ms
+        """Entries that expired at or before this time are left out; 0: none is."""
         self._lock = threading.RLock()
         self._merge = Merge(log, settings, progress)
         self._index = self._merge.index
@@ -105,7 +107,7 @@ class MaterializedView:
         """The live keys of a map, in no order, at most `batch` at a time. `partitions`: only keys
         in these. Reads no values."""
         for states in self._each(self._index.keys(name, batch, partitions)):
-            now = self._log.clock.now_ms()
+            now = self._expired_until_ms()
             keys = [
                 key
                 for key, deleted, expires in states
@@ -118,7 +120,7 @@ class MaterializedView:
         """The live rows of a map, in no order, at most `batch` rows and about
         `NewestIndex.page_bytes` bytes at a time."""
         for rows in self._each(self._index.batches(name, batch)):
-            alive = live(rows, self._log.clock.now_ms())
+            alive = live(rows, self._expired_until_ms())
             if alive:
                 yield alive
 
@@ -147,7 +149,7 @@ class MaterializedView:
             self._check_open()
             found = self._index.get(name, keys, bytes_max)
             self._noted.note(self._index.conflicts())
-        return live([row for row in found if row is not None], self._log.clock.now_ms()), len(found)
+        return live([row for row in found if row is not None], self._expired_until_ms()), len(found)
 
     def digest(self, name: str, salt: bytes, partitions: Partitions) -> bytes | None:
         """The digest of a map's live entries in some partitions (`imap_wal.read.newest.digest`);
@@ -156,7 +158,7 @@ class MaterializedView:
             self._check_open()
             rows = self._index.in_memory(name, partitions)
             self._noted.note(self._index.conflicts())
-        return None if rows is None else digest(salt, live(rows, self._log.clock.now_ms()))
+        return None if rows is None else digest(salt, live(rows, self._expired_until_ms()))
 
     def metadata(self) -> list[Metadata]:
         """The schemas of all nodes and the newest other metadata, each once."""
@@ -189,7 +191,7 @@ class MaterializedView:
     def statistics(self) -> RestoreStatistics:
         with self._lock:
             total = sum(self._index.counts().values())
-            now = self._log.clock.now_ms()
+            now = self._expired_until_ms()
             living = conflicts = 0
             for name in self._index.maps():
                 for states in self._index.keys(name):

@@ -19,7 +19,7 @@ finds the new floor in its own compare-and-swap, and publishes nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from weakref import WeakKeyDictionary
 
@@ -38,6 +38,17 @@ from storage_backends.paths import number_in
 ORPHAN_MS = 24 * 3_600_000
 """A rewrite is treated as dead if the newest of its unpublished files is older than this, by the
 storage's clock. If that is wrong, the rewrite loses its work, but no data is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """Snapshot files that no manifest names, of a rewrite that runs or was killed. `age_ms`: of the
+    newest, by this machine's clock; None: the storage has no modification times."""
+
+    files: int
+    bytes: int
+    age_ms: int | None
+
 
 _whole: WeakKeyDictionary[ClusterLog, dict[str, frozenset[str]]] = WeakKeyDictionary()
 """Map → files of its snapshot that were read through this ClusterLog and found complete. They never
@@ -96,10 +107,11 @@ def remove_former(
     dry_run: bool = False,
     check: bool = True,
     forgotten: Collection[str] = (),
+    orphan_ms: int = ORPHAN_MS,
 ) -> tuple[StoredFile, ...]:
     """Delete the snapshot files that are not needed. Returns the deleted files. Any number of
     processes may do this at the same time. A dry run without `check` does not read the other
-    snapshots. `forgotten`: readers that do not count. Raises
+    snapshots. `forgotten`: readers that do not count. `orphan_ms`: in place of `ORPHAN_MS`. Raises
     `CorruptLog` if one of these snapshots is damaged."""
     if not dry_run:
         # A killed rewrite leaves an unfinished file in the folder of its generation. No later
@@ -109,7 +121,9 @@ def remove_former(
     files = [listed[path] for path in reachable(log.store, listed)]
     manifest = log.manifest()
     kept = readers.kept_files(log.store, log.folder, manifest, forgotten)
-    dead = _dead(log, manifest, [file for file in files if file.path not in kept], dry_run)
+    dead = _dead(
+        log, manifest, [file for file in files if file.path not in kept], orphan_ms, dry_run
+    )
     if dead:
         raised = 1 + max(dead)
 
@@ -135,6 +149,24 @@ def remove_former(
     return tuple(file for file in gone if file.path in deleted)
 
 
+def unfinished(log: ClusterLog, gone: Collection[str] = ()) -> Unfinished | None:
+    """What `remove_former` keeps because a rewrite may be running; None: nothing. `gone`: paths of
+    files that do not count."""
+    files = [file for file in log.store.list(f"{log.folder}/snapshot") if file.path not in gone]
+    manifest = log.manifest()
+    kept, former = readers.kept_files(log.store, log.folder, manifest), _Former(manifest)
+    left = [
+        file
+        for file in files
+        if file.path not in kept and former.is_undecided(file) and _place(file.path)[1]
+    ]
+    if not left:
+        return None
+    newest_ms = max(file.modified_ms for file in left)
+    age_ms = max(0, log.clock.now_ms() - newest_ms) if newest_ms else None
+    return Unfinished(len(left), sum(file.size for file in left), age_ms)
+
+
 class _Former:
     """Which files a manifest neither names nor may name again."""
 
@@ -151,28 +183,36 @@ class _Former:
         replaced = snapshot is not None and generation <= snapshot.generation
         return replaced or generation < self._manifest.orphan_floor
 
+    def is_undecided(self, file: StoredFile) -> bool:
+        """Whether a rewrite may still publish the file."""
+        return file.path not in self.named and not self.has(file)
+
 
 def _dead(
-    log: ClusterLog, manifest: ClusterManifest, files: Collection[StoredFile], dry_run: bool
+    log: ClusterLog,
+    manifest: ClusterManifest,
+    files: Collection[StoredFile],
+    orphan_ms: int,
+    dry_run: bool,
 ) -> set[int]:
     """Generations above the floor that no manifest names, and without a new file for
-    `ORPHAN_MS`."""
+    `orphan_ms`."""
     former = _Former(manifest)
     newest: dict[int, int] = {}
     for file in files:
         generation = _place(file.path)[1]
-        if file.path not in former.named and not former.has(file) and generation:
+        if former.is_undecided(file) and generation:
             # On a storage without modification times, no rewrite is treated as dead.
             modified_ms = file.modified_ms or 2**62
             newest[generation] = max(newest.get(generation, 0), modified_ms)
     if not newest or min(newest.values()) == 2**62:
         return set()
     now_ms = (
-        max(file.modified_ms for file in files)
+        max(log.clock.now_ms(), *(file.modified_ms for file in files))
         if dry_run
         else storage_now(log.store, log.folder, log.randomness)
     )
-    return {number for number, modified_ms in newest.items() if modified_ms < now_ms - ORPHAN_MS}
+    return {number for number, modified_ms in newest.items() if modified_ms <= now_ms - orphan_ms}
 
 
 def _place(path: str) -> tuple[str, int]:

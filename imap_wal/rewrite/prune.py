@@ -24,7 +24,7 @@ from imap_wal.retention.ended_backfills import ended_backfills, remove_ended
 from imap_wal.retention.kept import kept_for_readers
 from imap_wal.retention.policy import part_to_remove
 from imap_wal.retention.removal import Removal, plan_covered, remove
-from imap_wal.retention.snapshots import demand_whole, remove_former
+from imap_wal.retention.snapshots import ORPHAN_MS, demand_whole, remove_former, unfinished
 from imap_wal.rewrite.report import PruneReport
 from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
 from storage_backends import NotFound
@@ -42,6 +42,7 @@ def prune(
     skew_ms_max: int = SKEW_MS_MAX,
     unsealed: Mapping[str, int] = NOT_KNOWN,
     forgotten: Collection[str] = (),
+    orphan_ms: int = ORPHAN_MS,
 ) -> PruneReport:
     """Remove covered files; with `ttl_s` (seconds) or `size_limit_mb` (MiB), only those beyond
     these limits (`imap_wal.retention.policy`). A node whose log is missing, or cannot be read here,
@@ -49,7 +50,8 @@ def prune(
     dry run also reads the files of the snapshots. `unsealed`: node → the number of its first
     segment that is not sealed, if its writer passes it; otherwise the newest segment is kept,
     because it may be in use. `skew_ms_max`: in milliseconds. `forgotten`: readers for
-    which nothing is kept, as if they were forgotten before.
+    which nothing is kept, as if they were forgotten before. `orphan_ms`: how long a rewrite that
+    was not finished must have written nothing before its files are removed.
 
     Raises `CorruptLog` for a damaged or missing file of a snapshot; nothing that it covers is
     removed then. With `ttl_s`, raises `InvalidSetting` if this machine's clock differs from the
@@ -80,7 +82,9 @@ def prune(
         total += sum(sizes[path] for path in gone)
     if not dry_run:
         _drop_lifetimes(log)
-    orphans = remove_former(log, dry_run=dry_run, check=check, forgotten=forgotten)
+    orphans = remove_former(
+        log, dry_run=dry_run, check=check, forgotten=forgotten, orphan_ms=orphan_ms
+    )
     left = list(ended_backfills(log, dry_run=dry_run))
     of_backfills = {file.path: file.size for each in left for file in each.files}
     if not dry_run:
@@ -97,6 +101,7 @@ def prune(
         skipped=state.missing,
         dry_run=dry_run,
         kept=kept_for_readers(log, forgotten),
+        unfinished=unfinished(log, [file.path for file in orphans]),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from imap_wal.format import Position
 from imap_wal.retention.kept import KeptFor
+from imap_wal.retention.snapshots import Unfinished
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,8 @@ class RewriteReport:
 class PruneReport:
     """What was removed, or with `dry_run` would be. `segments`, `archives`, `snapshot_files` and
     `backfill_files` (what ended backfills left) are paths. `skipped`: node → why it was skipped.
-    `kept`: what is kept for readers."""
+    `kept`: what is kept for readers. `unfinished`: what is kept because a rewrite may be
+    running."""
 
     namespace: str
     cluster: str
@@ -121,6 +123,7 @@ class PruneReport:
     skipped: Mapping[str, str]
     dry_run: bool
     kept: tuple[KeptFor, ...] = ()
+    unfinished: Unfinished | None = None
 
 
 @dataclass(frozen=True, slots=True)

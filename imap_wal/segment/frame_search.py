@@ -6,6 +6,9 @@ The rule. A place p may begin a frame if all of this is true, as it is for every
     type     known
     synced   at most p: no frame says that something after its own start was synced
 
+A frame that was written directly after a sync says that all before its own start was synced. If
+bytes before it were cut out, it is at a place below that: `displaced` finds it there.
+
 Every such place is tried, in order. The first with a correct checksum is a frame, and the search
 continues at its end. So every whole frame is found, except one inside another place whose checksum
 is correct by chance (one in four thousand million for each place).
@@ -57,15 +60,32 @@ class FrameSearch:
         at = offset - base
         while (match := _PLAUSIBLE.search(data, at + _TYPE_AT, self._until)) is not None:
             at = match.start() - _TYPE_AT
-            frame = self._frame(at)
+            frame = self._frame(at, base + at)
             if frame is not None:
                 yield frame
                 at = frame.end - base
             else:
                 at += 1
 
-    def _frame(self, at: int) -> Frame | None:
-        data, offset = self._data, self._base + at
+    def displaced(self, offset: int) -> tuple[int, Frame] | None:
+        """The first place at or after `offset` of a whole frame that was written after a sync, at a
+        greater offset, and that frame. No crash moves it: bytes before it were cut out. A value
+        that contains earlier frames of its segment is not taken for that: they had lower
+        offsets."""
+        data, base = self._data, self._base
+        at = offset - base
+        while (match := _PLAUSIBLE.search(data, at + _TYPE_AT, self._until)) is not None:
+            at = match.start() - _TYPE_AT
+            body = at + FRAME_HEADER_BYTES
+            synced = int.from_bytes(data[body : body + SYNCED_BYTES], "little")
+            if synced > base + at and (frame := self._frame(at, synced)) is not None:
+                return base + at, frame
+            at += 1
+        return None
+
+    def _frame(self, at: int, offset: int) -> Frame | None:
+        """The frame at `data[at]`, if it was written at this offset of the segment."""
+        data = self._data
         length, checksum, type_count = FRAME_HEADER.unpack_from(data, at)
         body = at + FRAME_HEADER_BYTES
         end = body + length
@@ -78,7 +98,13 @@ class FrameSearch:
             return None
         kind, count = type_count & 0xFF, type_count >> 8
         return Frame(
-            offset, self._base + end, kind, count, synced, checksum, data[body + SYNCED_BYTES : end]
+            offset,
+            offset + FRAME_HEADER_BYTES + length,
+            kind,
+            count,
+            synced,
+            checksum,
+            data[body + SYNCED_BYTES : end],
         )
 
     def _crc(self, crc: int, start: int, end: int) -> int:

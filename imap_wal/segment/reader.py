@@ -30,6 +30,7 @@ class SegmentTail:
     `end` is the offset after the last whole frame; `size` the file's. `frames_after` counts valid
     frames after the damage (a torn tail can have them too: a power loss keeps any part of what was
     not synced), `records_after` their entries, `last_after` is the offset of the last.
+    `cut_bytes`: at least so many bytes were cut out: a frame of a greater offset follows.
     """
 
     status: str
@@ -38,6 +39,7 @@ class SegmentTail:
     frames_after: int = 0
     records_after: int = 0
     last_after: int = 0
+    cut_bytes: int = 0
 
 
 class SegmentReader:
@@ -137,8 +139,13 @@ class SegmentReader:
         if not written:
             return SegmentTail("clean", self.end, size)
         data = self._store.read(self.path, self.end, size - self.end)
-        found = list(FrameSearch(self._seed, data, self.end, written).after(self.end + 1))
+        search = FrameSearch(self._seed, data, self.end, written)
+        found = list(search.after(self.end + 1))
         synced = max([self.synced, *(frame.synced for frame in found)])
+        cut_bytes = 0
+        if synced <= self.end and (displaced := search.displaced(self.end)) is not None:
+            at, frame = displaced
+            synced, cut_bytes = frame.synced, frame.offset - at
         records = sum(frame.count for frame in found if frame.kind in format.OF_ENTRIES)
         last_after = found[-1].offset if found else 0
         return SegmentTail(
@@ -148,6 +155,7 @@ class SegmentReader:
             len(found),
             records,
             last_after,
+            cut_bytes,
         )
 
     def _written(self, size: int) -> int:

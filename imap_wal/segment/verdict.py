@@ -11,8 +11,9 @@ checksum of its last frame does the next segment's header have?
 | torn-tail   | no frame here; no frame says that this place was synced; nothing follows, and the  |
 |             | checkpoint is below                                                                |
 | header-torn | the front of a header and zeros; nothing follows, and the manifest knows none yet  |
-| corrupt     | any other place that is no frame; any other header that is not whole; at a         |
-|             | recovery, a frame whose checksum is right and whose content is not entries         |
+| corrupt     | any other place that is no frame, for example because bytes were cut out; any      |
+|             | other header that is not whole; at a recovery, a frame whose checksum is right and |
+|             | whose content is not entries                                                       |
 | short       | the file ends between two frames (or inside its header), and the log continues     |
 | foreign     | a segment of another log or log directory, or with another number, under this name |
 | unsupported | a newer format version, or a frame of an unknown type                              |
@@ -219,6 +220,8 @@ def at_end(reader: SegmentReader, place: Place, said: Callable[[], int] = lambda
     ] and tail.end <= place.checkpoint.frame
     if tail.status == "corrupt" or (tail.status == "torn-tail" and (_followed(place) or named)):
         what = f"a damaged frame ({tail.frames_after} whole frames after it)"
+        if tail.cut_bytes:
+            what = f"{tail.cut_bytes:,} bytes were cut out: a later, synced frame is in their place"
         if named:
             what = (
                 f"the frame that the manifest names as the last good one is damaged or cut: {what}"

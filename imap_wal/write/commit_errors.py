@@ -6,11 +6,13 @@ from imap_wal.errors import Fenced, ImapWalError, NotAppended, OutcomeUnknown
 
 
 def failed_to(doing: str, node: str, error: Exception) -> NotAppended:
-    """The failure of a committer whose log could not do this."""
-    return NotAppended(
+    """The failure of a committer whose log could not do this, because of `error`."""
+    failure = NotAppended(
         f"the log of node {node!r} failed to {doing}: {error}; nothing more is acknowledged until "
         "it is opened again"
     )
+    failure.__cause__ = error
+    return failure
 
 
 def refusal(failure: ImapWalError | None) -> ImapWalError:

@@ -21,8 +21,14 @@ BACKGROUND_WORK = {
 NO_AGENT = "check what listens there; the agent and this command must be of one release"
 
 
-def agent_checks(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Iterator[Check]:
-    """Whether an agent answers, and what it reports. `key`, `agent_key`: as for `Client`."""
+def agent_checks(
+    endpoint: str,
+    key: KeyPair | None = None,
+    agent_key: str = "",
+    failed: set[str] | None = None,
+) -> Iterator[Check]:
+    """Whether an agent answers, and what it reports. `key`, `agent_key`: as for `Client`. Its node
+    is added to `failed` if it runs and its log has failed."""
     from imap_wal.agent.transport.client import NoAgent
     from rewrite_cli.local_cluster.launcher import ask_stat
 
@@ -49,12 +55,26 @@ def agent_checks(endpoint: str, key: KeyPair | None = None, agent_key: str = "")
             "its configuration?",
         )
         return
+    if failed is not None and health.get("failure"):
+        failed.add(str(health.get("node")))
     try:
         yield from _statistics(endpoint, health)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         yield Check(
             "agent", PROBLEM, f"{endpoint}: its statistics have another form ({error})", NO_AGENT
         )
+
+
+def without_agent(name: str, node: str) -> Check:
+    """No agent of a node runs, and the next start would wait for it."""
+    return Check(
+        name,
+        WARNING,
+        f"no agent of node {node!r} runs: the next start of all members waits for it, unless "
+        "start_policy is partial",
+        "start its agent; if the node will not return, run `imap-wal rewrite`, then `imap-wal "
+        f"forget-node --node {node}`",
+    )
 
 
 def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
@@ -64,15 +84,18 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
         f"node {health.get('node')!r} at {endpoint}, epoch {health.get('epoch')}, durability "
         f"{health.get('durability')}, {health.get('appends')} appends"
     )
-    if health.get("healthy"):
-        yield Check("agent", OK, where)
-    else:
+    state = health.get("state", "")  # an agent of an earlier release does not say it
+    if not health.get("healthy"):
         yield Check(
             "agent",
             PROBLEM,
-            f"{where}: {health.get('failure')}",
+            ": ".join(filter(None, (where, state, health.get("failure")))),
             "correct what the text names; the agent then continues without a restart",
         )
+    elif state:
+        yield Check("agent", WARNING, f"{where}: {state}", "it is not ready, as /readyz says")
+    else:
+        yield Check("agent", OK, where)
     start = health.get("start") or {}
     if start.get("waiting"):
         what = (
@@ -88,6 +111,16 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
         )
     if "members" in health:  # not from an agent of an earlier release
         yield _members(health["members"])
+    for node in health.get("absent") or ():
+        yield without_agent("agent's cluster", node)
+    if doubt := health.get("clock_doubt"):
+        yield Check(
+            "agent's clock",
+            PROBLEM,
+            doubt,
+            "correct that clock (chronyc tracking, or timedatectl); members expire entries by the "
+            "clocks of their machines: restart those of the wrong clock afterwards",
+        )
     if error := health.get("merge_error"):
         yield Check(
             "agent's merge",

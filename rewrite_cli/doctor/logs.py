@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 
 from imap_wal.agent.access.keys import KeyPair
+from imap_wal.agent.membership.liveness import present, signs
 from imap_wal.disposal import ADVICE as LINK_ADVICE
 from imap_wal.disposal import EFFECT as LINK_EFFECT
 from imap_wal.errors import LogError
@@ -14,6 +15,7 @@ from imap_wal.inspect.inventory import ClusterView
 from imap_wal.inspect.own_disks import nodes_with_tails
 from imap_wal.inspect.verify import plan
 from imap_wal.inspect.writer import writer_of
+from imap_wal.layout import parse_sign_path
 from imap_wal.manifest.claims import CLOSED_ADVICE
 from imap_wal.manifest.feature_level import NEWEST, FeatureLevel
 from imap_wal.manifest.upgrade import Upgrade
@@ -26,6 +28,7 @@ from imap_wal.segment.verdict import INCOMPLETE
 from rewrite_cli.console import output
 from rewrite_cli.console.check import OK, PROBLEM, WARNING, Check
 from rewrite_cli.console.times import iso
+from rewrite_cli.doctor.agent import without_agent
 from rewrite_cli.entries.own_disks import tail_check
 from storage_backends import NotFound, SegmentStore
 from storage_backends.links import links
@@ -34,9 +37,11 @@ ORDER_BYTES_MAX = 1024**3
 """For a larger log, only `verify` looks for conflicts of order."""
 
 
-def log_checks(store: SegmentStore, view: ClusterView, key: KeyPair | None) -> Iterator[Check]:
+def log_checks(
+    store: SegmentStore, view: ClusterView, key: KeyPair | None, failed: Collection[str] = ()
+) -> Iterator[Check]:
     """Whether the logs of a cluster are whole and in order, and who writes and reads them.
-    `key`: as for `storage_checks`."""
+    `key`, `failed`: as for `storage_checks`."""
     name = f"cluster {view}"
     without = {node.name for node in view.nodes if node.of_no_manifest}  # reported below
     tails = list(nodes_with_tails(view))
@@ -60,6 +65,7 @@ def log_checks(store: SegmentStore, view: ClusterView, key: KeyPair | None) -> I
     ]
     for finding in found:
         yield Check(name, PROBLEM, f"{finding.file}: {finding.what}", finding.advice)
+    yield from _absent(store, view)
     if view.claims.closed:
         what = (
             "this log is a repaired copy, and the repair did not find who may claim it: no "
@@ -70,7 +76,7 @@ def log_checks(store: SegmentStore, view: ClusterView, key: KeyPair | None) -> I
     for link in sorted(set(links(store.url, folders).values())):
         yield Check(name, WARNING, f"{link} is a symbolic link: {LINK_EFFECT}", LINK_ADVICE)
     yield from _level(store, view)
-    crashed = yield from _writers(store, view)
+    crashed = yield from _writers(store, view, failed)
     total = sum(node.wal_bytes + node.archive_bytes for node in view.nodes)
     if len(conflicts.writers(view.manifest)) > 1:
         yield from _order(store, view, total + view.snapshot_bytes)
@@ -92,6 +98,15 @@ def log_checks(store: SegmentStore, view: ClusterView, key: KeyPair | None) -> I
             f"{'epoch' if len(view.nodes) == 1 else 'epochs'} "
             f"{', '.join(str(node.manifest.epoch) for node in view.nodes)}",
         )
+
+
+def _absent(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
+    """Nodes that had members and whose agents ended, while agents of other nodes run."""
+    alive = {parse_sign_path(path) for path in signs(store, view.folder)}
+    running = {*alive, *present(store, view.folder)}
+    for node in view.nodes if running else ():
+        if node.manifest.plugins and node.name not in running:
+            yield without_agent(f"cluster {view}", node.name)
 
 
 def _level(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
@@ -134,7 +149,9 @@ def _backfills(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
         )
 
 
-def _writers(store: SegmentStore, view: ClusterView) -> Generator[Check, None, list[str]]:
+def _writers(
+    store: SegmentStore, view: ClusterView, failed: Collection[str]
+) -> Generator[Check, None, list[str]]:
     """Who writes the nodes' logs. Returns the nodes that were not closed and have no writer."""
     name = f"cluster {view}"
     returned, crashed = view.returned_nodes, []
@@ -151,7 +168,10 @@ def _writers(store: SegmentStore, view: ClusterView) -> Generator[Check, None, l
         if node.manifest.clean or node.name in returned or not store.capabilities.locks:
             continue
         writer = writer_of(store, node.folder, "imap-wal doctor")
-        if writer is None:
+        if writer is None and node.name in failed:
+            what = f'node {node.name!r}: its agent runs, and its log has failed (line "agent")'
+            yield Check(name, PROBLEM, what, "do not start another agent of this node")
+        elif writer is None:
             crashed.append(node.name)
         else:
             yield Check(name, OK, f"node {node.name!r} is being written by {writer}")
@@ -159,9 +179,10 @@ def _writers(store: SegmentStore, view: ClusterView) -> Generator[Check, None, l
         yield Check(
             name,
             WARNING,
-            f"no process writes {', '.join(map(repr, crashed))}, and they were not closed: a "
-            "crash or kill",
-            f"the next start recovers them, and cuts off {INCOMPLETE}",
+            f"no process has {', '.join(map(repr, crashed))} open, and they were not closed: a "
+            "crash or kill, or the log of an agent that runs has failed",
+            "ask an agent that runs: `imap-wal doctor --agent`; otherwise the next start recovers "
+            f"them, and cuts off {INCOMPLETE}",
         )
     return crashed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from imap_wal.agent.access.keys import KeyPair
@@ -24,9 +24,12 @@ from storage_backends.ownership import doubts
 DISK_FREE_MIN = 0.1
 
 
-def storage_checks(url: str, key: KeyPair | None = None) -> Iterator[Check]:
+def storage_checks(
+    url: str, key: KeyPair | None = None, failed: Collection[str] = ()
+) -> Iterator[Check]:
     """Whether the storage answers, its capabilities, and each cluster on it. `key`: to ask
-    agents what is only on their own disks."""
+    agents what is only on their own disks. `failed`: nodes whose agents run, and whose logs
+    failed."""
     try:
         store = open_store(url)
     except (StorageError, ImportError) as error:
@@ -53,7 +56,7 @@ def storage_checks(url: str, key: KeyPair | None = None) -> Iterator[Check]:
             advice = "nothing has written here yet, or the URL is not the root"
             yield Check("logs", WARNING, f"none under {url}", f"this {why}" if why else advice)
         for view in views:
-            yield from log_checks(store, view, key)
+            yield from log_checks(store, view, key, failed)
     except (StorageError, ImapWalError) as error:
         yield Check(
             "storage",

@@ -7,7 +7,8 @@ from typing import Any
 
 from imap_wal.manifest.readers import HISTORY
 from imap_wal.retention.kept import KeptFor
-from rewrite_cli.console.output import count, size
+from imap_wal.retention.snapshots import Unfinished
+from rewrite_cli.console.output import count, duration, size
 
 
 def name_of(reader: str) -> str:
@@ -20,6 +21,16 @@ def sizes(kept: KeptFor) -> str:
     return (
         f"about {size(kept.log_bytes)} of log, {count(kept.snapshot_files, 'file')} of former "
         f"snapshots with {size(kept.snapshot_bytes)}"
+    )
+
+
+def unfinished_text(cluster: str, left: Unfinished) -> str:
+    """What rewrites that were not finished have left, and how it is removed."""
+    age = "" if left.age_ms is None else f", the newest {duration(left.age_ms / 1000)} old"
+    return (
+        f"{cluster}: {count(left.files, 'snapshot file')} with {size(left.bytes)}{age}, of a "
+        "rewrite that was not finished: it runs, or it was killed; prune removes such files after "
+        "24 hours. If no rewrite runs: imap-wal prune --orphans-older-than 1m"
     )
 
 

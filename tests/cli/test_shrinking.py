@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,32 @@ def test_rewrite_keeps_the_newest_and_prune_frees_the_space(run: Run, url: str, 
     assert run("verify", url).code == 0
     with imap_wal.open(url, namespace="prod", cluster="eu", node="n1") as store:
         assert dict(store.map("orders")) == LIVE
+
+
+def test_what_a_killed_rewrite_left_is_named_and_removed(run: Run, url: str, root: Path) -> None:
+    """By prune and verify; it is removed after a day, or when asked for."""
+    assert run("rewrite", url).code == 0
+    assert run("prune", url, "--yes").code == 0
+    left = root / "prod/eu/snapshot/orders/00000077/part-00000-00000-x.parquet"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"0" * 5000)
+    advice = "imap-wal prune --orphans-older-than 1m"
+    for command in (("verify", url), ("prune", url, "--dry-run"), ("prune", url, "--yes")):
+        done = run(*command)
+        assert done.code == 0
+        assert "1 snapshot file with 4.9 KiB" in done.err, command
+        assert advice in done.err
+    assert run("verify", url, "-o", "json").json["unfinished"]
+    kept = run("prune", url, "--dry-run", "-o", "json").json["clusters"][0]["unfinished"]
+    assert (kept["files"], kept["bytes"]) == (1, 5000)
+    assert run("prune", url, "--orphans-older-than", "1h", "--yes").code == 0
+    assert left.exists()
+    os.utime(left, (time.time() - 90,) * 2)
+    done = run("prune", url, "--orphans-older-than", "1m", "--yes", "-o", "json")
+    assert done.json["clusters"][0]["bytes"] == 5000
+    assert not left.exists()
+    assert advice not in run("verify", url).err
+    assert live(run, url) == LIVE
 
 
 def test_rewrite_of_one_map_leaves_the_others(run: Run, url: str) -> None:

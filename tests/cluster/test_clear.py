@@ -58,7 +58,7 @@ def logged(cluster: Cluster, name: str) -> tuple[int, int]:
     """(clears, all entries) of a map in the log."""
     view = log_view(cluster.url)
     try:
-        changes = view._log.changes(maps=(name,), policy=RecoveryPolicy.FULL)
+        changes = view._merge._log.changes(maps=(name,), policy=RecoveryPolicy.FULL)
         rows = [row for batch in changes for row in batch.rows]
     finally:
         view.close()

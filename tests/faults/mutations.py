@@ -57,6 +57,28 @@ MUTATIONS = (
         f"{REPLACED}[segment_copied-always]",
     ),
     Mutation(
+        "a clock that differs expires entries",
+        "imap_wal/agent/membership/clocks.py",
+        "return 0 if self.doubt else self._clock.now_ms()",
+        "return self._clock.now_ms()",
+        "tests/agent/test_clocks.py::test_a_fast_agent_restores_entries_that_have_time_left",
+    ),
+    Mutation(
+        "a stream on an older Spark need not say that it has another trigger",
+        "pyspark_imap_wal/stream.py",
+        "    if not options.available_now:\n",
+        "    if False:\n",
+        "tests/spark/test_older_spark.py::test_older_spark_is_refused_what_it_does_wrongly",
+    ),
+    Mutation(
+        "bytes cut out of the newest segment are a torn tail",
+        "imap_wal/segment/reader.py",
+        "synced, cut_bytes = frame.synced, frame.offset - at",
+        "cut_bytes = frame.offset - at",
+        "tests/unit/test_cut_segments.py::"
+        "test_two_acknowledged_commits_that_were_cut_out_are_found",
+    ),
+    Mutation(
         "fdatasync does nothing",
         "storage_backends/descriptors.py",
         "            _sync_data(self._fd)\n",

@@ -86,7 +86,7 @@ def busy() -> AgentSnapshot:
         uptime_seconds=42.0,
         unmerged_bytes=3 << 20,
         merge=MergeProgress(14, 40, 3 << 30, 8 << 30, 12_400_000),
-        merged=MergeStatistics(3, 50_000_000, 9 << 30, 75.0, 8_100_000),
+        merged=MergeStatistics(0, 50_000_000, 9 << 30, 75.0, 8_100_000),
         positions={
             "node-a": str(Position(12, 3, 4711, 0)),
             "node-b": str(Position(9, 1, 88, 2)),
@@ -150,13 +150,18 @@ def test_rate_and_time_left_come_from_two_looks() -> None:
     rate = MergeRate(clock)
 
     def merging(done: int, total: int = 1000) -> AgentSnapshot:
-        return snapshot(merge=MergeProgress(1, 2, done, total, 5))
+        return snapshot(
+            merge=MergeProgress(1, 2, done, total, 5), merged=MergeStatistics(keys=None)
+        )
 
     assert rate.of(merging(100)) == 0
     clock.advance(2)
     assert rate.of(merging(500)) == 200
     found = dict(facts_of(sections(merging(500), 200)))
     assert found["Merge"].endswith("200 B/s, 2 s left")
+    later = replace(merging(10, 300), merged=MergeStatistics(merges=1))
+    found = dict(facts_of(sections(later, 0)))
+    assert found["Merge"].startswith("complete; what was appended since is being merged: 3%")
     clock.advance(1)
     assert rate.of(merging(1000)) == 0, "complete"
     assert rate.of(merging(10, 50)) == 0, "another merge"

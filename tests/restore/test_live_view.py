@@ -9,6 +9,7 @@ import pytest
 from imap_wal.entry import KEY, MAP, ORDER, Row
 from imap_wal.format import Position
 from imap_wal.read.file_scan import Scope
+from imap_wal.read.view import MaterializedView
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -16,8 +17,8 @@ from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
 from imap_wal.write.node_log import NodeLog
-from storage_backends import open_store
-from storage_backends.faults import FaultyStore
+from storage_backends import StorageError, open_store
+from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
 from tests.histories import put
 from tests.kit.hooked import Hooked
@@ -45,6 +46,29 @@ def test_later_calls_read_only_what_was_appended(memory: MemoryStore) -> None:
     made.catch_up()
     assert values(made)["k1"] == "new" and store.bytes_read < 100_000
     assert made.ends() == {"n1": log.end}
+
+
+def test_progress_does_not_fall_when_a_merge_continues(memory: MemoryStore) -> None:
+    """A merge that failed in the middle continues there, and its progress too."""
+    log = node(memory)
+    for number in range(100):
+        append(log, put(f"k{number}", "x" * 500, (1, 1, 1, number + 1)))
+        if number % 10 == 9:
+            log.rotate()
+    path = segments(memory)[len(segments(memory)) // 2]
+    store = FaultyStore(memory, Plan((Fault("error", kind="read", path=path, at=2),)))
+    parts: list[float] = []
+    made = MaterializedView(
+        cluster(store), Settings(), lambda progress: parts.append(progress.part)
+    )
+    with pytest.raises(StorageError):
+        made.catch_up()
+    assert 0.2 < parts[-1] < 0.8
+    failed = len(parts)
+    made.catch_up()
+    assert len(parts) > failed
+    assert parts == sorted(parts) and parts[-1] == 1.0
+    assert len(values(made)) == 100
 
 
 def test_commit_during_a_look_does_not_scan_preallocated_space(

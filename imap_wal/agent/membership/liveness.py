@@ -2,7 +2,7 @@
 
     SignOfLife   a file of each agent, renewed under the next number: in `claims/alive/` while the
                  agent hears members of the newest incarnation, otherwise in `claims/present/`,
-                 with the id of its member's cluster
+                 with the id of its member's cluster; both have the time (`clocks.py`)
     Watch        the files of other agents, as one agent sees them: a new lifetime is claimed only
                  when no cluster is alive, and when the nodes to wait for (`start.py`) are present
 
@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from imap_wal import layout
+from imap_wal.agent.membership import clocks
 from imap_wal.clock import Clock
 from imap_wal.worker import Worker
 from storage_backends import NotFound, SegmentStore, StorageError
@@ -63,14 +64,18 @@ class SignOfLife:
             watch,
             clock,
         )
+        self.compare: Callable[[], object] = lambda: None
+        """Called whenever a sign is due, after it was renewed: `Clocks.look`."""
         self._timeout_s, self._every_s, self._pause_s = (
             timeout_s,
             timeout_s / RENEWALS,
             FIRST_PAUSE_S,
         )
-        self._alive = _File(store, lambda number: layout.alive_path(cluster, node, epoch, number))
+        self._alive = _File(
+            store, clock, lambda number: layout.alive_path(cluster, node, epoch, number)
+        )
         self._present = _File(
-            store, lambda number: layout.present_path(cluster, node, epoch, number)
+            store, clock, lambda number: layout.present_path(cluster, node, epoch, number)
         )
         self._due = clock.monotonic()
         self._unheard = 0
@@ -154,9 +159,9 @@ class SignOfLife:
         # Members that are no longer heard and sent no bye were killed: the next cluster need not
         # wait for them either.
         over = not heard and (not self._alive.path or silent or self._unheard >= RENEWALS)
-        greeted = self._greeted.encode()
+        greeted = self._greeted
         if not heard and (
-            due or (over and (not self._present.path or self._present.content != greeted))
+            due or (over and (not self._present.path or self._present.cluster_id != greeted))
         ):
             self._present.renew(greeted)
         if over:
@@ -167,6 +172,7 @@ class SignOfLife:
             self._watch.look(look)
         if due:
             self.look()
+            self.compare()
         return True
 
     def _next_at(self) -> float:
@@ -193,15 +199,15 @@ class SignOfLife:
 class _File:
     """A sign of this agent. `path`: "" while there is none."""
 
-    def __init__(self, store: SegmentStore, path_of: Callable[[int], str]) -> None:
-        self._store, self._path_of, self._number = store, path_of, 0
-        self.path, self.content = "", b""
+    def __init__(self, store: SegmentStore, clock: Clock, path_of: Callable[[int], str]) -> None:
+        self._store, self._clock, self._path_of, self._number = store, clock, path_of, 0
+        self.path, self.cluster_id = "", ""
 
-    def renew(self, content: bytes = b"") -> None:
+    def renew(self, cluster_id: str = "") -> None:
         self._number += 1
         following = self._path_of(self._number)
-        self._store.create(following, content)
-        former, self.path, self.content = self.path, following, content
+        self._store.create(following, clocks.content(cluster_id, self._clock.now_ms()))
+        former, self.path, self.cluster_id = self.path, following, cluster_id
         if former:
             self._store.delete(former)
 
@@ -222,7 +228,7 @@ def present(store: SegmentStore, cluster: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in _files(store, layout.present_folder(cluster)):
         with suppress(NotFound):
-            found[str(layout.parse_sign_path(path))] = _text(store.read(path))
+            found[str(layout.parse_sign_path(path))] = _cluster_id(store.read(path))
     return found
 
 
@@ -239,8 +245,8 @@ def _files(store: SegmentStore, folder: str) -> list[str]:
     )
 
 
-def _text(content: bytes) -> str:
-    return content.decode(errors="replace")
+def _cluster_id(sign: bytes) -> str:
+    return clocks.parse(sign)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +316,7 @@ class Watch:
         """Sign of life → when it was first seen."""
         self._seen: dict[str, _Seen] = {}
         self._cluster_ids: dict[str, tuple[str, str]] = {}
-        """Node → the sign that was read last, and its content."""
+        """Node → the sign that was read last, and the cluster id in it."""
 
     # ---- any thread ----
 
@@ -409,5 +415,5 @@ class Watch:
             return Presence(f"the sign of its agent has not changed for {now - seen.since:.0f} s")
         if self._cluster_ids.get(node, ("", ""))[0] != seen.path:
             with suppress(NotFound):  # renewed after the listing: the next look reads the new one
-                self._cluster_ids[node] = seen.path, _text(self._store.read(seen.path))
+                self._cluster_ids[node] = seen.path, _cluster_id(self._store.read(seen.path))
         return Presence(cluster_id=self._cluster_ids.get(node, ("", ""))[1])

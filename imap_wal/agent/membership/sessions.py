@@ -15,6 +15,7 @@ from typing import Any
 from imap_wal.agent.access.peers import LOCAL, Peer
 from imap_wal.agent.membership import counted_requests
 from imap_wal.agent.membership.claims import ClaimedView, Claims, Greeting
+from imap_wal.agent.membership.clocks import Clocks
 from imap_wal.agent.membership.liveness import SignOfLife, Watch
 from imap_wal.agent.membership.settling import Settling
 from imap_wal.agent.membership.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
@@ -79,16 +80,20 @@ class SessionRegistry:
             rules.lifetime_timeout_s,
         )
         waits = rules.policy is not StartPolicy.PARTIAL
-        watch = Watch(
-            log.store, folder, timeout_s, log.clock, Belonging(cluster) if waits else None
-        )
+        self._belonging = Belonging(cluster) if waits else None
+        watch = Watch(log.store, folder, timeout_s, log.clock, self._belonging)
         self.sign = (
             SignOfLife(log.store, folder, node, log.epoch, timeout_s, watch, log.clock)
             if timeout_s
             else None
         )
+        self.clocks = Clocks(log.store, folder, node, rules.clock_skew_ms_max, log.clock)
         if self.sign is not None:
             self.sign.claimed_by = lambda: log.claims.read()[1].cluster_id
+            self.sign.compare = self._look_at_others
+        self.absent: tuple[str, ...] = ()
+        """Nodes for which the next start of all members would wait, because no agent of them runs
+        now; none with `start_policy` partial. Replaced as a whole."""
         self.start = Start(node, rules, watch, log.clock)
         self.claims = Claims(log, cluster, self.start)
         self._by_plugin: dict[tuple[str, int], Session] = {}
@@ -148,6 +153,12 @@ class SessionRegistry:
         self._shut.discard(sender)
         self._forget_old()
         return session, new
+
+    def _look_at_others(self) -> None:
+        """On the thread of the sign. Raises StorageError."""
+        if self.clocks.look() and self._belonging is not None:
+            running = self.clocks.seen | {self._log.identity.node}
+            self.absent = tuple(node for node in self._belonging() if node not in running)
 
     def _writers(self, losses: int) -> tuple[int, int]:
         """The fewest acknowledging logs and the fewest losses among the sessions that may append,

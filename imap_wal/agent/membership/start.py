@@ -17,11 +17,12 @@ from typing import Any
 
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.membership.liveness import Presence, Watch
-from imap_wal.clock import Clock
+from imap_wal.clock import Clock, utc
 from imap_wal.errors import ImapWalError, LogError
 from imap_wal.manifest.claims import ClaimManifest
 from imap_wal.manifest.node import node_manifests
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.storage_clock import SKEW_MS_MAX
 
 
 class StartPolicy(StrEnum):
@@ -34,11 +35,12 @@ class StartPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StartRules:
-    """The settings of `AgentConfig`, in seconds."""
+    """The settings of `AgentConfig`, in seconds, and `clock_skew_max_s` in milliseconds."""
 
     policy: StartPolicy
     timeout_s: float
     lifetime_timeout_s: float
+    clock_skew_ms_max: int = SKEW_MS_MAX
 
 
 ASKS_S = 30.0
@@ -220,8 +222,9 @@ class Start:
         rule = f"start_policy {str(self._policy)!r} waits for {needed} {total} nodes of this log"
         if waited < self._timeout_s:
             return (
-                f"this cluster does not have the log yet: {whom}; {rule}, and has waited for "
-                f"{waited:.0f} s (start_timeout_s {self._timeout_s:g})"
+                f"this cluster does not have the log yet: {whom}; {rule}, and has waited since "
+                f"{utc(self._clock.now_ms() - round(waited * 1000))} "
+                f"(start_timeout_s {self._timeout_s:g})"
             )
         return (
             f"this cluster did not get the log within start_timeout_s ({self._timeout_s:g} "

@@ -9,7 +9,8 @@
             must be restarted
 
 A storage that is unavailable makes an agent unready, never dead: it recovers without a restart. The
-texts have no detail that an error could contain; `imap-wal doctor --agent` shows those.
+texts have no detail that an error could contain; `imap-wal doctor --agent` shows those. It has the
+same sentence for a state as `/readyz`, the status page and the agent's log.
 """
 
 from __future__ import annotations
@@ -25,15 +26,24 @@ def why_dead(now: AgentSnapshot) -> str:
     return f"threads have ended: {', '.join(now.dead_threads)}" if now.dead_threads else ""
 
 
+def why_log_failed(now: AgentSnapshot) -> str:
+    """Why nothing can be appended; "" if it can. Pages, probes, `doctor` and the agent's log say it
+    with this sentence."""
+    if now.fenced:
+        return "another process has taken over the log"
+    if now.failure and now.disk_full:
+        return "the log failed because its disk is full; it is opened again when there is space"
+    if now.failure:
+        return "the log failed; it is opened again when the storage can be reached"
+    return ""
+
+
 def why_not_ready(now: AgentSnapshot) -> str:
     """Why operations cannot all be carried out now; "" if they can."""
     reasons = [why_dead(now)]
     if now.stopping:
         reasons.append("the agent is stopping")
-    if now.fenced:
-        reasons.append("another process has taken over the log")
-    elif now.failure:
-        reasons.append("the log failed; it is opened again when the storage can be reached")
+    reasons.append(why_log_failed(now))
     if now.turn_seconds >= STUCK_S:
         reasons.append("the loop is waiting for the storage")
     if 0 < now.members == now.superseded:

@@ -20,12 +20,16 @@ from storage_backends.reserve import DiskState
 class AgentSnapshot:
     """Plain values. Their names are those of `stat`'s answer, where it has them too.
 
-    `failure`: why nothing can be appended; "" if it can. `fenced`: another process has the log.
+    `failure`: why nothing can be appended; "" if it can. `disk_full`: that is
+    the reason. `fenced`: another process has the log.
     `stopping`: the agent is ending. `turn_seconds`: how long the current turn of the loop has
     lasted. `appends`, `duplicates`: changes that members sent, and those of them that were already
     in the log. `errors`: answers with an error, by code. `compaction_part`: how much of the logs
     the running compaction has read, from 0 to 1; None: none runs. `peers_refused`: connections that
     were not admitted. `incarnation`: of the newest claim. `alive`: its members may be alive.
+    `absent`: nodes for which the next start would wait, because no agent of them runs.
+    `clock_skew_ms`: by how much this agent's clock is ahead of another one, `clock_doubt`: why
+    restores therefore keep expired entries; "" if they leave them out.
     `waiting_seconds`: how long a new cluster has waited for the log; 0: none waits. `members`,
     `superseded`: connected members, and those of them that have lost the log to another cluster.
     `settling`: partitions that connected members have not yet compared with the log,
@@ -47,6 +51,7 @@ class AgentSnapshot:
     epoch: int
     uptime_seconds: float
     failure: str
+    disk_full: bool
     fenced: bool
     stopping: bool
     turn_seconds: float
@@ -66,6 +71,9 @@ class AgentSnapshot:
     peers_refused: int
     incarnation: int
     alive: bool
+    absent: tuple[str, ...]
+    clock_skew_ms: int
+    clock_doubt: str
     waiting_seconds: float
     members: int
     superseded: int

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import click
@@ -25,12 +26,14 @@ from imap_wal.inspect.inventory import ClusterView
 from imap_wal.inspect.verify import check, foreign_files, plan
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.rivals import ADVICE
+from imap_wal.retention.snapshots import unfinished
 from imap_wal.rewrite import conflicts
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import FINDINGS
 from rewrite_cli.console.progress import Reached, Tell, working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Duration
+from rewrite_cli.entries.kept import unfinished_text
 from storage_backends import NotFound, SegmentStore
 
 CONFLICT = "conflict"
@@ -73,6 +76,7 @@ def command(selection: Selection, max_duration: float | None, show_all: bool, ou
                 "summary": outcome.summary(),
                 "files": [finding.to_json() for finding in outcome.findings],
                 "foreign": outcome.foreign,
+                "unfinished": outcome.unfinished,
                 "unchecked": [
                     {"file": unit.file, "bytes": unit.bytes} for unit in outcome.unchecked
                 ],
@@ -85,11 +89,12 @@ def command(selection: Selection, max_duration: float | None, show_all: bool, ou
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """`foreign`: files that do not belong to a log; `unchecked`: files that were not read in
-    time."""
+    """`foreign`: files that do not belong to a log; `unfinished`: sentences about what rewrites
+    that were not finished have left; `unchecked`: files that were not read in time."""
 
     findings: list[Finding]
     foreign: list[str]
+    unfinished: list[str]
     unchecked: list[Unit]
 
     def counts(self) -> Counter[str]:
@@ -118,6 +123,7 @@ def _read(selection: Selection, deadline: Deadline) -> _Outcome:
     units: list[Unit] = []
     unchecked: list[Unit] = []
     foreign: list[str] = []
+    left: list[str] = []
     with working("reading") as tell:
         try:
             with selection.open() as (store, clusters):
@@ -126,6 +132,7 @@ def _read(selection: Selection, deadline: Deadline) -> _Outcome:
                     findings += planned
                     units += to_read
                     foreign += foreign_files(view, selection.wants_node)
+                    left += _unfinished(store, view)
                 read, unchecked = check(units, _counting(units, tell), deadline)
                 total = sum({unit.file: unit.bytes for unit in units}.values())
                 if total and not unchecked:
@@ -146,7 +153,14 @@ def _read(selection: Selection, deadline: Deadline) -> _Outcome:
                     found, what=f"{found.what}; verify stopped here: other files were not checked"
                 )
             )
-    return _Outcome(findings, foreign, unchecked)
+    return _Outcome(findings, foreign, left, unchecked)
+
+
+def _unfinished(store: SegmentStore, view: ClusterView) -> Iterator[str]:
+    with suppress(LogError):  # of a damaged manifest, which is a finding
+        found = unfinished(ClusterLog(store, view.namespace, view.cluster))
+        if found is not None:
+            yield unfinished_text(str(view), found)
 
 
 def _counting(units: list[Unit], tell: Tell) -> Callable[[str], None]:
@@ -190,6 +204,8 @@ def _print(outcome: _Outcome, show_all: bool) -> None:
         )
     for path in outcome.foreign:
         out.note(f"does not belong to a log, left alone: {path}")
+    for sentence in outcome.unfinished:
+        out.note(sentence)
     bad = counts[CORRUPT] + counts[UNSUPPORTED]
     verdict = (
         out.styled(f"{bad} damaged", fg="red", bold=True)

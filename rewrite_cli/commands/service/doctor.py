@@ -55,10 +55,11 @@ def command(
     """
     key, server = own_key(key_file, agent_key)
     found = [*environment_checks(), *java_checks()]
+    failed: set[str] = set()
+    agents = [each for one in endpoints for each in agent_checks(one, key, server, failed)]
     if url:
-        found += storage_checks(url, key)
-    for endpoint in endpoints:
-        found += agent_checks(endpoint, key, server)
+        found += storage_checks(url, key, failed)
+    found += agents
     if output == out.JSON:
         out.print_json({"checks": [asdict(check) for check in found]})
     else:

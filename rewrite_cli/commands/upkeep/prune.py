@@ -10,6 +10,7 @@ import click
 from imap_wal.manifest import readers
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.kept import KeptFor, kept_for_readers
+from imap_wal.retention.snapshots import ORPHAN_MS
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.report import PruneReport
 from imap_wal.storage_clock import SKEW_MS_MAX
@@ -18,7 +19,7 @@ from rewrite_cli.console.audit import audit
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Duration, iso
-from rewrite_cli.entries.kept import kept_json, sizes
+from rewrite_cli.entries.kept import kept_json, sizes, unfinished_text
 from rewrite_cli.entries.live import history_option, keep
 
 
@@ -52,6 +53,15 @@ from rewrite_cli.entries.live import history_option, keep
     help="Forget this reader (the option `reader` of a Spark stream, or `history`), and keep "
     "nothing for it.",
 )
+@click.option(
+    "--orphans-older-than",
+    "orphan_s",
+    type=Duration(),
+    default="24h",
+    show_default=True,
+    help="Remove what a rewrite that was not finished has written, if it has written nothing for "
+    "this time. If it still runs, it fails, and loses only its work.",
+)
 @history_option
 @out.yes_option
 @out.dry_run_option
@@ -62,6 +72,7 @@ def command(
     wal_size_limit_mb: int,
     max_clock_skew: float,
     forgotten: tuple[str, ...],
+    orphan_s: float,
     history_s: float | None,
     yes: bool,
     dry_run: bool,
@@ -91,6 +102,7 @@ def command(
         ttl_s=wal_ttl_seconds,
         size_limit_mb=wal_size_limit_mb,
         forgotten=forgotten,
+        orphan_ms=round(orphan_s * 1000),
     )
     if history_s and _has_history(plan):
         steps.append(f"keep only the last {out.duration(history_s)} of the history")
@@ -113,6 +125,7 @@ def command(
             ttl_s=wal_ttl_seconds,
             size_limit_mb=wal_size_limit_mb,
             skew_ms_max=round(max_clock_skew * 1000),
+            orphan_ms=round(orphan_s * 1000),
         )
         for report in reports:
             if steps and _files(report):
@@ -167,6 +180,8 @@ def _show(reports: list[PruneReport], *, dry_run: bool) -> None:
             out.note(f"left alone: node {node!r}: {why}")
         for each in report.kept:
             _show_kept(report, each)
+        if report.unfinished is not None:
+            out.note(unfinished_text(f"{report.namespace}/{report.cluster}", report.unfinished))
 
 
 def _show_kept(report: PruneReport, kept: KeptFor) -> None:
@@ -251,6 +266,7 @@ def prune_all(
     size_limit_mb: int = 0,
     skew_ms_max: int = SKEW_MS_MAX,
     forgotten: tuple[str, ...] = (),
+    orphan_ms: int = ORPHAN_MS,
 ) -> list[PruneReport]:
     """Prune every cluster in the selection, as if these readers were forgotten."""
     with selection.open(upkeep=True) as (store, clusters):
@@ -263,6 +279,7 @@ def prune_all(
                 size_limit_mb=size_limit_mb,
                 skew_ms_max=skew_ms_max,
                 forgotten=forgotten,
+                orphan_ms=orphan_ms,
             )
             for view in clusters
         ]

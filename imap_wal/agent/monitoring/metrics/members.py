@@ -68,6 +68,24 @@ MEMBERS: tuple[AgentMetric, ...] = (
         lambda now: float(now.alive),
     ),
     AgentMetric(
+        "imap_wal_nodes_without_agent",
+        "gauge",
+        "Nodes of this log whose agents do not run: the next start of all members waits for them.",
+        lambda now: len(now.absent),
+    ),
+    AgentMetric(
+        "imap_wal_clock_skew_seconds",
+        "gauge",
+        "By how much this agent's clock is ahead of that of another agent or of the storage.",
+        lambda now: now.clock_skew_ms / 1000,
+    ),
+    AgentMetric(
+        "imap_wal_clocks_differ",
+        "gauge",
+        "1 if clocks differ by more than clock_skew_max_s: restores keep expired entries.",
+        lambda now: float(bool(now.clock_doubt)),
+    ),
+    AgentMetric(
         "imap_wal_start_waiting_seconds",
         "gauge",
         "How long a new cluster has waited for the log here; 0: none waits.",

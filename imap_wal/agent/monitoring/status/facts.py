@@ -142,6 +142,9 @@ def _restore(now: AgentSnapshot, rate: float) -> Iterator[Fact]:
         yield Fact("Merge", "failed: imap-wal doctor --agent names the reason", Level.BAD)
     elif merge is None:
         yield Fact("Merge", "has not begun")
+    elif merge.bytes < merge.bytes_total and now.merged.merges:
+        text = f"complete; what was appended since is being merged: {merge}"
+        yield Fact("Merge", text, Level.GOOD, 1.0)
     elif merge.bytes < merge.bytes_total:
         left = (merge.bytes_total - merge.bytes) / rate if rate else None
         ahead = f", {size(rate)}/s, {duration(left)} left" if left is not None else ""

@@ -3,6 +3,7 @@ package io.imapwal.hazelcast;
 import com.hazelcast.config.IndexConfig;
 import com.hazelcast.config.MapStoreConfig;
 import com.hazelcast.internal.partition.InternalPartitionService;
+import com.hazelcast.internal.util.ExceptionUtil;
 import com.hazelcast.internal.util.ThreadUtil;
 import com.hazelcast.map.impl.MapService;
 import com.hazelcast.map.impl.MapServiceContext;
@@ -66,7 +67,7 @@ final class MapOpening {
     /** No attempt to open the map begins before this time. */
     private long nextNanos = System.nanoTime();
     /** Why the last attempt that ended failed; null: it did not fail. */
-    private LogUnavailable failure;
+    private RuntimeException failure;
     private long failedNanos;
     private volatile boolean open;
     /** All partitions that this member owned were settled once. */
@@ -169,7 +170,8 @@ final class MapOpening {
             noteWork();
             return wholeness.isQuiet(began, settings);
         }
-        if (closed() instanceof LogUnavailable why) {
+        RuntimeException why = closed();
+        if (!(why instanceof RetryableHazelcastException)) {
             throw why;
         }
         return false;
@@ -224,8 +226,8 @@ final class MapOpening {
     /**
      * Why the map cannot be used although it exists. Begins to open it.
      *
-     * @return a retryable error, or a new LogUnavailable for each caller: Hazelcast writes the
-     *     caller's stack into it
+     * @return a retryable error, or why it cannot be opened, as a new error for each caller:
+     *     Hazelcast writes the caller's stack into it
      */
     synchronized RuntimeException closed() {
         if (plugin.merging()) {
@@ -237,7 +239,9 @@ final class MapOpening {
             beginToOpen(used);
         }
         if (failure != null && System.nanoTime() - failedNanos < FAILED_NANOS) {
-            return new LogUnavailable(failure.getMessage(), failure.getCause());
+            return failure instanceof LogUnavailable
+                    ? new LogUnavailable(failure.getMessage(), failure.getCause())
+                    : ExceptionUtil.cloneExceptionWithFixedAsyncStackTrace(failure);
         }
         return new RetryableHazelcastException("map \"" + map
                 + "\" is being opened: its agent is asked for its log");
@@ -252,8 +256,8 @@ final class MapOpening {
         try {
             start(used, generation);
         } catch (OutOfMemoryError e) {  // no more threads
-            failed(generation, "map \"" + map + "\" cannot be opened now: " + Outcomes.reason(e),
-                e);
+            failed(generation, new LogUnavailable("map \"" + map + "\" cannot be opened now: "
+                    + Outcomes.reason(e), e));
         }
     }
 
@@ -296,12 +300,18 @@ final class MapOpening {
         thread(() -> {
             try {
                 prepare(used, present, ofGeneration);
+            } catch (WrongIndex e) {
+                plugin.logger().warning("imap-wal: map \"" + map + "\" cannot be opened: "
+                        + Outcomes.reason(e.cause));
+                failed(ofGeneration, e.cause);
+                return;
             } catch (Throwable e) {
                 String why = "map \"" + map + "\" is not available, because its log is not: "
                         + Outcomes.reason(e)
                         + ". It is available again as soon as its log is";
                 plugin.logger().warning("imap-wal: " + why);
-                failed(ofGeneration, why, e instanceof LogUnavailable ? e.getCause() : e);
+                failed(ofGeneration, new LogUnavailable(why,
+                        e instanceof LogUnavailable ? e.getCause() : e));
                 return;
             }
             opened(ofGeneration, used, present);
@@ -328,13 +338,13 @@ final class MapOpening {
         awaited().forEach(Runnable::run);
     }
 
-    private void failed(int ofGeneration, String why, Throwable cause) {
+    private void failed(int ofGeneration, RuntimeException why) {
         synchronized (this) {
             if (ofGeneration != generation) {
                 return;
             }
             opening = false;
-            failure = new LogUnavailable(why, cause);
+            failure = why;
             failedNanos = System.nanoTime();
         }
         awaited().forEach(Runnable::run);
@@ -372,6 +382,8 @@ final class MapOpening {
      * Called before entries are loaded, so that a value that an index cannot take stays in the log
      * only. Otherwise Hazelcast adds the indexes at the first {@code getMap}, and fails because of
      * such a value in memory.
+     *
+     * @throws WrongIndex Hazelcast refuses its configuration
      */
     private void addIndexes() {
         List<IndexConfig> indexes = new ArrayList<>(
@@ -382,8 +394,23 @@ final class MapOpening {
         if (!indexes.isEmpty()) {
             IndexRegistry registry = context.getMapContainer(map).getGlobalIndexRegistry();
             for (IndexConfig index : registry == null ? List.<IndexConfig>of() : indexes) {
-                registry.addOrGetIndex(IndexUtils.validateAndNormalize(map, index));
+                try {
+                    registry.addOrGetIndex(IndexUtils.validateAndNormalize(map, index));
+                } catch (RuntimeException e) {
+                    throw new WrongIndex(e);
+                }
             }
+        }
+    }
+
+    /** The log is not the cause, so callers get Hazelcast's own error. */
+    private static final class WrongIndex extends RuntimeException {
+        private static final long serialVersionUID = 1L;
+        private final RuntimeException cause;
+
+        WrongIndex(RuntimeException cause) {
+            super(cause);
+            this.cause = cause;
         }
     }
 
