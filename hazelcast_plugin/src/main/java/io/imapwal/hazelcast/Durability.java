@@ -16,7 +16,9 @@ import java.util.concurrent.ConcurrentSkipListSet;
  */
 final class Durability {
     /** Names that are kept of each kind; further ones are reported as a number only. */
-    private static final int NAMES_MAX = 100;
+    private static final int NAMES_MAX = 50;
+    /** Characters of a name in a report. */
+    private static final int LENGTH_MAX = 200;
 
     private static final String WHY_UNNAMED = "not durable: the entries are lost when all members"
             + " stop. If that is intended, add the name to the property \"" + MemberSettings.PREFIX
@@ -44,7 +46,7 @@ final class Durability {
                 return false;
             }
             return names.size() < NAMES_MAX ? names.add(name)
-                    : more.size() < 100 * NAMES_MAX && more.add(name.hashCode());
+                    : more.size() < 1000 * NAMES_MAX && more.add(name.hashCode());
         }
 
         List<String> list() {
@@ -56,8 +58,19 @@ final class Durability {
         }
     }
 
-    /** What a member reports to its agents. {@code lists}: names by kind, each with a count. */
+    /**
+     * What a member reports to its agent: of each kind, the first names and the number of all.
+     */
     record Report(List<List<String>> lists, List<Integer> counts) {
+        /** {@code [[count, [name, …]], …]}, see docs/protocol.md. */
+        void write(MsgpackWriter to) {
+            to.array(lists.size());
+            for (int kind = 0; kind < lists.size(); kind++) {
+                to.array(2).integer(counts.get(kind)).array(lists.get(kind).size());
+                lists.get(kind).forEach(name -> to.string(
+                        name.length() > LENGTH_MAX ? name.substring(0, LENGTH_MAX) : name));
+            }
+        }
     }
 
     Durability(NodeEngine nodeEngine) {
