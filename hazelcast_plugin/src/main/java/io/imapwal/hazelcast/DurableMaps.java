@@ -15,7 +15,9 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Properties;
+import java.util.Set;
 import java.util.TreeMap;
+import java.util.TreeSet;
 
 /**
  * Which maps of a member are durable. That is a property of the cluster, and a map opts out of it
@@ -196,12 +198,12 @@ final class DurableMaps {
         return unnamed;
     }
 
-    /** The patterns, for people: which names are durable, and which are not. */
+    /** The patterns, for people: which names are durable, unless they are transient. */
     List<String> durablePatterns() {
-        List<String> all = new ArrayList<>(settings.durable().texts());
-        sections.keySet().stream().map(each -> each.equals(DEFAULT) ? "*" : each).sorted()
-                .filter(each -> !all.contains(each)).forEach(all::add);
-        return all;
+        Set<String> all = new TreeSet<>(settings.durable().texts());
+        sections.keySet().stream().filter(each -> !settings.transients().match(each))
+                .map(each -> each.equals(DEFAULT) ? "*" : each).forEach(all::add);
+        return all.contains("*") ? List.of("*") : List.copyOf(all);
     }
 
     List<String> transientPatterns() {

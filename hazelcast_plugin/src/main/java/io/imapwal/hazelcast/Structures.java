@@ -96,12 +96,12 @@ final class Structures {
 
         @Override
         public DistributedObject createDistributedObject(String name, UUID source, boolean local) {
-            if (name.startsWith(RingbufferService.TOPIC_RB_PREFIX)) {
-                // A reliable topic keeps its messages in it; a client creates only this one.
-                durability.demandStructure(TOPIC,
-                        name.substring(RingbufferService.TOPIC_RB_PREFIX.length()));
-            } else if (!DurableMaps.isInternal(name)) {
-                durability.demandStructure(kind, name);
+            // A reliable topic keeps its messages in a ringbuffer; a client creates only that.
+            boolean ofTopic = name.startsWith(RingbufferService.TOPIC_RB_PREFIX);
+            String structure = ofTopic
+                    ? name.substring(RingbufferService.TOPIC_RB_PREFIX.length()) : name;
+            if (!DurableMaps.isInternal(structure)) {
+                durability.demandStructure(ofTopic ? TOPIC : kind, structure);
             }
             return hazelcasts.createDistributedObject(name, source, local);
         }

@@ -92,6 +92,9 @@ class DurableMapsTest {
             assertEquals(0, logged(member, map), map);
         }
         assertEquals(1, logged(member, "my-cache-1"));
+        DurableMaps maps = Durability.of(WalPlugin.of(member).nodeEngine()).maps();
+        assertEquals(List.of("*"), maps.durablePatterns());
+        assertEquals(List.of("cache-*", "*-tmp"), maps.transientPatterns());
     }
 
     @Test
