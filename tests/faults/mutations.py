@@ -503,6 +503,13 @@ MUTATIONS = (
         "if False and missing[-1] > self",
         "tests/actors/test_replaced_folders.py::test_a_replaced_prefix_is_noticed_at_the_next_checkpoint",
     ),
+    Mutation(
+        "doctor does not report maps that no list names",
+        "rewrite_cli/doctor/agent.py",
+        "    if unnamed:\n",
+        "    if False:\n",
+        "tests/agent/test_members.py::test_doctor_names_maps_that_are_not_durable",
+    ),
 )
 
 
