@@ -51,9 +51,7 @@ Path: TypeAlias = Annotated[str, Meta(min_length=1, max_length=PATH_MAX)]
 Ids: TypeAlias = Annotated[list[Id], Meta(max_length=MEMBERS_MAX)]
 
 
-NamesOfKind: TypeAlias = tuple[
-    Number, Annotated[list[Label], Meta(max_length=REPORTED_NAMES_MAX)]
-]
+NamesOfKind: TypeAlias = tuple[Number, Annotated[list[Label], Meta(max_length=REPORTED_NAMES_MAX)]]
 Report: TypeAlias = tuple[NamesOfKind, NamesOfKind, NamesOfKind, NamesOfKind]
 """What of a member is durable and what is not: `imap_wal.agent.membership.reports.KINDS`."""
 

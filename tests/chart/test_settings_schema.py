@@ -28,5 +28,8 @@ def test_every_map_is_durable_by_default() -> None:
 def test_maps_of_hazelcast_are_refused_as_durable() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     names = schema["properties"]["cluster"]["properties"]["durableMaps"]["items"]["pattern"]
-    assert [name for name in ("orders", "*", "__sql.catalog", "__jet.*", "a,b") if
-            re.search(names, name)] == ["orders", "*"]
+    assert [
+        name
+        for name in ("orders", "*", "__sql.catalog", "__jet.*", "a,b")
+        if re.search(names, name)
+    ] == ["orders", "*"]

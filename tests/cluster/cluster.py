@@ -48,9 +48,10 @@ class Cluster:
     """Members with an agent each. Node i keeps its name, folder and clock over restarts; ports and
     the cluster id are new each time. `agents`: those of another cluster, which may run already.
     `network`: connections between members use its proxies; member number i of it is the one beside
-    agent i. `properties`: Hazelcast's; in a value, `{agent}` is the endpoint of its agent. The agents' `start_policy` is the default one, except where
-    fewer nodes are started than were used before. Then it is `partial`, and agents that this
-    cluster starts do not wait for a former cluster either."""
+    agent i. `properties`: Hazelcast's; in a value, `{agent}` is the endpoint of its agent. The
+    agents' `start_policy` is the default one, except where fewer nodes are started than were used
+    before. Then it is `partial`, and agents that this cluster starts do not wait for a former
+    cluster either."""
 
     def __init__(
         self,

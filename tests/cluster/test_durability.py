@@ -95,7 +95,7 @@ def test_a_map_in_no_list_is_named(tmp_path: Path, classpath: str) -> None:
 
 
 @pytest.fixture
-def issue(classpath_of: str, tmp_path: Path) -> Iterator[Cluster]:  # noqa: F811
+def older(classpath_of: str, tmp_path: Path) -> Iterator[Cluster]:
     """Older members, where the section of all maps has the map store."""
     with Cluster(
         tmp_path,
@@ -108,14 +108,14 @@ def issue(classpath_of: str, tmp_path: Path) -> Iterator[Cluster]:  # noqa: F811
 
 
 @pytest.mark.thorough
-def test_older_members_keep_maps_and_refuse_structures(issue: Cluster) -> None:
-    issue.start(2)
-    filled(issue, "orders", "other")
+def test_older_members_keep_maps_and_refuse_structures(older: Cluster) -> None:
+    older.start(2)
+    filled(older, "orders", "other")
     with pytest.raises(HazelcastError, match='queue "jobs" is refused'):
-        issue.client().get_queue("jobs").blocking().offer("a job")
-    issue.kill_everything()
-    issue.start(2)
-    assert contents(issue, "orders") == contents(issue, "other") == ENTRIES
+        older.client().get_queue("jobs").blocking().offer("a job")
+    older.kill_everything()
+    older.start(2)
+    assert contents(older, "orders") == contents(older, "other") == ENTRIES
 
 
 @pytest.mark.thorough
