@@ -236,6 +236,6 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
     }
 
     private static String where(String property, String map) {
-        return "map-store property \"" + property + "\" of map \"" + map + "\"";
+        return "property \"" + property + "\" of map \"" + map + "\"";
     }
 }

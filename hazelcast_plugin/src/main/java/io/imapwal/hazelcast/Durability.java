@@ -3,11 +3,10 @@ package io.imapwal.hazelcast;
 import com.hazelcast.logging.ILogger;
 import com.hazelcast.spi.impl.NodeEngine;
 
-import java.util.ArrayList;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Set;
-import java.util.concurrent.ConcurrentHashMap;
-import java.util.concurrent.ConcurrentSkipListSet;
+import java.util.TreeSet;
 
 /**
  * What of a member is durable and what is not, and its reports: what is not durable is never silent.
@@ -17,6 +16,8 @@ import java.util.concurrent.ConcurrentSkipListSet;
 final class Durability {
     /** Names that are kept of each kind; further ones are reported as a number only. */
     private static final int NAMES_MAX = 50;
+    /** Further names that are counted, and for which the log has a line. */
+    private static final int COUNT_MAX = 10_000;
     /** Characters of a name in a report. */
     private static final int LENGTH_MAX = 200;
 
@@ -34,26 +35,26 @@ final class Durability {
     private final Names unnamed = new Names();
     private final Names structures = new Names();
 
-    /** The names of one kind in the order of the alphabet. */
+    /** The names of one kind. Programs may create any number of them, so few are kept. */
     private static final class Names {
-        private final Set<String> names = new ConcurrentSkipListSet<>();
-        /** What was too much, as hash codes of names: a name is counted once. */
-        private final Set<Integer> more = ConcurrentHashMap.newKeySet();
+        private final Set<String> names = new TreeSet<>();
+        /** Hash codes of further names: each name is counted once. */
+        private final Set<Integer> more = new HashSet<>();
 
         /** Whether it is new. */
-        boolean add(String name) {
+        synchronized boolean add(String name) {
             if (names.contains(name)) {
                 return false;
             }
             return names.size() < NAMES_MAX ? names.add(name)
-                    : more.size() < 1000 * NAMES_MAX && more.add(name.hashCode());
+                    : more.size() < COUNT_MAX && more.add(name.hashCode());
         }
 
-        List<String> list() {
-            return new ArrayList<>(names);
+        synchronized List<String> list() {
+            return List.copyOf(names);
         }
 
-        int count() {
+        synchronized int count() {
             return names.size() + more.size();
         }
     }

@@ -73,6 +73,18 @@ class StructuresTest {
         assertEquals(STRUCTURES.size(), reported(member).size());
     }
 
+    /** Programs may create any number; an agent accepts 50 names of each kind. */
+    @Test
+    void fewNamesAreReportedAndAllAreCounted() {
+        HazelcastInstance member = cluster.start(config);
+        for (int number = 0; number < 120; number++) {
+            member.getQueue("queue-" + number % 60);
+        }
+        assertEquals(50, reported(member).size());
+        assertEquals(60, Durability.of(WalPlugin.of(member).nodeEngine()).report().counts()
+                .get(3));
+    }
+
     @Test
     void refusedStructuresAreNotCreated() {
         config.setProperty("imap-wal.durable-structures", "refuse");
