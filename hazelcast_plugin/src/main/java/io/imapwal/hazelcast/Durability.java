@@ -105,6 +105,7 @@ final class Durability {
                 + "; transient maps: " + (maps.transientPatterns().isEmpty() ? "none"
                 : String.join(", ", maps.transientPatterns())));
         for (String section : maps.unnamedSections()) {
+            unnamed.add(section);
             logger.warning("imap-wal: the maps of section \"" + section + "\" are " + WHY_UNNAMED);
         }
     }
