@@ -223,7 +223,7 @@ class RequestHandler:
         elif isinstance(request, View):
             self._view(sender, request.number, request.about, peer)
         elif isinstance(request, Beat):
-            self._sessions.beat(sender, request.settling)
+            self._sessions.beat(sender, request)
             self._router.send(sender, ["beat", request.number, self._reads.work.parts])
         elif isinstance(request, Bye):
             self._commit_ready()  # so that nothing it sent is written after it was forgotten
@@ -314,6 +314,7 @@ class RequestHandler:
             "agent_version": VERSION,
             "former": former,
             "settling": True,
+            "reports": True,
         }
         self._router.door.greeted(sender)
         self._router.send(sender, ["welcome", hello.number, welcome])

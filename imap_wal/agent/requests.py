@@ -34,6 +34,8 @@ PATH_MAX = 2000
 """Characters of a path inside a root."""
 NAMES_MAX = 10_000
 """Maps in one request."""
+REPORTED_NAMES_MAX = 50
+"""Names of one kind in a report, of each member."""
 TEXT_MAX = 1000
 """Characters of the reason why a header is malformed: msgspec's errors may quote a whole field, and
 the reason waits in memory, and is sent to a peer that perhaps never reads it."""
@@ -47,6 +49,11 @@ MaybeId: TypeAlias = Annotated[str, Meta(pattern=rf"\A({UUID})?\Z")]
 Label: TypeAlias = Annotated[str, Meta(max_length=LABEL_MAX)]
 Path: TypeAlias = Annotated[str, Meta(min_length=1, max_length=PATH_MAX)]
 Ids: TypeAlias = Annotated[list[Id], Meta(max_length=MEMBERS_MAX)]
+
+
+NamesOfKind: TypeAlias = tuple[Number, Annotated[list[Label], Meta(max_length=REPORTED_NAMES_MAX)]]
+Report: TypeAlias = tuple[NamesOfKind, NamesOfKind, NamesOfKind, NamesOfKind]
+"""What of a member is durable and what is not: `imap_wal.agent.membership.reports.KINDS`."""
 
 
 class About(Struct, frozen=True):
@@ -155,10 +162,12 @@ class Stat(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag
 
 
 class Beat(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="beat"):
-    """`settling`: how many partitions of the member are not yet compared with the log."""
+    """`settling`: how many partitions of the member are not yet compared with the log. `report`: if
+    it differs from the last one of this connection."""
 
     number: Number
     settling: Number = 0
+    report: Report | None = None
 
 
 class Bye(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="bye"):

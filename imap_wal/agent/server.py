@@ -392,6 +392,7 @@ class Agent:
             settling=log.sessions.settling.partitions,
             settling_seconds=log.sessions.settling.seconds,
             settling_running_s=log.sessions.settling.running_s,
+            maps=log.sessions.reports.counts,
             ready_timeout_s=config.ready_timeout_s,
             reads=reads.served,
             unmerged_bytes=reads.merges.unmerged_bytes,

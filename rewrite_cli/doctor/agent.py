@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from imap_wal.agent.access.keys import KeyPair
+from imap_wal.agent.membership.reports import KINDS
 from imap_wal.errors import NotAllowed
 from rewrite_cli.console.check import OK, PROBLEM, WARNING, Check
 
@@ -111,6 +112,7 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
         )
     if "members" in health:  # not from an agent of an earlier release
         yield _members(health["members"])
+        yield from _maps(health["members"])
     for node in health.get("absent") or ():
         yield without_agent("agent's cluster", node)
     if doubt := health.get("clock_doubt"):
@@ -157,6 +159,42 @@ def _names(members: Sequence[Mapping[str, Any]]) -> str:
     names = [f"{each['member']} ({each['peer']})" for each in members[:MEMBERS_MAX]]
     more = f" and {len(members) - MEMBERS_MAX} more" if len(members) > MEMBERS_MAX else ""
     return ", ".join(names) + more
+
+
+def _maps(members: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
+    """What of the members is durable and what is not, by names; nothing if none has said it."""
+    reports = [each["maps"] for each in members if each.get("maps")]
+    if not reports:
+        return
+    durable, transient, unnamed, structures = (
+        _listed([report[kind] for report in reports]) for kind in KINDS
+    )
+    what = f"durable: {durable or 'none'}; transient: {transient or 'none'}"
+    if unnamed:
+        yield Check(
+            "agent's maps",
+            PROBLEM,
+            f"{what}; not durable, and in no list: {unnamed}",
+            "the entries of these maps are lost when all members stop: add their names to "
+            "imap-wal.durable-maps, or to imap-wal.transient-maps if that is intended",
+        )
+    else:
+        yield Check("agent's maps", OK, what)
+    if structures:
+        yield Check(
+            "agent's structures",
+            WARNING,
+            f"the log does not keep: {structures}",
+            "they are lost when all members stop; imap-wal.durable-structures: refuse prevents "
+            "such structures",
+        )
+
+
+def _listed(lists: Sequence[Mapping[str, Any]]) -> str:
+    """The names that any member has used. Further ones of a member are only counted."""
+    names = sorted({name for each in lists for name in each["names"]})
+    more = max(each["count"] for each in lists) - len(names)
+    return ", ".join([*names, *([f"{more} more"] if more > 0 else [])])
 
 
 def _own_disk(health: Mapping[str, Any]) -> Iterator[Check]:

@@ -12,22 +12,17 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)  # a JSON string is a YAML string
 
 
-def map_section(names: Sequence[str], agent: str, properties: Mapping[str, str]) -> str:
-    """The `map` section for these maps (`default`: every map that no other section names)."""
-    lines = []
-    for name in names:
-        lines.append(f"""\
-    {name if name == "default" else _quoted(name)}:
-      map-store:
-        enabled: true
-        initial-mode: EAGER                 # the whole map is loaded before its first operation
-        factory-class-name: {FACTORY}
-        write-delay-seconds: 0              # log first, then memory: anything else is refused
-        offload: false                      # a hand-off between threads costs more than the log
-        properties:
-          agent: {_quoted(agent)}""")
-        lines += [f"          {key}: {_quoted(value)}" for key, value in properties.items()]
-    return "\n".join(lines)
+def _plugin(
+    agent: str, durable: Sequence[str], transient: Sequence[str], properties: Mapping[str, str]
+) -> str:
+    """The plug-in's properties of a member; they are for every map, whatever section it has."""
+    lists = {
+        "agent": agent,
+        "durable-maps": ", ".join(durable),
+        **({"transient-maps": ", ".join(transient)} if transient else {}),
+        **properties,
+    }
+    return "\n".join(f"    imap-wal.{name}: {_quoted(value)}" for name, value in lists.items())
 
 
 _PROPERTIES = """\
@@ -36,9 +31,14 @@ _PROPERTIES = """\
     hazelcast.operation.thread.count: "64"
 """
 
+_TRANSIENT = """\
+    # Maps that are not durable, also if the list above has them:
+    # imap-wal.transient-maps: "cache-*"
+"""
+
 _CLAIMS = """\
-          # The secret without which no cluster can claim the log (imap-wal keys token):
-          # cluster-token-file: /etc/imap-wal/eu.token
+    # The secret without which no cluster can claim the log (imap-wal keys token):
+    # imap-wal.cluster-token-file: /etc/imap-wal/eu.token
 """
 
 _FILTER = """\
@@ -60,18 +60,36 @@ _FILTER = """\
 
 
 def to_paste(
-    names: Sequence[str], agent: str, cluster_name: str, properties: Mapping[str, str]
+    durable: Sequence[str],
+    transient: Sequence[str],
+    agent: str,
+    cluster_name: str,
+    properties: Mapping[str, str],
 ) -> str:
-    """A whole hazelcast.yaml with comments. `properties`: additional ones of the map
-    store."""
-    more = "" if "cluster-token-file" in properties else _CLAIMS
+    """A whole hazelcast.yaml with comments. `durable`, `transient`: patterns of map names.
+    `properties`: additional ones of the plug-in."""
+    more = ("" if transient else _TRANSIENT) + (
+        "" if "cluster-token-file" in properties else _CLAIMS
+    )
     return f"""\
 # A Hazelcast member (5.5, 5.6 or 5.7) whose maps are durable.
 #   classpath:   hazelcast.jar and the jar that `imap-wal plugin path` prints
 #   beside it:   imap-wal agent --config agent.toml      (endpoint = {_quoted(agent)})
+# {_summary(durable, transient)}
 hazelcast:
   cluster-name: {_quoted(cluster_name)}
 {_PROPERTIES}\
+    # For every map, whatever section of `map:` it has:
+{_plugin(agent, durable, transient, properties)}
+{more}\
+    # Queues, sets and all structures that are not maps are not durable: warn, or refuse them
+    imap-wal.durable-structures: warn
+    # imap-wal.timeout-ms: "10000"          # longest wait for one acknowledgement
+    # imap-wal.agent-timeout-ms: "2000"     # an agent that does not answer for so long hangs
+    # Longest wait of an operation for a partition whose owner was lost:
+    # imap-wal.settle-timeout-ms: "10000"
+    # Always ask the log for keys that are not in memory; not needed for eviction:
+    # imap-wal.read-through: "true"
 {_FILTER}\
   # Members on one machine that find each other without multicast:
   # network:
@@ -85,16 +103,13 @@ hazelcast:
   #     tcp-ip:
   #       enabled: true
   #       member-list: [127.0.0.1:5701, 127.0.0.1:5702]
-  map:
-{map_section(names, agent, properties)}
-{more}\
-          # timeout-ms: "10000"             # longest wait for one acknowledgement
-          # agent-timeout-ms: "2000"        # an agent that does not answer for so long hangs
-          # Longest wait of an operation for a partition whose owner was lost:
-          # settle-timeout-ms: "10000"
-          # Always ask the log for keys that are not in memory; not needed for eviction:
-          # read-through: "true"
 """
+
+
+def _summary(durable: Sequence[str], transient: Sequence[str]) -> str:
+    """The lists in words. With "*", there is no other map."""
+    rest = "" if "*" in durable else "; any other map is not durable, and reported"
+    return f"Durable maps: {', '.join(durable)}; transient: {', '.join(transient) or 'none'}{rest}"
 
 
 def to_run(
@@ -106,6 +121,7 @@ def to_run(
 hazelcast:
   cluster-name: {_quoted(cluster_name)}
 {_PROPERTIES}\
+{_plugin(agent, ["*"], [], properties)}
     hazelcast.phone.home.enabled: "false"
     # The default is for data centres; these members are on one machine.
     hazelcast.wait.seconds.before.join: "0"
@@ -127,6 +143,4 @@ hazelcast:
       tcp-ip:
         enabled: true
         member-list: [{members}]
-  map:
-{map_section(["default"], agent, properties)}
 """

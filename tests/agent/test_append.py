@@ -38,6 +38,7 @@ def test_a_change_is_acknowledged_when_it_is_in_the_log(settings: AgentConfig) -
             "agent_version": "",
             "former": [],
             "settling": True,
+            "reports": True,
         }
         assert member.put(a="1", b="2") == ["ack", 1, 2]
         assert member.put(a=None) == ["ack", 3, 1]

@@ -10,8 +10,9 @@ import pytest
 
 from imap_wal.agent.membership.liveness import signs
 from imap_wal.agent.membership.operator_claim import take_log
+from imap_wal.agent.membership.reports import KINDS
 from imap_wal.agent.monitoring.health import why_not_ready
-from rewrite_cli.console.check import OK, PROBLEM
+from rewrite_cli.console.check import OK, PROBLEM, WARNING, Check
 from rewrite_cli.doctor.agent import agent_checks
 from storage_backends import open_store
 from tests.agent.harness import config, identity, plugin, serving
@@ -41,6 +42,7 @@ def test_stat_names_the_members_that_have_said_hello(tmp_path: Path) -> None:
                         "connections": 2,
                         "settling": 0,
                         "superseded": False,
+                        "maps": None,
                     },
                     "member-2": {
                         "peer": "local",
@@ -48,6 +50,7 @@ def test_stat_names_the_members_that_have_said_hello(tmp_path: Path) -> None:
                         "connections": 1,
                         "settling": 0,
                         "superseded": False,
+                        "maps": None,
                     },
                 }
                 text = text_of(settings.endpoint)
@@ -72,6 +75,62 @@ def test_an_agent_is_not_ready_while_its_members_settle(tmp_path: Path) -> None:
                 assert one.client.ask("beat", wrong)[0][2] == "bad-request"
             assert one.client.ask("beat", 3)[0][0] == "beat"
         eventually(lambda: agent.snapshot().settling == 0, "the member has left")
+
+
+def report(**names: list[str]) -> list[object]:
+    return [[len(names.get(kind, ())), names.get(kind, [])] for kind in KINDS]
+
+
+def checks_of(endpoint: str) -> dict[str, Check]:
+    return {each.name: each for each in agent_checks(endpoint)}
+
+
+def test_doctor_names_maps_that_are_not_durable(tmp_path: Path) -> None:
+    """Each member reports what it uses; the names of all members are one list."""
+    settings = config(tmp_path)
+    with serving(settings) as agent, plugin(settings) as one:
+        assert "agent's maps" not in checks_of(settings.endpoint)
+        told = report(durable=["orders"], transient=["cache-1"])
+        assert one.client.ask("beat", 0, told)[0][0] == "beat"
+        check = checks_of(settings.endpoint)["agent's maps"]
+        assert (check.status, check.what) == (OK, "durable: orders; transient: cache-1")
+        with plugin(settings, uuid="plugin-2", member="member-2") as two:
+            told = report(durable=["stock"], unnamed=["left"], structures=['queue "jobs"'])
+            told[2] = [3, ["left"]]
+            assert two.client.ask("beat", 0, told)[0][0] == "beat"
+            assert two.client.ask("beat", 0)[0][0] == "beat", "the report stays"
+            found = checks_of(settings.endpoint)
+            assert found["agent's maps"].status == PROBLEM
+            assert found["agent's maps"].what == (
+                "durable: orders, stock; transient: cache-1; "
+                "not durable, and in no list: left, 2 more"
+            )
+            assert found["agent's structures"].status == WARNING
+            assert 'queue "jobs"' in found["agent's structures"].what
+            assert dict(agent.snapshot().maps) == {
+                "durable": 2,
+                "transient": 1,
+                "unnamed": 3,
+                "structures": 1,
+            }
+        eventually(lambda: agent.snapshot().maps["unnamed"] == 0, "member-2 has left")
+
+
+def test_a_malformed_report_is_refused(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    with serving(settings), plugin(settings) as one:
+        many = [51, [f"map-{number}" for number in range(51)]]
+        none = [0, []]
+        for wrong in (
+            [none] * 3,
+            [none] * 5,
+            [many, none, none, none],
+            [[1, ["x" * 256]], none, none, none],
+            [[-1, []], none, none, none],
+            "maps",
+        ):
+            assert one.client.ask("beat", 0, wrong)[0][2] == "bad-request"
+        assert one.stat()["members"][0]["maps"] is None
 
 
 def test_an_agent_is_ready_after_ready_timeout_s(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from tests.chart.rendering import (
     one,
     rendered,
 )
+from tests.cli.conftest import plugin_properties
 from tests.kit.effort import thorough
 
 pytestmark = [thorough, pytest.mark.timeout(900)]  # the first one builds helm: four minutes
@@ -219,15 +220,32 @@ def test_a_setting_that_is_null_is_left_out(tmp_path: Path) -> None:
     assert "max_maps" not in made and made["log"] == {}
 
 
-def test_members_have_the_map_section_that_the_command_prints() -> None:
+def test_members_have_the_properties_that_the_command_prints() -> None:
     data = one(rendered(DEFAULT), "ConfigMap")["data"]
     made = yaml.safe_load(data["hazelcast.yaml"])["hazelcast"]
     printed = yaml.safe_load(
-        hazelcast_yaml.to_paste(["default"], "ipc:///run/imap-wal/agent.sock", "dev", {})
+        hazelcast_yaml.to_paste(["*"], [], "ipc:///run/imap-wal/agent.sock", "dev", {})
     )["hazelcast"]
-    assert made["map"] == printed["map"]
     assert made["serialization"] == printed["serialization"]
     assert made["properties"].items() >= printed["properties"].items()
+
+
+def test_a_section_of_a_map_leaves_it_durable(tmp_path: Path) -> None:
+    """Durability is a property of the member, which a map opts out of by name."""
+    sets = (
+        *("--set", "cluster.config.map.orders.backup-count=2"),
+        *("--set", "cluster.transientMaps={cache-*,tmp}"),
+        *("--set", "cluster.durableStructures=refuse"),
+    )
+    made = yaml.safe_load(one(rendered(DEFAULT, *sets), "ConfigMap")["data"]["hazelcast.yaml"])
+    assert made["hazelcast"]["map"] == {"orders": {"backup-count": 2}}
+    properties = made["hazelcast"]["properties"]
+    assert properties["imap-wal.durable-maps"] == "*"
+    assert properties["imap-wal.transient-maps"] == "cache-*, tmp"
+    assert properties["imap-wal.durable-structures"] == "refuse"
+    assert "Durable maps: *; transient maps: cache-*, tmp." in notes(tmp_path, DEFAULT, *sets)
+    named = ("--set", "cluster.durableMaps={orders}", "--set", "cluster.config.map.orders.x=2")
+    assert rendered(DEFAULT, *named)
 
 
 def test_the_agent_starts_before_its_member_and_stops_after_it() -> None:
@@ -253,8 +271,8 @@ def test_sidecar_only_makes_no_members() -> None:
     assert not kinds & {"StatefulSet", "PodDisruptionBudget", "NetworkPolicy", "Pod"}
     values = yaml.safe_load(one(rendered(SIDECAR), "ConfigMap")["data"]["values.yaml"])
     made = tomllib.loads(values["hazelcast"]["configurationFiles"]["agent.toml"])
-    store = values["hazelcast"]["yaml"]["hazelcast"]["map"]["default"]["map-store"]
-    assert store["properties"]["agent"] == made["endpoint"]
+    properties = values["hazelcast"]["yaml"]["hazelcast"]["properties"]
+    assert properties["imap-wal.agent"] == made["endpoint"]
     assert pods(rendered(SIDECAR))[0]["securityContext"]["runAsUser"] == 65534
 
 
@@ -283,14 +301,14 @@ def test_secrets_reach_only_the_container_that_uses_them() -> None:
 def test_every_member_names_the_agents_of_all_pods() -> None:
     documents = rendered(COPIES)
     data = one(documents, "ConfigMap")["data"]
-    store = yaml.safe_load(data["hazelcast.yaml"])["hazelcast"]["map"]["default"]["map-store"]
-    listed = [each.split() for each in store["properties"]["copy-agents"].split(",")]
+    properties = yaml.safe_load(data["hazelcast.yaml"])["hazelcast"]["properties"]
+    listed = [each.split() for each in properties["imap-wal.copy-agents"].split(",")]
     service = "wal-imap-wal.shop.svc.cluster.local"
     assert [place for place, _ in listed] == [
         f"tcp://wal-imap-wal-{number}.{service}:7701" for number in range(3)
     ]
-    assert {key for _, key in listed} == {store["properties"]["agent-public-key"]}
-    assert (store["properties"]["copies"], store["properties"]["agent"]) == (
+    assert {key for _, key in listed} == {properties["imap-wal.agent-public-key"]}
+    assert (properties["imap-wal.copies"], properties["imap-wal.agent"]) == (
         "2",
         "${imap-wal.agent}",
     )
@@ -324,6 +342,14 @@ def test_every_member_names_the_agents_of_all_pods() -> None:
         (["cluster.acks=2"], "a change is in 1 logs"),
         (["cluster.copies=4"], "copies"),
         (["cluster.mapStoreProperties.copy-agents=a"], "the chart writes this property"),
+        (
+            ["cluster.durableMaps={orders,eu-*}", "cluster.config.map.eu.backup-count=2"],
+            "cluster.config.map.eu is in no list: add it to cluster.durableMaps",
+        ),
+        (["cluster.mapStoreProperties.durable-maps=a"], "use cluster.durableMaps"),
+        (["cluster.durableMaps={__sql.catalog}"], "durableMaps.0"),
+        (["cluster.transientMaps={a\\,b}"], "transientMaps.0"),
+        (["cluster.durableStructures=never"], "durableStructures"),
         (["mode=sidecar-only", "token.existingSecret=a"], "mounts no Secrets"),
         (["agent.settings.url=s3://b"], "the chart writes this setting"),
         (["agent.settings.max_map=5"], "max_map is not allowed"),
@@ -389,13 +415,14 @@ COMPOSE = ROOT / "examples" / "compose"
 
 
 def test_the_example_for_docker_compose_is_what_the_chart_runs() -> None:
-    """Flags, map section, filter and settings; no Docker starts it."""
+    """Flags, properties, filter and settings; no Docker starts it."""
     services = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]
     (member,) = one(rendered(DEFAULT), "StatefulSet")["spec"]["template"]["spec"]["containers"]
     data = one(rendered(DEFAULT), "ConfigMap")["data"]
     ours = yaml.safe_load((COMPOSE / "hazelcast.yaml").read_text())["hazelcast"]
     chart = yaml.safe_load(data["hazelcast.yaml"])["hazelcast"]
-    assert (ours["map"], ours["serialization"]) == (chart["map"], chart["serialization"])
+    assert plugin_properties(ours) == plugin_properties(chart)
+    assert ours["serialization"] == chart["serialization"]
     AgentConfig.from_toml(COMPOSE / "agent.toml", node="node-1")
     for number in (1, 2, 3):
         agent, started = services[f"agent-{number}"], services[f"member-{number}"]

@@ -35,6 +35,16 @@ class Ended:
 Run = Callable[..., Ended]
 
 
+def plugin_properties(hazelcast: dict[str, Any]) -> dict[str, str]:
+    """The plug-in's properties in a member's configuration."""
+    prefix = "imap-wal."
+    return {
+        name.removeprefix(prefix): value
+        for name, value in hazelcast["properties"].items()
+        if name.startswith(prefix)
+    }
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """`run("ls", url)`: the command as a user would start it, with its exit code; in an empty

@@ -19,7 +19,7 @@ from imap_wal.agent.access import keys
 from imap_wal.agent.access.peers import Peer, Right
 from imap_wal.agent.config import AgentConfig
 from tests.agent.harness import serving
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, plugin_properties
 from tests.support import eventually
 
 
@@ -200,11 +200,10 @@ def test_the_printed_configuration_has_the_keys_and_asks_for_them(made: Path, ru
         "--token-file",
         "/etc/c.token",
     )
-    properties = yaml.safe_load(printed.out)["hazelcast"]["map"]["default"]["map-store"][
-        "properties"
-    ]
-    assert properties == {
+    assert plugin_properties(yaml.safe_load(printed.out)["hazelcast"]) == {
         "agent": "tcp://10.0.0.5:7701",
+        "durable-maps": "*",
+        "durable-structures": "warn",
         "agent-key-file": "/etc/m.key",
         "agent-public-key": keys.read_public(made / "agent-1.pub").public,
         "cluster-token-file": "/etc/c.token",

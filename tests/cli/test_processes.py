@@ -16,7 +16,7 @@ import pytest
 
 from rewrite_cli.demo.cluster import free_ports
 from rewrite_cli.local_cluster.launcher import ask_stat
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, plugin_properties
 from tests.kit.effort import thorough
 
 CLI = [sys.executable, "-m", "rewrite_cli.cli"]
@@ -262,23 +262,27 @@ def test_node_start_names_a_wrong_jar_and_a_wrong_setting(run: Run, tmp_path: Pa
 def test_plugin_config_is_yaml_with_the_settings_that_matter(run: Run) -> None:
     import yaml
 
-    config = yaml.safe_load(
-        run("plugin", "config", "--map", "orders", "--agent", "tcp://127.0.0.1:7701").out
-    )["hazelcast"]
-    store = config["map"]["orders"]["map-store"]
-    assert store["factory-class-name"] == "io.imapwal.hazelcast.WalMapStoreFactory"
-    assert (store["initial-mode"], store["write-delay-seconds"], store["offload"]) == (
-        "EAGER",
-        0,
-        False,
-    )
-    assert store["properties"] == {"agent": "tcp://127.0.0.1:7701"}
+    words = ["plugin", "config", "--map", "orders", "--map", "stock-*", "--transient", "cache-*"]
+    printed = run(*words, "--agent", "tcp://127.0.0.1:7701").out
+    assert "# Durable maps: orders, stock-*; transient: cache-*; any other map is not" in printed
+    config = yaml.safe_load(printed)["hazelcast"]
+    assert plugin_properties(config) == {
+        "agent": "tcp://127.0.0.1:7701",
+        "durable-maps": "orders, stock-*",
+        "transient-maps": "cache-*",
+        "durable-structures": "warn",
+    }
+    assert "map" not in config, "a section of a map decides nothing about durability"
+    config = yaml.safe_load(run("plugin", "config").out)["hazelcast"]
+    assert plugin_properties(config)["durable-maps"] == "*"
     assert config["properties"]["hazelcast.operation.thread.count"] == "64"
     allowed = config["serialization"]["java-serialization-filter"]
     assert allowed["defaults-disabled"] is False, "only what is named, java and com.hazelcast"
     assert allowed["whitelist"] == {"package": ["io.imapwal.hazelcast"]}
     assert "javax.naming." in allowed["blacklist"]["prefix"]
     assert run("plugin", "config", "--agent", "http://x").code == 2
+    refused = run("plugin", "config", "--map", "__sql.catalog")
+    assert (refused.code, "Hazelcast's own" in refused.err) == (2, True)
 
 
 def _alive(process: int) -> bool:

@@ -48,9 +48,10 @@ class Cluster:
     """Members with an agent each. Node i keeps its name, folder and clock over restarts; ports and
     the cluster id are new each time. `agents`: those of another cluster, which may run already.
     `network`: connections between members use its proxies; member number i of it is the one beside
-    agent i. `properties`: Hazelcast's. The agents' `start_policy` is the default one, except where
-    fewer nodes are started than were used before. Then it is `partial`, and agents that this
-    cluster starts do not wait for a former cluster either."""
+    agent i. `properties`: Hazelcast's; in a value, `{agent}` is the endpoint of its agent. The
+    agents' `start_policy` is the default one, except where fewer nodes are started than were used
+    before. Then it is `partial`, and agents that this cluster starts do not wait for a former
+    cluster either."""
 
     def __init__(
         self,
@@ -135,12 +136,13 @@ class Cluster:
             address = f"{host(number + 1)}:{port}"
             announced = self._network.listen(number + 1, port)
         others = [member.announced for member in self.running] or [announced]
+        endpoint = self.agents[number].endpoint
         config = member_config(
             self.name,
             port,
             others,
-            self.maps(self.agents[number].endpoint),
-            self._properties,
+            self.maps(endpoint),
+            {name: text.replace("{agent}", endpoint) for name, text in self._properties.items()},
             announced,
         )
         member = Member(self.folder, name, port, config, self.classpath, self._options)

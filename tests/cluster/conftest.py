@@ -3,6 +3,7 @@ members, killed, restarted with three."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pytest
 from tests.cluster import history
 from tests.cluster.cluster import Cluster
 from tests.cluster.history import History, Now
+from tests.cluster.processes import ROOT
+
+OLDER = ROOT / "hazelcast_plugin/target/older"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -48,3 +52,12 @@ def past(folder: Path, classpath: str) -> Iterator[History]:
 def now(past: History, request: pytest.FixtureRequest) -> Iterator[Now]:
     """After `kill -9` of everything and a restart."""
     yield from history.later_lifetime(past, request.param)
+
+
+@pytest.fixture(params=["5.5.0", "5.6.0"])
+def classpath_of(request: pytest.FixtureRequest, classpath: str) -> str:
+    """The plug-in as it was built for the newest version, with an older Hazelcast."""
+    _, tests, plugin = classpath.split(os.pathsep)
+    jar = OLDER / f"hazelcast-{request.param}.jar"
+    assert jar.is_file(), f"{jar} is missing: run make setup"
+    return os.pathsep.join([str(jar), tests, plugin])

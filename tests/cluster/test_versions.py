@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,9 @@ import pytest
 from tests.cluster.cluster import Cluster, connect
 from tests.cluster.configuration import logged_map
 from tests.cluster.contents import contents, filled
-from tests.cluster.processes import ROOT
 
-OLDER = ROOT / "hazelcast_plugin/target/older"
 NAME = "versions"
 KEYS = 500
-
-
-@pytest.fixture(params=["5.5.0", "5.6.0"])
-def classpath_of(request: pytest.FixtureRequest, classpath: str) -> str:
-    """The plug-in as it was built for the newest version, with an older Hazelcast."""
-    _, tests, plugin = classpath.split(os.pathsep)
-    jar = OLDER / f"hazelcast-{request.param}.jar"
-    assert jar.is_file(), f"{jar} is missing: run make setup"
-    return os.pathsep.join([str(jar), tests, plugin])
 
 
 def maps(endpoint: str) -> dict[str, Any]:

@@ -667,6 +667,13 @@ MUTATIONS = (
         "            if True:\n",
         "tests/unit/test_proofs.py::test_a_commit_between_two_reads_is_no_damage",
     ),
+    Mutation(
+        "doctor does not report maps that no list names",
+        "rewrite_cli/doctor/agent.py",
+        "    if unnamed:\n",
+        "    if False:\n",
+        "tests/agent/test_members.py::test_doctor_names_maps_that_are_not_durable",
+    ),
 )
 
 

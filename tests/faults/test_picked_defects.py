@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.faults.java_defects import IN_JAVA
 from tests.faults.mutation import Mutation
 from tests.faults.picked_defects import PICKED, PICKED_IN_JAVA
 from tests.faults.working_copy import WorkingCopy, of_java
@@ -25,7 +26,9 @@ def test_a_defect_at_a_random_place_is_caught(
     cases(1)
 
 
-@pytest.mark.parametrize("mutation", PICKED_IN_JAVA, ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize(
+    "mutation", [*PICKED_IN_JAVA, *IN_JAVA], ids=lambda mutation: mutation.name
+)
 def test_a_defect_of_the_plugin_is_caught(
     mutation: Mutation, java: WorkingCopy, cases: Cases
 ) -> None:

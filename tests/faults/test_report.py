@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tests.faults.java_defects import IN_JAVA
 from tests.faults.mutation import ROOT
 from tests.faults.mutations import MUTATIONS
 from tests.faults.picked_defects import PICKED, PICKED_IN_JAVA
@@ -45,6 +46,13 @@ def test_the_page_names_every_picked_defect() -> None:
         file = mutation.file.rpartition("/")[2] if mutation in PICKED_IN_JAVA else mutation.file
         row = f"| {mutation.name} | `{file}` | `{mutation.test.rpartition('::')[2]}` | "
         assert row in page, mutation.name
+
+
+def test_the_page_names_every_defect_of_the_plugin() -> None:
+    page = (ROOT / PAGE).read_text()
+    for mutation in IN_JAVA:
+        file = mutation.file.rpartition("/")[2]
+        assert f"| {mutation.name} | `{file}` | `{mutation.test}` |\n" in page, mutation.name
 
 
 def test_the_numbers_of_the_page_come_from_the_counts() -> None:

@@ -63,6 +63,7 @@ def snapshot(**changes: Any) -> AgentSnapshot:
         "settling": 0,
         "settling_seconds": 12.5,
         "settling_running_s": 0.0,
+        "maps": {"durable": 3, "transient": 1, "unnamed": 0, "structures": 0},
         "ready_timeout_s": 300.0,
         "reads": 12,
         "unmerged_bytes": 900,

@@ -184,6 +184,17 @@ def test_uploads_that_fail_are_shown_as_errors() -> None:
     assert "No errors" not in dict(facts_of(found))
 
 
+def test_maps_that_are_not_durable_are_counted() -> None:
+    """Without their names, which are for readers with a key."""
+    maps = {"durable": 3, "transient": 1, "unnamed": 2, "structures": 1}
+    found = sections(snapshot(maps=maps), 0)
+    facts = {fact.name: fact for section in found for fact in section.facts}
+    assert facts["Maps in use"].value == "3 durable, 1 transient"
+    assert facts["Maps that no list names"].level == "warning"
+    assert facts["Maps that no list names"].value.startswith("2, not durable")
+    assert facts["Structures besides maps"].value.startswith("1, not durable")
+
+
 def test_uploads_without_failures_are_no_errors() -> None:
     healthy = snapshot(upload=UploadStatistics(5000, 3.5, 7, 70_000), errors={}, peers_refused=0)
     found = dict(facts_of(sections(healthy, 0)))

@@ -121,9 +121,24 @@ ipc:///run/imap-wal/agent.sock
 {{- if gt (int .Values.cluster.acks) (int .Values.cluster.copies) -}}
 {{- fail (printf "cluster.acks is %d, and a change is in %d logs (cluster.copies)" (int .Values.cluster.acks) (int .Values.cluster.copies)) -}}
 {{- end -}}
+{{- /* A map that no list names would lose its entries without a word. */ -}}
+{{- range $section, $ignored := (get .Values.cluster.config "map" | default dict) -}}
+{{- $named := or (eq $section "default") (hasPrefix "__" $section) -}}
+{{- range concat $.Values.cluster.durableMaps $.Values.cluster.transientMaps -}}
+{{- $named = or $named (regexMatch (printf "^%s$" (regexQuoteMeta . | replace "\\*" ".*")) $section) -}}
+{{- end -}}
+{{- if not $named -}}
+{{- fail (printf "cluster.config.map.%s is in no list: add it to cluster.durableMaps, or to cluster.transientMaps if its entries may be lost" $section) -}}
+{{- end -}}
+{{- end -}}
 {{- range list "copies" "acks" "copy-agents" -}}
 {{- if hasKey $.Values.cluster.mapStoreProperties . -}}
 {{- fail (printf "cluster.mapStoreProperties.%s: the chart writes this property; use cluster.copies and cluster.acks" .) -}}
+{{- end -}}
+{{- end -}}
+{{- range list "durable-maps" "transient-maps" "durable-structures" -}}
+{{- if hasKey $.Values.cluster.mapStoreProperties . -}}
+{{- fail (printf "cluster.mapStoreProperties.%s: the chart writes this property; use cluster.durableMaps, cluster.transientMaps and cluster.durableStructures" .) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.log.localDisk.enabled .Values.rewrite.enabled -}}
@@ -245,7 +260,8 @@ is escaped; its objects are not tables. TOML has no null: a field that is null i
 {{- end -}}
 {{- end -}}
 
-{{- define "imap-wal.mapConfig" -}}
+{{- /* The plug-in's properties of a member. They are for every map, whatever section it has. */ -}}
+{{- define "imap-wal.memberProperties" -}}
 {{- $properties := dict "agent" (include "imap-wal.endpoint" .) -}}
 {{- if include "imap-wal.copies" . -}}
 {{- /* One list for all pods; in each, the member begins after its own agent. */ -}}
@@ -265,12 +281,13 @@ is escaped; its objects are not tables. TOML has no null: a field that is null i
 {{- $properties = merge $properties (dict "cluster-token-file" "/etc/imap-wal/token/cluster.token") -}}
 {{- end -}}
 {{- $properties = merge $properties .Values.cluster.mapStoreProperties -}}
-{{- $store := dict "enabled" true "initial-mode" "EAGER" "factory-class-name" "io.imapwal.hazelcast.WalMapStoreFactory" "write-delay-seconds" 0 "offload" false "properties" $properties -}}
-{{- $maps := dict -}}
-{{- range .Values.cluster.durableMaps -}}
-{{- $_ := set $maps . (dict "map-store" $store) -}}
+{{- $lists := dict "durable-maps" (join ", " .Values.cluster.durableMaps) "durable-structures" .Values.cluster.durableStructures -}}
+{{- with .Values.cluster.transientMaps -}}
+{{- $_ := set $lists "transient-maps" (join ", " .) -}}
 {{- end -}}
-{{- toYaml $maps -}}
+{{- range $name, $value := merge $properties $lists }}
+imap-wal.{{ $name }}: {{ $value | quote }}
+{{- end -}}
 {{- end -}}
 
 {{- /* What both modes configure. */ -}}
@@ -282,6 +299,7 @@ properties:
   hazelcast.phone.home.enabled: "false"
   hazelcast.shutdownhook.policy: GRACEFUL
   hazelcast.graceful.shutdown.max.wait: {{ .Values.cluster.shutdownSeconds | quote }}
+  {{- include "imap-wal.memberProperties" . | trim | nindent 2 }}
 serialization:
   # As `imap-wal plugin config` prints it: reading a Java-serialised value runs code.
   java-serialization-filter:
@@ -291,8 +309,6 @@ serialization:
     blacklist:
       class: [java.net.URL]
       prefix: [java.rmi., javax.management., javax.naming.]
-map:
-  {{- include "imap-wal.mapConfig" . | nindent 2 }}
 {{- end -}}
 
 {{- define "imap-wal.hazelcastYaml" -}}

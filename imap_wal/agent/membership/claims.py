@@ -392,8 +392,8 @@ def _lacks(claims: ClaimManifest, who: Greeting) -> str:
     if claims.tokens and not _has_token(claims, who):
         return (
             f"this log has a token, and member {who.member} did not send it, so it may not "
-            "claim the log. Set the map-store property "
-            "cluster-token-file on every member; if the token is lost: imap-wal claim "
+            "claim the log. Set the property "
+            "imap-wal.cluster-token-file on every member; if the token is lost: imap-wal claim "
             "--forget-tokens"
         )
     return ""

@@ -17,9 +17,10 @@ from imap_wal.agent.membership import counted_requests
 from imap_wal.agent.membership.claims import ClaimedView, Claims, Greeting
 from imap_wal.agent.membership.clocks import Clocks
 from imap_wal.agent.membership.liveness import SignOfLife, Watch
+from imap_wal.agent.membership.reports import Reports
 from imap_wal.agent.membership.settling import Settling
 from imap_wal.agent.membership.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
-from imap_wal.agent.requests import About, Wish
+from imap_wal.agent.requests import About, Beat, Wish
 from imap_wal.entry import COPIES_MAX, shared_session
 from imap_wal.errors import NotAllowed, NotAppended, OutcomeUnknown
 from imap_wal.manifest.feature_level import FeatureLevel
@@ -101,6 +102,7 @@ class SessionRegistry:
         self._connections: dict[bytes, Connection] = {}
         self._readers: dict[bytes, ReadSession] = {}
         self.settling = Settling(log.clock)
+        self.reports = Reports()
         self._shut: set[bytes] = set()
         """Connections with a refused append, until they say hello again."""
         log.writers = self._writers
@@ -143,6 +145,7 @@ class SessionRegistry:
                 self._connections.pop(session.writer, None)
                 self._shut.discard(session.writer)
                 self.settling.gone(session.writer)
+                self.reports.gone(session.writer)
             session.writer = sender
         if self._log.context.address and (new or about.purpose == "write"):
             # After the claim, which may have counted losses, and before the welcome. Only logs on
@@ -283,8 +286,8 @@ class SessionRegistry:
     def members(self) -> list[dict[str, Any]]:
         """The members that are connected and have said hello, for `stat`: UUID, name of the peer,
         number of connections, the session in which it may append here (0: in none), how many
-        partitions it still compares with the log, and whether another cluster has claimed the
-        log."""
+        partitions it still compares with the log, whether another cluster has claimed the log, and
+        what of it is durable (None: it has not said that)."""
         found: dict[str, dict[str, Any]] = {}
         lost = self._superseded()
         for sender, connection in list(self._connections.items()):
@@ -296,10 +299,12 @@ class SessionRegistry:
                 "connections": 0,
                 "settling": 0,
                 "superseded": lost.get(who.plugin, False),
+                "maps": None,
             }
             member = found.setdefault(who.plugin, about)
             member["connections"] += 1
             member["settling"] += self.settling.of(sender)
+            member["maps"] = self.reports.of(sender) or member["maps"]
         for session in list(self._by_number.values()):
             if session.writer and session.plugin in found:
                 found[session.plugin]["session"] = session.number
@@ -340,10 +345,13 @@ class SessionRegistry:
             if self._is_alive(connection):
                 self.sign.heard(self.claims.known.newest)
 
-    def beat(self, sender: bytes, settling: int) -> None:
-        """A beat of a member says how many of its partitions are not yet compared with the log."""
+    def beat(self, sender: bytes, beat: Beat) -> None:
+        """A beat of a member says how many of its partitions are not yet compared with the log, and
+        what of it is durable."""
         if sender in self._connections:
-            self.settling.told(sender, settling)
+            self.settling.told(sender, beat.settling)
+            if beat.report is not None:
+                self.reports.told(sender, beat.report)
 
     def connection(self, sender: bytes) -> Connection | ReadSession | None:
         """The connection of this sender; None: it has not said hello."""
@@ -364,6 +372,7 @@ class SessionRegistry:
             del self._connections[each]
             self._shut.discard(each)
             self.settling.gone(each)
+            self.reports.gone(each)
         for session in self._by_number.values():
             if session.plugin == plugin:
                 session.writer = b""
@@ -378,6 +387,7 @@ class SessionRegistry:
         self._readers.pop(sender, None)
         self._shut.discard(sender)
         self.settling.gone(sender)
+        self.reports.gone(sender)
         if connection is not None:
             for session in self._by_number.values():
                 if session.writer == sender:

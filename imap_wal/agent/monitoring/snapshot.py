@@ -35,7 +35,8 @@ class AgentSnapshot:
     `settling`: partitions that connected members have not yet compared with the log,
     `settling_seconds`: for how long there were any since the log was opened, `settling_running_s`:
     for how long there have been any now, `ready_timeout_s`: for how long the agent is not ready
-    then. `lease_age_s`: None without a lease.
+    then. `maps`: how many of each of `reports.KINDS` members use. `lease_age_s`: None without a
+    lease.
     `merge`: the last part of the last merge. `merge_error`: why the last merge failed; "" if it
     did not. `disks`: of local folders, by `root` and `wal`. `positions`: up
     to where each node's log is merged. `upload`: what only the node's own disk has; None: all nodes
@@ -80,6 +81,7 @@ class AgentSnapshot:
     settling: int
     settling_seconds: float
     settling_running_s: float
+    maps: Mapping[str, int]
     ready_timeout_s: float
     reads: int
     unmerged_bytes: int

@@ -209,6 +209,4 @@ def token(file: Path) -> None:
     made = secrets.token_hex(TOKEN_BYTES)
     keys.write_new(file, f"{made}\n", 0o600)
     audit("token made", file=file.absolute(), sha256=keys.token_hash(made))
-    out.echo(
-        f"{file}: set the map-store property cluster-token-file on every member of the cluster"
-    )
+    out.echo(f"{file}: set the property imap-wal.cluster-token-file on every member of the cluster")

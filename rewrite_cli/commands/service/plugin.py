@@ -45,7 +45,14 @@ def path(output: str) -> None:
     "--map",
     "maps",
     multiple=True,
-    help="Only these maps are durable (wildcards as in Hazelcast); may be repeated. Default: all.",
+    help="Only maps with this name are durable (* stands for any characters); may be repeated. "
+    "Default: all.",
+)
+@click.option(
+    "--transient",
+    multiple=True,
+    metavar="TEXT",
+    help="Maps with this name are not durable, also if --map matches; may be repeated.",
 )
 @click.option("--cluster-name", default="dev", show_default=True, help="Hazelcast's cluster name.")
 @click.option(
@@ -67,6 +74,7 @@ def path(output: str) -> None:
 def config(
     agent: str,
     maps: tuple[str, ...],
+    transient: tuple[str, ...],
     cluster_name: str,
     key_file: str | None,
     agent_key: str | None,
@@ -77,6 +85,7 @@ def config(
     \b
     Examples:
       imap-wal plugin config > hazelcast.yaml
+      imap-wal plugin config --transient 'cache-*'
       imap-wal plugin config --agent tcp://127.0.0.1:7701 --map orders --map 'session-*'
       imap-wal plugin config --agent tcp://10.0.0.5:7701 --key-file member-1.key \\
         --agent-key agent-1.pub
@@ -93,6 +102,12 @@ def config(
             f"an agent at {agent} accepts only connections with keys: give --key-file and "
             "--agent-key"
         )
+    for name in maps:
+        if name.startswith("__"):
+            raise click.UsageError(
+                f"--map {name}: maps whose names begin with __ are Hazelcast's own, and cannot be "
+                "durable"
+            )
     given = {
         "agent-key-file": key_file,
         "agent-public-key": agent_key and public_key(agent_key),
@@ -100,5 +115,6 @@ def config(
     }
     properties = {name: value for name, value in given.items() if value}
     out.raw(
-        hazelcast_yaml.to_paste(maps or ("default",), agent, cluster_name, properties), nl=False
+        hazelcast_yaml.to_paste(maps or ("*",), transient, agent, cluster_name, properties),
+        nl=False,
     )

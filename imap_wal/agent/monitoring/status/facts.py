@@ -3,7 +3,7 @@ map, and no text of an error, which could contain a secret: only the class of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -92,6 +92,20 @@ def _agent(now: AgentSnapshot) -> Iterator[Fact]:
         text = f"{now.settling:,}; operations on them wait"
         yield Fact("Partitions not yet compared with the log", text, Level.WARNING)
     yield Fact("Connections", f"{now.connections.open:,} of {now.connections.most:,}")
+    if any(now.maps.values()):
+        yield from _maps(now.maps)
+
+
+def _maps(maps: Mapping[str, int]) -> Iterator[Fact]:
+    """Their names: `imap-wal doctor --agent`."""
+    yield Fact("Maps in use", f"{maps['durable']:,} durable, {maps['transient']:,} transient")
+    named = "imap-wal doctor --agent names them"
+    if maps["unnamed"]:
+        text = f"{maps['unnamed']:,}, not durable; {named}"
+        yield Fact("Maps that no list names", text, Level.WARNING)
+    if maps["structures"]:
+        text = f"{maps['structures']:,}, not durable; {named}"
+        yield Fact("Structures besides maps", text, Level.WARNING)
 
 
 def _cluster(now: AgentSnapshot) -> str:

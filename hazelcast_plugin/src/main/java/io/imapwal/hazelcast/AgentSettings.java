@@ -47,7 +47,7 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
     static final String COPY_TIMEOUT_MS = "copy-timeout-ms";
     static final String COPY_AGAIN_BYTES = "copy-again-bytes";
 
-    private static final Set<String> KNOWN = new TreeSet<>(
+    static final Set<String> KNOWN = new TreeSet<>(
             Set.of(AGENT, TIMEOUT_MS, AGENT_TIMEOUT_MS, CONNECT_TIMEOUT_MS, RESTORE_TIMEOUT_MS,
                     READ_THROUGH, RESTORE_CHUNK, SETTLE_TIMEOUT_MS, AGENT_KEY_FILE,
                     AGENT_PUBLIC_KEY, CLUSTER_TOKEN_FILE, COPIES, ACKS, COPY_AGENTS,
@@ -236,6 +236,6 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
     }
 
     private static String where(String property, String map) {
-        return "map-store property \"" + property + "\" of map \"" + map + "\"";
+        return "property \"" + property + "\" of map \"" + map + "\"";
     }
 }

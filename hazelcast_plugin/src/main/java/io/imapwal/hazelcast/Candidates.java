@@ -4,7 +4,7 @@ import java.io.IOException;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.UUID;
-import java.util.function.IntSupplier;
+import java.util.function.Supplier;
 
 /**
  * The agents that a member may use for a map: its own, then the others of {@link Copies}. Any of
@@ -31,18 +31,17 @@ final class Candidates {
     /**
      * The agents see one plug-in, so they give it one session.
      *
-     * @param settling how many partitions are not compared with the log yet: only the member's own
-     *                 agent is told
+     * @param states what beats say of this member: only its own agent is told
      */
     Candidates(AgentSettings settings, CurrentCluster cluster, String version, int partitions,
-            IntSupplier settling) {
+            Supplier<Pulse.State> states) {
         UUID plugin = UUID.randomUUID();
         KnownView view = new KnownView();
         int acks = settings.copies().shared() ? settings.copies().acks() : 0;
         List<AgentSettings> each = new ArrayList<>(List.of(settings));
         settings.copies().others().forEach(other -> each.add(settings.at(other)));
         for (AgentSettings one : each) {
-            Pulse pulse = new Pulse(one, all.isEmpty() ? settling : () -> 0);
+            Pulse pulse = new Pulse(one, all.isEmpty() ? states : () -> Pulse.State.NONE);
             all.add(new Candidate(one, new AgentConnection.Identity(cluster, plugin, version,
                     partitions, view, pulse, acks)));
         }

@@ -49,10 +49,15 @@ final class LoggedMaps implements RemoteService {
     public DistributedObject createDistributedObject(String name, UUID source, boolean local) {
         // Checks the map's configuration.
         DistributedObject map = hazelcasts.createDistributedObject(name, source, local);
+        Durability durability = Durability.of(nodeEngine);
+        durability.used(name);
+        MapConfig config = nodeEngine.getConfig().findMapConfig(name);
+        if (Structures.isKeptIn(name)) {
+            return new Structures.Kept(name, maps, nodeEngine, config, durability);
+        }
         if (!isOurs(name)) {
             return map;
         }
-        MapConfig config = nodeEngine.getConfig().findMapConfig(name);
         return map instanceof NearCachedMapProxyImpl
                 ? new NearCached(name, maps, nodeEngine, config)
                 : new Plain(name, maps, nodeEngine, config);

@@ -270,7 +270,9 @@ final class MapOpening {
             MapStoreConfig config = plugin.nodeEngine().getConfig().findMapConfig(map)
                     .getMapStoreConfig();
             if (!config.isEnabled()) {
-                return "member " + plugin.member() + " has no map-store for map \"" + map + "\"";
+                return "member " + plugin.member() + " has no map-store for map \"" + map
+                        + "\": all members need the same " + MemberSettings.PREFIX
+                        + MemberSettings.DURABLE_MAPS;
             }
             AgentSettings used = AgentSettings.of(map, config.getProperties());
             AgentLink link = plugin.link(used);

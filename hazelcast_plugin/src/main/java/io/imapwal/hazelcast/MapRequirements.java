@@ -41,7 +41,8 @@ final class MapRequirements {
             throw new InvalidConfigurationException("map \"" + map + "\": max-idle-seconds is "
                     + config.getMaxIdleSeconds()
                     + "; imap-wal needs 0, because reads are not logged, so the log does not"
-                    + " show when an entry was last used. Use time-to-live-seconds");
+                    + " show when an entry was last used. Use time-to-live-seconds, or name the map"
+                    + " in \"" + MemberSettings.PREFIX + MemberSettings.TRANSIENT_MAPS + "\"");
         }
     }
 }

@@ -84,6 +84,7 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
     /** Changed by tests only. */
     volatile long placedNanos = PLACED_NANOS;
     private final NodeEngine nodeEngine;
+    private final Durability durability;
     private final InternalPartitionService partitions;
     private final ConcurrentMap<Integer, CarriedState> arrived = new ConcurrentHashMap<>();
     private final ConcurrentMap<Integer, Set<UUID>> replaced = new ConcurrentHashMap<>();
@@ -91,8 +92,10 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
     private final Departures departures;
     private final Repeats repeats;
 
+    /** An error of the configuration ends the start of the member here, unlike in {@link #init}. */
     PartitionOwnership(NodeEngine nodeEngine) {
         this.nodeEngine = nodeEngine;
+        this.durability = new Durability(nodeEngine);
         this.partitions = (InternalPartitionService) nodeEngine.getPartitionService();
         // Members notice the same loss at their next heartbeats.
         long heartbeatMs = nodeEngine.getProperties()
@@ -125,6 +128,13 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
     @Override
     public void init(NodeEngine engine, Properties properties) {
         MapServiceHooks.install(engine);
+        Structures.install(engine, durability);
+        durability.reportStart();
+    }
+
+    /** Which maps and structures are durable. */
+    Durability durability() {
+        return durability;
     }
 
     /**

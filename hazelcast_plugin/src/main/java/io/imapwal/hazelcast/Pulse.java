@@ -8,7 +8,7 @@ import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
-import java.util.function.IntSupplier;
+import java.util.function.Supplier;
 
 /**
  * Watches one agent over a separate connection, at least twice a second.
@@ -17,9 +17,9 @@ import java.util.function.IntSupplier;
  * ZMTP PING   ZeroMQ's own thread in the agent answers it, also while the agent waits for its
  *             storage. No answer within agent-timeout-ms: the agent hangs. All connections to it
  *             are closed, and none is opened until it answers again
- * beat        shows that a member of this cluster is alive, and how many of its partitions are
- *             not compared with the log yet; the loop of the agent answers it, perhaps late. The
- *             answer has a number that grows while the agent reads logs
+ * beat        shows that a member of this cluster is alive, how many of its partitions are not
+ *             compared with the log yet, and what of it is durable; the loop of the agent answers
+ *             it, perhaps late. The answer has a number that grows while the agent reads logs
  * </pre>
  *
  * So a slow storage is not a hung agent: appends wait for it up to {@code timeout-ms}. And an agent
@@ -37,7 +37,7 @@ final class Pulse {
     private static final int UNANSWERED_MAX = 3;
 
     private final AgentSettings settings;
-    private final IntSupplier settling;
+    private final Supplier<State> states;
     private final long pauseMs;
     private final Set<AgentConnection> open = ConcurrentHashMap.newKeySet();
     private volatile HungAgent hung;
@@ -58,21 +58,30 @@ final class Pulse {
     private boolean greeted;
     /** Whether the agent knows beats with a number of partitions. */
     private boolean counts;
+    /** Whether the agent knows beats with reports. */
+    private boolean reports;
+    /** What the agent knows of this connection. */
+    private Durability.Report reported;
     /** The agent's number of parts of reads. */
     private long parts = -1;
     private final MsgpackWriter header = new MsgpackWriter(64);
+
+    /**
+     * What a beat says of this member.
+     *
+     * @param settling how many of its partitions are not compared with the log of this agent yet
+     */
+    record State(int settling, Durability.Report report) {
+        static final State NONE = new State(0, null);
+    }
 
     /** The hello that was sent on this connection. */
     private record Hello(UUID cluster, UUID member, long view) {
     }
 
-    /**
-     * @param settling how many partitions of this member are not compared with the log of this
-     *                 agent yet
-     */
-    Pulse(AgentSettings settings, IntSupplier settling) {
+    Pulse(AgentSettings settings, Supplier<State> states) {
         this.settings = settings;
-        this.settling = settling;
+        this.states = states;
         this.pauseMs = Math.max(1, Math.min(PAUSE_MS_MAX, settings.agentTimeoutMs() / 4));
     }
 
@@ -224,7 +233,8 @@ final class Pulse {
         number = answered = 0;
         said = null;
         asked = 0;
-        greeted = counts = false;
+        greeted = counts = reports = false;
+        reported = null;
         hung = null;
     }
 
@@ -243,9 +253,15 @@ final class Pulse {
         // Without a hello, the answer to a beat is an error. The error also shows that the loop
         // runs.
         if (now == null || greeted || asked != 0) {
-            header.clear().array(counts ? 3 : 2).string("beat").integer(++number);
+            State state = states.get();
+            boolean tell = reports && state.report() != null && !state.report().equals(reported);
+            header.clear().array(tell ? 4 : counts ? 3 : 2).string("beat").integer(++number);
             if (counts) {
-                header.integer(settling.getAsInt());
+                header.integer(state.settling());
+            }
+            if (tell) {
+                state.report().write(header);
+                reported = state.report();
             }
         } else {
             AgentConnection.hello(header.clear().array(3).string("hello").integer(++number),
@@ -268,8 +284,9 @@ final class Pulse {
         if (to == asked) {
             asked = 0;
             greeted = kind.equals("welcome");
-            counts = greeted && answer.value() instanceof Map<?, ?> welcome
-                    && Boolean.TRUE.equals(welcome.get("settling"));
+            Map<?, ?> welcome = greeted && answer.value() instanceof Map<?, ?> map ? map : Map.of();
+            counts = Boolean.TRUE.equals(welcome.get("settling"));
+            reports = counts && Boolean.TRUE.equals(welcome.get("reports"));
         } else if (!kind.equals("beat")) {
             greeted = false;
         } else if (answer.hasMore()) {

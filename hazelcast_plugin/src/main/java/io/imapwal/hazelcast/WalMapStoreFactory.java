@@ -1,6 +1,5 @@
 package io.imapwal.hazelcast;
 
-import com.hazelcast.config.MapStoreConfig;
 import com.hazelcast.map.MapLoader;
 import com.hazelcast.map.MapStoreFactory;
 import com.hazelcast.spi.impl.NodeEngine;
@@ -8,14 +7,15 @@ import com.hazelcast.spi.impl.NodeEngine;
 import java.util.Properties;
 
 /**
- * The class that a member's configuration names as the {@code factory-class-name} of a {@code
- * map-store}. Map names may have wildcards.
+ * Makes the map store of a durable map. {@link DurableMaps} gives it to each of them; a section of
+ * a member's configuration can also name it, for maps with an agent or settings of their own:
  *
  * <pre>{@code
  * map:
- *   "*":
+ *   "sessions-*":
  *     map-store:
  *       enabled: true
+ *       initial-mode: EAGER
  *       factory-class-name: io.imapwal.hazelcast.WalMapStoreFactory
  *       properties:
  *         agent: ipc:///run/imap-wal/agent.sock
@@ -31,10 +31,8 @@ public final class WalMapStoreFactory implements MapStoreFactory<Object, Object>
         return (MapLoader) new WalMapStore();
     }
 
-    /** Whether this member's configuration names this factory for the map. */
+    /** Whether the map is durable on this member. */
     static boolean isNamed(NodeEngine nodeEngine, String map) {
-        MapStoreConfig config = nodeEngine.getConfig().findMapConfig(map).getMapStoreConfig();
-        return config.isEnabled()
-                && WalMapStoreFactory.class.getName().equals(config.getFactoryClassName());
+        return DurableMaps.isOurs(nodeEngine.getConfig().findMapConfig(map));
     }
 }

@@ -373,7 +373,8 @@ final class WalPlugin {
         return candidates.computeIfAbsent(settings.agent(), agent ->
                 new Candidates(settings, cluster, VERSION,
                         nodeEngine.getPartitionService().getPartitionCount(),
-                        () -> unsettled(agent)));
+                        () -> new Pulse.State(unsettled(agent),
+                                Durability.of(nodeEngine).report())));
     }
 
     /** How many partitions of this agent's maps are not compared with the log yet. */

@@ -24,6 +24,9 @@
  * wire     AgentLink, AgentReader ─▶ ReadConnection ─▶ AgentConnection (hello, request, answer)
  *          ─▶ ZmtpConnection (frames); MsgpackWriter, MsgpackReader; see docs/protocol.md
  *
+ * config   Durability: DurableMaps (each map gets its map store by its name), Structures (what no
+ *          log keeps is reported or refused); MemberSettings, AgentSettings
+ *
  * look     JmxBeans: state and counters, if hazelcast.jmx is true
  * </pre>
  *

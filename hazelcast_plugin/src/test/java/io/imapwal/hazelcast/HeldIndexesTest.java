@@ -30,6 +30,7 @@ class HeldIndexesTest {
     void start() {
         int port = Members.port();
         Config config = Members.config("indexes", port, "ipc:///tmp/unused");
+        config.setProperty("imap-wal.transient-maps", "indexed");
         config.addMapConfig(new MapConfig("indexed")
                 .addIndexConfig(new IndexConfig(IndexType.SORTED, "this")));
         member = Members.start(config);

@@ -193,7 +193,7 @@ class OpeningTest extends OpeningFixture {
         Config config = cluster.config(0, agent);
         config.setProperty("hazelcast.operation.thread.count", "1");
         config.setProperty("hazelcast.partition.count", "31");
-        config.addMapConfig(new MapConfig("plain"));
+        config.setProperty("imap-wal.transient-maps", "plain");
         HazelcastInstance a = cluster.start(config);
         IMap<Integer, Integer> map = a.getMap("orders");
         fill(map, 200);
@@ -303,7 +303,7 @@ class OpeningTest extends OpeningFixture {
         a.getLifecycleService().terminate();
         FakeAgent agent = cluster.startAgent();
         Config config = Members.config("opening2", port + 1, agent.endpoint());
-        config.addMapConfig(new MapConfig("plain"));
+        config.setProperty("imap-wal.transient-maps", "plain");
         HazelcastInstance b = cluster.start(config);
         IMap<Integer, Integer> plain = b.getMap("plain");
         long from = System.nanoTime();

@@ -53,7 +53,7 @@ abstract class SettlementFixture {
                 String.valueOf(connectTimeoutMs));
         map.addIndexConfig(new IndexConfig(IndexType.SORTED, "this"));
         config.addMapConfig(map);
-        config.addMapConfig(new MapConfig("plain-*"));  // without the plug-in
+        config.setProperty("imap-wal.transient-maps", "plain-*");
         return cluster.start(config);
     }
 

@@ -1,0 +1,152 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.logging.ILogger;
+import com.hazelcast.spi.impl.NodeEngine;
+
+import java.util.HashSet;
+import java.util.List;
+import java.util.Set;
+import java.util.TreeSet;
+
+/**
+ * What of a member is durable and what is not, and its reports: what is not durable is never silent.
+ * Each map and each structure is reported once, in the member's log at its first use, and to the
+ * agents with the {@link Pulse}.
+ */
+final class Durability {
+    /** Names that are kept of each kind; further ones are reported as a number only. */
+    private static final int NAMES_MAX = 50;
+    /** Further names that are counted, and for which the log has a line. */
+    private static final int COUNT_MAX = 10_000;
+    /** Characters of a name in a report. */
+    private static final int LENGTH_MAX = 200;
+
+    private static final String WHY_UNNAMED = "not durable: the entries are lost when all members"
+            + " stop. If that is intended, add the name to the property \"" + MemberSettings.PREFIX
+            + MemberSettings.TRANSIENT_MAPS + "\"; if not, to \"" + MemberSettings.PREFIX
+            + MemberSettings.DURABLE_MAPS + "\"";
+
+    private final ILogger logger;
+    private final boolean lite;
+    private final MemberSettings settings;
+    private final DurableMaps maps;
+    private final Names durable = new Names();
+    private final Names transients = new Names();
+    private final Names unnamed = new Names();
+    private final Names structures = new Names();
+
+    /** The names of one kind. Programs may create any number of them, so few are kept. */
+    private static final class Names {
+        private final Set<String> names = new TreeSet<>();
+        /** Hash codes of further names: each name is counted once. */
+        private final Set<Integer> more = new HashSet<>();
+
+        /** Whether it is new. */
+        synchronized boolean add(String name) {
+            if (names.contains(name)) {
+                return false;
+            }
+            return names.size() < NAMES_MAX ? names.add(name)
+                    : more.size() < COUNT_MAX && more.add(name.hashCode());
+        }
+
+        synchronized List<String> list() {
+            return List.copyOf(names);
+        }
+
+        synchronized int count() {
+            return names.size() + more.size();
+        }
+    }
+
+    /**
+     * What a member reports to its agent: of each kind, the first names and the number of all.
+     */
+    record Report(List<List<String>> lists, List<Integer> counts) {
+        /** {@code [[count, [name, …]], …]}, see docs/protocol.md. */
+        void write(MsgpackWriter to) {
+            to.array(lists.size());
+            for (int kind = 0; kind < lists.size(); kind++) {
+                to.array(2).integer(counts.get(kind)).array(lists.get(kind).size());
+                lists.get(kind).forEach(name -> to.string(
+                        name.length() > LENGTH_MAX ? name.substring(0, LENGTH_MAX) : name));
+            }
+        }
+    }
+
+    Durability(NodeEngine nodeEngine) {
+        this.logger = nodeEngine.getLogger("io.imapwal.hazelcast");
+        this.lite = nodeEngine.getLocalMember().isLiteMember();
+        this.settings = MemberSettings.of(nodeEngine.getConfig().getProperties());
+        this.maps = new DurableMaps(nodeEngine.getConfig(), settings);
+        this.maps.install();
+    }
+
+    static Durability of(NodeEngine nodeEngine) {
+        return PartitionOwnership.of(nodeEngine).durability();
+    }
+
+    DurableMaps maps() {
+        return maps;
+    }
+
+    /** Writes into the member's log which maps are durable, and names sections that are not. */
+    void reportStart() {
+        if (lite) {
+            return;
+        }
+        if (!maps.any()) {
+            logger.warning("imap-wal: no map of this member is durable: neither the property "
+                    + MemberSettings.PREFIX + AgentSettings.AGENT
+                    + " nor a section of a map names an agent");
+            return;
+        }
+        logger.info("imap-wal: durable maps: " + String.join(", ", maps.durablePatterns())
+                + "; transient maps: " + (maps.transientPatterns().isEmpty() ? "none"
+                : String.join(", ", maps.transientPatterns())));
+        for (String section : maps.unnamedSections()) {
+            unnamed.add(section);
+            logger.warning("imap-wal: the maps of section \"" + section + "\" are " + WHY_UNNAMED);
+        }
+    }
+
+    /** A map is used on this member. */
+    void used(String map) {
+        switch (maps.kind(map)) {
+            case DURABLE -> durable.add(map);
+            case TRANSIENT -> transients.add(map);
+            case UNNAMED -> {
+                if (unnamed.add(map) && !lite && maps.any()) {
+                    logger.warning("imap-wal: map \"" + map + "\" is " + WHY_UNNAMED);
+                }
+            }
+            case INTERNAL -> { }
+        }
+    }
+
+    /**
+     * A structure is created that no log keeps.
+     *
+     * @throws UnsupportedOperationException such structures are refused here
+     */
+    void demandStructure(String kind, String name) {
+        String what = kind + " \"" + name + "\"";
+        if (settings.refuseStructures()) {
+            throw new UnsupportedOperationException(what + " is refused: the property "
+                    + MemberSettings.PREFIX + MemberSettings.DURABLE_STRUCTURES
+                    + " is \"refuse\", and imap-wal keeps maps only. Use a map, or set the"
+                    + " property to \"warn\"");
+        }
+        if (structures.add(what) && !lite) {
+            logger.warning("imap-wal: " + what + " is not durable: the log keeps maps only, so"
+                    + " it is lost when all members stop");
+        }
+    }
+
+    /** Durable, transient and unnamed maps, and structures, as far as this member has used them. */
+    Report report() {
+        List<Names> all = List.of(durable, transients, unnamed, structures);
+        return new Report(all.stream().map(Names::list).toList(),
+                all.stream().map(Names::count).toList());
+    }
+}

@@ -1,0 +1,38 @@
+"""Deliberate defects of the plug-in, each with the test that must catch it: class and method."""
+
+from __future__ import annotations
+
+from tests.faults.mutation import Mutation
+
+_JAVA = "hazelcast_plugin/src/main/java/io/imapwal/hazelcast"
+
+IN_JAVA = (
+    Mutation(
+        "a section without a map store takes its map out of the log",
+        f"{_JAVA}/DurableMaps.java",
+        "return found instanceof MapConfig section && DEFAULT.equals(fallback)",
+        "return found instanceof MapConfig section && DEFAULT.equals(section.getName())",
+        "DurableMapsTest#everyMapIsDurableWhateverSectionItHas",
+    ),
+    Mutation(
+        "a map that opted out by name is durable if its section names the map store",
+        f"{_JAVA}/DurableMaps.java",
+        "if (settings.transients().match(map)) {",
+        "if (settings.transients().match(map) && !isOurs(section)) {",
+        "DurableMapsTest#transientMapsAreNotLoggedWithAnySection",
+    ),
+    Mutation(
+        "Hazelcast's own maps are durable",
+        f"{_JAVA}/DurableMaps.java",
+        "        if (isInternal(map)) {\n",
+        "        if (isInternal(map) && !isOurs(section)) {\n",
+        "DurableMapsTest#mapsOfHazelcastAreNotDurable",
+    ),
+    Mutation(
+        "a structure that must be refused is created",
+        f"{_JAVA}/MemberSettings.java",
+        'return text.equals("refuse");',
+        "return false;",
+        "StructuresTest#refusedStructuresAreNotCreated",
+    ),
+)
