@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +23,7 @@ from pathlib import Path
 import structlog
 
 from tests.hazelcast_maps.agents import Agents
-from tests.hazelcast_maps.runs import PROJECT, Result, run
+from tests.hazelcast_maps.runs import Result, build, run
 from tests.hazelcast_maps.verdict import FAIL, LIST, findings, read_list
 
 CLASSES = Path(__file__).with_name("classes.txt")
@@ -44,8 +43,8 @@ def main() -> int:
     excluded = read_list(LIST.read_text("utf-8"))
     classes = chosen.classes or CLASSES.read_text("utf-8").split()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    subprocess.run(["mvn", "-q", "-B", "-f", str(PROJECT), "package"], check=True)
     folder = Path(tempfile.mkdtemp(prefix="hazelcast-maps-"))
+    class_path = build(folder)
     print(f"map store {chosen.store}; output of all classes in {folder}", flush=True)
 
     def run_class(name: str) -> list[Result]:
@@ -60,7 +59,13 @@ def main() -> int:
                 if each.kind == "slow" and each.of_class == name
             ]
             results = run(
-                name, chosen.store, agents.socket, own, limit_s=chosen.limit_s, without=slow
+                name,
+                chosen.store,
+                class_path,
+                agents.socket,
+                own,
+                limit_s=chosen.limit_s,
+                without=slow,
             )
         finally:
             agents.close()

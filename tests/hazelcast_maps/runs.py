@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,9 +43,19 @@ class Result:
     failure: str = ""
 
 
+def build(folder: Path) -> str:
+    """The class path. Our jars are copies in `folder`: a build must not replace those of a JVM that
+    runs."""
+    subprocess.run(["mvn", "-q", "-B", "-f", str(PROJECT), "package"], check=True)
+    ours = [PROJECT / "target" / "map-tests.jar", jars.plugin_jar()]
+    copies = [shutil.copy(each, folder) for each in ours]
+    return ":".join([*map(str, copies), f"{PROJECT}/target/lib/*"])
+
+
 def run(
     name: str,
     store: str,
+    class_path: str,
     socket: Path,
     folder: Path,
     *,
@@ -54,7 +65,6 @@ def run(
     """The results of a class, in the order of their ends. A test that the time limit has ended is
     one of them, with the outcome "unfinished". The methods `without` do not run."""
     results, output = folder / f"{name}.{store}.tsv", folder / f"{name}.{store}.log"
-    class_path = f"{PROJECT}/target/map-tests.jar:{jars.plugin_jar()}:{PROJECT}/target/lib/*"
     command = [jars.java(), *FLAGS, "-cp", class_path, "io.imapwal.maptests.Main"]
     with output.open("wb") as log:
         process = subprocess.Popen(

@@ -9,18 +9,22 @@ import java.nio.ByteBuffer;
 import java.nio.channels.SocketChannel;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
+import java.util.Collections;
 import java.util.Map;
 import java.util.UUID;
-import java.util.concurrent.ConcurrentHashMap;
+import java.util.WeakHashMap;
 import java.util.concurrent.atomic.AtomicInteger;
 
 /** The agents of the members: `python -m tests.hazelcast_maps` starts and stops them. */
 final class Agents {
     private final Path socket;
-    /** Members by number: the UUID of a member may change. */
-    private final Map<NodeEngine, Integer> numbers = new ConcurrentHashMap<>();
-    private final Map<NodeEngine, String> endpoints = new ConcurrentHashMap<>();
     private final AtomicInteger last = new AtomicInteger();
+    /** Also of members that have ended: they may still be asked for the configuration of a map. */
+    private final Map<NodeEngine, Agent> agents = Collections.synchronizedMap(new WeakHashMap<>());
+
+    /** The name is not the member's UUID, which may change. */
+    private record Agent(String name, String endpoint) {
+    }
 
     Agents(Path socket) {
         this.socket = socket;
@@ -28,18 +32,17 @@ final class Agents {
 
     /** The endpoint of the member's agent. The agents of a cluster have a log together. */
     String of(NodeEngine member, UUID cluster) {
-        return endpoints.computeIfAbsent(member, each ->
-                ask("start " + cluster + " n" + number(each)));
+        return agents.computeIfAbsent(member, each -> {
+            String name = "n" + last.incrementAndGet();
+            return new Agent(name, ask("start " + cluster + " " + name));
+        }).endpoint;
     }
 
     void release(NodeEngine member) {
-        if (endpoints.remove(member) != null) {
-            ask("stop n" + number(member));
+        Agent agent = agents.get(member);
+        if (agent != null) {
+            ask("stop " + agent.name);
         }
-    }
-
-    private int number(NodeEngine member) {
-        return numbers.computeIfAbsent(member, each -> last.incrementAndGet());
     }
 
     private String ask(String question) {

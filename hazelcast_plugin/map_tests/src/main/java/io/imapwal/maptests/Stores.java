@@ -6,6 +6,7 @@ import com.hazelcast.config.MapStoreConfig;
 import com.hazelcast.internal.config.MapConfigReadOnly;
 import com.hazelcast.spi.impl.NodeEngine;
 
+import java.lang.ref.WeakReference;
 import java.nio.file.Path;
 import java.util.Collections;
 import java.util.Map;
@@ -20,7 +21,7 @@ public final class Stores {
     /** How many maps of members have got a map store. */
     static final AtomicInteger GIVEN = new AtomicInteger();
     /** By configuration: each member has an object of its own, which does not define equals(). */
-    private static final Map<Config, NodeEngine> MEMBERS =
+    private static final Map<Config, WeakReference<NodeEngine>> MEMBERS =
             Collections.synchronizedMap(new WeakHashMap<>());
     private static final Map<Config, Set<String>> NAMES =
             Collections.synchronizedMap(new WeakHashMap<>());
@@ -36,7 +37,7 @@ public final class Stores {
     }
 
     static void started(NodeEngine member) {
-        MEMBERS.put(member.getConfig(), member);
+        MEMBERS.put(member.getConfig(), new WeakReference<>(member));
     }
 
     static void ended(NodeEngine member) {
@@ -47,7 +48,8 @@ public final class Stores {
 
     /** What a member gets for the configuration of a map. */
     public static MapConfig added(Config config, String name, MapConfig found) {
-        NodeEngine member = MEMBERS.get(config);
+        WeakReference<NodeEngine> known = MEMBERS.get(config);
+        NodeEngine member = known == null ? null : known.get();
         if (kind.equals("none") || member == null || name.startsWith("__")
                 || found.getMapStoreConfig().isEnabled()) {
             return found;
