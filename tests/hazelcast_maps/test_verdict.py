@@ -22,7 +22,7 @@ AS_LISTED = [
     Result("map.T#idle[a, b]", "failed"),
     Result("map.T#idle[c]", "passed"),
     Result("map.T#late", "failed"),
-    Result("map.T#put", "passed"),
+    Result("map.T#put", "passed", maps=2),
 ]
 
 
@@ -52,6 +52,11 @@ def test_a_listed_test_that_did_not_run_is_found() -> None:
     assert found(AS_LISTED[:2] + ignored + AS_LISTED[3:]) == [
         "map.T#idle[a, b] is listed, but did not run"
     ]
+
+
+def test_a_class_whose_maps_have_no_map_store_is_found() -> None:
+    bare = [*AS_LISTED[:-1], Result("map.T#put", "passed")]
+    assert found(bare) == ["map.T: no map got the map store"]
 
 
 def test_other_map_stores_have_to_fail_less() -> None:

@@ -14,6 +14,7 @@ unstable    sometimes fails, for a reason that is not the map store's; the resul
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,9 +64,11 @@ def findings(
     results: Iterable[Result], excluded: dict[str, Excluded], store: str, classes: Iterable[str]
 ) -> Iterator[str]:
     """What is wrong: a test that fails and may not, or passes and may not, or is listed and did not
-    run. `classes` are those that ran."""
+    run; a class without any map with the map store. `classes` are those that ran."""
     ran: set[str] = set()
+    maps: Counter[str] = Counter()
     for each in results:
+        maps[each.test.partition("#")[0]] += each.maps
         line = excluded.get(each.test) or excluded.get(each.test.partition("[")[0])
         if line is not None and each.outcome != "ignored":
             ran.add(line.test)
@@ -77,6 +80,8 @@ def findings(
             yield f"{each.test} passes, but is listed as {kind}"
         elif each.outcome != "passed" and not must_fail:
             yield f"{each.test}: {each.outcome}: {each.failure}"
+    if store != "none":
+        yield from (f"{name}: no map got the map store" for name in classes if not maps[name])
     of_these = set(classes)
     for test, line in excluded.items():
         if line.of_class in of_these and line.kind != "slow" and test not in ran:
