@@ -276,8 +276,8 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
      * partition, except keys in doubt.
      *
      * <p>What reads a backup loads what the backup does not have. An operation gets null, as the
-     * owner did: after it, the log may already have the result. What a backup then has of an evicted
-     * key does not matter: a partition whose owner is lost is settled from the log.
+     * owner did: after it, the log may already have the result. What a backup then has of an
+     * evicted key does not matter: a partition whose owner is lost is settled from the log.
      */
     @Override
     @SuppressWarnings({"unchecked", "rawtypes"})

@@ -7,7 +7,7 @@ import com.hazelcast.spi.impl.servicemanager.ServiceDescriptorProvider;
 
 import java.util.Properties;
 
-/** Tells {@link Stores} of each member that starts or ends. META-INF/services names its provider. */
+/** Tells {@link Stores} of members that start or end. META-INF/services names the provider. */
 public final class StoreService implements ManagedService {
     private final NodeEngine nodeEngine;
 

@@ -1,6 +1,6 @@
 /**
- * Runs Hazelcast's own tests of maps, and gives the maps of their members a map store that the tests
- * do not know of.
+ * Runs Hazelcast's own tests of maps, and gives the maps of their members a map store that the
+ * tests do not know of.
  *
  * <pre>
  * Main ─▶ JUnit 4 ─▶ a test starts members ─▶ StoreService knows each of them
