@@ -33,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup python jar demo demo-cluster test test-all collected test-python test-java
-.PHONY: test-storage test-lowest torture nemesis soak
+.PHONY: test-hazelcast test-storage test-lowest torture nemesis soak
 .PHONY: bench bench-quick docs lint format constraints sbom reproducible wheel release version clean
 
 help: ## this list
@@ -108,9 +108,13 @@ endif
 
 # First the Java tests, then those of Python: long tests would reach their time limits if both ran
 # at once.
-test-all: setup lint ## everything, before a release: the tests of `make test` in full, storages, the short form of torture
+test-all: setup lint ## everything, before a release: the tests of `make test` in full, storages, the short form of torture, Hazelcast's own tests
 	$(MVN) verify
 	$(PYTEST) $(SPREAD) --hypothesis-profile all
+	$(BIN)/python -m tests.hazelcast_maps
+
+test-hazelcast: setup ## Hazelcast's own tests of maps, with the plug-in as map store of each map: STORE=simple or none compares
+	$(BIN)/python -m tests.hazelcast_maps --store $(or $(STORE),wal) $(CLASSES)
 
 test-storage: setup ## conformance of every storage backend
 	$(PYTEST) --hypothesis-profile all -m storage
@@ -198,4 +202,4 @@ version: ## write a new version into the files that have it: make version NEW=0.
 	sed -i 's/$(VERSION)/$(NEW)/g' charts/imap-wal/README.md deploy/*.Containerfile examples/compose/compose.yaml docs/how-to/kubernetes.md
 
 clean: ## remove what was built; .venv stays
-	rm -rf build dist site out hazelcast_plugin/target .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist site out hazelcast_plugin/target hazelcast_plugin/map_tests/target .mypy_cache .ruff_cache .pytest_cache .hypothesis

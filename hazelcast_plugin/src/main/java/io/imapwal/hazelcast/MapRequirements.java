@@ -3,6 +3,7 @@ package io.imapwal.hazelcast;
 import com.hazelcast.config.InvalidConfigurationException;
 import com.hazelcast.config.MapConfig;
 import com.hazelcast.config.MapStoreConfig;
+import com.hazelcast.query.impl.IndexUtils;
 import com.hazelcast.spi.impl.NodeEngine;
 
 /** What the configuration of a map must be, so that its log can have all of its changes. */
@@ -10,7 +11,10 @@ final class MapRequirements {
     private MapRequirements() {
     }
 
-    /** @throws InvalidConfigurationException imap-wal cannot keep a map with this configuration */
+    /**
+     * @throws InvalidConfigurationException imap-wal cannot keep a map with this configuration
+     * @throws IllegalArgumentException an index is wrong; the map would never open
+     */
     static void check(NodeEngine node, String map, MapConfig config) {
         if (!WalMapStoreFactory.isNamed(node, map)) {
             throw new InvalidConfigurationException("map \"" + map
@@ -44,5 +48,6 @@ final class MapRequirements {
                     + " show when an entry was last used. Use time-to-live-seconds, or name the map"
                     + " in \"" + MemberSettings.PREFIX + MemberSettings.TRANSIENT_MAPS + "\"");
         }
+        config.getIndexConfigs().forEach(index -> IndexUtils.validateAndNormalize(map, index));
     }
 }

@@ -4,6 +4,7 @@ import com.hazelcast.internal.partition.InternalPartition;
 import com.hazelcast.internal.partition.InternalPartitionService;
 import com.hazelcast.spi.exception.RetryableHazelcastException;
 import com.hazelcast.spi.impl.NodeEngine;
+import com.hazelcast.spi.impl.PartitionSpecificRunnable;
 import com.hazelcast.spi.impl.operationexecutor.impl.OperationThread;
 import com.hazelcast.spi.impl.operationservice.BackupOperation;
 import com.hazelcast.transaction.TransactionException;
@@ -115,6 +116,16 @@ final class OrderGuard {
     boolean onBackup(int partitionId) {
         return Thread.currentThread() instanceof OperationThread thread
                 && thread.operationRunner(partitionId).currentTask() instanceof BackupOperation;
+    }
+
+    /**
+     * Whether this thread reads a backup: in a backup operation, or in a task that is no operation,
+     * so that Hazelcast would not repeat it on the owner. Hazelcast's own tests read backups so.
+     */
+    boolean readsBackup(int partitionId) {
+        return onBackup(partitionId)
+                || PartitionThreads.task(partitionId) instanceof PartitionSpecificRunnable
+                && !partitions.getPartition(partitionId, false).isLocal();
     }
 
     static RetryableHazelcastException moved(int partitionId) {

@@ -275,16 +275,16 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
      * Returns null only for keys that are certainly absent. Memory has all live keys of a whole
      * partition, except keys in doubt.
      *
-     * <p>An operation on a backup loads what the backup does not have. It gets null, as the owner
-     * did: after it, the log may already have the result. What a backup then has of an evicted key
-     * does not matter: a partition whose owner is lost is settled from the log.
+     * <p>What reads a backup loads what the backup does not have. An operation gets null, as the
+     * owner did: after it, the log may already have the result. What a backup then has of an
+     * evicted key does not matter: a partition whose owner is lost is settled from the log.
      */
     @Override
     @SuppressWarnings({"unchecked", "rawtypes"})
     public MetadataAwareValue<Object> load(Object key) {
         Data data = keyData(key);
         int partition = partition(data);
-        if (plugin.guard().onBackup(partition)) {
+        if (plugin.guard().readsBackup(partition)) {
             return null;
         }
         state.requireSettled(partition);

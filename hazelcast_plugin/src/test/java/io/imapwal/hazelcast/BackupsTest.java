@@ -9,6 +9,7 @@ import com.hazelcast.map.impl.MapService;
 import com.hazelcast.map.impl.record.Record;
 import com.hazelcast.map.impl.recordstore.RecordStore;
 import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
@@ -18,9 +19,11 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicReference;
 
 import static io.imapwal.hazelcast.Members.eventually;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNull;
 
 /** What a backup does with the changes of the owner. */
 class BackupsTest {
@@ -78,6 +81,24 @@ class BackupsTest {
         assertEquals(expected, map.getAll(map.keySet()));
         cluster.awaitSafe();
         eventually(() -> expected.equals(backups()));
+    }
+
+    /** Hazelcast's own tests look into backups in this way: tests/hazelcast_maps. */
+    @Test
+    void aBackupThatIsReadWithoutAnOperationLoadsNothing() throws Exception {
+        HazelcastInstance a = start(0, false);
+        HazelcastInstance b = start(1, false);
+        cluster.awaitSafe();
+        a.getMap("orders");
+        int key = TestCluster.owned(b, 1).get(0);
+        var engine = WalPlugin.of(a).nodeEngine();
+        int partition = engine.getPartitionService().getPartitionId(key);
+        MapService service = engine.getService(MapService.SERVICE_NAME);
+        AtomicReference<Object> read = new AtomicReference<>("nothing");
+        assertEquals(0, new PartitionThreads(engine).run(List.of(partition), each -> read.set(
+                service.getMapServiceContext().getRecordStore(each, "orders")
+                        .get(engine.toData(key), true, null)), 10));
+        assertNull(read.get());
     }
 
     /** What the members have for the partitions that they do not own. */

@@ -3,6 +3,8 @@ package io.imapwal.hazelcast;
 import com.hazelcast.config.Config;
 import com.hazelcast.config.EvictionPolicy;
 import com.hazelcast.config.InMemoryFormat;
+import com.hazelcast.config.IndexConfig;
+import com.hazelcast.config.IndexType;
 import com.hazelcast.config.MapConfig;
 import com.hazelcast.config.MapStoreConfig;
 import com.hazelcast.config.MaxSizePolicy;
@@ -55,6 +57,8 @@ abstract class StoreFixture {
         lazy.getMapStoreConfig().setInitialLoadMode(MapStoreConfig.InitialLoadMode.LAZY);
         config.addMapConfig(lazy);
         config.addMapConfig(Members.map("idle", agent.endpoint()).setMaxIdleSeconds(5));
+        config.addMapConfig(Members.map("twice", agent.endpoint())
+                .addIndexConfig(new IndexConfig(IndexType.SORTED, "a", "b", "a")));
         MapConfig misspelt = Members.map("misspelt", agent.endpoint());
         misspelt.getMapStoreConfig().setProperty("timeout", "5");
         config.addMapConfig(misspelt);

@@ -227,6 +227,13 @@ class WalMapStoreTest extends StoreFixture {
                 message("misspelt"));
     }
 
+    @Test
+    void wrongIndexIsRefusedByHazelcastsOwnError() {
+        String message = assertThrows(IllegalArgumentException.class, () -> member.getMap("twice"))
+                .getMessage();
+        assertTrue(message.startsWith("Duplicate attribute name"), message);
+    }
+
     private static String message(String map) {
         return assertThrows(RuntimeException.class, () -> member.getMap(map).set("a", 1))
                 .getMessage();
