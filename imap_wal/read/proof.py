@@ -72,7 +72,7 @@ def _demand_there(log: ClusterLog, scans: list[FileScan]) -> None:
 def prove_keys(log: ClusterLog, node: str = "") -> None:
     """Raises `EncryptionError` for a file of this log that the keys do not open: a list of keys
     becomes one of this log only if it can read it. `node`: of the nodes, look at this one only.
-    What is damaged or missing is not reported."""
+    What is damaged, missing or covered by snapshots is not reported."""
     manifest, nodes = log.manifest(), {}
     if _fit_all(log, manifest):
         return
@@ -80,7 +80,9 @@ def prove_keys(log: ClusterLog, node: str = "") -> None:
         with suppress(LogError):
             nodes[name] = log.node(name)
     state = ClusterState(manifest, nodes, {})
-    scans = [scan for scan in cluster_scans(state) if not _examined(scan, state, node)]
+    scans = [
+        scan for scan in cluster_scans(state, metadata=False) if not _examined(scan, state, node)
+    ]
     _demand_keys(log, manifest, scans)
 
 
