@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import shutil
 import socketserver
+import sys
 import threading
 from pathlib import Path
 
 from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.process import SWITCH_S
 from imap_wal.agent.server import Agent
 
 
@@ -17,6 +19,7 @@ class Agents:
     in one folder; each cluster begins without a log."""
 
     def __init__(self, folder: Path) -> None:
+        sys.setswitchinterval(SWITCH_S)  # as in the process of an agent
         self.socket = folder / "agents.sock"
         self._folder = folder
         self._agents: dict[str, Agent] = {}

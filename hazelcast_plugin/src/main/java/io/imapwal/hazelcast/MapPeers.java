@@ -143,15 +143,24 @@ final class MapPeers {
 
     /**
      * A member that joins is not in the list of a view that was claimed before, so it asks the
-     * others for the view's number.
+     * others for the view's number. They may know this member before it has joined.
      */
     void learnView(AgentLink link) {
-        if (!plugin.nodeEngine().getClusterService().isJoined()) {
+        if (!joined()) {
             throw new LogUnavailable("member " + plugin.member()
                     + " has not joined its cluster yet", null);
         }
         if (link.knownView() == 0) {
             link.learn(askForView());
+        }
+    }
+
+    private boolean joined() {
+        try {
+            return Polling.until(plugin.nodeEngine().getClusterService()::isJoined, VIEW_NANOS);
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            return false;
         }
     }
 

@@ -15,6 +15,7 @@ import java.util.UUID;
 import java.util.WeakHashMap;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.locks.LockSupport;
 
 /** Which map store maps get: those that have none, and are not Hazelcast's own. */
 public final class Stores {
@@ -46,6 +47,14 @@ public final class Stores {
         }
     }
 
+    /** Others may ask a member for a map before it knows its cluster: it waits, for two seconds. */
+    private static UUID cluster(NodeEngine member) {
+        for (int i = 0; i < 200 && member.getClusterService().getClusterId() == null; i++) {
+            LockSupport.parkNanos(10_000_000);
+        }
+        return member.getClusterService().getClusterId();
+    }
+
     /** What a member gets for the configuration of a map. */
     public static MapConfig added(Config config, String name, MapConfig found) {
         WeakReference<NodeEngine> known = MEMBERS.get(config);
@@ -55,7 +64,7 @@ public final class Stores {
             return found;
         }
         // A cluster that starts has no log, as in a test without a map store it has no entries.
-        UUID cluster = member.getClusterService().getClusterId();
+        UUID cluster = cluster(member);
         if (cluster == null) {
             System.err.println("map " + name + " of a member without a cluster");
             return found;
