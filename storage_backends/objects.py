@@ -96,7 +96,7 @@ class ObjectStore(_Immutable):
             # A separate instance without a listing cache: otherwise fsspec may return a shared one
             # that has a cache. fsspec itself takes the option; a driver does not see it.
             opened: tuple[Any, str] = fsspec.core.url_to_fs(
-                url, **options, skip_instance_cache=True
+                url, **{**options, "skip_instance_cache": True}
             )
             self._fs, self._root = opened[0], opened[1].rstrip("/")
             self._fs.dircache = DirCache(use_listings_cache=False)

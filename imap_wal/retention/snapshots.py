@@ -149,12 +149,15 @@ def remove_former(
     return tuple(file for file in gone if file.path in deleted)
 
 
-def unfinished(log: ClusterLog, gone: Collection[str] = ()) -> Unfinished | None:
+def unfinished(
+    log: ClusterLog, gone: Collection[str] = (), forgotten: Collection[str] = ()
+) -> Unfinished | None:
     """What `remove_former` keeps because a rewrite may be running; None: nothing. `gone`: paths of
-    files that do not count."""
+    files that do not count. `forgotten`: readers that do not count."""
     files = [file for file in log.store.list(f"{log.folder}/snapshot") if file.path not in gone]
     manifest = log.manifest()
-    kept, former = readers.kept_files(log.store, log.folder, manifest), _Former(manifest)
+    kept = readers.kept_files(log.store, log.folder, manifest, forgotten)
+    former = _Former(manifest)
     left = [
         file
         for file in files

@@ -101,7 +101,7 @@ def prune(
         skipped=state.missing,
         dry_run=dry_run,
         kept=kept_for_readers(log, forgotten),
-        unfinished=unfinished(log, [file.path for file in orphans]),
+        unfinished=unfinished(log, [file.path for file in orphans], forgotten),
     )
 
 

@@ -199,7 +199,7 @@ def test_an_older_log_keeps_its_form_until_upgraded(
     monkeypatch.setattr(ClusterManifest, "formats", (1, 2, 3, 4, 5))
     monkeypatch.setattr(NodeManifest, "formats", (1, 2, 3, 4))
     files = there(url)
-    with pytest.raises(UnsupportedVersion, match=r"manifest format 8.*upgrade imap-wal"):
+    with pytest.raises(UnsupportedVersion, match=r"manifest format [68].*upgrade imap-wal"):
         contents(url)
     with pytest.raises(UnsupportedVersion, match=r"manifest format 6.*upgrade imap-wal"):
         manifest(url)

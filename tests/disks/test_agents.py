@@ -308,7 +308,7 @@ def test_commands_tell_what_is_on_a_disk_alone(
         for command in ("dump", "tail"):
             done = run.invoke(group, [command, settings.url])
             assert done.exit_code == 0, done.output
-            (note,) = done.stderr.splitlines()
+            note, *_ = done.stderr.splitlines()
             assert "left out: node 'n1' of default/c: all entries in segments" in note, note
         done = run.invoke(group, ["rewrite", settings.url, "--dry-run"])
         assert done.exit_code != 0

@@ -84,6 +84,10 @@ class Careless(MemoryFileSystem):
         self._request()
         return super().pipe_file(*given, **options)
 
+    def put_file(self, *given: Any, **options: Any) -> Any:
+        self._request()
+        return super().put_file(*given, **options)
+
 
 @pytest.fixture
 def careless(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -9,9 +9,9 @@ import java.util.Set;
 import java.util.TreeSet;
 
 /**
- * What of a member is durable and what is not, and its reports: what is not durable is never silent.
- * Each map and each structure is reported once, in the member's log at its first use, and to the
- * agents with the {@link Pulse}.
+ * What of a member is durable and what is not, and its reports: what is not durable is never
+ * silent. Each map and each structure is reported once, in the member's log at its first use, and
+ * to the agents with the {@link Pulse}.
  */
 final class Durability {
     /** Names that are kept of each kind; further ones are reported as a number only. */

@@ -67,7 +67,7 @@ class DurableMapsTest {
     }
 
     @Test
-    void sectionOfAllMapsAlsoGivesItsMapStoreToOthers() {
+    void sectionOfAllMapsGivesItsMapStoreToOthers() {
         MapConfig all = Members.map("default", agent.endpoint());
         all.getMapStoreConfig().setProperty("restore-chunk", "7");
         config.addMapConfig(all);
