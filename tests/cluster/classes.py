@@ -13,7 +13,8 @@ from pathlib import Path
 from rewrite_cli.local_cluster import jars
 from rewrite_cli.local_cluster.launcher import JVM_FLAGS
 from tests.cluster.configuration import member_config
-from tests.cluster.processes import QUICK_JVM, ROOT, Member, archive_of, free_ports
+from tests.cluster.processes import QUICK_JVM, ROOT, Member, archive_of
+from tests.kit.ports import free_ports
 
 JAVA = Path(__file__).parent / "java"
 BUILD = ROOT / "build" / "members"

@@ -15,8 +15,9 @@ import hazelcast
 
 from tests.cluster.configuration import QUICK_MEMBER, member_config
 from tests.cluster.network import Network, host
-from tests.cluster.processes import Agent, Member, free_ports
+from tests.cluster.processes import Agent, Member
 from tests.cluster.waiting import until
+from tests.kit.ports import free_ports
 
 CLIENTS = 300
 """How many clients a cluster keeps open. About 900 filled the heap of a member, which has 256

@@ -11,10 +11,8 @@ import ctypes
 import json
 import os
 import queue
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +24,7 @@ from rewrite_cli.local_cluster import jars
 from rewrite_cli.local_cluster.launcher import JVM_FLAGS, ask_stat
 from tests.cluster.forks import COMMAND, SERVER, Forked
 from tests.cluster.waiting import Ended, until
+from tests.kit.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 QUICK_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-XX:-UsePerfData")
@@ -34,18 +33,6 @@ TO_STDERR = ("-Xlog:disable", "-Xlog:all=warning:stderr")
 PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None)
-
-
-def free_ports(count: int) -> list[int]:
-    """Below the range that the kernel uses for outgoing connections."""
-    found: list[int] = []
-    while len(found) < count:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            if port not in found:
-                found.append(port)
-    return found
 
 
 def _die_with_parent() -> None:

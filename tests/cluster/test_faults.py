@@ -34,9 +34,10 @@ from tests.cluster.configuration import logged_map, member_config
 from tests.cluster.gateway import gateway
 from tests.cluster.history import log_view
 from tests.cluster.load import Load
-from tests.cluster.processes import Agent, Member, free_ports
+from tests.cluster.processes import Agent, Member
 from tests.cluster.waiting import until
 from tests.kit.disks import small_disk
+from tests.kit.ports import free_ports
 
 DYING = "tests.cluster.dying_agent"
 MB = 1 << 20

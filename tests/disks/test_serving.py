@@ -26,8 +26,9 @@ from storage_backends import NotFound, Unavailable
 from storage_backends.local import LocalStore
 from storage_backends.own_disk import OwnDiskStore, Unasked
 from tests.agent.harness import Plugin, plugin, serving
-from tests.kit.keyed_agents import AGENT, MEMBER, READER, STRANGER, free_port
+from tests.kit.keyed_agents import AGENT, MEMBER, READER, STRANGER
 from tests.kit.own_disks import own_disk_config
+from tests.kit.ports import free_port
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NODE = "prod/eu/nodes/n1"

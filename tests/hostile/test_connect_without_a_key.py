@@ -30,11 +30,11 @@ from tests.kit.keyed_agents import (
     MEMBER,
     READER,
     STRANGER,
-    free_port,
     plugin,
     refused,
     write_clients,
 )
+from tests.kit.ports import free_port
 from tests.support import eventually
 
 

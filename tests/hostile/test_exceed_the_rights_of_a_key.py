@@ -21,7 +21,8 @@ from imap_wal.agent.transport.client import Client
 from imap_wal.agent.transport.router import Message
 from imap_wal.errors import NotAllowed
 from tests.agent.harness import identity, serving
-from tests.kit.keyed_agents import AGENT, MEMBER, READER, free_port, plugin, refused, write_clients
+from tests.kit.keyed_agents import AGENT, MEMBER, READER, plugin, refused, write_clients
+from tests.kit.ports import free_port
 from tests.support import eventually
 
 

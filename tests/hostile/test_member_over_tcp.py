@@ -19,9 +19,10 @@ from imap_wal.agent.transport.gate import new_pair
 from rewrite_cli.local_cluster.launcher import ask_stat
 from tests.cluster.cluster import Cluster
 from tests.cluster.configuration import logged_map
-from tests.cluster.processes import Agent, free_ports
+from tests.cluster.processes import Agent
 from tests.cluster.waiting import until
 from tests.kit.effort import thorough
+from tests.kit.ports import free_ports
 
 pytestmark = [
     pytest.mark.cluster,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,6 @@ from tests.agent.harness import NamedClient, Plugin
 
 MEMBER, READER, STRANGER = new_pair("member-1"), new_pair("reader"), new_pair("stranger")
 AGENT = new_pair("agent-1")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def write_clients(folder: Path, **rights: set[Right]) -> None:

@@ -15,7 +15,7 @@ from imap_wal.settings import Settings
 from storage_backends import open_store
 from tests.agent.harness import plugin
 from tests.kit.agents import Process
-from tests.kit.keyed_agents import free_port
+from tests.kit.ports import free_port
 from tests.support import eventually
 
 NODES = ("n1", "n2", "n3")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rewrite_cli.local_cluster.launcher import die_with_parent
+from tests.kit.ports import free_ports
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 LIBRARIES = ("pyarrow", "pyarrow.libs", "numpy", "numpy.libs")
@@ -59,7 +59,7 @@ def running_cluster(folder: Path) -> Iterator[SparkCluster]:
     import pyspark
 
     program = Path(pyspark.__file__).parent / "bin" / "spark-class"
-    port, page = _free_port(), _free_port()
+    port, page = free_ports(2)
     master = f"spark://{HOSTS[0]}:{port}"
     python = _bare_python(folder)
     with ExitStack() as stack:
@@ -133,12 +133,6 @@ def _bare_python(folder: Path) -> Path:
     )
     script.chmod(0o755)
     return script
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((HOSTS[0], 0))
-        return int(listener.getsockname()[1])
 
 
 def driver_environment() -> Mapping[str, str]:

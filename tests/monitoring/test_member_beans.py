@@ -12,8 +12,8 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.configuration import logged_map
-from tests.cluster.processes import free_ports
 from tests.cluster.waiting import until
+from tests.kit.ports import free_ports
 from tests.monitoring.snapshots import OF_MEMBERS
 from tests.storage.services import BUILD, need
 

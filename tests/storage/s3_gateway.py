@@ -13,7 +13,8 @@ from typing import Any
 
 from storage_backends import SegmentStore
 from storage_backends.objects import ObjectStore
-from tests.storage.services import free_port, go_program, running
+from tests.kit.ports import free_port
+from tests.storage.services import go_program, running
 
 
 @dataclass(frozen=True)

@@ -87,12 +87,6 @@ def debian_program(name: str, package: str) -> str | None:
         return str(BUILD / name)
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 @contextlib.contextmanager
 def running(
     command: list[str],

@@ -19,7 +19,8 @@ from storage_backends import AlreadyExists, StorageError, Unavailable, open_stor
 from storage_backends.hdfs import HdfsStore
 from storage_backends.testing import check_segment_store
 from tests.cluster.processes import QUICK_JVM
-from tests.storage.services import BUILD, free_port, need, running
+from tests.kit.ports import free_port
+from tests.storage.services import BUILD, need, running
 
 # The first run fetches some 150 MB of jars; truncation waits for the data node.
 pytestmark = pytest.mark.timeout(900)

@@ -36,8 +36,8 @@ from storage_backends.testing import check_segment_store
 from tests.agent.harness import plugin, serving
 from tests.kit.effort import thorough
 from tests.kit.own_disks import own_disk_config
+from tests.kit.ports import free_port
 from tests.storage.s3_gateway import S3, running_moto, running_s3
-from tests.storage.services import free_port
 
 pytestmark = pytest.mark.timeout(900)
 GATEWAY = pytest.param(running_s3, id="versitygw", marks=pytest.mark.storage)
