@@ -9,7 +9,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from tests.faults.entry_mutations import OF_ENTRIES
+from tests.faults.identity_mutations import OF_IDENTITIES
 from tests.faults.mutation import Mutation
+from tests.faults.refusal_mutations import OF_REFUSALS
 from tests.faults.retention_mutations import OF_RETENTION
 from tests.faults.working_copy import of_python
 
@@ -26,12 +29,6 @@ NAMES_LOST = (
     f"{_FAULTS}/test_fault_02_power_loss.py::"
     "test_a_power_loss_dropping_everything_unsynced_loses_nothing"
 )
-REPLACED = (
-    "tests/actors/test_replaced_folders.py::"
-    "test_nothing_is_acknowledged_after_a_folder_was_replaced"
-)
-REFUSED = "tests/actors/test_refusals.py::test_what_was_refused_has_changed_nothing"
-CLOSED = "tests/actors/test_refusals.py::test_a_closed_log_is_refused_unchanged"
 OPERATION = f"{_FAULTS}/test_fault_09_names.py::test_local_operations_survive_losing_unsynced_names"
 
 MUTATIONS = (
@@ -41,20 +38,6 @@ MUTATIONS = (
         "if self._syncs_each or late:",
         "if late:",
         LOSS,
-    ),
-    Mutation(
-        "a permit is known by its name",
-        "imap_wal/write/permit.py",
-        "self._file is not None and not self._file.is_there()",
-        "self._file is not None and not self._store.exists(self._path)",
-        "tests/actors/test_replaced_folders.py::test_an_idle_writer_notices_a_replaced_folder",
-    ),
-    Mutation(
-        "an open segment is known by its name",
-        "imap_wal/write/permit.py",
-        "if segment is not None and not segment.is_there():",
-        "if segment is not None and not self._store.exists(segment.path):",
-        f"{REPLACED}[segment_copied-always]",
     ),
     Mutation(
         "a clock that differs expires entries",
@@ -472,208 +455,15 @@ MUTATIONS = (
         "tests/disks/test_promises.py::test_a_session_without_copies_ends_the_promise",
     ),
     Mutation(
-        "a position of another history is read on",
-        "imap_wal/manifest/epochs.py",
-        "            if _has(each, position):\n                return Position(*position)",
-        "            if True:\n                return Position(*position)",
-        "tests/cli/test_other_histories.py::test_a_restored_backup_refuses_what_it_lacks",
-    ),
-    Mutation(
-        "an epoch keeps its id in each copy",
-        "imap_wal/write/opening.py",
-        "id_of(randomness.token()), before.removed",
-        "'0' * 12, before.removed",
-        "tests/log/test_other_histories.py::test_a_position_in_what_a_copy_lacks_is_refused",
-    ),
-    Mutation(
-        "a segment of another copy is not noticed",
-        "imap_wal/segment/verdict.py",
-        "if place.epoch_ids and found not in place.epoch_ids:",
-        "if False:",
-        "tests/log/test_other_histories.py::test_a_log_replaced_at_any_call_of_a_reader",
-    ),
-    Mutation(
-        "a repaired copy has the ids of its log",
-        "imap_wal/repair/node_plan.py",
-        "if self.shared is None:\n            return epochs",
-        "if True:\n            return epochs",
-        "tests/cli/test_other_histories.py::test_a_repaired_copy_refuses_what_it_has_changed",
-    ),
-    Mutation(
-        "a task does not notice that its node was forgotten",
-        "imap_wal/read/cluster.py",
-        "if planned and directory != planned:",
-        "if False:",
-        "tests/spark/test_forgotten_nodes.py::test_a_planned_read_does_not_leave_out_a_forgotten_node",
-    ),
-    Mutation(
-        "a stream continues without a forgotten node",
-        "pyspark_imap_wal/stream.py",
-        "if read < end and not self._options.partial:",
-        "if False:",
-        "tests/spark/test_forgotten_nodes.py::test_a_stream_misses_no_change_of_a_forgotten_node",
-    ),
-    Mutation(
-        "a node is forgotten before its registered readers have read it",
-        "imap_wal/agent/membership/forget_node.py",
-        "    if not behind:\n",
-        "    if True:\n",
-        "tests/spark/test_forgotten_nodes.py::test_a_registered_reader_holds_a_node_back",
-    ),
-    Mutation(
-        "a writer of objects goes on in an older copy of its prefix",
-        "imap_wal/write/node_log.py",
-        "if missing and missing[-1] > self",
-        "if False and missing[-1] > self",
-        "tests/actors/test_replaced_folders.py::test_a_replaced_prefix_is_noticed_at_the_next_checkpoint",
-    ),
-    Mutation(
-        "a backfill of another class is added to a map",
-        "pyspark_imap_wal/classes.py",
-        "    if {*known} <= {given}:\n",
-        "    if True:\n",
-        "tests/spark/test_backfill.py::test_a_backfill_of_another_class_is_refused",
-    ),
-    Mutation(
-        "tasks of a backfill with two classes are published",
-        "pyspark_imap_wal/writer.py",
-        "            self._demand_one_class(log, [each.classes for each in written])\n",
-        "",
-        "tests/spark/test_backfill.py::test_tasks_of_two_classes_publish_nothing",
-    ),
-    Mutation(
-        "a map of two classes is read with one of them",
-        "imap_wal/embedded/store.py",
-        "if isinstance(state.serializer, _Mixed) and state.values:",
-        "if False:",
-        "tests/spark/test_backfill.py::test_a_map_of_two_classes_says_so",
-    ),
-    Mutation(
-        "a backfill takes rows that are too large",
-        "imap_wal/parquet/valid_columns.py",
-        "    if largest > bytes_max:",
-        "    if False:",
-        "tests/unit/test_valid.py::test_columns_are_valid_exactly_if_all_rows_are",
-    ),
-    Mutation(
-        "columns expire a millisecond later than rows",
-        "imap_wal/parquet/columns.py",
-        "pc.less_equal(expires, now_ms)",
-        "pc.less(expires, now_ms)",
-        "tests/unit/test_valid.py::test_rows_and_columns_are_alive_alike",
-    ),
-    Mutation(
-        'a dict with keys 1 and "1" loses an item in JSON',
-        "imap_wal/encoder.py",
-        "    if len(shown) == count:\n",
-        "    if True:\n",
-        "tests/cli/test_any_entry.py::test_a_lossy_conversion_is_said",
-    ),
-    Mutation(
-        "half a character is written as it is",
-        "imap_wal/encoder.py",
-        '        return "".join("\\ufffd" if',
-        '        return words or "".join("\\ufffd" if',
-        "tests/cli/test_any_entry.py::test_half_a_character_ends_no_decoded_read",
-    ),
-    Mutation(
-        "a lossy conversion is not counted",
-        "rewrite_cli/entries/losses.py",
-        "self._counts[what] += 1",
-        "self._counts[what] += 0",
-        "tests/cli/test_any_entry.py::test_a_lossy_conversion_is_said",
-    ),
-    Mutation(
-        "two keys have one text",
-        "imap_wal/encoder.py",
-        "    if not found and _is_exact(row, key):\n",
-        "    if not found:\n",
-        "tests/cli/test_any_entry.py::test_two_keys_never_have_one_text",
-    ),
-    Mutation(
-        "a key without a text is a missing key",
-        "rewrite_cli/entries/keys.py",
-        "            self.unreadable.add(row[KEY_CLASS])\n",
-        "            pass\n",
-        "tests/cli/test_any_entry.py::test_a_key_without_text_is_no_missing_key",
-    ),
-    Mutation(
-        "a reader warns of a torn commit at its first look",
-        "imap_wal/read/scan.py",
-        "pause = None if scan.next_path else next(pauses, None)",
-        "pause = None",
-        "tests/restore/test_late_bytes.py::test_a_frame_that_is_whole_later_is_no_torn_commit",
-    ),
-    Mutation(
-        "the former writer is fenced before the log was proved",
-        "imap_wal/write/opening.py",
-        "            known.prove(wal, fenced=self._fences_by_object(found))\n",
-        "            pass\n",
-        f"{REFUSED}[objects-damaged segment]",
-    ),
-    Mutation(
-        "a takeover takes the lock before it was proved",
-        "imap_wal/write/opening.py",
-        "        if takeover:\n            self.prove()\n",
-        "        if False:\n            self.prove()\n",
-        f"{REFUSED}[objects-damaged segment]",
-    ),
-    Mutation(
-        "the former permit is deleted before the new one exists",
-        "imap_wal/write/opening.py",
-        "            self._create_permit(claimed)\n            self._shut_out(found)\n",
-        "            self._shut_out(found)\n",
-        f"{REFUSED}[files-full]",
-    ),
-    Mutation(
-        "an open publishes before it examines the logs of other nodes",
-        "imap_wal/embedded/opening.py",
-        "                others.update(prove_others(context))\n",
-        "                pass\n",
-        f"{REFUSED}[files-damaged segment]",
-    ),
-    Mutation(
-        "an open publishes before it looks for what the restore needs",
-        "imap_wal/embedded/opening.py",
-        "            prove_restore(all_logs, node, chosen)\n",
-        "            pass\n",
-        f"{REFUSED}[files-missing archive]",
-    ),
-    Mutation(
-        "keys that cannot read a log become keys of it",
-        "imap_wal/read/proof.py",
-        "    has_all = manifest.keys.keys() <= ring.keys.keys()\n",
-        "    has_all = True\n",
-        f"{CLOSED}[objects-another list of keys]",
-    ),
-    Mutation(
-        "the scan after the fence leaves out what was added since the proof",
-        "imap_wal/write/log_scan.py",
-        "                if index == len(self.files) - 1 and not self._fenced:\n",
-        "                if False:\n",
-        "tests/unit/test_proofs.py::test_what_a_writer_adds_after_the_proof_counts",
-    ),
-    Mutation(
-        "what was proved is read again after the fence",
-        "imap_wal/write/log_scan.py",
-        "        if known._damaged or known.files",
-        "        if True or known.files",
-        "tests/unit/test_proofs.py::test_an_object_is_read_once_by_an_open",
-    ),
-    Mutation(
-        "a commit between two reads of a takeover counts as damage",
-        "imap_wal/write/recovery.py",
-        "            if damage == former:\n",
-        "            if True:\n",
-        "tests/unit/test_proofs.py::test_a_commit_between_two_reads_is_no_damage",
-    ),
-    Mutation(
         "doctor does not report maps that no list names",
         "rewrite_cli/doctor/agent.py",
         "    if unnamed:\n",
         "    if False:\n",
         "tests/agent/test_members.py::test_doctor_names_maps_that_are_not_durable",
     ),
+    *OF_IDENTITIES,
+    *OF_ENTRIES,
+    *OF_REFUSALS,
 )
 
 

@@ -1,0 +1,86 @@
+"""Deliberate defects of what a valid entry is, and of how it is read and shown. See
+`tests.faults.mutations`."""
+
+from __future__ import annotations
+
+from tests.faults.mutation import Mutation
+
+OF_ENTRIES = (
+    Mutation(
+        "a backfill of another class is added to a map",
+        "pyspark_imap_wal/classes.py",
+        "    if {*known} <= {given}:\n",
+        "    if True:\n",
+        "tests/spark/test_backfill.py::test_a_backfill_of_another_class_is_refused",
+    ),
+    Mutation(
+        "tasks of a backfill with two classes are published",
+        "pyspark_imap_wal/writer.py",
+        "            self._demand_one_class(log, [each.classes for each in written])\n",
+        "",
+        "tests/spark/test_backfill.py::test_tasks_of_two_classes_publish_nothing",
+    ),
+    Mutation(
+        "a map of two classes is read with one of them",
+        "imap_wal/embedded/store.py",
+        "if isinstance(state.serializer, _Mixed) and state.values:",
+        "if False:",
+        "tests/spark/test_backfill.py::test_a_map_of_two_classes_says_so",
+    ),
+    Mutation(
+        "a backfill takes rows that are too large",
+        "imap_wal/parquet/valid_columns.py",
+        "    if largest > bytes_max:",
+        "    if False:",
+        "tests/unit/test_valid.py::test_columns_are_valid_exactly_if_all_rows_are",
+    ),
+    Mutation(
+        "columns expire a millisecond later than rows",
+        "imap_wal/parquet/columns.py",
+        "pc.less_equal(expires, now_ms)",
+        "pc.less(expires, now_ms)",
+        "tests/unit/test_valid.py::test_rows_and_columns_are_alive_alike",
+    ),
+    Mutation(
+        'a dict with keys 1 and "1" loses an item in JSON',
+        "imap_wal/encoder.py",
+        "    if len(shown) == count:\n",
+        "    if True:\n",
+        "tests/cli/test_any_entry.py::test_a_lossy_conversion_is_said",
+    ),
+    Mutation(
+        "half a character is written as it is",
+        "imap_wal/encoder.py",
+        '        return "".join("\\ufffd" if',
+        '        return words or "".join("\\ufffd" if',
+        "tests/cli/test_any_entry.py::test_half_a_character_ends_no_decoded_read",
+    ),
+    Mutation(
+        "a lossy conversion is not counted",
+        "rewrite_cli/entries/losses.py",
+        "self._counts[what] += 1",
+        "self._counts[what] += 0",
+        "tests/cli/test_any_entry.py::test_a_lossy_conversion_is_said",
+    ),
+    Mutation(
+        "two keys have one text",
+        "imap_wal/encoder.py",
+        "    if not found and _is_exact(row, key):\n",
+        "    if not found:\n",
+        "tests/cli/test_any_entry.py::test_two_keys_never_have_one_text",
+    ),
+    Mutation(
+        "a key without a text is a missing key",
+        "rewrite_cli/entries/keys.py",
+        "            self.unreadable.add(row[KEY_CLASS])\n",
+        "            pass\n",
+        "tests/cli/test_any_entry.py::test_a_key_without_text_is_no_missing_key",
+    ),
+    Mutation(
+        "a reader warns of a torn commit at its first look",
+        "imap_wal/read/scan.py",
+        "pause = None if scan.next_path else next(pauses, None)",
+        "pause = None",
+        "tests/restore/test_late_bytes.py::test_a_frame_that_is_whole_later_is_no_torn_commit",
+    ),
+)

@@ -1,0 +1,84 @@
+"""Deliberate defects of identities: folders and logs that are replaced, and nodes that are
+forgotten. See `tests.faults.mutations`."""
+
+from __future__ import annotations
+
+from tests.faults.mutation import Mutation
+
+REPLACED = (
+    "tests/actors/test_replaced_folders.py::"
+    "test_nothing_is_acknowledged_after_a_folder_was_replaced"
+)
+
+OF_IDENTITIES = (
+    Mutation(
+        "a permit is known by its name",
+        "imap_wal/write/permit.py",
+        "self._file is not None and not self._file.is_there()",
+        "self._file is not None and not self._store.exists(self._path)",
+        "tests/actors/test_replaced_folders.py::test_an_idle_writer_notices_a_replaced_folder",
+    ),
+    Mutation(
+        "an open segment is known by its name",
+        "imap_wal/write/permit.py",
+        "if segment is not None and not segment.is_there():",
+        "if segment is not None and not self._store.exists(segment.path):",
+        f"{REPLACED}[segment_copied-always]",
+    ),
+    Mutation(
+        "a position of another history is read on",
+        "imap_wal/manifest/epochs.py",
+        "            if _has(each, position):\n                return Position(*position)",
+        "            if True:\n                return Position(*position)",
+        "tests/cli/test_other_histories.py::test_a_restored_backup_refuses_what_it_lacks",
+    ),
+    Mutation(
+        "an epoch keeps its id in each copy",
+        "imap_wal/write/opening.py",
+        "epoch_id(randomness.token()), before.removed",
+        "'0' * 12, before.removed",
+        "tests/log/test_other_histories.py::test_a_position_in_what_a_copy_lacks_is_refused",
+    ),
+    Mutation(
+        "a segment of another copy is not noticed",
+        "imap_wal/segment/verdict.py",
+        "if place.epoch_ids and header.epoch_id not in place.epoch_ids:",
+        "if False:",
+        "tests/log/test_other_histories.py::test_a_log_replaced_at_any_call_of_a_reader",
+    ),
+    Mutation(
+        "a repaired copy has the ids of its log",
+        "imap_wal/repair/node_plan.py",
+        "if self.shared is None:\n            return epochs",
+        "if True:\n            return epochs",
+        "tests/cli/test_other_histories.py::test_a_repaired_copy_refuses_what_it_has_changed",
+    ),
+    Mutation(
+        "a task does not notice that its node was forgotten",
+        "imap_wal/read/cluster.py",
+        "if planned and directory != planned:",
+        "if False:",
+        "tests/spark/test_forgotten_nodes.py::test_a_planned_read_does_not_leave_out_a_forgotten_node",
+    ),
+    Mutation(
+        "a stream continues without a forgotten node",
+        "pyspark_imap_wal/stream.py",
+        "if read < end and not self._options.partial:",
+        "if False:",
+        "tests/spark/test_forgotten_nodes.py::test_a_stream_misses_no_change_of_a_forgotten_node",
+    ),
+    Mutation(
+        "a node is forgotten before its registered readers have read it",
+        "imap_wal/agent/membership/forget_node.py",
+        "    if not unfinished:\n",
+        "    if True:\n",
+        "tests/spark/test_forgotten_nodes.py::test_a_registered_reader_holds_a_node_back",
+    ),
+    Mutation(
+        "a writer of objects goes on in an older copy of its prefix",
+        "imap_wal/write/node_log.py",
+        "if missing and missing[-1] > self",
+        "if False and missing[-1] > self",
+        "tests/actors/test_replaced_folders.py::test_a_replaced_prefix_is_noticed_at_the_next_checkpoint",
+    ),
+)
