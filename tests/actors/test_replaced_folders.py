@@ -17,11 +17,11 @@ import pytest
 
 import imap_wal
 from imap_wal.errors import Fenced, ImapWalError, OutcomeUnknown
-from storage_backends import StorageError
-from storage_backends.gated import GatedStore
+from storage_backends import SegmentStore, StorageError
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
 from tests.kit.effort import step
+from tests.kit.nth_call import AtCall, counted
 from tests.support import FakeClock, embedded
 
 SMALL: dict[str, Any] = {"segment_bytes": 64 * 1024, "preallocate": False}
@@ -117,23 +117,17 @@ def test_a_closed_store_holds_no_file(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-class ReplacedAt(GatedStore):
-    """Before the operation with this number, all files are replaced by copies of themselves."""
+def replaced_at(inner: MemoryStore, at: int) -> AtCall:
+    """Before operation `at`, counted from 0, all files are replaced by copies of themselves."""
 
-    def __init__(self, inner: MemoryStore, at: int) -> None:
-        super().__init__(inner)
-        self.count, self._at = 0, at
+    def replace() -> None:
+        with inner._medium.mutex:
+            inner._medium.files = deepcopy(inner._medium.files)
 
-    def there(self, path: str = "") -> Any:
-        self.count += 1
-        if self.count == self._at:
-            medium = self.inner._medium  # type: ignore[attr-defined]
-            with medium.mutex:
-                medium.files = deepcopy(medium.files)
-        return self.inner
+    return AtCall(inner, at, replace)
 
 
-def workload(store: ReplacedAt, acknowledged: dict[str, int]) -> None:
+def workload(store: SegmentStore, acknowledged: dict[str, int]) -> None:
     """Open, change, archive, open again."""
     for life in range(2):
         opened = embedded(store, segment_bytes=400)
@@ -149,9 +143,9 @@ def workload(store: ReplacedAt, acknowledged: dict[str, int]) -> None:
 
 
 def replacements() -> Iterator[int]:
-    counted = ReplacedAt(MemoryStore("replaced-0"), 0)
-    workload(counted, {})
-    return iter(range(1, counted.count + 1, min(step(), 3)))
+    whole = counted(MemoryStore("replaced"))
+    workload(whole, {})
+    return iter(range(0, whole.calls, min(step(), 3)))
 
 
 def test_a_replacement_at_any_operation_loses_nothing_acknowledged() -> None:
@@ -161,7 +155,7 @@ def test_a_replacement_at_any_operation_loses_nothing_acknowledged() -> None:
         inner = MemoryStore(f"replaced-{at}")
         acknowledged: dict[str, int] = {}
         try:
-            workload(ReplacedAt(inner, at), acknowledged)
+            workload(replaced_at(inner, at), acknowledged)
         except (ImapWalError, StorageError):
             refused += 1
         left = MemoryStore(f"replaced-{at}-left")

@@ -13,10 +13,9 @@ from imap_wal.errors import ImapWalError, OtherHistory
 from imap_wal.log import LogReader, Position
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.entries.following import Follower
-from storage_backends import SegmentStore
-from storage_backends.gated import GatedStore
 from storage_backends.local import LocalStore
 from tests.cli.conftest import Run
+from tests.kit.nth_call import AtCall, counted, replaced
 
 
 def _append(folder: Path, *values: int) -> None:
@@ -71,21 +70,7 @@ def test_a_repaired_copy_refuses_what_it_has_changed(tmp_path: Path, run: Run) -
         assert next(LogReader(str(copy)).read(each.position)) == each
 
 
-class Replaced(GatedStore):
-    """A storage that is replaced by another one before one of its operations."""
-
-    def __init__(self, first: SegmentStore, then: SegmentStore, calls: int) -> None:
-        super().__init__(first)
-        self._then, self.left = then, calls
-
-    def there(self, path: str = "") -> SegmentStore:
-        self.left -= 1
-        if self.left == -1:
-            self.inner = self._then
-        return self.inner
-
-
-def _followed(gate: Replaced) -> str:
+def _followed(gate: AtCall) -> str:
     """What `imap-wal tail` has shown after three rounds."""
     follower = Follower(ClusterLog(gate, "default", "log"), (), ())
     found = [line.row[VALUE] for line in follower.last(10)]
@@ -102,11 +87,11 @@ def test_a_log_replaced_at_any_call_of_a_follower(tmp_path: Path) -> None:
     _append(folder, 2, 3)
     _append(copy, 4, 5, 6)
     first, then, ends = LocalStore(str(folder)), LocalStore(str(copy)), set()
-    never = Replaced(first, then, 10**6)
-    assert _followed(never) == "0123"
-    for number in range(10**6 - never.left):
+    whole = counted(first)
+    assert _followed(whole) == "0123"
+    for number in range(whole.calls):
         try:
-            found = _followed(Replaced(first, then, number))
+            found = _followed(replaced(first, then, number))
         except ImapWalError as error:
             ends.add(type(error).__name__)
         else:

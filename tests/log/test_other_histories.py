@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,10 +14,9 @@ import imap_wal
 from imap_wal import log
 from imap_wal.errors import OtherHistory, PositionGone
 from imap_wal.log import LogReader, Position
-from storage_backends import SegmentStore
-from storage_backends.gated import GatedStore
 from storage_backends.local import LocalStore
 from storage_backends.objects import LocalObjects
+from tests.kit.nth_call import counted, replaced
 from tests.kit.standalone import create, fill, reading, reopen, texts_of
 
 Replace = Callable[[Path, Path], None]
@@ -148,23 +146,6 @@ def test_the_log_of_a_dict_is_checked_too(tmp_path: Path) -> None:
         list(LogReader(str(here), cluster="embedded", node="n1").read(last.after()))
 
 
-class Replaced(GatedStore):
-    """A storage that is replaced by another one before one of its operations. `over` is set a
-    while later, so that no reader waits forever."""
-
-    def __init__(self, first: SegmentStore, then: SegmentStore, calls: int) -> None:
-        super().__init__(first)
-        self._then, self.left, self.over = then, calls, threading.Event()
-
-    def there(self, path: str = "") -> SegmentStore:
-        self.left -= 1
-        if self.left == -1:
-            self.inner = self._then
-        if self.left < -2000:
-            self.over.set()
-        return self.inner
-
-
 @pytest.mark.parametrize("archived", [False, True])
 @pytest.mark.parametrize("kind", [LocalStore, LocalObjects])
 def test_a_log_replaced_at_any_call_of_a_reader(
@@ -181,11 +162,11 @@ def test_a_log_replaced_at_any_call_of_a_reader(
         with reopen(place) as opened:
             fill(opened, *values)
     histories = ["0123", "01456"]
-    never = Replaced(original, copy, 10**6)
-    assert "".join(texts_of(reading(never).read())) == histories[0]
+    whole = counted(original)
+    assert "".join(texts_of(reading(whole).read())) == histories[0]
     ends = set()
-    for number in range(10**6 - never.left + 8):
-        gate = Replaced(original, copy, number)
+    for number in range(whole.calls + 8):
+        gate = replaced(original, copy, number)
         tail = reading(gate).tail(poll_s=0.001, stop=gate.over)
         found = ""
         try:

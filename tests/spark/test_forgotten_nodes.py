@@ -15,12 +15,12 @@ from imap_wal.write.node_log import NodeLog
 from pyspark_imap_wal.batch import ImapWalReader
 from pyspark_imap_wal.options import Options
 from storage_backends import SegmentStore
-from storage_backends.gated import GatedStore
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import put
 from tests.kit.logs import SMALL, append, cluster, node, opened
+from tests.kit.nth_call import AtCall
 from tests.kit.stream_engine import Engine, archive
-from tests.support import FakeClock
+from tests.support import FakeClock, copy_files
 
 pytestmark = pytest.mark.spark
 
@@ -130,8 +130,8 @@ def test_a_node_forgotten_at_any_call_of_a_read(
     """The read has all rows, or fails."""
     outcomes = []
     for number in itertools.count():
-        place = copied(store, f"forgotten-{number}")
-        gate = Forgetting(place, number)
+        place = copy_files(store)
+        gate = AtCall(place, number, lambda place=place: forgotten(place))
         monkeypatch.setattr("pyspark_imap_wal.batch.open_store", lambda _, gate=gate: gate)
         reader = ImapWalReader(Options.parse({"path": place.url}))
         try:
@@ -141,30 +141,6 @@ def test_a_node_forgotten_at_any_call_of_a_read(
         except (MissingNode, LogError):
             outcomes.append("refused")
         forget(place.url.removeprefix("memory://"))
-        if gate.left >= 0:
+        if gate.calls <= number:
             break
     assert {"read", "refused"} == set(outcomes)
-
-
-def copied(store: MemoryStore, name: str) -> MemoryStore:
-    place = MemoryStore(name)
-    for file in store.list(""):
-        place.create(file.path, store.read(file.path))
-    return place
-
-
-class Forgetting(GatedStore):
-    """A storage in which a node is forgotten before one of its operations."""
-
-    def __init__(self, place: MemoryStore, calls: int) -> None:
-        super().__init__(place)
-        self._place, self.left = place, calls
-
-    def there(self, path: str = "") -> SegmentStore:
-        self.left -= 1
-        if self.left == -1:
-            forgotten(self._place)
-        return self._place
-
-    def close(self) -> None:
-        """The next read has it too."""

@@ -17,31 +17,14 @@ from imap_wal.write.opening import open_node_log
 from pyspark_imap_wal.options import Options
 from pyspark_imap_wal.stream import ImapWalStreamReader
 from storage_backends import SegmentStore
-from storage_backends.gated import GatedStore
 from storage_backends.local import LocalStore
 from storage_backends.objects import LocalObjects
 from tests.histories import put
 from tests.kit.logs import SMALL, append
+from tests.kit.nth_call import AtCall, counted, replaced
 from tests.support import FakeClock
 
 pytestmark = pytest.mark.spark
-
-
-class Replaced(GatedStore):
-    """A storage that is replaced by another one before one of its operations."""
-
-    def __init__(self, first: SegmentStore, then: SegmentStore, calls: int) -> None:
-        super().__init__(first)
-        self._then, self.left = then, calls
-
-    def there(self, path: str = "") -> SegmentStore:
-        self.left -= 1
-        if self.left == -1:
-            self.inner = self._then
-        return self.inner
-
-    def close(self) -> None:
-        """It is opened again for each batch."""
 
 
 def written(place: SegmentStore, *values: int) -> None:
@@ -52,7 +35,7 @@ def written(place: SegmentStore, *values: int) -> None:
     log.close()
 
 
-def batches(gate: Replaced, count: int) -> str:
+def batches(gate: AtCall, count: int) -> str:
     """The values of some batches of a stream."""
     reader = ImapWalStreamReader(Options.parse({"path": gate.url}), {"value": "binary"})
     start, found = reader.initialOffset(), ""
@@ -80,11 +63,11 @@ def test_a_log_replaced_at_any_call_of_a_stream(
     written(copy, 4, 5, 6)
     histories = ("0123", "01456")
     ends: set[Any] = set()
-    gate = Replaced(original, copy, 10**6)
+    gate = whole = counted(original)
     monkeypatch.setattr("pyspark_imap_wal.stream.open_store", lambda _: gate)
     assert batches(gate, 2) == histories[0]
-    for number in range(10**6 - gate.left):
-        gate = Replaced(original, copy, number)
+    for number in range(whole.calls):
+        gate = replaced(original, copy, number)
         try:
             found = batches(gate, 2)
         except ImapWalError as error:
