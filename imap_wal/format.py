@@ -112,6 +112,11 @@ EPOCH_ID_BYTES = 6
 """Of a segment's random id: the start, which all segments of its epoch share."""
 
 
+def epoch_id(token: bytes) -> str:
+    """The id of the epoch of the segments whose random ids begin as `token` does."""
+    return token[:EPOCH_ID_BYTES].hex()
+
+
 class Position(NamedTuple):
     """The place of an entry in a node's log. A later entry has the greater position, as a tuple and
     as text. `frame` is the byte offset of the frame in its segment; `index` counts the entries of
@@ -217,6 +222,10 @@ class SegmentHeader(NamedTuple):
     directory: str
     key_id: str = ""
     key_check: bytes = b""
+
+    @property
+    def epoch_id(self) -> str:
+        return epoch_id(self.segment_id)
 
     @property
     def version(self) -> int:

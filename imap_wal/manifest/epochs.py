@@ -61,11 +61,6 @@ def forked(
     return tuple(found[-EPOCHS_MAX:])
 
 
-def id_of(segment_id: bytes) -> str:
-    """The id of the epoch whose segment this is."""
-    return segment_id[:EPOCH_ID_BYTES].hex()
-
-
 def ids(epochs: Sequence[Epoch], number: int) -> tuple[str, ...]:
     """The ids that segments of an epoch may have; none: unknown."""
     return tuple(each.id for each in epochs if each.number == number)
@@ -82,18 +77,12 @@ def segment_id(epochs: Sequence[Epoch], number: int, token: bytes) -> bytes:
     return bytes.fromhex(known[-1]) + token[EPOCH_ID_BYTES:] if known else token
 
 
-def id_at(epochs: Sequence[Epoch], position: Position) -> str:
-    """The id of the epoch that has a position; "" if it is not known."""
-    for each in epochs:
-        if each.number == position.epoch and _has(each, position):
-            return each.id
-    return ""
-
-
 def marked(epochs: Sequence[Epoch], position: Position) -> Position:
     """The position with the id of its epoch, if that is known."""
-    found = id_at(epochs, position)
-    return MarkedPosition.of(position, found) if found else position
+    for each in epochs:
+        if each.number == position.epoch and _has(each, position):
+            return MarkedPosition.of(position, each.id)
+    return position
 
 
 def all_marked(epochs: Sequence[Epoch], positions: list[Position]) -> list[Position]:

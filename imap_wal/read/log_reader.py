@@ -35,7 +35,7 @@ from imap_wal.entry import DataEntry, Row
 from imap_wal.errors import CorruptLog, MissingNode, NoSuchLog, PositionGone, StorageUnavailable
 from imap_wal.format import FRAME_HEADER_BYTES, START, MarkedPosition, Position
 from imap_wal.manifest.archives import Archive
-from imap_wal.manifest.epochs import Epoch, between, demand, id_in, id_of, ids, marked
+from imap_wal.manifest.epochs import Epoch, between, demand, id_in, ids, marked
 from imap_wal.manifest.node import LOG, NodeManifest
 from imap_wal.manifest.older import MISSING_ADVICE
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
@@ -353,7 +353,7 @@ class LogReader:
         ):
             if self._appends and known_ids:
                 header = SegmentReader(self._store, segment.path).header
-                if id_of(header.segment_id) not in known_ids:
+                if header.epoch_id not in known_ids:
                     raise NotFound("the log was replaced by a copy", segment.path)
             return  # nothing new
         # A frame is acknowledged as a whole.

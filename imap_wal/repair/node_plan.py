@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from imap_wal.clock import Clock, Randomness
-from imap_wal.format import START, Position, SegmentHeader
+from imap_wal.format import START, Position, SegmentHeader, epoch_id
 from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.manifest.archives import Archive
-from imap_wal.manifest.epochs import Epoch, forked, id_of, ids, segment_id
+from imap_wal.manifest.epochs import Epoch, forked, ids, segment_id
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.repair.report import Item
 from imap_wal.repair.segment import Segment
@@ -115,14 +115,14 @@ class NodePlan:
     def keeps(self, header: SegmentHeader) -> None:
         """Note that the copy has a segment as it is. It may be from another copy of the log, which
         was written too: its entries are kept."""
-        known, found = ids(self.manifest.epochs, header.epoch), id_of(header.segment_id)
+        known, found = ids(self.manifest.epochs, header.epoch), header.epoch_id
         if known and found not in known:
             self.changed = True
             self.differs(Position(header.epoch, header.number, 0, 0))
             self._others.add((header.epoch, found))
 
     def _new_id(self, epoch: int) -> str:
-        return self._epoch_ids.setdefault(epoch, id_of(self.randomness.token()))
+        return self._epoch_ids.setdefault(epoch, epoch_id(self.randomness.token()))
 
     def segment_id(self, epoch: int) -> bytes:
         """The random id of a segment that the copy does not have as it was."""

@@ -56,7 +56,7 @@ from imap_wal.errors import (
     ShortLog,
     UnsupportedVersion,
 )
-from imap_wal.format import EPOCH_ID_BYTES, NOTHING_BEFORE, START, Frame, Position
+from imap_wal.format import NOTHING_BEFORE, START, Frame, Position
 from imap_wal.segment.reader import SegmentReader, is_header_torn
 from storage_backends import NotFound, SegmentStore
 
@@ -199,12 +199,11 @@ def begin(store: SegmentStore, place: Place, attempts: int = 2) -> SegmentReader
             "move it back to its place and name, and restore the file that belongs here from a copy"
         )
         return Verdict(FOREIGN, place, 0, store.size(place.path), what, advice=advice)
-    found = header.segment_id[:EPOCH_ID_BYTES].hex()
-    if place.epoch_ids and found not in place.epoch_ids:
+    if place.epoch_ids and header.epoch_id not in place.epoch_ids:
         what = (
-            f"this is a segment of epoch {header.epoch} with id {found}, but in the manifest of "
-            f"this log that epoch has id {place.epoch_ids[-1]}: it is from another copy of the "
-            "log, which was written too"
+            f"this is a segment of epoch {header.epoch} with id {header.epoch_id}, and in the "
+            f"manifest of this log that epoch has id {place.epoch_ids[-1]}: it is from another "
+            "copy of the log, which was written too"
         )
         return Verdict(FOREIGN, place, 0, store.size(place.path), what, advice=HISTORY_ADVICE)
     return reader

@@ -27,10 +27,10 @@ from imap_wal import layout
 from imap_wal.disposal import log_links
 from imap_wal.entry import SHARED_SESSIONS
 from imap_wal.errors import InvalidSetting, LogError, LostRace, MissingNode, WriterLocked
-from imap_wal.format import START
+from imap_wal.format import START, epoch_id
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
-from imap_wal.manifest.epochs import begun, ended, id_of
+from imap_wal.manifest.epochs import begun, ended
 from imap_wal.manifest.feature_level import NEWEST
 from imap_wal.manifest.node import LOG, NodeManifest, node_manifests
 from imap_wal.manifest.older import (
@@ -434,7 +434,7 @@ class NodeOpening:
             wal_id=before.wal_id or randomness.name(),
             permit=randomness.token().hex() if self._store.capabilities.durable_append else "",
             epochs=begun(
-                before.epochs, before.epoch + 1, id_of(randomness.token()), before.removed
+                before.epochs, before.epoch + 1, epoch_id(randomness.token()), before.removed
             ),
             address=self._context.address,
             address_key=self._context.address_key,
