@@ -3,10 +3,9 @@ package io.imapwal.hazelcast;
 import com.hazelcast.logging.ILogger;
 import com.hazelcast.spi.impl.NodeEngine;
 
-import java.util.HashSet;
+import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Set;
-import java.util.TreeSet;
 
 /**
  * What of a member is durable and what is not, and its reports: what is not durable is never
@@ -14,9 +13,9 @@ import java.util.TreeSet;
  * to the agents with the {@link Pulse}.
  */
 final class Durability {
-    /** Names that are kept of each kind; further ones are reported as a number only. */
+    /** Names of each kind in a report; further ones are a number only. */
     private static final int NAMES_MAX = 50;
-    /** Further names that are counted, and for which the log has a line. */
+    /** Names that are kept of each kind. Further ones have no line in the log. */
     private static final int COUNT_MAX = 10_000;
     /** Characters of a name in a report. */
     private static final int LENGTH_MAX = 200;
@@ -35,27 +34,22 @@ final class Durability {
     private final Names unnamed = new Names();
     private final Names structures = new Names();
 
-    /** The names of one kind. Programs may create any number of them, so few are kept. */
+    /** The names of one kind, in the order of their first use. */
     private static final class Names {
-        private final Set<String> names = new TreeSet<>();
-        /** Hash codes of further names: each name is counted once. */
-        private final Set<Integer> more = new HashSet<>();
+        private final Set<String> names = new LinkedHashSet<>();
 
         /** Whether it is new. */
         synchronized boolean add(String name) {
-            if (names.contains(name)) {
-                return false;
-            }
-            return names.size() < NAMES_MAX ? names.add(name)
-                    : more.size() < COUNT_MAX && more.add(name.hashCode());
+            return names.size() < COUNT_MAX && names.add(name);
         }
 
+        /** The first ones, sorted. */
         synchronized List<String> list() {
-            return List.copyOf(names);
+            return names.stream().limit(NAMES_MAX).sorted().toList();
         }
 
         synchronized int count() {
-            return names.size() + more.size();
+            return names.size();
         }
     }
 
