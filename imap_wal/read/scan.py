@@ -185,7 +185,7 @@ class _SegmentPass:
             if not found.is_damage and not found.frames_after:
                 return
             if reader.end != stuck_at:
-                if stuck_at >= 0 and found.is_tail:  # a writer, which may go on like this for ever
+                if stuck_at >= 0 and found.is_tail:  # a writer, which may continue in this way
                     looks += 1
                     if looks > LOOKS_MAX:
                         return

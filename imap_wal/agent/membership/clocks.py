@@ -66,11 +66,11 @@ class Clocks:
         """The nodes whose agents gave a sign lately. Replaced as a whole."""
         self.ahead_ms: Mapping[str, int] = {}
         """Another clock, as text → by how many milliseconds this agent's clock is ahead of it;
-        negative: it is behind. Replaced as a whole."""
+        negative: it is slow. Replaced as a whole."""
 
     @property
     def skew_ms(self) -> int:
-        """The largest known difference from another clock; negative: this one is behind."""
+        """The largest known difference from another clock; negative: this one is slow."""
         return max(self.ahead_ms.values(), key=abs, default=0)
 
     @property

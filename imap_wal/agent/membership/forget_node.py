@@ -218,14 +218,14 @@ def _end(log: ClusterLog, state: ClusterState, node: str, left: NodeManifest) ->
 def _unread(log: ClusterLog, node: str, end: Position) -> str:
     """Why a node is not forgotten: a registered reader has not read all of its changes; "" if all
     have."""
-    behind = [
+    unfinished = [
         name
         for name, reader in sorted(readers_of(log.store, log.folder).items())
         if name != HISTORY and reader.positions.get(node, START) < end
     ]
-    if not behind:
+    if not unfinished:
         return ""
-    names = ", ".join(map(repr, behind))
+    names = ", ".join(map(repr, unfinished))
     return (
         f"reader {names} has not read the last changes of node {node!r}: let it read them, run "
         "`imap-wal prune --forget-reader NAME` if it will not return, or pass --lose"

@@ -45,7 +45,7 @@ def path(output: str) -> None:
     "--map",
     "maps",
     multiple=True,
-    help="Only maps with this name are durable (* stands for any characters); may be repeated. "
+    help="Only maps with this name are durable (* matches any characters); may be repeated. "
     "Default: all.",
 )
 @click.option(

@@ -6,7 +6,7 @@ import java.util.List;
 import java.util.regex.Pattern;
 import java.util.stream.Collectors;
 
-/** Names, separated by commas, in which {@code *} stands for any characters. */
+/** Names, separated by commas, in which {@code *} matches any characters. */
 final class NamePatterns {
     private final List<String> texts = new ArrayList<>();
     private final List<Pattern> patterns = new ArrayList<>();
