@@ -29,6 +29,7 @@ import com.hazelcast.spi.impl.merge.AbstractSplitBrainHandlerService;
 import com.hazelcast.spi.impl.operationservice.OperationService;
 
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
@@ -52,6 +53,8 @@ import java.util.function.BiConsumer;
 final class LoggedRecordStore extends DefaultRecordStore {
     /** How many keys a user's {@code loadAll} loads at once. Other operations run in between. */
     private static final int LOADED_AT_ONCE = 1000;
+    /** Of how many absent keys {@code loadAll} waits for the log itself. */
+    private static final int LOADED_IN_PLACE = 100;
 
     private final MapState state;
     private final UserLoad load = new UserLoad();
@@ -120,18 +123,36 @@ final class LoggedRecordStore extends DefaultRecordStore {
      * For a user's {@code loadAll}. Hazelcast would read the log on another thread, and then
      * replace what memory has by then, also the result of a change that was logged after that. So
      * keys that are not in memory are loaded by the operation of {@code getAll}: it runs between
-     * changes, also with offload. Other keys have the log's value already.
+     * changes, also with offload. Other keys have the log's value already. A few keys are loaded
+     * here, because the caller would ask too early whether they are loaded, and then wait for a
+     * second; if nothing is offloaded, this is between changes too.
      */
     @Override
     public void loadAllFromStore(List<Data> keys, boolean replaceExistingValues) {
         load.begin();
         List<Data> absent = keys.stream().filter(key -> !existInMemory(key)).toList();
+        if (absent.size() <= LOADED_IN_PLACE && queue.isEmpty() && isLoadedHere(absent)) {
+            return;
+        }
         OperationService operations = mapServiceContext.getNodeEngine().getOperationService();
         for (int from = 0; from < absent.size(); from += LOADED_AT_ONCE) {
             List<Data> some = absent.subList(from, Math.min(absent.size(), from + LOADED_AT_ONCE));
             load.add(operations.invokeOnPartitionAsync(MapService.SERVICE_NAME,
                     new GetAllOperation(name, some), getPartitionId()));
         }
+    }
+
+    /** @return false: what they wait for may end soon, so they can be loaded later */
+    private boolean isLoadedHere(List<Data> keys) {
+        try {
+            requireWhole();
+            getAll(new HashSet<>(keys), mapServiceContext.getNodeEngine().getThisAddress());
+        } catch (RetryableHazelcastException e) {
+            return false;
+        } catch (RuntimeException e) {
+            load.fail(e);
+        }
+        return true;
     }
 
     /** Hazelcast does not check before it runs an entry processor on all entries. */

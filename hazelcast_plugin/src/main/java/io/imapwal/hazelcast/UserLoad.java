@@ -29,11 +29,15 @@ final class UserLoad {
     void add(CompletableFuture<?> next) {
         CompletableFuture<?> seen = next.handle((loaded, why) -> {
             if (why != null) {
-                failure = new Failure(ExceptionUtil.peel(why), System.nanoTime());
+                fail(ExceptionUtil.peel(why));
             }
             return null;
         });
         load = isDone() ? seen : CompletableFuture.allOf(load, seen);
+    }
+
+    void fail(RuntimeException why) {
+        failure = new Failure(why, System.nanoTime());
     }
 
     boolean isDone() {
