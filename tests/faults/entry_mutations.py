@@ -49,7 +49,7 @@ OF_ENTRIES = (
         "tests/cli/test_any_entry.py::test_a_lossy_conversion_is_said",
     ),
     Mutation(
-        "half a character is written as it is",
+        "a lone surrogate is written as it is",
         "imap_wal/encoder.py",
         '        return "".join("\\ufffd" if',
         '        return words or "".join("\\ufffd" if',
