@@ -120,7 +120,7 @@ def test_a_planned_read_refuses_a_new_log_of_that_name(store: MemoryStore) -> No
     parts = list(reader.partitions())
     forgotten(store)
     append(opened(store, FakeClock(), "n2"), put("new", "1", (1, 1, 3, 1)))
-    with pytest.raises(MissingNode, match="has its place"):
+    with pytest.raises(MissingNode, match="replaced it"):
         keys(reader, parts)
 
 
