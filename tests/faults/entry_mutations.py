@@ -25,7 +25,7 @@ OF_ENTRIES = (
         "imap_wal/embedded/store.py",
         "if isinstance(state.serializer, _Mixed) and state.values:",
         "if False:",
-        "tests/spark/test_backfill.py::test_a_map_of_two_classes_says_so",
+        "tests/spark/test_backfill.py::test_a_map_of_two_classes_is_refused",
     ),
     Mutation(
         "a backfill takes rows that are too large",
@@ -46,21 +46,21 @@ OF_ENTRIES = (
         "imap_wal/encoder.py",
         "    if len(shown) == count:\n",
         "    if True:\n",
-        "tests/cli/test_any_entry.py::test_a_lossy_conversion_is_said",
+        "tests/cli/test_any_entry.py::test_a_lossy_conversion_is_reported",
     ),
     Mutation(
         "a lone surrogate is written as it is",
         "imap_wal/encoder.py",
         '        return "".join("\\ufffd" if',
         '        return words or "".join("\\ufffd" if',
-        "tests/cli/test_any_entry.py::test_half_a_character_ends_no_decoded_read",
+        "tests/cli/test_any_entry.py::test_a_lone_surrogate_ends_no_decoded_read",
     ),
     Mutation(
         "a lossy conversion is not counted",
         "rewrite_cli/entries/losses.py",
         "self._counts[what] += 1",
         "self._counts[what] += 0",
-        "tests/cli/test_any_entry.py::test_a_lossy_conversion_is_said",
+        "tests/cli/test_any_entry.py::test_a_lossy_conversion_is_reported",
     ),
     Mutation(
         "two keys have one text",

@@ -474,7 +474,7 @@ def test_tasks_of_two_classes_publish_nothing(tmp_path: Path) -> None:
         )
 
 
-def test_a_map_of_two_classes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_map_of_two_classes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An earlier version accepted the backfill: the map could not be read, with an empty error."""
     with imap_wal.open(str(tmp_path)) as store:
         store.map("m")["a"] = 1

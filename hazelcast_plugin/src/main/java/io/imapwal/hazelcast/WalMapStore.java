@@ -276,9 +276,9 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
      * partition, except keys in doubt.
      *
      * <p>Hazelcast also calls this when a backup is read that does not have the key. The result is
-     * then null. A backup operation must see what the owner saw before it, while the log may already
-     * have the result of the operation. What the backup then has for an evicted key does not matter:
-     * if the owner is lost, the partition is settled from the log.
+     * then null: a backup operation must see what the owner saw before it, but the log may already
+     * have the result of the operation. What the backup then has for an evicted key does not
+     * matter: if the owner is lost, the partition is settled from the log.
      */
     @Override
     @SuppressWarnings({"unchecked", "rawtypes"})
