@@ -71,7 +71,7 @@ def test_a_refused_value_is_named_with_its_place(memory: MemoryStore, case: str)
             assert text.replace("m['k']", "m['new']") in str(raised.value) or text in str(
                 raised.value
             )
-            assert "or open the map with a serializer of your own" in str(raised.value)
+            assert "or open the map with a custom serializer" in str(raised.value)
         assert m.snapshot() == {"k": 1}
     assert contents(memory) == {"k": 1}
 
