@@ -49,7 +49,7 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """A JSON object in which a name is there twice: a dict would lose one."""
+    """A JSON object in which a name occurs twice: a dict would lose one."""
 
     pairs: tuple[tuple[str, Any], ...]
 

@@ -6,14 +6,14 @@
     NaN and infinities                       "nan", "inf", "-inf"                           lossy
     a dict with keys that are not text       each key is its JSON text; if two keys then have
                                              one text: {"pairs": [[key, value], …]}         lossy
-    half a character (a lone surrogate)      the character U+FFFD                           lossy
+    a lone surrogate (half of a character)   the character U+FFFD                           lossy
     a number of more than 2,400 digits       hexadecimal text                               lossy
     another object of Python                 its `repr`                                     lossy
     what cannot be decoded                   {"class": "com.acme.Order", "hex": "00ff"}     lossy
 
-The text of a key is of this key only, among all keys of its class: a join by it mixes none. If the
-JSON does not say exactly which bytes the key has, they are beside it: {"key": …, "hex": "00ff"}.
-So no form of a key is lossy, except that of a key that cannot be decoded.
+Two keys of one class never have the same text, so a join by it never mixes two keys. If the JSON
+alone does not determine the key's bytes, they are added: {"key": …, "hex": "00ff"}. So no text of a
+key is lossy, except for a key that cannot be decoded.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from imap_wal.entry import KEY, KEY_CLASS, MSGPACK, ORDER, RAW, Row, is_clear
 
 NUMBERS: Final = "NaN, an infinity or a number of thousands of digits is shown as text"
 DICT_KEYS: Final = "keys of a dict that are not text are shown as text or in pairs"
-CHARACTERS: Final = "half a character, which UTF-8 cannot have, is shown as U+FFFD"
-OBJECTS: Final = "an object of Python is shown as its repr"
+CHARACTERS: Final = "a lone surrogate, which UTF-8 cannot encode, is shown as U+FFFD"
+OBJECTS: Final = "another Python object is shown as its repr"
 UNDECODED: Final = "it cannot be decoded here, and is shown as its class and its bytes"
 
 _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -85,8 +85,8 @@ def json_of_plain(shown: Any) -> str:
 
 
 def text(value: Any, lost: set[str] | None = None) -> str:
-    """A decoded value on one line, for people: text without quotation marks, all else as JSON. It
-    may have any character."""
+    """A decoded value on one line, for people: text without quotation marks, all else as JSON. The
+    result may contain any character, also control characters."""
     match value:
         case str():
             return _characters(value, set() if lost is None else lost)
@@ -189,8 +189,7 @@ def _is_exact(row: Row, key: Any) -> bool:
 
 
 def _is_exact_msgpack(data: bytes, key: Any) -> bool:
-    """Whether these are the bytes that msgpack writes for this key, and JSON has its type. JSON has
-    one type for the lists, and one for the dicts, that a key cannot have anyway."""
+    """Whether these are the bytes that msgpack writes for this key, and JSON has its type."""
     return _has_type_of_json(key) and msgpack.packb(key, use_bin_type=True) == data
 
 
@@ -212,8 +211,8 @@ _OF_JAVA: Final = {
     "java.lang.Double": (-10, 8),
     "java.util.UUID": (-21, 16),
 }
-"""Class → its type in Hazelcast's Data, and the size of its content: each content is another
-value."""
+"""Class → its type in Hazelcast's Data, and the size of its content: two contents are never the
+same value."""
 _STRING, _STRING_TYPE = "java.lang.String", -11
 
 

@@ -70,7 +70,7 @@ class NotAppended(ImapWalError):
 
 class NotSerializable(NotAppended, TypeError, ValueError):
     """The serializer cannot write the key or value: for example, its type is wrong, or it is text
-    with a lone surrogate. Pass another type, or a serializer of your own."""
+    with a lone surrogate. Pass another type, or use a custom serializer."""
 
     def __init__(self, problem: str, place: str = "") -> None:
         """`place`: where in the value the problem is, such as `.items[3].when`; maps add their name
@@ -211,20 +211,21 @@ class PositionGone(ImapWalError):
 
 
 class OtherHistory(PositionGone):
-    """A position is of another history of the log: since an entry was read there, the log was
-    restored from a backup, repaired, or replaced by another copy or a new log. `asked` is that
-    position; `oldest` is where both histories part, and "" if the log does not know it."""
+    """A position belongs to another history of the log: since it was read, the log was restored
+    from a backup, repaired, or replaced by another copy or a new log. `asked` is that position;
+    `oldest` is the last position that both histories have, "" if the log does not know it."""
 
     def __init__(self, what: str, asked: str, shared: str) -> None:
         advice = "begin again: with a snapshot, or at the oldest position"
-        where = "the log does not know how much of it is the same"
+        where = "the log does not know where its history differs from that one"
         if shared:
-            where = f"both are the same up to {shared}"
+            where = f"both histories are the same up to {shared}, and differ after that"
             advice += f", or continue after {shared} with what this log has instead"
         ImapWalError.__init__(
             self,
-            f"{what}: {asked} is of another history of this log, which was restored, repaired or "
-            f"replaced since; {where}. What was read after that is not in this log: {advice}",
+            f"{what}: position {asked} belongs to another history of this log, which was restored, "
+            f"repaired or replaced since; {where}. Some of what was read is not in this log: "
+            f"{advice}",
         )
         self.asked, self.oldest = asked, shared
 

@@ -1,7 +1,7 @@
-"""What a forked child may do with the stores and logs that its parent has open: nothing.
+"""A forked child must not use the stores and logs that its parent has open.
 
-A child made by `os.fork` has the objects of its parent, but not its threads. So a lock that one of
-them held is never released, and no commit ever ends. The log belongs to the parent.
+After `os.fork`, the child has the parent's objects, but not its threads. So a lock that one of
+those threads held is never released, and no commit ever ends. The log belongs to the parent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Openness:
         if self._parent:
             raise Fenced(
                 f"this {self._what} was opened by process {self._parent}, and this is a forked "
-                f"child of it: open a {self._what} of its own in each process, after the fork"
+                f"child of it: open a {self._what} in each process separately, after the fork"
             )
 
 

@@ -18,8 +18,8 @@ frames.
 
 `last synced offset` is the offset up to which the segment was known to be durable when the frame
 was written. Damage below it is corruption. Damage above it, with no valid frame after it, is the
-torn tail of a crash. A frame that is written directly after a sync has its own offset there, so it
-is recognised too where it was not written, and shows that bytes before it were cut out.
+torn tail of a crash. A frame that is written directly after a sync has its own offset there. So it
+is recognised also at another offset, and then shows that bytes before it were cut out.
 
 An encrypted segment has format version 2. Its header's array also has the key id and, last, a check
 value of 16 bytes. In its frames, the msgpack stream is replaced:
@@ -109,7 +109,7 @@ def _value(part: str, width: int) -> int:
 
 
 EPOCH_ID_BYTES = 6
-"""Of a segment's random id: the start, which all segments of its epoch share."""
+"""The first bytes of a segment's random id, which all segments of its epoch have in common."""
 
 
 def epoch_id(token: bytes) -> str:

@@ -27,7 +27,7 @@ class Serializer(Protocol):
         ...
 
     def load_key(self, data: bytes) -> Any:
-        """The key of these bytes. Its errors are raised by the method of the map that reads it."""
+        """The key of these bytes. The method of the map that reads the key raises its errors."""
         ...
 
     def dump(self, value: Any) -> bytes:
@@ -35,8 +35,8 @@ class Serializer(Protocol):
         ...
 
     def load(self, data: bytes) -> Any:
-        """The value of these bytes. Its errors are raised by the method of the map that reads
-        it."""
+        """The value of these bytes. The method of the map that reads the value raises its
+        errors."""
         ...
 
 
@@ -49,8 +49,8 @@ class _Packer(threading.local):
 
 
 def _plain(value: Any) -> Any:
-    """The plain value that this one equals, for a value of a derived class. The others are
-    refused: they would be read as something else, such as a tuple as a list."""
+    """The plain value that equals a value of a derived class. Raises TypeError if there is none:
+    the value would be read as something else, such as a tuple as a list."""
     for kind in _PLAIN:
         if isinstance(value, kind):
             plain = kind(value)
@@ -63,15 +63,15 @@ _PLAIN: tuple[type[Any], ...] = (int, float, str, bytes, dict, list)
 _PLAIN_KEYS: tuple[type[Any], ...] = (int, str, bytes)
 _ADVICE = (
     "the default serializer keeps None, bool, int, float, str, bytes, lists and dicts; "
-    "pass these, or open the map with a serializer of your own"
+    "pass these, or open the map with a custom serializer"
 )
 _KEY_ADVICE = (
     "a key is None, bool, int, float, str, bytes, or a tuple of these; "
-    "pass one of them, or open the map with a serializer of your own"
+    "pass one of them, or open the map with a custom serializer"
 )
 _SMALLEST_INT, _LARGEST_INT = -(2**63), 2**64 - 1
 _LEVELS_MAX = 500
-"""msgpack writes no deeper values."""
+"""msgpack writes no values that are nested more deeply."""
 _SHOWN_MAX = 60
 
 
@@ -88,13 +88,13 @@ def demand_serializer(given: object) -> None:
 
 
 class MsgpackSerializer:
-    """The default: for None, bool, int, float, str, bytes, and lists and dicts of these. It takes
-    exactly what it returns equal, and raises `NotSerializable` for all else: a tuple in a value,
-    ints beyond 64 bits, text with a lone surrogate, other types. The keys of a dict are None, bool,
-    int, float, str or bytes.
+    """The default: for None, bool, int, float, str, bytes, and lists and dicts of these. It accepts
+    only values that are equal after a read, and raises `NotSerializable` for all others: a tuple in
+    a value, ints beyond 64 bits, text with a lone surrogate, other types. The keys of a dict are
+    None, bool, int, float, str or bytes.
 
-    A key of the map may also be a tuple of these. Keys that are equal, as 1, 1.0 and True are, have
-    the same bytes, those of the int. So NaN, which equals nothing, is no key."""
+    A key of the map may also be a tuple of these. Equal keys, such as 1, 1.0 and True, have the
+    same bytes, those of the int. So NaN, which equals nothing, cannot be a key."""
 
     name = "msgpack"
 
@@ -126,7 +126,10 @@ class MsgpackSerializer:
         """Raise ValueError unless these are bytes that `dump_key` returns."""
         found = self.load_key(key)
         if self.dump_key(found) != key:
-            raise ValueError(f"the key {shown(key)} is not the one form of {shown(found)}")
+            raise ValueError(
+                f"the key {shown(key)} is not the bytes that the default serializer writes for "
+                f"{shown(found)}"
+            )
 
     def load(self, data: bytes) -> Any:
         try:
@@ -174,11 +177,11 @@ class MsgpackSerializer:
 def _no_msgpack(what: str, data: bytes, error: Exception) -> ValueError:
     # Some errors of msgpack have no text.
     why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return ValueError(f"the {what} {shown(data)} is no msgpack ({why}): another program wrote it")
+    return ValueError(f"the {what} {shown(data)} is not msgpack ({why}): another program wrote it")
 
 
 def _step(key: Any) -> str:
-    """How the place of an error shows a key of a dict."""
+    """A key of a dict in the place of an error."""
     if isinstance(key, str) and key.isidentifier() and len(key) < _SHOWN_MAX:
         return f".{key}"
     return f"[{shown(key)}]"
@@ -230,7 +233,7 @@ class RawSerializer:
 
     def dump_key(self, key: Any) -> bytes:
         if isinstance(key, bytearray):
-            raise NotSerializable("a bytearray is no key, as in a dict; pass bytes")
+            raise NotSerializable("a bytearray cannot be a key, as in a dict; pass bytes")
         return self.dump(key)
 
     def load(self, data: bytes) -> Any:

@@ -1,15 +1,15 @@
-"""What a valid entry of a map is. Every entrance asks here: `imap_wal.log`, the agent, embedded
-maps (`demand_columns`) and a backfill (`imap_wal.parquet.valid_columns`).
+"""What a valid entry of a map is. Every writer checks entries here: `imap_wal.log`, the agent,
+embedded maps (`demand_columns`) and a backfill (`imap_wal.parquet.valid_columns`).
 
     fields    types, ranges, tombstones and clears are those of `imap_wal.entry.check`
     name      1 to 1024 bytes of UTF-8
     size      key and value together have at most `max_value_bytes`; a deletion has no limit,
-              because what is there must be deletable
-    classes   a map of a program has one class, of all keys and values
+              because every key that exists must be deletable
+    classes   a map that programs write has one class, of all keys and values
     form      a key of class msgpack has the bytes that the default serializer writes for it, and
-              its value is msgpack. A member's entry has a form that only members know
+              its value is msgpack. The form of a member's entry is not checked: only members know
 
-A store reads what is valid. So what is not valid is refused where it comes in.
+A store can read every valid entry. So an entry that is not valid is refused when it is written.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ def written(classes: Iterable[str]) -> str:
 
 
 def shows_classes(name: str) -> str:
-    """Which command shows the classes of a map."""
+    """The command that shows the classes of a map, for an error."""
     table = '"' + name.replace('"', '""') + '"'
     sql = f"FROM {table} SELECT key_class, value_class, count(*) GROUP BY ALL"
-    return f"this shows the classes: imap-wal query URL {shlex.quote(sql)}"
+    return f"to see the classes: imap-wal query URL {shlex.quote(sql)}"
 
 
 def demand_form(key_class: str, key: bytes, value_class: str, value: bytes | None) -> None:

@@ -1,4 +1,4 @@
-"""Which classes the maps of a log have: a backfill must not mix them."""
+"""Which classes the entries of a map have: a backfill must not mix classes in a map."""
 
 from __future__ import annotations
 

@@ -290,7 +290,7 @@ def _texts(batch: Any, wanted: Wanted) -> dict[str, Any]:
         made["value_text"].append(value)
         lost.update(of_row)
     for what, count in sorted(lost.items()):
-        _log.warning("of %d rows, %d have a key or value of which %s", len(rows), count, what)
+        _log.warning("lossy conversion in %d of %d rows: %s", count, len(rows), what)
     return {name: pa.array(made[name], pa.string()) for name in names}
 
 

@@ -88,8 +88,8 @@ class Options:
     entries, or images: the states of a key before and after each change. Of a stream, and of a
     batch with images: `starting` is earliest, latest or positions as JSON. Of a stream:
     `rows_per_batch` limits a batch; `reader` is the name under which prune keeps what the stream
-    has not read; `voided` is fail or ignore; `available_now` is what a query on Spark before 4.2
-    says about its trigger: unused, or wrapped. `encryption_keys` is the source from which each
+    has not read; `voided` is fail or ignore; `available_now` says how a query on Spark before 4.2
+    uses that trigger: unused, or wrapped. `encryption_keys` is the source from which each
     worker reads the keys of an encrypted log (default: IMAP_WAL_ENCRYPTION_KEYS there); `path` has
     it."""
 

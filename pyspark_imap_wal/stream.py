@@ -70,15 +70,16 @@ try:
     OLD_SPARK = ""
 except ImportError:
     OLD_SPARK = pyspark.__version__
-    """A release before 4.2: it asks a stream for everything that there is, whatever the trigger."""
+    """A release before 4.2: it lets a stream read up to its present end, whatever the trigger."""
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """A placeholder: these releases of Spark do not have it."""
 
 
 def demand_newer(spark: str, options: Options) -> None:
-    """Raises `InvalidSetting` for what a release of Spark before 4.2 would do wrongly, without an
-    error. A stream is not told its trigger, so the query has to say that it is not affected."""
+    """Raises `InvalidSetting` for a query that a release of Spark before 4.2 would run wrongly,
+    without an error. A stream does not know its trigger, so the query has to say that it is not
+    affected."""
     if options.rows_max:
         raise InvalidSetting(
             f"rows_per_batch needs Spark 4.2 or newer: Spark {spark} does not limit the batches of "
@@ -86,8 +87,8 @@ def demand_newer(spark: str, options: Options) -> None:
         )
     if not options.available_now:
         raise InvalidSetting(
-            f"Spark {spark} ends a query with trigger(availableNow=True) too early after a crash: "
-            "after the batch that it repeats, although the log has more. Use Spark 4.2 or newer; "
+            f"after a crash, Spark {spark} ends a query with trigger(availableNow=True) too early: "
+            "it repeats the last batch and reads no further. Use Spark 4.2 or newer; "
             "or set Spark's property spark.sql.streaming.triggerAvailableNowWrapper.enabled to "
             'true, and the option available_now to "wrapped". For a query with another trigger, '
             'set the option available_now to "unused"'
@@ -386,11 +387,12 @@ T = TypeVar("T")
 
 def _forgotten(node: str, read: Position, end: Position) -> MissingNode:
     return MissingNode(
-        f"node {node!r} was forgotten (imap-wal forget-node), or it is a backfill that snapshots "
-        "cover and that a prune removed, and this stream has not read its "
-        f"changes after {read}, up to {end}",
-        "start the query again without its checkpoint; or continue without them, with the option "
-        "partial; with the option `reader`, a node is not forgotten before the stream has read it",
+        f"node {node!r} was forgotten (imap-wal forget-node), or it is a backfill that a prune "
+        "removed because snapshots cover it, and this stream has not read its changes after "
+        f"{read}, up to {end}",
+        "start the query again without its checkpoint, or continue without these changes, with the "
+        "option partial. With the option reader, a node is not forgotten before the stream has "
+        "read it",
     )
 
 

@@ -7,7 +7,7 @@
     leftovers   temporary files of killed processes, for local
     descriptors open segments and held locks, for local
     objects     any fsspec file system of immutable objects: s3, gcs, abfs, …
-    held        files that the storage itself tells apart
+    held        files that are identified by an id of the storage
     lease       the lock for storage without locks
     hdfs        WebHDFS
     memory      this process, for tests and trials

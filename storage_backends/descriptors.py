@@ -16,7 +16,7 @@ from storage_backends.interface import LockContext
 _IOV_MAX = 1024
 
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-"""An open of a FIFO waits for a writer without O_NONBLOCK, which changes nothing for a file."""
+"""Without O_NONBLOCK, an open of a FIFO waits for a writer. It changes nothing for other files."""
 
 ZERO_AHEAD_BYTES = 1024 * 1024
 """How far ahead of small appends reserved space is written with zeros. The first write to reserved
@@ -119,11 +119,12 @@ os.register_at_fork(after_in_child=Descriptor._after_fork_in_child)
 
 
 class LocalHeld(Descriptor):
-    """An open file, known by its device and inode: while it is open, no other file gets that inode.
-    A link at any place of its path counts as what it points to."""
+    """An open file, identified by its device and inode: while it is open, no other file gets that
+    inode. Symbolic links in its path are followed."""
 
     def __init__(self, fd: int, path: str, target: str, *, asks_server: bool = False) -> None:
-        """`target`: the absolute path. `asks_server`: a stat may be answered from a cache (NFS)."""
+        """`target`: the absolute path. `asks_server`: look with an open, because a stat may be
+        answered from a cache (NFS)."""
         super().__init__(fd)
         self.path, self._target, self._asks_server = path, target, asks_server
         self._identity = _identity(os.fstat(fd))

@@ -1,4 +1,4 @@
-"""Files that the storage itself tells apart."""
+"""Files that are identified by an id of the storage."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from storage_backends.errors import NotFound
 
 
 class HeldByAnswer:
-    """A file with what the storage answers about it: never the same for two files."""
+    """A file with what the storage answers about its identity: different for any two files."""
 
     def __init__(self, path: str, ask: Callable[[], Hashable]) -> None:
-        """`ask` raises `NotFound` if there is no such file; so does this."""
+        """`ask` returns the identity of the file at `path` now. It raises `NotFound` if there is
+        none; so does this."""
         self.path, self._ask, self._identity = path, ask, ask()
         self._closed = False
 

@@ -49,13 +49,13 @@ class StoredFile:
 
 
 class Held(Protocol):
-    """One file, known by what it is, not by its name: a copy of it, or another file that was put in
-    its place, is a different one."""
+    """One file, identified by its identity and not by its name: a copy of it, or another file that
+    replaced it, is a different one."""
 
     path: str
 
     def is_there(self) -> bool:
-        """Whether the path still names this very file. Fast: one stat on a local file system. False
+        """Whether the path still leads to this file. Fast: one stat on a local file system. False
         after `close`.
 
         Raises:
@@ -63,7 +63,7 @@ class Held(Protocol):
         """
 
     def close(self) -> None:
-        """Let the file go. Safe to call twice."""
+        """Release the file. Safe to call twice."""
 
 
 class Appender(Held, Protocol):

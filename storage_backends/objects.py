@@ -5,14 +5,14 @@ two writers, and it is only as good as the service. The three drivers below turn
 into a condition that the service checks (S3 `If-None-Match: *`, GCS `ifGenerationMatch=0`, Azure
 `If-None-Match: *`; for content in several parts, on the request that completes them). Every other
 driver first checks and then writes, which is not atomic: `exclusive_create` is False there, and
-`create` raises `Unsupported`. So it is for a driver that a program registered for these schemes and
-that has fsspec's own `pipe_file` or `put_file`.
+`create` raises `Unsupported`. It also does so if a program registered a driver for these schemes
+that inherits `pipe_file` or `put_file` from fsspec.
 
 Some services with the API of S3 ignore the condition and overwrite, and so do some drivers. So
 before its first create, and before its first create from a file, a store creates a probe object
 twice, and fails if the second create succeeds.
 
-A driver gets no options but the user's: one that it does not know would be an error.
+A driver gets only the user's options, because an option that it does not know would be an error.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ObjectStore(_Immutable):
         self._veil = Veil(options)
         try:
             # A separate instance without a listing cache: otherwise fsspec may return a shared one
-            # that has a cache. fsspec itself takes the option; a driver does not see it.
+            # that has a cache. fsspec itself uses this option; a driver does not get it.
             opened: tuple[Any, str] = fsspec.core.url_to_fs(
                 url, **{**options, "skip_instance_cache": True}
             )
@@ -141,7 +141,7 @@ class ObjectStore(_Immutable):
         self._lease_ms = lease_ms
         self._deleted_at_once = _DELETED_AT_ONCE.get(protocol, 1)
         self._probed: set[str] = set()
-        """The methods of the driver that keep the condition."""
+        """The methods of the driver that are known to respect the condition."""
         self._probe_mutex = threading.Lock()
 
     # reading
@@ -172,7 +172,7 @@ class ObjectStore(_Immutable):
             answer = self._fs.find(full, detail=True)
             if isinstance(answer, Mapping):
                 return dict(answer)
-            # adlfs answers so for a file. Then nothing is below it.
+            # adlfs answers with a list for the path of a file. Then nothing is below it.
             if any(name.strip("/") != full.strip("/") for name in answer):
                 raise TypeError("the driver lists files without their sizes")
             return {}
@@ -223,8 +223,8 @@ class ObjectStore(_Immutable):
         return HeldByAnswer(path, lambda: self._version(path))
 
     def _version(self, path: str) -> Hashable:
-        """What tells an object from another one of its name. A copy that a user made in its place
-        has another time, and often another version."""
+        """What distinguishes an object from others of the same name. An object that replaced it has
+        another time, and often another version."""
         info = self._call(path, lambda: self._fs.info(self._full(path)))
         if info.get("type") == "directory":
             raise NotFound("is a folder", path)
@@ -331,8 +331,8 @@ class ObjectStore(_Immutable):
             raise self._error(error, path) from self._veil.cause(error)
 
     def _error(self, error: Exception, path: str) -> StorageError:
-        """What an error of the driver means. One that is not the service's may come from an option:
-        many drivers look at theirs only when they are used."""
+        """What an error of the driver means. An error that is not the service's may be caused by an
+        option: many drivers examine their options only at the first use."""
         found = translated(error, path, self.url)
         known = isinstance(error, OSError) or service_code(error) != ("", 0)
         if self._given and not known and not is_unreachable(error):
@@ -346,7 +346,7 @@ class ObjectStore(_Immutable):
         check_path(path)
         if not self.capabilities.exclusive_create:
             raise Unsupported(
-                f"the driver {self._driver} has no create that is atomic among processes", path
+                f"the driver {self._driver} has no create that is atomic between processes", path
             )
         self._probe(method)
         self._exclusive_now(path, action)
@@ -437,8 +437,8 @@ class LocalObjects(_Immutable, LocalStore):
 
 
 def _has_own_creates(kind: type[AbstractFileSystem]) -> bool:
-    """Whether a driver has methods of its own that create: those of fsspec check whether the file
-    exists, and then write it. (A driver of asyncio has no other ones.)"""
+    """Whether a driver has its own methods that create: those of fsspec check whether the file
+    exists, and then write it. (An asyncio driver must have its own.)"""
     return issubclass(kind, AsyncFileSystem) or (
         kind.pipe_file is not AbstractFileSystem.pipe_file
         and kind.put_file is not AbstractFileSystem.put_file

@@ -53,7 +53,7 @@ Ids: TypeAlias = Annotated[list[Id], Meta(max_length=MEMBERS_MAX)]
 
 NamesOfKind: TypeAlias = tuple[Number, Annotated[list[Label], Meta(max_length=REPORTED_NAMES_MAX)]]
 Report: TypeAlias = tuple[NamesOfKind, NamesOfKind, NamesOfKind, NamesOfKind]
-"""What of a member is durable and what is not: `imap_wal.agent.membership.reports.KINDS`."""
+"""Which maps and structures of a member are durable: `imap_wal.agent.membership.reports.KINDS`."""
 
 
 class About(Struct, frozen=True):

@@ -103,8 +103,8 @@ def restore_backup(
 
 
 def _close(target: SegmentStore, folder: str) -> None:
-    """Note where a node's log ends in the backup: what was written after it is not in this copy,
-    and a reader who has read it must not continue here."""
+    """Note where a node's log ends in the backup: what was written later is not in this copy, and a
+    reader that has read more must not continue here."""
     names = [
         Position(*name, file.size - 1, 0)  # no frame begins after that
         for file in target.list(f"{folder}/wal")

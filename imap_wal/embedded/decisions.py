@@ -97,8 +97,8 @@ class Decision(WriteBatch):
 
 
 class Taken:
-    """What is deleted and returned. It is decoded before the deletion is committed: what cannot be
-    decoded is not deleted."""
+    """An entry that is deleted and returned. It is decoded before the deletion is committed, so an
+    entry that cannot be decoded is not deleted."""
 
     def __init__(self, decode: Callable[[], tuple[Any, ...]]) -> None:
         self._found: tuple[Any, ...] = ()

@@ -3,8 +3,8 @@
 open ─▶ lock, prove all logs, recover the tail ─▶ claim an incarnation ─▶ fence writers of other
         nodes ─▶ `Store`
 
-`imap_wal.write.opening` does the first step, for one node's log. What is refused changes nothing,
-except for damage that only reading all entries shows: the restore finds it, after the open.
+`imap_wal.write.opening` does the first step, for one node's log. A refused open changes nothing.
+Damage that only shows when all entries are read is found by the restore, after the open.
 """
 
 from __future__ import annotations

@@ -358,8 +358,8 @@ class _Label:
 
 
 class _Mixed(_Label):
-    """Replaces the serializer of a map whose entries have several classes: none reads all of
-    them. Earlier versions accepted such a backfill."""
+    """Replaces the serializer of a map whose entries have several classes: no serializer can read
+    all of them. Earlier versions accepted such entries in a backfill."""
 
     def __init__(self, classes: set[str]) -> None:
         super().__init__("")
@@ -368,6 +368,6 @@ class _Mixed(_Label):
     def why(self, name: str) -> str:
         return (
             f"map {name!r} has entries of the classes {written(self.classes)}, so no serializer "
-            f"reads all of them; {shows_classes(name)}; open the store with a wal_filter that "
-            "skips those of one class, or delete the map with `imap-wal drop`"
+            f"can read all of them; {shows_classes(name)}; open the store with a wal_filter that "
+            "skips the entries of one class, or delete the map with `imap-wal drop`"
         )

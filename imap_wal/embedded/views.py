@@ -25,11 +25,11 @@ class MapReads(Mapping[Any, Any]):
     list of the keys, and of the values if it yields them. That takes 8 or 16 bytes per entry, and
     the values that are replaced during the iteration.
 
-    `snapshot()` and `dict(map.items())` are the map of one moment. `dict(map)` and `{**map}` are
-    not: Python reads the keys of one moment, and then each value when it comes to it, so it raises
-    KeyError for a key that was deleted or has expired meanwhile.
+    `snapshot()` and `dict(map.items())` show the map at one moment. `dict(map)` and `{**map}` do
+    not: Python reads all keys first, and then one value after the other, so it raises KeyError for
+    a key that was deleted or has expired meanwhile.
 
-    A key that the serializer does not take is absent. All methods raise `Closed` after the store
+    A key that the serializer does not accept is absent. All methods raise `Closed` after the store
     was closed."""
 
     def __init__(self, owner: MapOwner, state: MapState) -> None:

@@ -92,8 +92,8 @@ class ClusterManifest:
     """Generation of the rewrite that made a table → the table. Above the marks of a snapshot that
     names it, an entry of a lower pair was never acknowledged: it is void."""
     forgotten: Mapping[str, Position] = field(default_factory=dict)
-    """Log directories of forgotten nodes, which are not registered again, and the last position in
-    each of them."""
+    """Log directory of each forgotten node → the last position in it. These directories are never
+    registered again."""
     embedded: Whole = 0
     """The last incarnation of an embedded open."""
     clears: bool = False

@@ -1,9 +1,9 @@
 """The epochs of a log, and which history a position is of.
 
-Every open begins an epoch, and gives it a random id. The id is in the node's manifest, and each
-segment of the epoch has it in its header. A copy of a log has the epochs of the original, and
-begins one with another id when it is opened. So a position with the id of its epoch names an entry
-of one history only, whatever has copied the log: `imap-wal`, `cp`, or a snapshot of the disk.
+Every open begins an epoch, and gives it a random id. The id is in the node's manifest, and in the
+header of each segment of the epoch. A copy of a log has the epochs of the original; when the copy
+is opened, it begins an epoch with an id of its own. So a position with the id of its epoch belongs
+to one history only, whatever made the copy: `imap-wal`, `cp`, or a snapshot of the disk.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ checked, and is refused."""
 @dataclass(frozen=True, slots=True)
 class Epoch:
     """One open of a log. `id`: 12 hex digits. `end`: the position of its last entry that counts, or
-    of a frame without entries after it; None: the next open has not found it yet. What `repair` has
-    changed in an epoch follows as another one with the same number."""
+    of a frame without entries after it; None: no later open has determined it yet. If `repair` has
+    changed a part of an epoch, that part is another epoch with the same number after it."""
 
     number: Whole
     id: str
@@ -32,18 +32,19 @@ class Epoch:
 
 
 def begun(epochs: Sequence[Epoch], number: int, id: str, removed: Position) -> tuple[Epoch, ...]:
-    """These epochs, and a new one. Up to `removed`, entries can no longer be read."""
+    """These epochs, and a new one. Epochs that ended before `removed` are left out: their entries
+    can no longer be read."""
     kept = [each for each in epochs if each.end is None or each.end >= removed]
     return (*kept, Epoch(number, id))[-EPOCHS_MAX:]
 
 
 def ended(epochs: Sequence[Epoch], end: Position) -> tuple[Epoch, ...]:
-    """As `closed`, but the last one goes on."""
+    """As `closed`, but the last one continues."""
     return (*closed(epochs[:-1], end), *epochs[-1:])
 
 
 def closed(epochs: Sequence[Epoch], end: Position) -> tuple[Epoch, ...]:
-    """All epochs end here, if it is not known already where they end: for a copy that ends here."""
+    """The epochs of a copy that ends at `end`: epochs whose end is not known end there."""
     return tuple(each if each.end else replace(each, end=end) for each in epochs)
 
 
@@ -51,7 +52,7 @@ def forked(
     epochs: Sequence[Epoch], shared: Position, new_id: Callable[[int], str]
 ) -> tuple[Epoch, ...]:
     """The epochs of a copy that differs from its log after `shared`. `new_id` returns the new id of
-    an epoch. The former one stays beside it, as that of its segments that were not changed."""
+    an epoch. The former id is kept too, because segments that were not changed still have it."""
     found: list[Epoch] = []
     for each in epochs:
         if each.end is not None and each.end <= shared:

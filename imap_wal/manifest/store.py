@@ -106,8 +106,8 @@ class ManifestLog(Generic[C]):
         """The last manifest read or published."""
         self._highest = 0
         self.went_back = False
-        """Whether the last `read` found only manifests with lower numbers than an earlier one: an
-        older copy has the place of the folder. (A stale listing looks the same.)"""
+        """Whether the last `read` found only manifests with lower numbers than an earlier `read`
+        did: the folder was replaced by an older copy. (A stale listing looks the same.)"""
 
     def read(self) -> tuple[int, C]:
         """The newest manifest and its number; (0, the empty one) if there is none yet. Raises

@@ -218,7 +218,8 @@ def _batch_rows(described: Any, columns: list[str] | None, rows_max: int) -> int
 
 
 def demand_readable(store: SegmentStore, path: str, log: str = "") -> None:
-    """Raises the errors of a file whose footer cannot be read, or not with these keys."""
+    """Raises the errors of a file whose footer cannot be read, or cannot be read with these
+    keys."""
     with _reading(store, path, 0, log):
         pass
 

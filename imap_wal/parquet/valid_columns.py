@@ -56,5 +56,5 @@ def demand_valid_rows(name: str, rows: Any, bytes_max: int, classes: Collection[
             demand_form(MSGPACK, key.as_py(), MSGPACK, value.as_py())
         except ValueError as error:
             raise InvalidSetting(
-                f"map {name!r}: a row with the class 'msgpack' is not what a map writes: {error}"
+                f"map {name!r}: a row of class 'msgpack' is not what a map would write: {error}"
             ) from error

@@ -381,11 +381,11 @@ class ClusterLog:
 
 
 def _demand_same(node: str, planned: str, directory: str) -> None:
-    """Raises `MissingNode` if the node's log is not the one of which a file was to be read."""
+    """Raises `MissingNode` if the node has another log now than when the read was planned."""
     if planned and directory != planned:
-        now = f"{directory} has its place" if directory else "it was forgotten"
+        now = f"{directory} replaced it" if directory else "the node was forgotten"
         raise MissingNode(
-            f"node {node!r}: log {planned} was removed while it was read, {now}",
+            f"node {node!r}: log {planned} was removed while it was read; {now}",
             "run this again: it then reads what the cluster has now",
         )
 

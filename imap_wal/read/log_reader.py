@@ -259,7 +259,7 @@ class LogReader:
                     yield from self._segment(place, segment, following, limit)
                 return
             except CorruptLog:
-                # Or it is a segment of another history, as the manifest is now.
+                # The log may have been replaced: then its manifest has other epochs.
                 known, place.segment = place.epochs, None
                 self._look(place)
                 if place.epochs == known:
@@ -455,7 +455,7 @@ def _spilled(file: BinaryIO, placed: Iterator[_Placed]) -> Iterator[_Placed]:
 
 
 def _records(place: _Place, found: Iterable[_Placed]) -> Iterator[Record]:
-    """The records from `place.wanted` on, which moves on with each of them."""
+    """The records from `place.wanted` on. Each record moves `place.wanted` forward."""
     for position, row in found:
         if position >= place.wanted:
             place.wanted = position.after()

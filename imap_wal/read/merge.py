@@ -235,7 +235,7 @@ class Merge:
         }
 
     def _read(self, scans: list[tuple[FileScan, bool]], again: Collection[str]) -> None:
-        # What earlier attempts have merged counts too: otherwise the progress would fall.
+        # What earlier attempts have merged counts too: otherwise the progress would decrease.
         files, done = self._done
         total, last = done + sum(_left(scan) for scan, _ in scans), files + len(scans)
         directions = [forward for _, forward in scans]

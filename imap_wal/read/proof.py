@@ -1,11 +1,11 @@
-"""What a restore will read, examined before an open writes anything.
+"""Examines what a restore will read, before an open writes anything. It finds
 
-    missing nodes and segments   from the manifests and listings
-    missing archives, snapshots  from the listings
-    keys that do not fit         from the header or footer of each file, if the log is encrypted and
-                                 the keys are not all that were ever used
+    missing nodes and segments   in the manifests and listings
+    missing archives, snapshots  in the listings
+    keys that do not fit         in the header or footer of each file, if the log is encrypted and
+                                 the list of keys lacks one that this log has used
 
-No entry is read. So damage inside of a file is found by the restore, after the open.
+No entry is read. So the restore finds damage inside of a file only after the open.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from storage_backends import NotFound
 
 
 def prove_restore(log: ClusterLog, node: str, settings: Settings) -> None:
-    """Raise what would refuse a restore, as far as it is known without reading entries. `node`: its
-    log is opened, which examines its segments after the checkpoint, and may continue without those
-    that are missing. Raises `MissingNode`, `LogError` and `EncryptionError`."""
+    """Raise the error with which a restore would fail, as far as it is known without reading
+    entries. `node`: the node whose log is being opened; the open itself examines its segments after
+    the checkpoint, and may continue without missing ones. Raises `MissingNode`, `LogError` and
+    `EncryptionError`."""
     for attempt in range(ATTEMPTS):
         try:
             state = _state(log, node, settings)
@@ -46,7 +47,7 @@ def prove_restore(log: ClusterLog, node: str, settings: Settings) -> None:
 
 
 def _state(log: ClusterLog, node: str, settings: Settings) -> ClusterState | None:
-    """The state to read; None: the open gives up what is damaged, so it is not known yet."""
+    """The state to read; None: it is not known yet, because the open will give up damaged parts."""
     try:
         state = log.state()
     except LogError:
@@ -58,7 +59,7 @@ def _state(log: ClusterLog, node: str, settings: Settings) -> ClusterState | Non
 
 
 def _demand_there(log: ClusterLog, scans: list[FileScan]) -> None:
-    """Raises `NotFound` for an archive or a file of a snapshot that is not there."""
+    """Raises `NotFound` for a missing archive or file of a snapshot."""
     folders = {
         f"{log.node_folder(scan.node)}/archive" if scan.node else f"{log.folder}/snapshot"
         for scan in scans
@@ -66,13 +67,13 @@ def _demand_there(log: ClusterLog, scans: list[FileScan]) -> None:
     there = {file.path for folder in sorted(folders) for file in log.store.list(folder)}
     for scan in scans:
         if scan.path not in there and not log.store.exists(scan.path):
-            raise NotFound("it is not there", scan.path)
+            raise NotFound("the file is missing", scan.path)
 
 
 def prove_keys(log: ClusterLog, node: str = "") -> None:
-    """Raises `EncryptionError` for a file of this log that the keys do not open: a list of keys
-    becomes one of this log only if it can read it. `node`: of the nodes, look at this one only.
-    What is damaged, missing or covered by snapshots is not reported."""
+    """Raises `EncryptionError` for a file of this log that these keys cannot open: keys are entered
+    into the manifest of a log only if they can read the log. `node`: examine the files of this node
+    only. Files that are damaged, missing or covered by snapshots are not reported."""
     manifest, nodes = log.manifest(), {}
     if _fit_all(log, manifest):
         return
@@ -107,8 +108,8 @@ def _examined(scan: FileScan, state: ClusterState, node: str) -> bool:
 
 
 def _fit_all(log: ClusterLog, manifest: ClusterManifest) -> bool:
-    """Whether these keys open all files of this log. On objects, where each header is a request, it
-    is not examined whether some were written before the log was encrypted."""
+    """Whether these keys open all files of this log. On objects, where each header costs a request,
+    files that were written before the log was encrypted are not looked for."""
     ring = keys_of(log.store).key_ring
     key_checks.demand_same(ring, manifest.keys, log.manifests.folder)
     has_all = manifest.keys.keys() <= ring.keys.keys()

@@ -49,9 +49,9 @@ ROWS_MAX = 8192
 LOOKS_MAX = 3
 """How often one reading also reads frames that were appended meanwhile."""
 PAUSES_S = (0.005, 0.01, 0.02)
-"""The pauses after which a place that is no frame is looked at again. The writer may be at work,
-and without a sync its bytes become visible in any order: what is half there now may be whole
-then."""
+"""The pauses after which bytes that are not a valid frame are read again. The writer may still
+write them, and without a sync its bytes become visible in any order: a frame that is incomplete now
+may be complete then."""
 
 NAMED_MAX = 10
 """How many entries of a frame a warning names."""

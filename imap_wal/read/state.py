@@ -117,7 +117,7 @@ class ClusterState:
 
     def end_of_gone(self, node: str, directory: str) -> Position | None:
         """The last position of a log that was forgotten, or of a backfill that a prune has removed;
-        None: it is there, or not known."""
+        None: the log exists, or its end is not known."""
         end = self.manifest.forgotten.get(directory)
         return self.gone().get(node) if end is None else end
 
@@ -144,7 +144,7 @@ class ClusterState:
         return {name: pairs for name, pairs in tables.items() if pairs}
 
     def marked(self, node: str, position: Position) -> Position:
-        """A position of a node with the id of its epoch; that of a node which is gone has none."""
+        """A position of a node with the id of its epoch; without one if the node is gone."""
         if node not in self.nodes:
             return position
         return epochs.marked(self.nodes[node].manifest.epochs, position)

@@ -70,7 +70,7 @@ class NodePlan:
     changed: bool = False
     """The copy gets a new manifest."""
     shared: Position | None = None
-    """The copy has the entries of the log up to here, at their positions; None: all that it has."""
+    """Up to here, the copy has the entries of the log at their positions; None: it has all."""
     _epoch_ids: dict[int, str] = field(default_factory=dict)
     _others: set[tuple[int, str]] = field(default_factory=set)
     manifest: NodeManifest = field(default_factory=NodeManifest)
@@ -113,8 +113,8 @@ class NodePlan:
         return tuple(sorted((*found, *more), key=lambda each: each.number))
 
     def keeps(self, header: SegmentHeader) -> None:
-        """Note that the copy has a segment as it is. It may be from another copy of the log, which
-        was written too: its entries are kept."""
+        """Note that the copy has a segment unchanged. The segment may be from another copy of the
+        log, which was written too; its entries are kept."""
         known, found = ids(self.manifest.epochs, header.epoch), header.epoch_id
         if known and found not in known:
             self.changed = True
@@ -125,7 +125,7 @@ class NodePlan:
         return self._epoch_ids.setdefault(epoch, epoch_id(self.randomness.token()))
 
     def segment_id(self, epoch: int) -> bytes:
-        """The random id of a segment that the copy does not have as it was."""
+        """The random id of a segment that the copy has in a changed form."""
         new = (Epoch(epoch, self._new_id(epoch)),)
         return segment_id(new, epoch, self.randomness.token())
 

@@ -127,7 +127,7 @@ def publish(log: ClusterLog, backfill: Backfill, archives: Sequence[Archive]) ->
 
     def name(manifest: NodeManifest) -> NodeManifest:
         if manifest.archives or manifest.directory != backfill.directory:
-            raise LostRace(f"{backfill.folder(log)}: this backfill was published or removed before")
+            raise LostRace(f"{backfill.folder(log)}: this backfill is already published or removed")
         ordered = sorted(archives, key=lambda archive: (archive.first, archive.map))
         return replace(
             (manifest.listed() if backfill.listed else manifest).with_archives(ordered),

@@ -1,11 +1,11 @@
 """Removes the nodes of backfills (`imap_wal.retention.backfill`) that have ended.
 
     unfinished  not registered, and without a new file for a day. First the cluster's incarnation is
-                made higher than that of the backfill, so that it cannot be registered any more
+                made higher than that of the backfill, so that it can no longer be registered
     covered     registered, and a prune has removed its last archive: its entries are in snapshots.
-                It has no writer, so the node is not needed any more
+                It has no writer, so the node is no longer needed
 
-The names of these nodes are never used again, so nothing of them stays.
+The names of these nodes are never used again, so all of their files are removed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from storage_backends import StoredFile
 
 @dataclass(frozen=True, slots=True)
 class EndedBackfill:
-    """The node of a backfill that has ended, its incarnation at most, and its files. `directory`:
-    under which it is registered; "": it is unfinished."""
+    """The node of a backfill that has ended, its incarnation (0: not needed), and its files.
+    `directory`: the log directory under which it is registered; "": it is unfinished."""
 
     node: str
     incarnation: int
@@ -39,9 +39,9 @@ class EndedBackfill:
 
 
 def ended_backfills(log: ClusterLog, *, dry_run: bool = False) -> Iterator[EndedBackfill]:
-    """The backfills that have ended. Changes nothing; but without `dry_run`, the time is asked from
-    the storage, which creates a file for a moment. On a storage without modification times, no
-    backfill counts as unfinished. A node whose manifest is damaged is left out."""
+    """The backfills that have ended. It changes nothing; but without `dry_run`, the time is that of
+    the storage, for which a file is created for a moment. On a storage without modification times,
+    no backfill counts as unfinished. A node whose manifest is damaged is left out."""
     now_ms = 0
     registered = log.manifest().nodes
     for component in log.store.folders(f"{log.folder}/nodes"):
@@ -66,8 +66,8 @@ def ended_backfills(log: ClusterLog, *, dry_run: bool = False) -> Iterator[Ended
 
 
 def remove_ended(log: ClusterLog, backfill: EndedBackfill) -> set[str]:
-    """Remove the node and its files. Returns the deleted paths: none if it is registered or removed
-    meanwhile."""
+    """Remove the node and its files. Returns the deleted paths: none if the node was registered or
+    removed meanwhile."""
     node, is_ours = backfill.node, True
 
     def change(manifest: ClusterManifest) -> ClusterManifest | None:

@@ -42,8 +42,8 @@ storage's clock. If that is wrong, the rewrite loses its work, but no data is lo
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """Snapshot files that no manifest names, of a rewrite that runs or was killed. `age_ms`: of the
-    newest, by this machine's clock; None: the storage has no modification times."""
+    """Snapshot files that no manifest names, of a rewrite that runs or was killed. `age_ms`: the
+    age of the newest one, by this machine's clock; None: the storage has no modification times."""
 
     files: int
     bytes: int

@@ -50,8 +50,8 @@ def prune(
     dry run also reads the files of the snapshots. `unsealed`: node → the number of its first
     segment that is not sealed, if its writer passes it; otherwise the newest segment is kept,
     because it may be in use. `skew_ms_max`: in milliseconds. `forgotten`: readers for
-    which nothing is kept, as if they were forgotten before. `orphan_ms`: how long a rewrite that
-    was not finished must have written nothing before its files are removed.
+    which nothing is kept, as if they were forgotten before. `orphan_ms`: the files of an unfinished
+    rewrite are removed if it has written nothing for this long.
 
     Raises `CorruptLog` for a damaged or missing file of a snapshot; nothing that it covers is
     removed then. With `ttl_s`, raises `InvalidSetting` if this machine's clock differs from the

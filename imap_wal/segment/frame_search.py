@@ -6,8 +6,8 @@ The rule. A place p may begin a frame if all of this is true, as it is for every
     type     known
     synced   at most p: no frame says that something after its own start was synced
 
-A frame that was written directly after a sync says that all before its own start was synced. If
-bytes before it were cut out, it is at a place below that: `displaced` finds it there.
+A frame that was written directly after a sync says that all bytes before its own offset were
+synced. If bytes before it were cut out, the frame is at a lower offset: `displaced` finds it there.
 
 Every such place is tried, in order. The first with a correct checksum is a frame, and the search
 continues at its end. So every whole frame is found, except one inside another place whose checksum
@@ -68,10 +68,10 @@ class FrameSearch:
                 at += 1
 
     def displaced(self, offset: int) -> tuple[int, Frame] | None:
-        """The first place at or after `offset` of a whole frame that was written after a sync, at a
-        greater offset, and that frame. No crash moves it: bytes before it were cut out. A value
-        that contains earlier frames of its segment is not taken for that: they had lower
-        offsets."""
+        """The offset and the content of the first whole frame at or after `offset` that was written
+        after a sync, and at a greater offset. A crash moves no frame, so bytes before it were cut
+        out. Earlier frames of the segment inside of a value do not match: they were written at
+        lower offsets."""
         data, base = self._data, self._base
         at = offset - base
         while (match := _PLAUSIBLE.search(data, at + _TYPE_AT, self._until)) is not None:

@@ -30,7 +30,7 @@ class SegmentTail:
     `end` is the offset after the last whole frame; `size` the file's. `frames_after` counts valid
     frames after the damage (a torn tail can have them too: a power loss keeps any part of what was
     not synced), `records_after` their entries, `last_after` is the offset of the last.
-    `cut_bytes`: at least so many bytes were cut out: a frame of a greater offset follows.
+    `cut_bytes`: at least so many bytes were cut out, because a frame with a greater offset follows.
     """
 
     status: str

@@ -63,7 +63,7 @@ from storage_backends import NotFound, SegmentStore
 CLEAN, TORN, HEADER_TORN, CORRUPT = "clean", "torn-tail", "header-torn", "corrupt"
 SHORT, FOREIGN, UNSUPPORTED, FORGED = "short", "foreign", "unsupported", "forged"
 HISTORY_ADVICE = (
-    "bring back the segments and the manifests of one copy, or write a repaired copy of the log "
+    "put back the segments and the manifests of one copy, or write a repaired copy of the log "
     "with `imap-wal repair`"
 )
 INCOMPLETE = (
@@ -201,9 +201,9 @@ def begin(store: SegmentStore, place: Place, attempts: int = 2) -> SegmentReader
         return Verdict(FOREIGN, place, 0, store.size(place.path), what, advice=advice)
     if place.epoch_ids and header.epoch_id not in place.epoch_ids:
         what = (
-            f"this is a segment of epoch {header.epoch} with id {header.epoch_id}, and in the "
-            f"manifest of this log that epoch has id {place.epoch_ids[-1]}: it is from another "
-            "copy of the log, which was written too"
+            f"this is a segment of epoch {header.epoch} with id {header.epoch_id}, but in the "
+            f"manifest of this log that epoch has id {place.epoch_ids[-1]}: the segment is from "
+            "another copy of the log, which was written too"
         )
         return Verdict(FOREIGN, place, 0, store.size(place.path), what, advice=HISTORY_ADVICE)
     return reader

@@ -124,9 +124,8 @@ class LogScan:
         return damage
 
     def again(self, found: WalFolder, *, fenced: bool = False) -> LogScan:
-        """A scan of a later listing of this log. What this one has read and what cannot have
-        changed since is not read again: an object that another one follows, a file whose successor
-        was begun."""
+        """A scan of a later listing of this log. It does not read again what this scan has read and
+        what cannot have changed since: objects and files that have a successor."""
         known = self._sure or self
         if known._damaged or known.files[: known._next] != found.segments[: known._next]:
             return LogScan(self._context, self._manifest, found, fenced=fenced)

@@ -113,7 +113,7 @@ class NodeLog:
         self.bytes_written = 0
         self._closed = False
         self._keys = context.key_ring
-        # Last: it holds a file, which `close` lets go.
+        # Last, because it keeps a file open until `close`.
         self.permit = Permit(context, manifests, clusters, manifest, lock)
 
     def __str__(self) -> str:
@@ -157,8 +157,8 @@ class NodeLog:
             self._finish()
 
     def check(self) -> None:
-        """Before each acknowledgement: raises `Fenced` if another process has taken over, or if the
-        permit or the open segment is no longer in its place."""
+        """To be called before each acknowledgement: raises `Fenced` if another process has taken
+        over, or if the permit or the open segment was deleted, moved or replaced."""
         segment = self._segment
         self.permit.check(segment if isinstance(segment, SegmentWriter) else None)
 
@@ -430,7 +430,7 @@ class NodeLog:
         self.manifests.update(change)
 
     def _demand_objects(self, end: Position, manifest: NodeManifest) -> None:
-        """Raises `Fenced` if an object of a commit since the checkpoint is not there: the bucket or
+        """Raises `Fenced` if an object of a commit since the checkpoint is missing: the bucket or
         prefix was replaced by an older copy."""
         files = self.store.list(f"{self._folder}/wal")
         there = {name[1] for file in files if (name := layout.parse_wal_path(file.path))}

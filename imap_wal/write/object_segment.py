@@ -75,9 +75,9 @@ class ObjectSegment:
 
 
 def fences_by_object(manifest: NodeManifest) -> bool:
-    """Whether `shut_out` fences the writer of this manifest by an object. If that writer has
-    written nothing, it must publish where its epoch begins before it does, and that fails after the
-    manifest of an open."""
+    """Whether `shut_out` fences the writer of this manifest by an object. A writer that has written
+    nothing needs no such fence: it must first publish where its epoch begins, and that fails once
+    an open has published its manifest."""
     return manifest.begins[0] in (0, manifest.epoch)
 
 

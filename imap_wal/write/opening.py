@@ -1,13 +1,13 @@
 """Opens a node's log for writing.
 
-open    lock ─▶ newest manifest ─▶ prove that nothing refuses this open ─▶ fence the old writer,
-        unless it has closed ─▶ scan what it may have written since ─▶ publish epoch + 1
+open    lock ─▶ newest manifest ─▶ prove: check that nothing refuses this open ─▶ fence the old
+        writer, unless it has closed ─▶ scan what it may have written since ─▶ publish epoch + 1
         ─▶ cut a torn tail
 
-What is refused changes nothing: keys, versions, damage and settings are examined before the old
-writer is fenced. A takeover is proved once more before it takes the lock, so a living writer
-notices nothing of one that is refused. What was acknowledged is decided by the scan after the
-fence, which reads only what may have changed since the proof.
+A refused open changes nothing: keys, versions, damage and settings are checked before the old
+writer is fenced. A takeover does this check also before it takes the lock, so a refused takeover
+does not affect a running writer. The scan after the fence decides what was acknowledged. It reads
+only what may have changed since the check.
 
 No segment is changed before the epoch is published. `imap_wal.write.recovery` scans and cuts.
 `imap_wal.embedded.opening` is above this: it opens maps.
@@ -81,7 +81,7 @@ def open_node_log(
     maps: bool = False,
     also: Callable[[], object] = lambda: None,
 ) -> NodeLog:
-    """Open a node's log for writing. What is refused has changed nothing.
+    """Open a node's log for writing. A refused open changes nothing.
 
     Args:
         context: the storage, the node and its settings.
@@ -90,7 +90,8 @@ def open_node_log(
         embedded: for a program, not an agent.
         directory: open only this log; None: any log that the node has.
         maps: for changes of maps.
-        also: called when all else is proved, before anything is written; it may raise.
+        also: a further check, called after all others and before anything is written. It raises
+            to refuse the open.
 
     Returns:
         The recovered log, with its lock.
@@ -140,8 +141,8 @@ class _Moved(Exception):
 
 
 class _Examined(NamedTuple):
-    """What an open found. `before`: the manifest that it continues from. `lose` counts what it
-    gives up of this log, if anything."""
+    """What an open found. `before`: the manifest that it continues from. `lose` counts a loss, if
+    the open gives up a part of this log."""
 
     before: NodeManifest
     wal: WalFolder
@@ -228,12 +229,12 @@ class NodeOpening:
             )
 
     def prove(self) -> None:
-        """Raise what refuses this open. It needs no lock, and changes nothing."""
+        """Raise the error that refuses this open, if any. Needs no lock, and changes nothing."""
         self.check_before()
         self._attempt(self._examine)
 
     def open(self, what: str) -> NodeLog:
-        """`open_node_log`. After `prove`, what was read is not read again."""
+        """As `open_node_log`. What `prove` has read is not read again."""
         store, identity, takeover = self._store, self._identity, self._takeover
         if takeover:
             self.prove()
@@ -277,7 +278,7 @@ class NodeOpening:
         )
 
     def _examine(self, number: int, found: NodeManifest) -> _Examined:
-        """Raise what refuses this open. It changes nothing."""
+        """Raise the error that refuses this open, if any. Changes nothing."""
         self._demand_same(found)
         cluster_number, cluster = self._current_cluster_of(found)
         key_checks.demand_same(self._context.key_ring, cluster.keys, self.clusters.folder)
@@ -324,10 +325,10 @@ class NodeOpening:
     def _written(
         self, number: int, found: NodeManifest, claimed: NodeManifest, examined: _Examined
     ) -> tuple[NodeManifest, RecoveredState]:
-        """What an open writes, after all that can refuse it was examined."""
+        """Do what writes, after all that can refuse the open was examined."""
         before, wal, recovery, _, lose = examined
         if self._fences(found):
-            # First its own permit: if the storage takes no file, the former writer keeps its one.
+            # Its own permit first: if the storage cannot store it, the former writer keeps its own.
             self._create_permit(claimed)
             self._shut_out(found)
             wal = wal_folder(self._store, self._folder, before.archived, before.begins)
@@ -348,8 +349,8 @@ class NodeOpening:
         return manifest, recovered
 
     def _fences(self, found: NodeManifest) -> bool:
-        """Whether a former writer may still write. Not only for a takeover: an open that was
-        stopped between lock and manifest, and replaced meanwhile, finds its successor here."""
+        """Whether a former writer may still write. This is possible without a takeover too: if this
+        open was paused between lock and manifest, its successor may write now."""
         return bool(found.directory) and (self._takeover or not found.clean)
 
     def _fences_by_object(self, found: NodeManifest) -> bool:
@@ -475,7 +476,7 @@ class NodeOpening:
                 with suppress(AlreadyExists):
                     self._store.create(layout.old_fence_path(self._folder, before.epoch), b"")
         else:
-            # The log was read with these keys: with them, the fence is no other log's.
+            # The log was read with these keys, so the fence is encrypted with keys of this log.
             key_checks.enter(self._context.key_ring, self.clusters)
             shut_out(self._context, before)
 

@@ -18,15 +18,15 @@ NOT_PROVED: Mapping[str, NodeOpening] = {}
 
 
 def prove_others(context: LogContext) -> dict[str, NodeOpening]:
-    """Raise what would refuse `shut_out_others`, before the claim. It changes nothing. Returns, for
-    `shut_out_others`, the opening of each log that is not closed."""
+    """Raise the error that would refuse `shut_out_others`, before the claim. Changes nothing.
+    Returns the opening of each log that is not closed, to be passed to `shut_out_others`."""
     found = {}
     for other, manifest in _not_closed(context, embedded=False):
         opening = _opening(context, other, manifest)
         try:
             opening.prove()
         except LostRace:
-            continue  # it was forgotten or replaced at this moment
+            continue  # it was forgotten or replaced meanwhile
         except MissingNode:
             if context.settings.recovery_policy is RecoveryPolicy.FULL:
                 raise

@@ -1,8 +1,8 @@
 """The permit of a writer: its file, which a successor deletes, the lock of the node, and the entry
 in the node's manifest. Without all three, a writer acknowledges nothing.
 
-The file is known by what it is, not by its name: in a copy of the folder that was put in its place,
-the permit is another file.
+The file is identified by device and inode, on HDFS by its id, not by its name: if the folder is
+replaced by a copy, the permit in the copy is another file.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Permit:
 
     def demand(self, manifest: NodeManifest) -> None:
         """Raises `Fenced` if the node's manifest is that of another open, or in another folder. On
-        a storage without files that a process can hold, it also must not be an older one than this
-        process has seen."""
+        a storage without files that a process can hold, the manifest also must not be older than
+        one that this process has seen."""
         self.check()
         if self._file is None and self._manifests.went_back:
             raise self.replaced(self._manifests.folder)
@@ -120,8 +120,8 @@ class Permit:
         return Fenced(
             f"{path} of node {self._identity.node!r} was {what}, while this process had it open",
             advice=(
-                "close this one. Changes that it acknowledged are in the folder or file that was "
-                "here before: stop all writers, and bring that back before you open the log again"
+                "close this writer. Changes that it acknowledged are in the former folder or file: "
+                "stop all writers, and bring that back before you open the log again"
             ),
         )
 

@@ -39,7 +39,8 @@ from storage_backends import AlreadyExists, NotFound
 _log = logging.getLogger("imap_wal")
 
 PROOFS_MAX = 20
-"""How often the same damage must not be found twice, because a writer still writes."""
+"""How often a log is read until the same damage is found twice: a running writer may still complete
+what looks like damage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +99,9 @@ class Recovery:
 
     def prove(self, found: WalFolder, *, fenced: bool) -> None:
         """Raise the error that `run` would raise for the segments `found`, before their writer is
-        fenced. `fenced`: by an object that will follow them. It changes nothing, and can be called
-        again: only what may have changed is read again. Raises the errors of `run`, and `NotFound`
-        if a segment was removed meanwhile."""
+        fenced. `fenced`: an object that fences the writer will follow them. Changes nothing, and
+        may be called again: it reads again only what may have changed. Raises the errors of `run`,
+        and `NotFound` if a segment was removed meanwhile."""
         if self._only_end and self._scan_of(found).clean_end() is not None:
             return
         damage: Damage | None = None
@@ -120,11 +121,11 @@ class Recovery:
         )
 
     def run(self, claim: Callable[[bool], None]) -> RecoveredState:
-        """Make the log ready for writing. What `prove` has read and what cannot have changed since
-        is not read again. `claim` is called before the first file is changed, and again before
-        frames are given up; its argument says whether they are. It raises if the log is not the
-        caller's. Raises `CorruptLog`, `ShortLog`, `UnsupportedVersion` or `EncryptionError`;
-        nothing was changed then."""
+        """Make the log ready for writing. What `prove` has read is read again only if it may have
+        changed since. `claim` is called before the first file is changed, and again before frames
+        are given up; its argument says whether they are. It raises if another process has the log.
+        Raises `CorruptLog`, `ShortLog`, `UnsupportedVersion` or `EncryptionError`; nothing was
+        changed then."""
         manifest, found, self._claim = self.manifest, self._listed(), claim
         if self._fill(found):
             found = self._listed()

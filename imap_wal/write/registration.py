@@ -32,7 +32,7 @@ WITHOUT = "and open with recovery_policy='partial'"
 
 
 class _LostDisk(NamedTuple):
-    """`segments` of the log `before` were only on a disk that is lost; `what` says so."""
+    """`segments` of the log `before` were only on a lost disk. `what`: this as an error text."""
 
     before: NodeManifest
     segments: range

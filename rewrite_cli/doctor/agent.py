@@ -28,8 +28,8 @@ def agent_checks(
     agent_key: str = "",
     failed: set[str] | None = None,
 ) -> Iterator[Check]:
-    """Whether an agent answers, and what it reports. `key`, `agent_key`: as for `Client`. Its node
-    is added to `failed` if it runs and its log has failed."""
+    """Whether an agent answers, and what it reports. `key`, `agent_key`: as for `Client`. If the
+    agent runs and its log has failed, its node is added to `failed`."""
     from imap_wal.agent.transport.client import NoAgent
     from rewrite_cli.local_cluster.launcher import ask_stat
 
@@ -67,7 +67,7 @@ def agent_checks(
 
 
 def without_agent(name: str, node: str) -> Check:
-    """No agent of a node runs, and the next start would wait for it."""
+    """A node has no running agent, and the next start would wait for it."""
     return Check(
         name,
         WARNING,
@@ -94,7 +94,7 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
             "correct what the text names; the agent then continues without a restart",
         )
     elif state:
-        yield Check("agent", WARNING, f"{where}: {state}", "it is not ready, as /readyz says")
+        yield Check("agent", WARNING, f"{where}: {state}", "the agent is not ready (/readyz)")
     else:
         yield Check("agent", OK, where)
     start = health.get("start") or {}
@@ -120,8 +120,8 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
             "agent's clock",
             PROBLEM,
             doubt,
-            "correct that clock (chronyc tracking, or timedatectl); members expire entries by the "
-            "clocks of their machines: restart those of the wrong clock afterwards",
+            "correct the wrong clock (chronyc tracking, or timedatectl); then restart the members "
+            "on that machine, because they expire entries by its clock",
         )
     if error := health.get("merge_error"):
         yield Check(
@@ -162,7 +162,7 @@ def _names(members: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _maps(members: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
-    """What of the members is durable and what is not, by names; nothing if none has said it."""
+    """Which maps and structures of the members are durable; nothing if no member reports it."""
     reports = [each["maps"] for each in members if each.get("maps")]
     if not reports:
         return
@@ -191,7 +191,7 @@ def _maps(members: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
 
 
 def _listed(lists: Sequence[Mapping[str, Any]]) -> str:
-    """The names that any member has used. Further ones of a member are only counted."""
+    """The names that any member has reported, and how many more there are."""
     names = sorted({name for each in lists for name in each["names"]})
     more = max(each["count"] for each in lists) - len(names)
     return ", ".join([*names, *([f"{more} more"] if more > 0 else [])])

@@ -169,7 +169,7 @@ def _writers(
             continue
         writer = writer_of(store, node.folder, "imap-wal doctor")
         if writer is None and node.name in failed:
-            what = f'node {node.name!r}: its agent runs, and its log has failed (line "agent")'
+            what = f'node {node.name!r}: its agent runs, and its log has failed (see line "agent")'
             yield Check(name, PROBLEM, what, "do not start another agent of this node")
         elif writer is None:
             crashed.append(node.name)
@@ -180,8 +180,8 @@ def _writers(
             name,
             WARNING,
             f"no process has {', '.join(map(repr, crashed))} open, and they were not closed: a "
-            "crash or kill, or the log of an agent that runs has failed",
-            "ask an agent that runs: `imap-wal doctor --agent`; otherwise the next start recovers "
+            "crash or kill, or the log of a running agent has failed",
+            "if an agent runs, see `imap-wal doctor --agent`; otherwise the next start recovers "
             f"them, and cuts off {INCOMPLETE}",
         )
     return crashed

@@ -28,8 +28,8 @@ def storage_checks(
     url: str, key: KeyPair | None = None, failed: Collection[str] = ()
 ) -> Iterator[Check]:
     """Whether the storage answers, its capabilities, and each cluster on it. `key`: to ask
-    agents what is only on their own disks. `failed`: nodes whose agents run, and whose logs
-    failed."""
+    agents what is only on their own disks. `failed`: nodes whose agents run although their logs
+    have failed."""
     try:
         store = open_store(url)
     except (StorageError, ImportError) as error:

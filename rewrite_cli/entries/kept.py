@@ -25,12 +25,12 @@ def sizes(kept: KeptFor) -> str:
 
 
 def unfinished_text(cluster: str, left: Unfinished) -> str:
-    """What rewrites that were not finished have left, and how it is removed."""
+    """What unfinished rewrites have left, and how it is removed."""
     age = "" if left.age_ms is None else f", the newest {duration(left.age_ms / 1000)} old"
     return (
         f"{cluster}: {count(left.files, 'snapshot file')} with {size(left.bytes)}{age}, of a "
-        "rewrite that was not finished: it runs, or it was killed; prune removes such files after "
-        "24 hours. If no rewrite runs: imap-wal prune --orphans-older-than 1m"
+        "rewrite that runs or was killed; prune removes such files after 24 hours, and if no "
+        "rewrite runs, at once: imap-wal prune --orphans-older-than 1m"
     )
 
 

@@ -44,7 +44,7 @@ class Matcher:
         self._values = [value for key in keys if isinstance(key, str) for value in _as_json(key)]
         self._by_text = any(isinstance(key, str) for key in keys)
         self.unreadable: set[str] = set()
-        """Classes of keys that have no text, so it is unknown whether one was meant."""
+        """Classes of keys that have no text: it is unknown whether one of them was asked for."""
 
     def __call__(self, row: Row, decoder: Decoder) -> bool:
         if is_clear(row):
@@ -67,11 +67,11 @@ class Matcher:
         """How to name a key that has no text."""
         return (
             f"keys of class {names(sorted(self.unreadable))} cannot be written as text; name the "
-            "key by its bytes, as in hex:a3343231: `dump -o json` has them as key_bytes"
+            "key by its bytes, such as hex:a3343231; `dump -o json` prints them as key_bytes"
         )
 
     def note_unreadable(self) -> None:
-        """Print that, if there were such keys."""
+        """Print `why_unreadable`, if there were such keys."""
         if self.unreadable:
             note(self.why_unreadable())
 

@@ -1,4 +1,4 @@
-"""Which keys and values JSON does not show exactly: counted in a note, and named with --strict."""
+"""Notes which keys and values JSON does not show exactly: how many, and with --strict which."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _PROPERTIES = """\
 """
 
 _TRANSIENT = """\
-    # Maps that are not durable, also if the list above has them:
+    # Maps that are not durable, even if the list above matches them:
     # imap-wal.transient-maps: "cache-*"
 """
 
@@ -82,7 +82,7 @@ hazelcast:
     # For every map, whatever section of `map:` it has:
 {_plugin(agent, durable, transient, properties)}
 {more}\
-    # Queues, sets and all structures that are not maps are not durable: warn, or refuse them
+    # Queues, sets and other structures are not durable: warn, or refuse them
     imap-wal.durable-structures: warn
     # imap-wal.timeout-ms: "10000"          # longest wait for one acknowledgement
     # imap-wal.agent-timeout-ms: "2000"     # an agent that does not answer for so long hangs
@@ -107,8 +107,8 @@ hazelcast:
 
 
 def _summary(durable: Sequence[str], transient: Sequence[str]) -> str:
-    """The lists in words. With "*", there is no other map."""
-    rest = "" if "*" in durable else "; any other map is not durable, and reported"
+    """The lists as a sentence. With "*", there are no other maps."""
+    rest = "" if "*" in durable else "; any other map is not durable, and is reported"
     return f"Durable maps: {', '.join(durable)}; transient: {', '.join(transient) or 'none'}{rest}"
 
 

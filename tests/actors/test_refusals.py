@@ -1,4 +1,4 @@
-"""What was refused has changed nothing: each reason to refuse, at each entrance, on both kinds of
+"""A refused call changes nothing: each reason to refuse, at each entry point, on both kinds of
 storage. All files are compared, by path and content.
 
 The locks of nodes are left out: an open takes the lock before it examines the log, because no other
@@ -78,7 +78,7 @@ class Place:
         return [self.root / MAPS / "nodes/n1", self.root / RECORDS / "nodes/log"]
 
 
-# ---- entrances -----------------------------------------------------------------------------------
+# ---- entry points --------------------------------------------------------------------------------
 
 
 def maps(place: Place, **options: Any) -> None:
@@ -282,15 +282,15 @@ def locked(place: Place) -> None:
 
 
 def missing_node(place: Place) -> None:
-    """Of the maps, that of a node which no entrance opens."""
+    """Of the maps, a node that no entry point opens."""
     shutil.rmtree(place.root / MAPS / "nodes/n4")
     shutil.rmtree(place.nodes()[1])
 
 
 @dataclass(frozen=True)
 class Reason:
-    """`change` makes the log or the caller one that is refused, at all entrances but `accepts`.
-    `late`: only reading all entries shows it there, and the call has written before that."""
+    """`change` changes the log or the caller so that all entry points except `accepts` refuse.
+    `late`: those that find it only when they read all entries, after they have written."""
 
     change: Callable[[Place], None]
     accepts: frozenset[str] = frozenset()
@@ -299,7 +299,7 @@ class Reason:
 
 _TAKEOVERS = frozenset({"takeover", "takeover by an agent", "takeover of a log", "forget-node"})
 _NEVER = frozenset({"backfill", "a log among maps", "maps in a log"})
-"""Two logs were not closed, and the other entrances are for logs of another kind."""
+"""Two logs were not closed, and the other entry points are for logs of another kind."""
 _AGENTS = frozenset({"agent", "takeover by an agent"})
 """They read the other logs and the archives when a map is first used."""
 _OF_RECORDS = frozenset({"log", "takeover of a log"})
@@ -408,7 +408,7 @@ def attempt(entrance: Callable[[Place], None], place: Place) -> Exception | None
 
 
 def refused(original: Place, scratch: Path, reason: Reason) -> tuple[set[str], dict[str, str]]:
-    """The entrances that accepted this log, and those that refused it and had changed it."""
+    """The entry points that accepted this log, and those that refused it but changed it."""
     accepted, changed = set(), {}
     place: Place | None = None
     for number, (name, entrance) in enumerate(ENTRANCES.items()):
@@ -433,7 +433,7 @@ def refused(original: Place, scratch: Path, reason: Reason) -> tuple[set[str], d
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_what_was_refused_has_changed_nothing(killed: Place, tmp_path: Path, reason: str) -> None:
+def test_a_refused_call_changes_nothing(killed: Place, tmp_path: Path, reason: str) -> None:
     accepted, changed = refused(killed, tmp_path, REASONS[reason])
     assert {name: changed[name] for name in changed.keys() - REASONS[reason].late} == {}
     assert accepted == REASONS[reason].accepts

@@ -193,7 +193,7 @@ def test_a_replaced_prefix_is_noticed_at_the_next_checkpoint(
     store.close()
 
 
-def test_checkpoints_and_archives_of_objects_go_on(tmp_path: Path) -> None:
+def test_checkpoints_and_archives_of_objects_continue(tmp_path: Path) -> None:
     clock = FakeClock()
     with embedded(LocalObjects(str(tmp_path / "log")), clock=clock) as store:
         for number in range(6):

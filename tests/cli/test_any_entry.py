@@ -220,7 +220,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("case", LOSSY)
-def test_a_lossy_conversion_is_said(
+def test_a_lossy_conversion_is_reported(
     run: Run, tmp_path: Path, case: str, words: tuple[str, ...]
 ) -> None:
     """They printed NaN, which is not JSON, and lost an item without a note."""
@@ -246,7 +246,7 @@ def test_exact_values_have_no_note(run: Run, tmp_path: Path) -> None:
         assert (ended.code, ended.err) == (0, ""), words
 
 
-def test_half_a_character_ends_no_decoded_read() -> None:
+def test_a_lone_surrogate_ends_no_decoded_read() -> None:
     """Spark said `surrogates not allowed`, and the whole query ended."""
     value = of_member(HazelcastJsonValue('{"a":"\\ud83d", "\\ud83e": 1, "\\ud83d": 2}'))
     lost: set[str] = set()

@@ -152,7 +152,7 @@ def test_a_raw_map_keeps_bytes_and_nothing_else(memory: MemoryStore) -> None:
         raw[memoryview(b"l")] = memoryview(b"w")
         with pytest.raises(NotSerializable, match="takes bytes, not str"):
             raw[b"k"] = "text"
-        with pytest.raises(NotSerializable, match="a bytearray is no key"):
+        with pytest.raises(NotSerializable, match="a bytearray cannot be a key"):
             raw[bytearray(b"k")] = b"v"
         with pytest.raises(KeyError):
             raw["k"]

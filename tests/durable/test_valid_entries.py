@@ -71,7 +71,7 @@ def test_a_refused_value_is_named_with_its_place(memory: MemoryStore, case: str)
             assert text.replace("m['k']", "m['new']") in str(raised.value) or text in str(
                 raised.value
             )
-            assert "or open the map with a serializer of your own" in str(raised.value)
+            assert "or open the map with a custom serializer" in str(raised.value)
         assert m.snapshot() == {"k": 1}
     assert contents(memory) == {"k": 1}
 
@@ -182,7 +182,7 @@ def test_a_key_that_no_map_takes_is_absent(memory: MemoryStore, key: Any) -> Non
         assert m.snapshot() == {"a": 1}
 
 
-def test_nan_is_no_key(memory: MemoryStore) -> None:
+def test_nan_cannot_be_a_key(memory: MemoryStore) -> None:
     with embedded(memory) as store, pytest.raises(NotSerializable, match="NaN equals no key"):
         store.map("m")[float("nan")] = 1
 
@@ -197,7 +197,7 @@ class Choosy(MsgpackSerializer):
         return value
 
 
-def test_what_cannot_be_read_is_not_popped(memory: MemoryStore) -> None:
+def test_pop_deletes_no_value_that_cannot_be_read(memory: MemoryStore) -> None:
     """The deletion was committed, and then the value could not be read: it was lost."""
     with embedded(memory) as store:
         m = store.map("m", serializer=Choosy())

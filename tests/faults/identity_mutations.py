@@ -72,10 +72,10 @@ OF_IDENTITIES = (
         "imap_wal/agent/membership/forget_node.py",
         "    if not unfinished:\n",
         "    if True:\n",
-        "tests/spark/test_forgotten_nodes.py::test_a_registered_reader_holds_a_node_back",
+        "tests/spark/test_forgotten_nodes.py::test_a_registered_reader_prevents_forgetting_a_node",
     ),
     Mutation(
-        "a writer of objects goes on in an older copy of its prefix",
+        "a writer on objects continues in an older copy of its prefix",
         "imap_wal/write/node_log.py",
         "if missing and missing[-1] > self",
         "if False and missing[-1] > self",

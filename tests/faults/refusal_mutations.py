@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tests.faults.mutation import Mutation
 
-REFUSED = "tests/actors/test_refusals.py::test_what_was_refused_has_changed_nothing"
+REFUSED = "tests/actors/test_refusals.py::test_a_refused_call_changes_nothing"
 CLOSED = "tests/actors/test_refusals.py::test_a_closed_log_is_refused_unchanged"
 
 OF_REFUSALS = (

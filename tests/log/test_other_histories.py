@@ -65,7 +65,7 @@ def test_a_position_in_what_a_copy_lacks_is_refused(folder: Path) -> None:
         ]
 
 
-def test_a_position_in_what_both_have_is_read_on(folder: Path) -> None:
+def test_a_position_that_both_copies_have_continues(folder: Path) -> None:
     read = [each.position for each in LogReader(str(folder)).read()]
     _put_back(folder)
     _append(folder, 4, 5)
@@ -93,7 +93,7 @@ def test_positions_are_those_of_appends(tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-def test_no_position_is_read_on_in_another_history(
+def test_no_position_continues_in_another_history(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A log, copies of it at random moments, and appends to any of them. What is read on from a

@@ -105,7 +105,7 @@ def test_a_stream_misses_no_change_of_a_forgotten_node(
     assert len(continued.rest()) == (0 if read else 1)
 
 
-def test_a_registered_reader_holds_a_node_back(store: MemoryStore) -> None:
+def test_a_registered_reader_prevents_forgetting_a_node(store: MemoryStore) -> None:
     engine = Engine(store.url, reader="daily")
     with pytest.raises(InvalidSetting, match="reader 'daily' has not read"):
         forgotten(store)
@@ -120,7 +120,7 @@ def test_a_planned_read_refuses_a_new_log_of_that_name(store: MemoryStore) -> No
     parts = list(reader.partitions())
     forgotten(store)
     append(opened(store, FakeClock(), "n2"), put("new", "1", (1, 1, 3, 1)))
-    with pytest.raises(MissingNode, match="has its place"):
+    with pytest.raises(MissingNode, match="replaced it"):
         keys(reader, parts)
 
 

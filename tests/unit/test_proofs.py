@@ -89,7 +89,7 @@ def test_a_commit_between_two_reads_is_no_damage(tmp_path: Path) -> None:
     assert len(acknowledged) > 1 and taken.requests == {1: acknowledged[-1]}
 
 
-def test_a_living_writer_notices_no_refused_takeover(memory: MemoryStore) -> None:
+def test_a_refused_takeover_does_not_affect_a_running_writer(memory: MemoryStore) -> None:
     """It keeps its lock and its permit."""
     former = node_log(memory)
     write(former, 1)

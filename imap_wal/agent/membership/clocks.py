@@ -1,10 +1,10 @@
-"""Compares this agent's clock with those of the other agents and of the storage, before a restore
-leaves out entries because they have expired. It also knows which agents run.
+"""Compares this agent's clock with those of the other agents and of the storage: if they differ,
+restores keep expired entries. It also knows which agents run.
 
 Each sign of life (`liveness.py`) has the time at which its agent wrote it, by that agent's clock.
 The storage's modification time says when that was by the storage's clock. So the clocks of two
-agents are compared however old their signs are, and without asking another agent. A storage without
-modification times (`memory://`) is not shared by machines, and nothing is compared there.
+agents are compared whatever the age of their signs, and without a request to another agent. A
+storage without modification times (`memory://`) is not shared by machines; nothing is compared.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from imap_wal.clock import Clock, utc
 from storage_backends import NotFound, SegmentStore, StoredFile
 
 OFTEN_S = 60.0
-"""An agent that starts looks at each renewal of its sign for this time: the others start too."""
+"""For this time after its start, an agent looks at each renewal of its sign, because the others may
+start too."""
 PAUSE_S = 60.0
 """The pause between two looks after that, and the time after which a sign is read again."""
 OLD_MS = 3 * int(PAUSE_S * 1000)
-"""A sign that was not renewed for this time says nothing about a clock of now."""
+"""A sign that was not renewed for this time says nothing about the present clock."""
 
 _log = structlog.get_logger("imap_wal.agent")
 
@@ -43,8 +44,9 @@ def parse(data: bytes) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """By how much the clock of a sign's agent was ahead of the storage's, when this was read, in
-    monotonic seconds, and the sign's name without its number: the agent's epoch is in it."""
+    """A sign that was read. `ahead_ms`: by how much its agent's clock was ahead of the storage's.
+    `at`: when it was read, in monotonic seconds. `agent`: the sign's name without its number; it
+    includes the agent's epoch."""
 
     ahead_ms: int
     at: float
@@ -63,14 +65,14 @@ class Clocks:
         self._looked: float | None = None
         self._read: dict[str, _Read] = {}
         self.seen: frozenset[str] = frozenset()
-        """The nodes whose agents gave a sign lately. Replaced as a whole."""
+        """The nodes whose agents have given a sign recently. Replaced as a whole."""
         self.ahead_ms: Mapping[str, int] = {}
         """Another clock, as text → by how many milliseconds this agent's clock is ahead of it;
-        negative: it is slow. Replaced as a whole."""
+        negative: it is behind. Replaced as a whole."""
 
     @property
     def skew_ms(self) -> int:
-        """The largest known difference from another clock; negative: this one is slow."""
+        """The largest known difference from another clock; negative: this one is behind."""
         return max(self.ahead_ms.values(), key=abs, default=0)
 
     @property
@@ -85,7 +87,7 @@ class Clocks:
             f"the clock of node {self._node!r} shows {utc(now_ms)}, and the clock of {other} shows "
             f"{utc(now_ms - difference)}: they differ by {abs(difference) / 1000:,.0f} s, more "
             f"than clock_skew_max_s ({self._skew_ms_max / 1000:g} s); until one of them is "
-            "corrected, restores leave out no entry because it has expired"
+            "corrected, restores keep expired entries"
         )
 
     def expired_until_ms(self) -> int:
@@ -94,7 +96,7 @@ class Clocks:
         return 0 if self.doubt else self._clock.now_ms()
 
     def look(self) -> bool:
-        """Compare, if it is time to; returns whether it was. Raises StorageError."""
+        """Compare, if it is time to do so; returns whether it was. Raises StorageError."""
         now = self._clock.monotonic()
         often = now - self._since < OFTEN_S
         if not often and self._looked is not None and now - self._looked < PAUSE_S:

@@ -227,8 +227,8 @@ def _unread(log: ClusterLog, node: str, end: Position) -> str:
         return ""
     names = ", ".join(map(repr, unfinished))
     return (
-        f"reader {names} has not read the last changes of node {node!r}: let it read them, run "
-        "`imap-wal prune --forget-reader NAME` if it will not return, or pass --lose"
+        f"reader {names} has not read the last changes of node {node!r}: let it read them; or run "
+        "`imap-wal prune --forget-reader NAME` if it will not return; or pass --lose"
     )
 
 

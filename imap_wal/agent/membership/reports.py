@@ -26,7 +26,7 @@ class Reports:
         self._by_sender.pop(sender, None)
 
     def of(self, sender: bytes) -> Mapping[str, Any] | None:
-        """Of each kind, how many this member has used, and the first names; None: not told."""
+        """Of each kind, how many this member has used, and the first names; None: no report."""
         report = self._by_sender.get(sender)
         if report is None:
             return None
@@ -37,8 +37,8 @@ class Reports:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many of each kind the members use. Those beyond the names of one member may be those
-        of another."""
+        """How many of each kind the members use, at least: names that a member has only counted may
+        be the same as names of another member."""
         found = dict.fromkeys(KINDS, 0)
         for index, kind in enumerate(KINDS):
             kinds = [report[index] for report in list(self._by_sender.values())]

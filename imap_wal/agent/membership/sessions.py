@@ -93,8 +93,8 @@ class SessionRegistry:
             self.sign.claimed_by = lambda: log.claims.read()[1].cluster_id
             self.sign.compare = self._look_at_others
         self.absent: tuple[str, ...] = ()
-        """Nodes for which the next start of all members would wait, because no agent of them runs
-        now; none with `start_policy` partial. Replaced as a whole."""
+        """Nodes for which the next start of all members would wait, because they have no running
+        agent now; none with `start_policy` partial. Replaced as a whole."""
         self.start = Start(node, rules, watch, log.clock)
         self.claims = Claims(log, cluster, self.start)
         self._by_plugin: dict[tuple[str, int], Session] = {}
@@ -287,7 +287,7 @@ class SessionRegistry:
         """The members that are connected and have said hello, for `stat`: UUID, name of the peer,
         number of connections, the session in which it may append here (0: in none), how many
         partitions it still compares with the log, whether another cluster has claimed the log, and
-        what of it is durable (None: it has not said that)."""
+        which of its maps are durable (None: it has not reported that)."""
         found: dict[str, dict[str, Any]] = {}
         lost = self._superseded()
         for sender, connection in list(self._connections.items()):
@@ -347,7 +347,7 @@ class SessionRegistry:
 
     def beat(self, sender: bytes, beat: Beat) -> None:
         """A beat of a member says how many of its partitions are not yet compared with the log, and
-        what of it is durable."""
+        which of its maps and structures are durable."""
         if sender in self._connections:
             self.settling.told(sender, beat.settling)
             if beat.report is not None:

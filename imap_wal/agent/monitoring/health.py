@@ -27,8 +27,8 @@ def why_dead(now: AgentSnapshot) -> str:
 
 
 def why_log_failed(now: AgentSnapshot) -> str:
-    """Why nothing can be appended; "" if it can. Pages, probes, `doctor` and the agent's log say it
-    with this sentence."""
+    """Why nothing can be appended; "" if it can. Pages, probes, `doctor` and the agent's log use
+    this sentence."""
     if now.fenced:
         return "another process has taken over the log"
     if now.failure and now.disk_full:

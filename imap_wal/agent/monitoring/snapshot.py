@@ -28,8 +28,8 @@ class AgentSnapshot:
     the running compaction has read, from 0 to 1; None: none runs. `peers_refused`: connections that
     were not admitted. `incarnation`: of the newest claim. `alive`: its members may be alive.
     `absent`: nodes for which the next start would wait, because no agent of them runs.
-    `clock_skew_ms`: by how much this agent's clock is ahead of another one, `clock_doubt`: why
-    restores therefore keep expired entries; "" if they leave them out.
+    `clock_skew_ms`: by how much this agent's clock is ahead of another one. `clock_doubt`: why
+    restores keep expired entries because of that; "" if they leave them out.
     `waiting_seconds`: how long a new cluster has waited for the log; 0: none waits. `members`,
     `superseded`: connected members, and those of them that have lost the log to another cluster.
     `settling`: partitions that connected members have not yet compared with the log,

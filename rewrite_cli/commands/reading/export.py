@@ -74,7 +74,7 @@ def command(
     its entries, deleted keys could come back. `imap-wal repair` makes a copy that can be exported.
     If all are damaged, nothing is written.
 
-    Keys and values are JSON, in csv and parquet too: a text is in quotation marks there, so that
+    Keys and values are JSON, in csv and parquet too: a string is in quotation marks there, so that
     it differs from a number. What JSON cannot show exactly is counted, and named with --strict.
 
     \b

@@ -49,10 +49,9 @@ def command(
     """Print the newest value of one key, as a restart would load it, with its order, position,
     node, time and expiry. Needs --map.
 
-    KEY is the key as `dump` prints it, as JSON, or its bytes as hex:... A key of a serializer of
-    your own has no text, so it needs its bytes. If there is no such key, the exit code is 1, and
-    the text says whether and when it was deleted. After a rewrite and a prune, the log no longer
-    shows this.
+    KEY is the key as `dump` prints it, as JSON, or its bytes as hex:... A key of a custom
+    serializer has no text; use its bytes. If there is no such key, the exit code is 1, and the text
+    says whether and when it was deleted. After a rewrite and a prune, the log no longer shows this.
 
     \b
     Examples:

@@ -89,8 +89,8 @@ def command(selection: Selection, max_duration: float | None, show_all: bool, ou
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """`foreign`: files that do not belong to a log; `unfinished`: sentences about what rewrites
-    that were not finished have left; `unchecked`: files that were not read in time."""
+    """`foreign`: files that do not belong to a log; `unfinished`: sentences about the files of
+    unfinished rewrites; `unchecked`: files that were not read in time."""
 
     findings: list[Finding]
     foreign: list[str]

@@ -92,7 +92,7 @@ def _typed(text: str) -> Any:
     multiple=True,
     callback=_pairs,
     metavar="NAME=VALUE",
-    help="A property of the plug-in without imap-wal., such as read-through=true.",
+    help="A property of the plug-in without the prefix imap-wal., such as read-through=true.",
 )
 @click.option(
     "--clock-offset-ms",

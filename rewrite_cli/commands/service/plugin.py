@@ -52,7 +52,7 @@ def path(output: str) -> None:
     "--transient",
     multiple=True,
     metavar="TEXT",
-    help="Maps with this name are not durable, also if --map matches; may be repeated.",
+    help="Maps with this name are not durable, even if --map matches; may be repeated.",
 )
 @click.option("--cluster-name", default="dev", show_default=True, help="Hazelcast's cluster name.")
 @click.option(

@@ -59,8 +59,8 @@ from rewrite_cli.entries.live import history_option, keep
     type=Duration(),
     default="24h",
     show_default=True,
-    help="Remove what a rewrite that was not finished has written, if it has written nothing for "
-    "this time. If it still runs, it fails, and loses only its work.",
+    help="Remove the files of an unfinished rewrite that has written nothing for this time. If it "
+    "still runs, it fails, and only its own work is lost.",
 )
 @history_option
 @out.yes_option
@@ -78,8 +78,8 @@ def command(
     dry_run: bool,
     output: str,
 ) -> None:
-    """Remove what a snapshot covers: archives, sealed segments, former snapshots; and what ended
-    backfills left. Safe while a service runs. What a registered reader has not read is kept.
+    """Remove what a snapshot covers (archives, sealed segments, former snapshots), and the files of
+    ended backfills. Safe while a service runs. What a registered reader has not read is kept.
 
     Afterwards, the states of a map before its snapshot can be read only as far as --history, or
     history_s of the service, keeps them.
@@ -109,7 +109,7 @@ def command(
     files = sum(map(_files, plan))
     if files:
         size = out.size(sum(report.bytes for report in plan))
-        steps.append(f"remove {out.count(files, 'file')}, {size}, that are not needed")
+        steps.append(f"remove {out.count(files, 'file')} that are not needed ({size})")
     if not dry_run:
         if steps:
             question = "; ".join(steps)
@@ -175,7 +175,7 @@ def _show(reports: list[PruneReport], *, dry_run: bool) -> None:
     for report in reports:
         if report.backfill_files:
             files = out.count(len(report.backfill_files), "file")
-            out.note(f"{files} of backfills that have ended were not needed")
+            out.note(f"{files} of ended backfills were not needed")
         for node, why in report.skipped.items():
             out.note(f"left alone: node {node!r}: {why}")
         for each in report.kept:

@@ -70,13 +70,14 @@ MEMBERS: tuple[AgentMetric, ...] = (
     AgentMetric(
         "imap_wal_nodes_without_agent",
         "gauge",
-        "Nodes of this log whose agents do not run: the next start of all members waits for them.",
+        "Nodes of this log without a running agent: the next start of all members waits for them.",
         lambda now: len(now.absent),
     ),
     AgentMetric(
         "imap_wal_clock_skew_seconds",
         "gauge",
-        "By how much this agent's clock is ahead of that of another agent or of the storage.",
+        "By how much this agent's clock is ahead of another agent's or the storage's, the largest "
+        "difference; negative: behind.",
         lambda now: now.clock_skew_ms / 1000,
     ),
     AgentMetric(

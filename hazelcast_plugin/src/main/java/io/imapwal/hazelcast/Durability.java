@@ -8,14 +8,14 @@ import java.util.List;
 import java.util.Set;
 
 /**
- * What of a member is durable and what is not, and its reports: what is not durable is never
- * silent. Each map and each structure is reported once, in the member's log at its first use, and
- * to the agents with the {@link Pulse}.
+ * Which maps and structures of a member are durable, and its reports about them: no loss of
+ * durability is silent. Each map and each structure is reported once, in the member's log at its
+ * first use, and to the agents with the {@link Pulse}.
  */
 final class Durability {
     /** Names of each kind in a report; further ones are a number only. */
     private static final int NAMES_MAX = 50;
-    /** Names that are kept of each kind. Further ones have no line in the log. */
+    /** How many names of each kind are kept. Further ones have no line in the log. */
     private static final int COUNT_MAX = 10_000;
     /** Characters of a name in a report. */
     private static final int LENGTH_MAX = 200;

@@ -20,7 +20,7 @@ import java.util.TreeMap;
 import java.util.TreeSet;
 
 /**
- * Which maps of a member are durable. That is a property of the cluster, and a map opts out of it
+ * Which maps of a member are durable. Durability is a property of the cluster, and a map opts out
  * by name. Hazelcast gives a map the one section that matches best, so a section without a map
  * store would silently take the map out of the log.
  *
@@ -36,7 +36,7 @@ import java.util.TreeSet;
  * </pre>
  *
  * Hazelcast has no public API for this: {@link #install} changes the search for the section of a
- * map, so also maps get it whose section was added at run time.
+ * map. So maps whose section was added at run time get the right map store too.
  */
 final class DurableMaps {
     static final String WHY_NOT_INTERNAL = "maps whose names begin with \"__\" are Hazelcast's own,"
@@ -50,14 +50,14 @@ final class DurableMaps {
 
     private final Config config;
     private final MemberSettings settings;
-    /** The sections of the start that name our map store. */
+    /** The sections of the configuration at the start that name our map store. */
     private final Map<String, MapStoreConfig> sections = new HashMap<>();
 
     enum Kind {
         DURABLE, TRANSIENT, UNNAMED, INTERNAL
     }
 
-    /** @throws InvalidConfigurationException a map is named as durable that cannot be */
+    /** @throws InvalidConfigurationException a map that cannot be durable is named as durable */
     DurableMaps(Config config, MemberSettings settings) {
         this.config = config;
         this.settings = settings;
@@ -186,7 +186,7 @@ final class DurableMaps {
         return !sections.isEmpty() || !settings.durable().texts().isEmpty();
     }
 
-    /** The sections of the start whose maps neither list names. */
+    /** The sections of the configuration at the start whose maps are in neither list. */
     List<String> unnamedSections() {
         List<String> unnamed = new ArrayList<>();
         for (MapConfig section : new TreeMap<>(config.getMapConfigs()).values()) {

@@ -322,7 +322,7 @@ final class LoggedRecordStore extends DefaultRecordStore {
     private void forgetProcessed(Data key, MapOperation operation) {
         if (operation instanceof EntryOperation settling
                 && settling.getThreadId() == Reconciler.THREAD_ID) {
-            // It has not changed the object, and tries again.
+            // The operation has not changed the object, and tries again.
             return;
         }
         if (operation instanceof EntryOperation || operation instanceof MultipleEntryOperation) {

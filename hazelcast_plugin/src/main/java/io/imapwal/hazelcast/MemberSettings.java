@@ -18,9 +18,9 @@ import java.util.TreeSet;
  *   imap-wal.durable-structures: warn
  * }</pre>
  *
- * @param store            the properties of the map store, for maps that do not give them
+ * @param store            the properties of the map store, for maps that do not set them
  * @param durable          the maps that are durable, whatever section they have
- * @param transients       the maps that are not, also if {@code durable} matches
+ * @param transients       the maps that are not, even if {@code durable} matches
  * @param refuseStructures whether structures that no log keeps are refused
  */
 record MemberSettings(Properties store, NamePatterns durable, NamePatterns transients,

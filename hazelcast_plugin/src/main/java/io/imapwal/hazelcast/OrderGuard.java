@@ -119,8 +119,8 @@ final class OrderGuard {
     }
 
     /**
-     * Whether this thread reads a backup: in a backup operation, or in a task that is no operation,
-     * so that Hazelcast would not repeat it on the owner. Hazelcast's own tests read backups so.
+     * Whether this thread reads a backup: in a backup operation, or in a task that is not an
+     * operation, so that Hazelcast would not repeat it on the owner. Hazelcast's own tests do so.
      */
     boolean readsBackup(int partitionId) {
         return onBackup(partitionId)

@@ -18,7 +18,7 @@ import java.util.function.Supplier;
  *             storage. No answer within agent-timeout-ms: the agent hangs. All connections to it
  *             are closed, and none is opened until it answers again
  * beat        shows that a member of this cluster is alive, how many of its partitions are not
- *             compared with the log yet, and what of it is durable; the loop of the agent answers
+ *             compared with the log yet, and which maps are durable; the loop of the agent answers
  *             it, perhaps late. The answer has a number that grows while the agent reads logs
  * </pre>
  *
@@ -67,7 +67,7 @@ final class Pulse {
     private final MsgpackWriter header = new MsgpackWriter(64);
 
     /**
-     * What a beat says of this member.
+     * What a beat reports about this member.
      *
      * @param settling how many of its partitions are not compared with the log of this agent yet
      */

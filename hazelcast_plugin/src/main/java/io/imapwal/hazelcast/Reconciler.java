@@ -381,7 +381,7 @@ final class Reconciler {
     }
 
     private synchronized void settled(Key key, Doubt doubt) {
-        // If it came in doubt again meanwhile, it is kept, also if the new doubt is an equal one.
+        // If it came in doubt again meanwhile, it is kept, even if the new doubt equals this one.
         if (doubts.get(key) == doubt) {
             doubts.remove(key);
         }

@@ -30,8 +30,9 @@ import java.util.UUID;
 /**
  * Reports or refuses the structures that no log keeps: {@link Durability#demandStructure}.
  *
- * <p>A member creates the object of each structure before it is used, also for clients. Hazelcast's
- * listener of such objects is called after that, on another thread: too late for a refusal.
+ * <p>A member creates the object of each structure before its first use, also for clients.
+ * Hazelcast's listener for such objects is called after that, on another thread: too late to
+ * refuse.
  */
 final class Structures {
     private static final Field SERVICE = Reflection.field(ProxyRegistry.class, "service");
@@ -82,7 +83,7 @@ final class Structures {
         });
     }
 
-    /** Hazelcast's service of a structure, which is asked for each new object. */
+    /** Hazelcast's service of a structure, which creates each new object. */
     private static class Gate implements RemoteService {
         private final RemoteService hazelcasts;
         private final String kind;

@@ -275,9 +275,10 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
      * Returns null only for keys that are certainly absent. Memory has all live keys of a whole
      * partition, except keys in doubt.
      *
-     * <p>What reads a backup loads what the backup does not have. An operation gets null, as the
-     * owner did: after it, the log may already have the result. What a backup then has of an
-     * evicted key does not matter: a partition whose owner is lost is settled from the log.
+     * <p>Hazelcast also calls this when a backup is read that does not have the key. The result is
+     * then null: a backup operation must see what the owner saw before it, but the log may already
+     * have the result of the operation. What the backup then has for an evicted key does not
+     * matter: if the owner is lost, the partition is settled from the log.
      */
     @Override
     @SuppressWarnings({"unchecked", "rawtypes"})
