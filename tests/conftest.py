@@ -17,6 +17,7 @@ import pytest
 from storage_backends.memory import MemoryStore, forget
 from tests.belonging import modules_of
 from tests.kit import effort
+from tests.kit.tiers import late_defects, noticing
 
 effort.register()
 
@@ -49,11 +50,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if " at 0x" in item.nodeid:  # another one in each worker of pytest-xdist
             raise pytest.UsageError(f"{item.nodeid}: give its parameters ids without an address")
-    effort.leave_out(items)
+    defects = noticing()
+    effort.leave_out(items, defects)
+    if config.option.collectonly and (late := late_defects(items, defects)):
+        raise pytest.UsageError("defects that make test does not notice:\n" + "\n".join(late))
 
 
 def pytest_collection_finish() -> None:

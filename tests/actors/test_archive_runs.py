@@ -91,6 +91,7 @@ def test_an_archive_run_after_a_takeover_names_nothing(memory: MemoryStore) -> N
         assert again.map("m")["k0"] == "new" and len(again.map("m")) == 20
 
 
+@thorough
 @pytest.mark.parametrize("kind", ["append", pytest.param("objects", marks=thorough)])
 def test_a_takeover_during_an_archive_run_succeeds(tmp_path: Path, kind: str) -> None:
     """C3: the takeover used a manifest from before its fence; the archive run between them moved

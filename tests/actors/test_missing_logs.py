@@ -21,6 +21,7 @@ from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
 from storage_backends.split import SplitStore
 from tests.kit.actors import Interrupted, embedded, log_of
+from tests.kit.effort import every
 
 
 def values(store: Any) -> dict[str, Any]:
@@ -120,6 +121,7 @@ def test_a_node_without_its_wal_dir_continues_on_request(tmp_path: Path) -> None
         embedded(lost)
 
 
+@every(3)
 @pytest.mark.parametrize("kind", ["append", "objects"])
 @pytest.mark.parametrize("part", ["", "wal"])
 @pytest.mark.parametrize("archived", [False, True])
@@ -178,6 +180,7 @@ def test_a_first_open_that_is_overtaken_finds_no_damage(memory: MemoryStore) -> 
             assert dict(opened.map("m")) == ({"a": 1} if slow.at is None else {}), at
 
 
+@every(2)
 @pytest.mark.parametrize("kind", ["append", "objects"])
 def test_a_partial_open_that_ended_at_any_call_is_repeated(tmp_path: Path, kind: str) -> None:
     """It has begun another log than the registered one. That log is empty, so it is not a foreign

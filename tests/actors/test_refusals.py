@@ -41,6 +41,7 @@ from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore
 from storage_backends.objects import LocalObjects
 from tests.encrypted import key_file, other
+from tests.kit.effort import every
 
 Content = Mapping[str, bytes]
 KINDS: dict[str, Callable[[str], SegmentStore]] = {"files": LocalStore, "objects": LocalObjects}
@@ -432,6 +433,7 @@ def refused(original: Place, scratch: Path, reason: Reason) -> tuple[set[str], d
     return accepted, changed
 
 
+@every(3)
 @pytest.mark.parametrize("reason", REASONS)
 def test_a_refused_call_changes_nothing(killed: Place, tmp_path: Path, reason: str) -> None:
     accepted, changed = refused(killed, tmp_path, REASONS[reason])

@@ -16,6 +16,7 @@ from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
 from storage_backends import open_store
 from tests.kit.actors import NODE, compact, log_of
+from tests.kit.effort import every
 
 
 def written(root: Path, **options: Any) -> None:
@@ -78,6 +79,7 @@ def test_a_log_with_a_missing_cluster_manifest_is_refused(tmp_path: Path) -> Non
         imap_wal.open(str(root), node="n1")
 
 
+@every(2)
 @pytest.mark.parametrize("order", ["forwards", "backwards"])
 def test_a_copy_of_an_archiving_log_is_whole_or_refused(tmp_path: Path, order: str) -> None:
     """C5: a list of files, then one file after the other; a file that is deleted by then is left

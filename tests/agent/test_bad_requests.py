@@ -21,7 +21,7 @@ from storage_backends import open_store
 from storage_backends.faults import FaultyStore
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import Plugin, config, entry, plugin, serving
-from tests.kit.effort import thorough
+from tests.kit.effort import every, thorough
 
 
 @pytest.fixture
@@ -56,6 +56,7 @@ HEADERS = [
 ]
 
 
+@every(4)
 @pytest.mark.parametrize("header", HEADERS, ids=repr)
 def test_a_malformed_header_is_answered(settings: AgentConfig, header: bytes) -> None:
     """The agent answers with an error and continues."""
@@ -231,6 +232,7 @@ def test_a_malformed_payload_is_refused_as_a_whole(
 NUMBERS = ["timestamp_ms", "expires_at_ms", "partition", "partition_version", "request"]
 
 
+@every(4)
 @pytest.mark.parametrize(
     ("field", "value"),
     [

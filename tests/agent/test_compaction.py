@@ -16,6 +16,7 @@ from storage_backends import open_store
 from tests.agent.harness import Plugin, config, plugin, serving
 from tests.kit.agents import Process, live
 from tests.support import eventually
+from tests.kit.effort import thorough
 
 LIMITS: dict[str, Any] = {"auto_rewrite_min_bytes": 20_000, "durability": "os"}
 
@@ -67,6 +68,7 @@ def is_held(log: ClusterLog) -> bool:
         return True
 
 
+@thorough
 def test_another_agent_compacts_after_the_elected_one_was_killed(tmp_path: Path) -> None:
     """It is killed in the middle of its run, which has the lock."""
     first = config(tmp_path, "n1", **LIMITS)

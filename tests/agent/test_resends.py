@@ -12,6 +12,7 @@ from imap_wal.agent.config import AgentConfig
 from storage_backends.faults import Fault
 from tests.agent.harness import plugin, serving
 from tests.kit.agents import Process, logged
+from tests.kit.effort import every
 
 
 def test_what_is_sent_again_is_acknowledged_and_not_appended(settings: AgentConfig) -> None:
@@ -55,6 +56,7 @@ def test_an_agent_that_was_killed_recognises_what_is_sent_again(settings: AgentC
     assert [order[3] for _, _, order in logged(settings)] == [1, 2, 3]
 
 
+@every(4)
 @pytest.mark.parametrize(
     ("kind", "when", "there"),
     [

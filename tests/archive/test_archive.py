@@ -185,6 +185,7 @@ def test_rows_of_many_maps_wait_on_disk(
     }
 
 
+@thorough
 @pytest.mark.parametrize("kept_bytes", [pytest.param(0, marks=thorough), 256 * 1024])
 def test_thousand_maps_are_archived_in_one_bounded_pass(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, kept_bytes: int

@@ -24,7 +24,7 @@ from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
 from storage_backends import SegmentStore, StorageError, StoredFile, open_store
-from tests.kit.effort import first
+from tests.kit.effort import every, first
 
 State = dict[str, dict[str, Any]]
 KEYS, MAPS = [f"k{number}" for number in range(8)], ("a", "b")
@@ -164,6 +164,7 @@ def run(history: History, url: str, target: Any, *, keep: int = 0) -> int:
     return made.backup.number
 
 
+@every(3)
 @pytest.mark.parametrize("scheme", ["file", "objects+file"])
 @pytest.mark.parametrize("seed", first(range(5), 2))
 def test_a_backup_is_a_state_of_its_time(tmp_path: Path, seed: int, scheme: str) -> None:
@@ -183,6 +184,7 @@ def test_a_backup_is_a_state_of_its_time(tmp_path: Path, seed: int, scheme: str)
     history.store.close()
 
 
+@every(2)
 @pytest.mark.parametrize("seed", first(range(6), 2))
 def test_a_stopped_backup_is_completed_by_the_next(tmp_path: Path, seed: int) -> None:
     """Every backup that is visible can be restored, at each moment."""

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.kit.effort import every
 
 SCRIPT = Path(__file__).parents[2] / "charts/imap-wal/files/wait-until-safe.sh"
 HOST = "127.0.57.1"
@@ -51,6 +52,7 @@ def stopped(seconds: int) -> str:
     return ended.stderr
 
 
+@every(3)
 @pytest.mark.parametrize(
     ("member", "agent"),
     [
@@ -70,6 +72,7 @@ def test_a_member_stops_when_it_is_safe_and_settled(
         assert stopped(30) == ""
 
 
+@every(2)
 @pytest.mark.parametrize(
     ("member", "agent"),
     [([(503, "unsafe")], [(200, "ok")]), ([(200, "")], [SETTLING])],

@@ -15,6 +15,7 @@ import imap_wal
 from rewrite_cli.cli import COMMANDS
 from rewrite_cli.console import config_file
 from tests.cli.conftest import Run
+from tests.kit.effort import every
 
 
 def test_help_lists_every_command_and_reads_no_parquet_library() -> None:
@@ -193,6 +194,7 @@ def test_a_missing_log_names_imap_wal_open(run: Run, tmp_path: Path) -> None:
     assert "passed to imap_wal.open" in run("ls", tmp_path).err
 
 
+@every(4)
 @pytest.mark.parametrize(
     "words",
     [("verify", "--max-duration"), ("rewrite", "--max-clock-skew"), ("node", "start", "--timeout")],
@@ -205,6 +207,7 @@ def test_a_duration_that_cannot_be_waited_for_is_wrong_usage(
     assert ended.code == 2 and "is not a duration" in ended.err
 
 
+@every(3)
 @pytest.mark.parametrize("command", ["restore", "repair"])
 @pytest.mark.parametrize("place", ["maps", "maps/copy", "maps/../maps/deep/er", "link/copy", "."])
 def test_no_copy_overlaps_its_source(

@@ -192,6 +192,7 @@ except imap_wal.StorageUnavailable as error:
 """
 
 
+@thorough
 @pytest.mark.cluster
 def test_core_install_keeps_maps_and_names_missing_extras(core: Path, tmp_path: Path) -> None:
     printed = run(str(core / "python"), "-c", EMBEDDED, str(tmp_path / "log"), cwd=tmp_path)

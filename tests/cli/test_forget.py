@@ -26,6 +26,7 @@ from storage_backends.memory import MemoryStore
 from tests.cli.conftest import Run
 from tests.kit.actors import Interrupted
 from tests.kit.forgetting import write
+from tests.kit.effort import thorough
 
 
 def test_a_node_with_uncovered_entries_is_not_forgotten(memory: MemoryStore) -> None:
@@ -96,6 +97,7 @@ def test_a_writer_that_was_open_is_shut_out(memory: MemoryStore) -> None:
         store.changes.openness.closed = True
 
 
+@thorough
 def test_a_takeover_while_forgetting_loses_nothing_acknowledged(
     memory: MemoryStore,
 ) -> None:

@@ -16,6 +16,7 @@ from tests.agent.harness import config, plugin, serving
 from tests.cli.conftest import Run
 from tests.kit.disks import needed_disk
 from tests.support import eventually
+from tests.kit.effort import thorough
 
 RESERVE = 4 << 20
 
@@ -114,6 +115,7 @@ def test_a_running_agent_leaves_the_reserve_to_the_commands(
         assert {key: value for key, (value, _) in member.load(*acked).items()} == acked
 
 
+@thorough
 def test_a_full_disk_without_a_reserve_stops_a_rewrite(run: Run, disk: Path) -> None:
     url = f"file://{disk}/log"
     (disk / "spare").write_bytes(bytes(RESERVE))

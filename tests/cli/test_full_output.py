@@ -12,7 +12,7 @@ import pytest
 
 from rewrite_cli.console import whole_file
 from tests.cli.conftest import Run
-from tests.kit.effort import every
+from tests.kit.effort import every, thorough
 
 FULL = Path("/dev/full")
 
@@ -63,6 +63,7 @@ def test_a_closed_standard_output_is_an_error(url: str, words: tuple[str, ...]) 
     assert ended.stderr == "error: the standard output is closed: write to another place\n"
 
 
+@thorough
 def test_closed_streams_that_are_not_used_do_no_harm(url: str, tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     assert closing(">&- 2>&- <&-", ["export", url, "--to", str(target)]).returncode == 0

@@ -11,6 +11,7 @@ from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.entries.following import Follower
 from storage_backends import open_store
 from tests.cli.conftest import Run
+from tests.kit.effort import every
 
 NOTE = "left out: node 'n2' of prod/eu: there is no log in prod/eu/nodes/n2\n"
 NODE = {"cluster": "prod/eu", "node": "n2", "why": "there is no log in prod/eu/nodes/n2"}
@@ -23,6 +24,7 @@ def short(url: str, root: Path) -> str:
     return url
 
 
+@every(3)
 @pytest.mark.parametrize(
     "words",
     [

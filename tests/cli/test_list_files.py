@@ -24,7 +24,7 @@ from imap_wal.retention.removal import plan_covered
 from storage_backends import open_store
 from storage_backends.faults import FaultyStore
 from tests.cli.conftest import Run
-from tests.kit.effort import first
+from tests.kit.effort import every, first
 from tests.kit.list_files import archive, damage, lose, short_lists
 from tests.kit.repairs import repair
 
@@ -123,6 +123,7 @@ def test_a_repaired_copy_without_damage_has_the_lists(
     assert contents(copy) == expected
 
 
+@every(2)
 @pytest.mark.parametrize(
     ("harm", "error", "status"), [(lose, ShortLog, "missing"), (damage, CorruptLog, "corrupt")]
 )
@@ -211,6 +212,7 @@ def contents_kept(url: str) -> dict[str, dict[Any, Any]]:
         return {name: dict(store.map(name)) for name in sorted(store.maps())}
 
 
+@every(2)
 @pytest.mark.parametrize("harm", [lose, damage])
 def test_prune_deletes_nothing_that_a_damaged_list_names(
     log: tuple[str, dict[str, Any]], run: Run, tmp_path: Path, harm: Callable[[Path], None]

@@ -16,10 +16,12 @@ from imap_wal.read.file_scan import FileScan
 from imap_wal.read.scan import read_scan
 from storage_backends import open_store
 from tests.cli.conftest import Run
+from tests.kit.effort import every
 
 COMMANDS = ("dump", "export", "restore", "rewrite", "query", "stat", "drop", "tail", "diff")
 
 
+@every(3)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_unknown_map_is_an_error(run: Run, url: str, name: str) -> None:
     """Also beside a map that exists; the error names the maps."""

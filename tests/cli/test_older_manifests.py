@@ -333,6 +333,7 @@ def without_manifest(root: Path, node: str) -> Path:
     return folder
 
 
+@every(3)
 @pytest.mark.parametrize("dry_run", [True, False])
 @pytest.mark.parametrize(
     "unclear",

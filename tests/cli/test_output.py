@@ -16,6 +16,7 @@ from rewrite_cli.console import output as out
 from rewrite_cli.console.progress import progress as progress_bar
 from rewrite_cli.demo.embedded import Report
 from tests.cli.conftest import Run
+from tests.kit.effort import thorough
 
 
 def test_piped_rows_are_single_plain_lines(
@@ -120,6 +121,7 @@ def test_piped_output_has_no_frames(run: Run, url: str) -> None:
         ), ended.out
 
 
+@thorough
 @pytest.mark.parametrize("command", ["stat", "restore"])
 def test_the_forecast_excludes_the_parquet_import(url: str, command: str) -> None:
     program = f"""

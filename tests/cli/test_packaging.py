@@ -22,6 +22,7 @@ import imap_wal
 from imap_wal.version import VERSION
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.local_cluster.jars import plugin_jar
+from tests.kit.effort import thorough
 
 ROOT = Path(__file__).parents[2]
 
@@ -129,6 +130,7 @@ def test_plug_in_and_library_have_one_version() -> None:
     assert found[1] == VERSION == imap_wal.__version__, "make version NEW=… writes both"
 
 
+@thorough
 @pytest.mark.cluster
 def test_the_source_archive_is_complete(
     tmp_path: Path,

@@ -179,6 +179,7 @@ def test_the_history_has_lists_of_its_own(
     check(url)
 
 
+@every(2)
 @pytest.mark.parametrize("harm", [lose, damage])
 def test_a_damaged_list_of_a_reader_is_found_and_replaced(
     log: tuple[str, Contents], run: Run, tmp_path: Path, harm: Callable[[Path], None]

@@ -155,6 +155,7 @@ def test_the_demo_loses_nothing_and_draws(tmp_path: Path) -> None:
     assert steps[-1] == "drawing"
 
 
+@thorough
 def test_the_demo_counts_what_is_lost(tmp_path: Path) -> None:
     """The demo counts lost changes: without one acknowledged change, the count is one."""
     from imap_wal.clock import SystemClock
@@ -228,6 +229,7 @@ def test_node_start_starts_real_members_and_a_signal_ends_all(tmp_path: Path) ->
             time.sleep(0.05)
 
 
+@thorough
 @pytest.mark.cluster
 def test_node_start_ends_all_processes_when_its_parent_is_killed(tmp_path: Path) -> None:
     command = [

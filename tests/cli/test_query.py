@@ -23,7 +23,7 @@ from imap_wal.settings import Settings
 from rewrite_cli.entries.columns import LATEST, FoundEntry, batch
 from rewrite_cli.entries.database import Database, Query
 from tests.cli.conftest import Run, found
-from tests.kit.effort import every
+from tests.kit.effort import every, thorough
 from tests.kit.orders import LIVE
 from tests.support import eventually
 
@@ -246,6 +246,7 @@ def test_a_table_has_the_first_thousand_rows(run: Run, url: str) -> None:
     assert len(run("query", url, "select r as n from range(1500) t(r)", "-o", "json").lines) == 1500
 
 
+@thorough
 def test_ctrl_c_ends_a_query_that_would_take_hours(url: str) -> None:
     """Its temporary folder is removed, too."""
     sql = "select count(*) from range(10000000) a(x), range(10000000) b(y) where x * y % 7 = 3"

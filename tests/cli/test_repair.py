@@ -15,6 +15,7 @@ from storage_backends.memory import MemoryStore
 from tests.cli.conftest import Run
 from tests.kit.repairs import clean, damaged_file, flip, frames, repair, repaired, store_of, values
 from tests.support import copy_files, overwrite
+from tests.kit.effort import every
 
 
 @pytest.mark.parametrize("place", ["length", "checksum", "type", "count", "synced", "body"])
@@ -150,6 +151,7 @@ def test_a_cut_end_of_an_older_segment_is_reported(
     assert len(lines) == (26 if mode == SALVAGE else 16)
 
 
+@every(3)
 @pytest.mark.parametrize("mode", [SALVAGE, POINT_IN_TIME])
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("zeros", [0, 4096])

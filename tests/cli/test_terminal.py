@@ -40,6 +40,7 @@ def on_a_terminal(*words: str) -> tuple[int, str]:
         return process.wait(20), read.decode().replace("\r", "")
 
 
+@every(3)
 @pytest.mark.parametrize(
     "name",
     first(["stat", "ls --files", "verify", "ls", "verify --all", "archive --dry-run", "restore",

@@ -8,6 +8,7 @@ from typing import Any
 from tests.cluster.cluster import Cluster
 from tests.cluster.configuration import logged_map
 from tests.cluster.waiting import until
+from tests.kit.effort import thorough
 
 HOUR_MS = 3_600_000
 HALF_AN_HOUR_S = 1800
@@ -17,6 +18,7 @@ def maps(endpoint: str) -> dict[str, Any]:
     return {"sessions": logged_map(endpoint)}
 
 
+@thorough
 def test_entries_survive_a_restart_beside_a_fast_clock(classpath: str, tmp_path: Path) -> None:
     """All 400 have half an hour left."""
     with Cluster(tmp_path, classpath, maps, offsets_ms=(0, HOUR_MS)) as cluster:

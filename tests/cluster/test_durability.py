@@ -16,6 +16,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.configuration import logged_map
 from tests.cluster.contents import contents, refusal
 from tests.cluster.waiting import until
+from tests.kit.effort import thorough
 
 ENTRIES = {f"k{number}": f"value {number}" for number in range(100)}
 SECTION = {"indexes": [{"type": "SORTED", "attributes": ["this"]}]}
@@ -38,6 +39,7 @@ def lines(cluster: Cluster, text: str) -> list[str]:
     return [line for line in cluster.members[0].log.read_text().splitlines() if text in line]
 
 
+@thorough
 def test_a_map_with_a_section_of_its_own_is_restored(tmp_path: Path, classpath: str) -> None:
     """After `kill -9` of everything. A map that opted out by name is empty."""
 

@@ -38,6 +38,7 @@ from tests.cluster.processes import Agent, Member
 from tests.cluster.waiting import until
 from tests.kit.disks import small_disk
 from tests.kit.ports import free_ports
+from tests.kit.effort import every
 
 DYING = "tests.cluster.dying_agent"
 MB = 1 << 20
@@ -199,6 +200,7 @@ def error_of(operation: Callable[[], object]) -> str:
 # ---- configuration ----
 
 
+@every(3)
 @pytest.mark.parametrize("name", BAD)
 def test_a_wrong_configuration_is_refused(bench: Bench, name: str) -> None:
     """The error names the map and what is wrong."""

@@ -23,6 +23,7 @@ def slow(times: Times, limit_ms: float) -> dict[tuple[str, str], float]:
     return {each: taken for each, taken in found.items() if taken > limit_ms}
 
 
+@thorough
 def test_no_operation_waits_for_a_backup(classpath: str, tmp_path: Path) -> None:
     assert slow(measured(tmp_path, classpath, 3), WAITS_MS) == {}
 

@@ -42,6 +42,7 @@ from tests.kit.own_disks import (
     write,
 )
 from tests.support import eventually
+from tests.kit.effort import every, thorough
 
 
 def test_a_killed_cluster_has_all_entries_again(tmp_path: Path) -> None:
@@ -60,6 +61,7 @@ def test_a_killed_cluster_has_all_entries_again(tmp_path: Path) -> None:
         kill(processes)
 
 
+@thorough
 def test_a_disk_that_is_away_is_named(tmp_path: Path) -> None:
     settings = configs(tmp_path, tail_timeout_s=1)
     processes = [Process(each) for each in settings.values()]
@@ -220,6 +222,7 @@ def serve_until_upload(settings: AgentConfig, ready: Any, fault: Fault) -> None:
     serve_in_process(settings, ready)
 
 
+@every(4)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", ["create_from", "read"])
 def test_an_upload_that_was_killed_is_completed(tmp_path: Path, kind: str, when: str) -> None:
@@ -367,6 +370,7 @@ def test_a_node_whose_disk_is_lost_is_forgotten(tmp_path: Path) -> None:
         kill(list(processes.values()))
 
 
+@thorough
 def test_an_agent_that_hangs_delays_a_restore_by_the_timeout(tmp_path: Path) -> None:
     settings = configs(tmp_path, tail_timeout_s=1)
     processes = {node: Process(each) for node, each in settings.items()}

@@ -41,6 +41,7 @@ from tests.kit.own_disks import (
     write,
 )
 from tests.support import eventually
+from tests.kit.effort import thorough
 
 CLI = [sys.executable, "-m", "rewrite_cli.cli"]
 
@@ -92,6 +93,7 @@ class Writers:
         assert not self._errors, self._errors
 
 
+@thorough
 def test_a_backup_of_running_agents_has_what_was_acknowledged(tmp_path: Path) -> None:
     """Members write during the backups; segments are sealed, uploaded and archived meanwhile."""
     settings = configs(tmp_path, upload_interval_s=0.5, archive_interval_s=2)
@@ -229,6 +231,7 @@ def _made(backup: Any) -> int:
         return 0
 
 
+@thorough
 def test_a_backup_needs_a_key_that_may_read(tmp_path: Path) -> None:
     for pair in (AGENT, READER, MEMBER):
         keys.write_new(tmp_path / f"{pair.name}.key", pair.text(), 0o600)

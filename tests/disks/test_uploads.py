@@ -27,7 +27,7 @@ from storage_backends.memory import MemoryStore, forget
 from storage_backends.own_disk import OwnDiskStore, Unasked
 from storage_backends.testing import check_segment_store
 from tests.kit.disk_writer import NODE, Writer, restored
-from tests.kit.effort import every
+from tests.kit.effort import every, thorough
 from tests.support import FakeClock
 
 SEEDS = range(int(os.environ.get("DISK_SEED", "0")), int(os.environ.get("DISK_SEED", "0")) + 40)
@@ -300,7 +300,7 @@ class Answerless(FaultyStore):
             raise Unavailable("planned fault", path)
 
 
-@every(2)
+@thorough
 @pytest.mark.parametrize("kind", [Half, Answerless])
 def test_the_pause_does_not_grow_while_segments_arrive(
     kind: type[FaultyStore], caplog: pytest.LogCaptureFixture

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 import imap_wal
 from imap_wal.clock import SystemClock
 from rewrite_cli import cli
+from tests.kit.effort import every
 
 ROOT = Path(__file__).parents[2]
 ALL_PAGES = [
@@ -134,6 +135,7 @@ def parse(words: list[str]) -> None:
     command.make_context("command", list(words), parent=context)
 
 
+@every(3)
 @pytest.mark.parametrize("name", ["embedded.py", "many_at_once.py", "parquet.py"])
 def test_example_runs_twice(name: str, tmp_path: Path) -> None:
     where = str(tmp_path / "log") if name == "parquet.py" else f"file://{tmp_path}/log"

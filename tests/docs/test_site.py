@@ -120,6 +120,7 @@ def test_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:
             assert source is None or 'rel="canonical"' in tag, f"{page.relative_to(site)}: {tag}"
 
 
+@thorough
 @pytest.mark.parametrize("width", [pytest.param(SCREEN, marks=thorough), TELEPHONE])
 def test_no_element_of_any_page_is_wider_than_its_place(
     site: Path, address: str, browser: str, width: int

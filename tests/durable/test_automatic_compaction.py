@@ -42,6 +42,7 @@ def test_the_log_of_few_keys_stays_small_by_itself(
         assert dict(store.map("orders").items()) == expected
 
 
+@thorough
 def test_an_open_counts_what_earlier_runs_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +168,7 @@ def changed(orders: imap_wal.DurableMap, expected: dict[str, float], chance: ran
     return True
 
 
+@thorough
 def test_a_killed_run_by_itself_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -22,7 +22,7 @@ from imap_wal.rewrite.compaction import Compactor
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
 from tests.kit.compactions import SMALL, overwrite, size
-from tests.kit.effort import every, share
+from tests.kit.effort import every, share, thorough
 from tests.kit.local import temporaries
 from tests.support import FakeClock, embedded, eventually
 
@@ -58,6 +58,7 @@ def test_a_store_in_memory_compacts_in_this_process(memory: MemoryStore) -> None
         assert dict(store.map("orders").items()) == expected
 
 
+@every(2)
 @pytest.mark.parametrize("here", [True, False], ids=["this process", "another process"])
 def test_a_compaction_says_how_much_it_has_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool
@@ -142,6 +143,7 @@ def test_close_ends_a_compaction(tmp_path: Path) -> None:
         assert dict(store.map("orders").items()) == expected
 
 
+@thorough
 def test_a_compaction_that_was_ended_leaves_no_file(tmp_path: Path) -> None:
     """Its unfinished file is in the folder of a generation that is not written again."""
     snapshots = tmp_path / "default" / "embedded" / "snapshot"
@@ -191,6 +193,7 @@ def children() -> set[int]:
     return found
 
 
+@thorough
 def test_nothing_is_left_of_an_idle_process(tmp_path: Path) -> None:
     """Not even a zombie is left, although no other task comes."""
     before = children()
@@ -289,6 +292,7 @@ def wait_for_a_file(scratch: Path) -> None:
     eventually(lambda: any(scratch.rglob("*.parquet")), "a temporary file", 60)
 
 
+@thorough
 def test_close_during_a_compaction_leaves_no_temporary_files(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -307,6 +311,7 @@ def test_close_during_a_compaction_leaves_no_temporary_files(tmp_path: Path) -> 
     assert not os.listdir(scratch)
 
 
+@thorough
 def test_a_killed_program_leaves_no_temporary_files(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()

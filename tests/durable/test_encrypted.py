@@ -34,6 +34,7 @@ from tests.kit.encrypted_maps import (
     wrong_keys,
 )
 from tests.support import overwrite, segments
+from tests.kit.effort import every
 
 
 @pytest.fixture(params=["file", "objects"])
@@ -63,6 +64,7 @@ def test_the_check_above_finds_a_value_where_nothing_is_encrypted(place: str) ->
     assert any(SECRET.encode() in data for data in content(place).values())
 
 
+@every(5)
 @pytest.mark.parametrize("mode", ["torn-tail", "absolute", "point-in-time"])
 @pytest.mark.parametrize(
     "torn", [b"", b"\x99" * 7, b"\x99" * 700], ids=["whole", "few bytes", "many bytes"]

@@ -65,6 +65,7 @@ def test_failed_sync_is_unknown_until_reopening(
     assert contents(memory)["k"] in ("old", "new")
 
 
+@every(3)
 @pytest.mark.parametrize(
     "kind",
     [

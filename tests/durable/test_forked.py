@@ -13,6 +13,7 @@ FORKS = """
 import asyncio, os, sys, threading, time
 import imap_wal
 from imap_wal.errors import Fenced
+from tests.kit.effort import every
 
 def refused(calls):
     # The numbers of the calls that do not raise Fenced.
@@ -126,6 +127,7 @@ with imap_wal.log.create(sys.argv[1], durability=sys.argv[2]) as log:
 """
 
 
+@every(4)
 @pytest.mark.parametrize("durability", ["always", "os"])
 @pytest.mark.parametrize("program", [EMBEDDED, ASYNC, LOG], ids=["maps", "asyncio", "log"])
 def test_every_method_raises_fenced_in_a_forked_child(

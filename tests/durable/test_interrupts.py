@@ -17,7 +17,7 @@ from imap_wal.errors import ImapWalError
 from storage_backends import open_store
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
-from tests.kit.effort import every, step
+from tests.kit.effort import every, step, thorough
 from tests.support import Threads, contents, embedded
 
 OURS = tuple(
@@ -222,6 +222,7 @@ class _Appender:
         return self._wrap(getattr(self._inner, name))
 
 
+@thorough
 def test_interrupted_object_write_commits_or_fails_clearly(
     tmp_path: Path,
 ) -> None:

@@ -25,6 +25,7 @@ from imap_wal.settings import Settings
 from storage_backends import open_store
 from tests.agent.harness import Plugin, config, plugin, serve_in_process
 from tests.support import eventually
+from tests.kit.effort import every
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
@@ -77,6 +78,7 @@ def resend_everything(member: Plugin, sent: list[tuple[int, dict[str, str | None
         assert member.send(first, changes) == ["ack", first, len(changes)]
 
 
+@every(3)
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("meanwhile", ["nothing", "archived", "archived, rewritten and pruned"])
 def test_resent_put_does_not_undo_a_later_put(tmp_path: Path, end: int, meanwhile: str) -> None:

@@ -16,7 +16,7 @@ import imap_wal
 from storage_backends.local import LocalStore
 from tests.faults import killed_processes
 from tests.faults.workload import Reference, look_and_go_on
-from tests.kit.effort import brief, share, step, stride
+from tests.kit.effort import brief, every, share, step, stride, thorough
 from tests.kit.faults import Cases, _context, check_images, operations, record, strike_at
 from tests.kit.operations import ACK, apply
 from tests.support import FakeClock
@@ -104,6 +104,7 @@ def work_killed_at(root: Path, at: int) -> bool:
     return True
 
 
+@thorough
 def test_a_process_killed_at_storage_operations_loses_nothing(
     tmp_path: Path, cases: Cases, seed: int
 ) -> None:
@@ -196,6 +197,7 @@ def kill_again_and_again(
     assert sum(done) > kills
 
 
+@every(2)
 @pytest.mark.parametrize("durability", ["always", "os"])
 def test_two_hundred_kills_at_random_moments_lose_nothing(
     url: str, durability: str, cases: Cases, seed: int

@@ -9,7 +9,7 @@ import pytest
 from storage_backends.faults import Fault, FaultyStore, Plan, PowerLoss
 from storage_backends.memory import MemoryStore
 from tests.faults.disk import BYTES, NAMES
-from tests.kit.effort import step, stride
+from tests.kit.effort import step, stride, thorough
 from tests.kit.faults import Cases, check_images, operations, record, strike_at
 from tests.support import contents, embedded
 
@@ -47,6 +47,7 @@ def test_a_power_loss_dropping_everything_unsynced_loses_nothing(
     check_images(record(tmp_path / "disk"), (("none", "none"),), seed, cases)
 
 
+@thorough
 def test_a_power_loss_dropping_unsynced_parts_loses_nothing(
     tmp_path: Path, cases: Cases, seed: int
 ) -> None:

@@ -24,7 +24,7 @@ from imap_wal.settings import Settings
 from storage_backends import SegmentStore
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
-from tests.kit.effort import stride
+from tests.kit.effort import stride, thorough
 from tests.kit.faults import Cases
 from tests.support import copy_files, embedded, overwrite, segments
 
@@ -243,6 +243,7 @@ def test_a_bit_flipped_in_any_field_is_found_and_located(
         cases(1)
 
 
+@thorough
 def test_a_flipped_bit_never_gives_another_value(memory: MemoryStore, cases: Cases) -> None:
     """The bit is in the last commit.
     Fault 5: nothing shows that the last frame was synced, so it may be a torn tail; but it is never

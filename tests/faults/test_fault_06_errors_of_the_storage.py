@@ -72,7 +72,7 @@ def strace(tmp_path: Path, calls: str, error: str, when: str, rounds: int) -> in
     return output.read_text().count("(INJECTED)")
 
 
-@every(3)
+@every(9)
 @pytest.mark.parametrize("fault", INJECTED)
 def test_occasional_system_call_failures_lose_nothing(
     tmp_path: Path, cases: Cases, fault: str

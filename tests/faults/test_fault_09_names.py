@@ -17,7 +17,7 @@ from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore, forget
 from tests.faults.disk import BYTES, NAMES, RecordedDisk
 from tests.faults.workload import Life, Reference
-from tests.kit.effort import step
+from tests.kit.effort import every, step
 from tests.kit.faults import Cases
 from tests.support import contents, copy_files
 
@@ -149,6 +149,7 @@ def test_a_lost_file_name_is_never_silent(
     forget(inner.url.removeprefix("memory://"))
 
 
+@every(2)
 @pytest.mark.parametrize("action", ["kill", "power-loss"])
 def test_a_dying_rewriter_damages_nothing(cases: Cases, seed: int, action: str) -> None:
     """It dies at any operation of publish and prune, or between them.

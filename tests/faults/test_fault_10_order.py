@@ -17,7 +17,7 @@ from imap_wal.settings import Settings
 from storage_backends.memory import MemoryStore, forget
 from tests.faults.workload import Life, Reference
 from tests.histories import put
-from tests.kit.effort import brief, share, step
+from tests.kit.effort import brief, share, step, thorough
 from tests.kit.faults import Cases
 from tests.kit.logs import append, cluster, node, values, view
 from tests.support import FakeClock, copy_files, segments
@@ -90,6 +90,7 @@ def test_the_last_change_wins_in_many_histories(cases: Cases, seed: int) -> None
         cases(1)
 
 
+@thorough
 def test_put_and_delete_in_one_millisecond_keep_order(
     cases: Cases,
 ) -> None:

@@ -16,6 +16,7 @@ import imap_wal
 from imap_wal.errors import ImapWalError
 from tests.kit.faults import Cases, _context
 from tests.kit.folders import files
+from tests.kit.effort import every
 
 NOBODY = 65534
 
@@ -98,6 +99,7 @@ FOREIGN = (
 )
 
 
+@every(3)
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_foreign_file_is_left_alone_and_does_not_disturb(
     tmp_path: Path, cases: Cases, name: str

@@ -24,6 +24,7 @@ from rewrite_cli.doctor.storage import storage_checks
 from storage_backends import Linked, open_store
 from storage_backends.local import LocalStore
 from tests.kit.folders import files
+from tests.kit.effort import every
 
 CLUSTER = "default/embedded"
 
@@ -42,6 +43,7 @@ def covered(root: Path) -> None:
             store.map("m")["c"] = 3
 
 
+@every(4)
 @pytest.mark.parametrize(
     "linked",
     [

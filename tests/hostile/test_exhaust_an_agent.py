@@ -24,7 +24,7 @@ from imap_wal.settings import Settings
 from storage_backends import open_store
 from tests.agent.harness import Plugin, config, entry, plugin, serving
 from tests.hostile.peers import RawPeer, agent_process, connected
-from tests.kit.effort import every
+from tests.kit.effort import every, thorough
 from tests.support import FakeClock, eventually
 
 MB = 1024 * 1024
@@ -248,6 +248,7 @@ def test_of_many_reads_of_one_connection_two_are_accepted(tmp_path: Path) -> Non
         assert member.values() == {"a": "1"}
 
 
+@thorough
 def test_unread_answers_take_bounded_memory(tmp_path: Path) -> None:
     """A peer that does not read its answers is disconnected when another one needs the room."""
     settings = config(tmp_path, max_value_bytes=16 * MB)
@@ -283,6 +284,7 @@ def test_unread_answers_take_bounded_memory(tmp_path: Path) -> None:
         assert "does not read its answer" in agent.output
 
 
+@thorough
 def test_a_refusal_does_not_quote_a_large_field(tmp_path: Path) -> None:
     """msgspec's error for a wrong `purpose` has the whole field, four characters for each byte."""
     settings = config(tmp_path)
@@ -351,6 +353,7 @@ def test_unread_answers_about_maps_take_bounded_memory(tmp_path: Path) -> None:
 UUID = "221ef35a-e32a-46f9-903d-be16e646f5a3"
 
 
+@every(4)
 @pytest.mark.parametrize("field", ["cluster_id", "plugin_uuid", "member_uuid"])
 @pytest.mark.parametrize(
     "value",

@@ -26,6 +26,7 @@ from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import open_node_log
 from storage_backends import open_store
 from tests.cli.conftest import Run, run
+from tests.kit.effort import every
 
 __all__ = ["run"]
 
@@ -138,6 +139,7 @@ UNUSABLE: list[tuple[str, Any, int]] = [
 ]
 
 
+@every(4)
 @pytest.mark.parametrize(
     ("row", "kind"), [(row, kind) for _, row, kind in UNUSABLE], ids=[what for what, *_ in UNUSABLE]
 )
@@ -215,6 +217,7 @@ def test_all_entries_of_a_log_can_be_dropped(url: str, tmp_path: Path, run: Run)
     assert run("archive", f"file://{target}").code == 0
 
 
+@every(3)
 @pytest.mark.parametrize("moment", [-(2**63), -62_135_596_800_001, 253_402_300_800_000, 2**63 - 1])
 @pytest.mark.parametrize("field", ["timestamp_ms", "expires_at_ms"])
 def test_a_moment_that_no_year_has_stops_no_command(

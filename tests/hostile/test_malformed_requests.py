@@ -14,6 +14,7 @@ from imap_wal.agent.transport.router import parts
 from imap_wal.entry import ORDER, PARTITION
 from tests.agent.harness import Plugin, config, entry, identified, plugin, serving
 from tests.kit.malformed import nested, pack
+from tests.kit.effort import every
 
 
 @pytest.fixture
@@ -78,6 +79,7 @@ HEADERS = {
 }
 
 
+@every(4)
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS.keys())
 def test_a_header_of_another_shape_is_answered(settings: AgentConfig, header: bytes) -> None:
     """The agent's loop continues."""

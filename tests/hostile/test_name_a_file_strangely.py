@@ -79,7 +79,7 @@ STRANGE = [
 ]
 
 
-@every(4)
+@every(11)
 @pytest.mark.parametrize("name", STRANGE)
 def test_a_strange_name_stops_no_repair(root: Path, run: Run, name: str, tmp_path: Path) -> None:
     """The copy has all keys, and the report names the file, or the manifest in place of it."""
@@ -108,6 +108,7 @@ def test_a_repair_keeps_the_bytes_of_a_strange_segment(
     assert (tmp_path / "copy" / NODE / f"lost/{Path(name).name}.foreign").read_bytes() == JUNK
 
 
+@every(5)
 @pytest.mark.parametrize(
     "name",
     [

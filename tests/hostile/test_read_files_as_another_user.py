@@ -26,6 +26,7 @@ from storage_backends import open_store
 from storage_backends.location import Location
 from storage_backends.testing import check_segment_store
 from tests.agent.harness import plugin, serving
+from tests.kit.effort import every
 
 AGENT = 64123
 """The user of the agent."""
@@ -78,6 +79,7 @@ def modes(root: Path) -> dict[str, set[int]]:
     return found
 
 
+@every(5)
 @pytest.mark.parametrize(
     ("file_mode", "files", "folders"),
     [("", 0o600, 0o700), ("0640", 0o640, 0o750), ("0660", 0o660, 0o770), ("644", 0o644, 0o755)],
@@ -167,6 +169,7 @@ def test_the_unit_exposes_little(tmp_path: Path, network: bool) -> None:
     } <= set(text.splitlines())
 
 
+@every(5)
 @pytest.mark.parametrize(
     ("root", "namespace", "files"),
     [

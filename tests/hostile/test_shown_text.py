@@ -84,7 +84,7 @@ def on_a_terminal(*words: str) -> tuple[str, int]:
     return found.decode(), process.wait(60)
 
 
-@every(5)
+@every(20)
 @pytest.mark.parametrize(
     "words", [["query", "SHOW TABLES"], ["verify"], ["stat"], ["restore"], ["rewrite"], ["repair"]]
 )

@@ -20,6 +20,7 @@ from imap_wal.write.opening import open_node_log
 from storage_backends import open_store
 from tests.cluster.cluster import Cluster
 from tests.cluster.configuration import logged_map
+from tests.kit.effort import thorough
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -53,6 +54,7 @@ def append(cluster: Cluster, *pairs: tuple[bytes, bytes]) -> None:
     log.close(True)
 
 
+@thorough
 def test_unusable_entries_do_not_keep_a_map_from_the_others(tmp_path: Path, classpath: str) -> None:
     def maps(endpoint: str) -> dict[str, object]:
         return {"default": logged_map(endpoint)}

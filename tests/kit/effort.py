@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 from hypothesis import settings
@@ -29,18 +29,19 @@ thorough = pytest.mark.thorough
 every = pytest.mark.every
 """`@every(5)`: of the many parameters of a test, `make test` takes the first, the sixth and so on.
 With several lists of parameters, choose a number that has no factor in common with any of their
-lengths; otherwise some values are never tried."""
+lengths; otherwise some values are never tried. A test that must notice a deliberate defect is
+always taken."""
 
 
-def leave_out(items: Sequence[pytest.Item]) -> None:
-    """Mark as `thorough` what `every` leaves out."""
+def leave_out(items: Sequence[pytest.Item], needed: Collection[str]) -> None:
+    """Mark as `thorough` what `every` leaves out, but no test whose id is `needed`."""
     seen: Counter[str] = Counter()
     for item in items:
         mark = item.get_closest_marker("every")
         if mark is None:
             continue
         name = item.nodeid.partition("[")[0]
-        if seen[name] % mark.args[0]:
+        if seen[name] % mark.args[0] and item.nodeid not in needed:
             item.add_marker(thorough)
         seen[name] += 1
 

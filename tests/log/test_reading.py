@@ -23,7 +23,7 @@ from storage_backends import SegmentStore
 from storage_backends.faults import FaultyStore
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
-from tests.kit.effort import thorough
+from tests.kit.effort import every, thorough
 from tests.kit.standalone import create, everywhere, fill, reading, texts_of
 from tests.log.log_processes import append_one, child
 from tests.support import overwrite, segments
@@ -47,6 +47,7 @@ def test_a_reader_follows_while_another_process_takes_the_log_over(url: str) -> 
     opened.close()
 
 
+@every(2)
 @pytest.mark.parametrize("kind", ["memory", "objects"])
 def test_reading_starts_anywhere_in_segments_and_archives(
     kind: str, memory: MemoryStore, tmp_path: Path

@@ -27,6 +27,7 @@ from imap_wal.errors import InvalidSetting
 from tests.agent.harness import plugin
 from tests.kit.own_disks import own_disk_config
 from tests.support import eventually
+from tests.kit.effort import every, thorough
 
 proto = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 pytest.importorskip("opentelemetry.sdk")
@@ -127,6 +128,7 @@ class RunningAgent:
         self.process.wait()
 
 
+@every(2)
 @pytest.mark.parametrize("by", ["setting", "variable"])
 def test_commits_restores_and_maintenance_are_traced(
     tmp_path: Path, collector: Collector, by: str
@@ -189,6 +191,7 @@ def exemplars(text: str) -> set[str]:
     }
 
 
+@thorough
 def test_a_collector_that_is_away_delays_nothing(tmp_path: Path) -> None:
     config = own_disk_config(tmp_path, "n1", changes={"otlp_endpoint": "http://127.0.0.1:1"})
     with RunningAgent(tmp_path, config) as agent:

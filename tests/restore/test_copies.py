@@ -34,7 +34,7 @@ from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import put
 from tests.kit.copies import NODES, SESSION, Copying
-from tests.kit.effort import share
+from tests.kit.effort import every, share
 from tests.kit.logs import SMALL, append, cluster, node, values, view
 from tests.kit.rewrites import archive, members, run, snapshot
 from tests.support import FakeClock
@@ -50,6 +50,7 @@ def _verified(store: SegmentStore) -> list[Finding]:
     return check(units, lambda _: None, Deadline(SystemClock(), None))[0]
 
 
+@every(3)
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("seed", range(share(25, ci=20)))
 def test_readers_equal_a_dict_wherever_the_copies_are(

@@ -116,6 +116,7 @@ def test_a_conflict_is_one_only_while_nothing_is_newer(memory_bytes: int, tmp_pa
         index.close()
 
 
+@every(3)
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 30_000, 1])
 def test_many_conflicting_nodes_merge_alike_in_any_order(
     memory_bytes: int, seed: int, tmp_path: Path

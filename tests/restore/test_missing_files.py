@@ -17,6 +17,7 @@ from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
 from storage_backends import NotFound, open_store
+from tests.kit.effort import every
 
 NODE = "default/embedded/nodes/n1"
 
@@ -76,6 +77,7 @@ def remove(url: str, path: str) -> str:
     return path
 
 
+@every(4)
 @pytest.mark.parametrize("read", [*READERS, read_in_order, archive_again])
 def test_missing_archive_is_named_with_its_entries(url: str, read: Callable[[str], Any]) -> None:
     archive = next(each for each in log_of(url).node("n1").manifest.archives if each.map == "b")
@@ -87,6 +89,7 @@ def test_missing_archive_is_named_with_its_entries(url: str, read: Callable[[str
     assert "bring it back from a copy" in str(raised.value)
 
 
+@every(3)
 @pytest.mark.parametrize("read", READERS)
 def test_missing_snapshot_file_is_named_with_its_contents(
     url: str, read: Callable[[str], Any]

@@ -30,7 +30,7 @@ from imap_wal.settings import Settings
 from storage_backends.local import LocalStore
 from tests.histories import put
 from tests.kit import process_works
-from tests.kit.effort import every
+from tests.kit.effort import every, thorough
 from tests.kit.log_order import promise_order
 from tests.kit.logs import append, cluster, node, values, view
 from tests.kit.process_works import Counted, Fails, Killed, Leaves
@@ -68,7 +68,7 @@ def filled(store: LocalStore, seed: int, requests: Iterator[int]) -> None:
         log.close()
 
 
-@every(2)
+@thorough
 @pytest.mark.parametrize("has_snapshot", [False, True])
 def test_all_engines_agree(tmp_path: Path, small: None, seed: int, has_snapshot: bool) -> None:
     """Row by row, in one process, in tasks, and in tasks of two processes."""
@@ -114,6 +114,7 @@ class _InTwo(ProcessEngine):
         super().__init__(Settings(), 2, sizes=TINY)
 
 
+@every(2)
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_task_whose_process_is_killed_runs_once_more(tmp_path: Path, times: int) -> None:
     gate = tmp_path / "gate"
@@ -203,7 +204,7 @@ def _is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-@every(2)
+@every(4)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_an_early_end_leaves_no_process_and_no_file(tmp_path: Path, number: signal.Signals) -> None:
     root, gate, scratch = (tmp_path / name for name in ("root", "gate", "scratch"))

@@ -31,7 +31,7 @@ from imap_wal.write.node_log import NodeLog
 from storage_backends import SegmentStore, open_store
 from storage_backends.memory import MemoryStore
 from tests.histories import put
-from tests.kit.effort import share
+from tests.kit.effort import every, share
 from tests.kit.logs import SMALL, append, cluster, node, values, view
 from tests.kit.rewrites import ENGINE, HOUR_MS, archive, run, snapshot
 from tests.support import FakeClock, segments
@@ -128,6 +128,7 @@ def removable(store: MemoryStore) -> set[str]:
     return found
 
 
+@every(3)
 @pytest.mark.parametrize("history", range(share(12, ci=34)))
 def test_log_file_is_removed_once_snapshots_cover_every_map(
     memory: MemoryStore, history: int, seed: int

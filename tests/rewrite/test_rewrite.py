@@ -38,7 +38,7 @@ from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.gated import GatedStore
 from storage_backends.memory import MemoryStore
 from tests.histories import put
-from tests.kit.effort import step
+from tests.kit.effort import every, step
 from tests.kit.list_files import short_lists
 from tests.kit.logs import SMALL, append, cluster, node, values, view
 from tests.kit.rewrites import ENGINE, archive, run, snapshot
@@ -347,6 +347,7 @@ def test_a_rewrite_keeps_within_its_memory(memory: MemoryStore, tmp_path: Path) 
     assert len(values(view(memory))) == 5000 and list(tmp_path.iterdir()) == []
 
 
+@every(3)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", ["create", "list", "read", "delete"])
 def test_failed_publishing_leaves_a_restorable_log(kind: str, when: Any) -> None:

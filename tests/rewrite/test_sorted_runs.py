@@ -72,6 +72,7 @@ def filled(memory: MemoryStore, seed: int, keys: int = 60) -> dict[str, str]:
     return {key: value for key, value in expected.items() if value is not None}
 
 
+@thorough
 def test_a_small_change_keeps_the_other_ranges(memory: MemoryStore) -> None:
     log = node(memory)
     append(log, *(put(f"k{number:03d}", "1", (1, 1, 1, number)) for number in range(100)))

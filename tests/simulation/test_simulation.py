@@ -21,7 +21,7 @@ from imap_wal.manifest.node import NodeManifest, Seen
 from imap_wal.read.file_scan import FileScan
 from imap_wal.settings import Settings
 from storage_backends import StoredFile
-from tests.kit.effort import brief, every, share
+from tests.kit.effort import brief, every, share, thorough
 from tests.simulation.__main__ import story
 from tests.simulation.choosers import Pause, Replay
 from tests.simulation.explore import chooser_of, plan_of, run_seed
@@ -73,6 +73,7 @@ print(found.hexdigest())
 """
 
 
+@thorough
 def test_a_seed_replays_in_another_process_whose_hashes_differ() -> None:
     digests = {
         subprocess.run(
@@ -133,7 +134,7 @@ def check(runs: int, cases: Cases) -> None:
 def test_twenty_thousand_schedules_lose_nothing_acknowledged_and_serve_nothing_old(
     cases: Cases,
 ) -> None:
-    check(share(SCHEDULES, ci=3), cases)
+    check(share(SCHEDULES, ci=2), cases)
 
 
 @pytest.mark.torture

@@ -36,6 +36,7 @@ from tests.encrypted import key_file, other
 from tests.kit.list_files import short_lists
 from tests.kit.logs import SMALL
 from tests.kit.stream_engine import Engine
+from tests.kit.effort import every
 
 pytestmark = pytest.mark.spark
 KINDS = {"map": "string", "key": "binary", "value": "binary", "expires_at_ms": "bigint"}
@@ -89,6 +90,7 @@ def test_entries_of_a_backfill_are_there_after_all_tasks(tmp_path: Path) -> None
     assert in_log(root) == there
 
 
+@every(2)
 @pytest.mark.parametrize("level", [int(FeatureLevel.SORTED_ARCHIVES) - 1, int(NEWEST)])
 def test_backfilled_files_are_sorted_if_all_nodes_read_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: int

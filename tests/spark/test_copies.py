@@ -12,14 +12,14 @@ from imap_wal.rewrite.run import rewrite
 from pyspark_imap_wal.rewrite_engine import SparkEngine
 from storage_backends import open_store
 from tests.kit.copies import Copying
-from tests.kit.effort import every
+from tests.kit.effort import thorough
 from tests.kit.logs import cluster
 from tests.kit.rewrites import archive, members
 
 pytestmark = pytest.mark.spark
 
 
-@every(2)
+@thorough
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_rewrite_and_a_table_by_spark_equal_a_dict(spark: Any, tmp_path: Path, seed: int) -> None:
     writer = Copying(random.Random(seed), open_store(str(tmp_path)))

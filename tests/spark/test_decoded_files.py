@@ -12,6 +12,7 @@ from click.testing import CliRunner
 import imap_wal
 from imap_wal.encoder import plain
 from rewrite_cli.cli import group
+from tests.kit.effort import thorough
 
 pytestmark = pytest.mark.spark
 
@@ -21,6 +22,7 @@ def done(*words: str) -> None:
     assert ended.exit_code == 0, ended.output
 
 
+@thorough
 def test_spark_reads_keys_and_values_without_imap_wal(spark: Any, tmp_path: Path) -> None:
     """Archives with and without these columns together, and a snapshot."""
     url = f"file://{tmp_path}/log"

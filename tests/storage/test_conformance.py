@@ -12,6 +12,7 @@ from storage_backends import SegmentStore, open_store
 from storage_backends.local import LocalStore
 from storage_backends.memory import forget
 from storage_backends.testing import FaultyStore, check_segment_store
+from tests.kit.effort import every
 
 Reopen = Callable[[], SegmentStore]
 
@@ -33,6 +34,7 @@ def test_store_keeps_every_promise(reopen: Reopen) -> None:
     check_segment_store(reopen(), reopen=reopen)
 
 
+@every(2)
 def test_store_in_the_fault_wrapper_keeps_every_promise(reopen: Reopen) -> None:
     store = FaultyStore(reopen())
     check_segment_store(store, reopen=lambda: FaultyStore(reopen()))
@@ -61,6 +63,7 @@ class _ForgetsItsLock(LocalStore):
         return super().lock(path, holder, take=True)
 
 
+@every(3)
 @pytest.mark.parametrize(
     ("broken", "promise"),
     [

@@ -167,6 +167,7 @@ def test_content_in_several_parts_is_created_exclusively(s3: S3, tmp_path: Path)
     store.delete("big/1")
 
 
+@thorough
 @both
 def test_lease_on_s3_runs_out_and_is_taken_over(s3: S3) -> None:
     now = [1_800_000_000_000]
@@ -274,6 +275,7 @@ def test_missing_local_file_is_not_a_missing_bucket(s3: S3, tmp_path: Path) -> N
         s3.open().create_from("1", str(tmp_path / "missing"))
 
 
+@thorough
 @both
 def test_a_writer_replaced_on_s3_acknowledges_nothing(s3: S3) -> None:
     """After an archive, too."""

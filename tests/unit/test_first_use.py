@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.kit.effort import thorough
+
 TURNS = 10
 """Without the lock in `checked`, about every fourth process ended with a segmentation fault."""
 
@@ -39,6 +41,7 @@ for thread in threads:
 """
 
 
+@thorough
 def test_threads_parse_manifests_for_the_first_time_together() -> None:
     for _ in range(TURNS):
         ended = subprocess.run(

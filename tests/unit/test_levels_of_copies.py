@@ -24,6 +24,7 @@ from tests.histories import put
 from tests.kit.logs import append, cluster, node, values, view
 from tests.kit.repairs import repaired
 from tests.kit.rewrites import archive, members, run
+from tests.kit.effort import thorough
 
 _numbers = itertools.count()
 COPY = shared_session("a plug-in", 1)
@@ -168,6 +169,7 @@ def test_a_backup_keeps_level_and_marks(memory: MemoryStore, tmp_path: Path) -> 
     assert (manifest.level, manifest.all_maps.keys()) == (FeatureLevel.COPIES, {"n1", "n2"})
 
 
+@thorough
 def test_a_clean_copy_begins_again(tmp_path: Path) -> None:
     """`imap-wal restore --to` writes another log, with other positions."""
     with imap_wal.open(f"file://{tmp_path}/log") as store:

@@ -22,7 +22,7 @@ from storage_backends import NotFound, StorageError
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.memory import MemoryStore
 from tests.kit.actors import Interrupted
-from tests.kit.effort import share
+from tests.kit.effort import every, share
 from tests.kit.list_files import FOLDER, archive, check, listed, log_of, paths, short_lists
 from tests.support import FakeClock
 
@@ -100,6 +100,7 @@ def test_an_update_writes_what_it_changes(
     assert costs[0] == costs[1]
 
 
+@every(3)
 @pytest.mark.parametrize("seed", range(share(8, ci=40)))
 def test_random_changes_against_a_plain_list(seed: int) -> None:
     """Two writers add, remove and replace archives. Operations fail before or after they are done,

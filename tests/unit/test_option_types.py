@@ -17,6 +17,7 @@ import imap_wal
 from imap_wal import InvalidSetting, Settings
 from imap_wal.embedded import opening
 from imap_wal.settings import SettingsOptions
+from tests.kit.effort import thorough
 
 PROGRAM = """
 import imap_wal
@@ -59,6 +60,7 @@ def test_the_options_passed_on_are_those_that_open_takes() -> None:
     }
 
 
+@thorough
 def test_mypy_finds_a_misspelt_option(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     lines = [f"{line}  # {what}" for what, (line, _) in MISTAKES.items()]

@@ -29,7 +29,7 @@ from storage_backends import NotFound, StorageError
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.memory import MemoryStore
 from tests.kit.actors import Interrupted
-from tests.kit.effort import share
+from tests.kit.effort import every, share
 from tests.kit.list_files import (
     CLUSTER,
     check_parts,
@@ -134,6 +134,7 @@ def test_a_rewrite_of_one_range_writes_one_list(
         assert state_of(cluster_log(store, 2).read()[1])["m"][1500] == 2
 
 
+@every(3)
 @pytest.mark.parametrize("seed", range(share(8, ci=40)))
 def test_random_rewrites_against_a_dict(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two writers rewrite, drop and add maps. Operations fail before or after they are done, and

@@ -11,6 +11,7 @@ from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
 from tests.kit.writers import manifest, write
 from tests.support import IDENTITY, copy_files, embedded, header, node_log, overwrite, row, segments
+from tests.kit.effort import every
 
 
 def kinds(store: SegmentStore) -> list[list[str]]:
@@ -83,6 +84,7 @@ def test_log_cut_in_its_last_frame_opens_with_new_epoch(
         assert [len(frames) for frames in kinds(left)] == [1, 1]
 
 
+@every(2)
 @pytest.mark.parametrize("rest", [0, 4096])
 def test_crash_before_first_commit_leaves_no_damage(memory: MemoryStore, rest: int) -> None:
     """The segment has a header, or a part of one."""

@@ -226,8 +226,9 @@ def _unread(log: ClusterLog, node: str, end: Position) -> str:
     if not unfinished:
         return ""
     names = ", ".join(map(repr, unfinished))
+    have = f"reader {names} has" if len(unfinished) == 1 else f"readers {names} have"
     return (
-        f"reader {names} has not read the last changes of node {node!r}: let it read them; or run "
+        f"{have} not read the last changes of node {node!r}: let it read them; or run "
         "`imap-wal prune --forget-reader NAME` if it will not return; or pass --lose"
     )
 
