@@ -15,8 +15,8 @@ from imap_wal.rewrite.turn import RewriteRunning, turn
 from storage_backends import open_store
 from tests.agent.harness import Plugin, config, plugin, serving
 from tests.kit.agents import Process, live
-from tests.support import eventually
 from tests.kit.effort import thorough
+from tests.support import eventually
 
 LIMITS: dict[str, Any] = {"auto_rewrite_min_bytes": 20_000, "durability": "os"}
 

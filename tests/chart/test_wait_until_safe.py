@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from tests.kit.effort import every
 
 SCRIPT = Path(__file__).parents[2] / "charts/imap-wal/files/wait-until-safe.sh"

@@ -25,8 +25,8 @@ from storage_backends import StorageError, Unavailable, open_store
 from storage_backends.memory import MemoryStore
 from tests.cli.conftest import Run
 from tests.kit.actors import Interrupted
-from tests.kit.forgetting import write
 from tests.kit.effort import thorough
+from tests.kit.forgetting import write
 
 
 def test_a_node_with_uncovered_entries_is_not_forgotten(memory: MemoryStore) -> None:

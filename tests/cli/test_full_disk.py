@@ -15,8 +15,8 @@ from storage_backends.local import LocalStore
 from tests.agent.harness import config, plugin, serving
 from tests.cli.conftest import Run
 from tests.kit.disks import needed_disk
-from tests.support import eventually
 from tests.kit.effort import thorough
+from tests.support import eventually
 
 RESERVE = 4 << 20
 

@@ -13,9 +13,9 @@ from imap_wal.format import Position
 from imap_wal.repair.report import POINT_IN_TIME, SALVAGE
 from storage_backends.memory import MemoryStore
 from tests.cli.conftest import Run
+from tests.kit.effort import every
 from tests.kit.repairs import clean, damaged_file, flip, frames, repair, repaired, store_of, values
 from tests.support import copy_files, overwrite
-from tests.kit.effort import every
 
 
 @pytest.mark.parametrize("place", ["length", "checksum", "type", "count", "synced", "body"])

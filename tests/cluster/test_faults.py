@@ -37,8 +37,8 @@ from tests.cluster.load import Load
 from tests.cluster.processes import Agent, Member
 from tests.cluster.waiting import until
 from tests.kit.disks import small_disk
-from tests.kit.ports import free_ports
 from tests.kit.effort import every
+from tests.kit.ports import free_ports
 
 DYING = "tests.cluster.dying_agent"
 MB = 1 << 20

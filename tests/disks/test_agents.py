@@ -31,6 +31,7 @@ from storage_backends.own_disk import OwnDiskStore
 from storage_backends.split import SegmentsPlace, record
 from tests.agent.harness import Plugin, plugin, serve_in_process, serving
 from tests.kit.agents import Process
+from tests.kit.effort import every, thorough
 from tests.kit.own_disks import (
     NODES,
     configs,
@@ -42,7 +43,6 @@ from tests.kit.own_disks import (
     write,
 )
 from tests.support import eventually
-from tests.kit.effort import every, thorough
 
 
 def test_a_killed_cluster_has_all_entries_again(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from storage_backends import open_store
 from storage_backends.local import LocalStore
 from tests.agent.harness import config, plugin, serving
 from tests.kit.agents import Process
+from tests.kit.effort import thorough
 from tests.kit.keyed_agents import AGENT, MEMBER, READER
 from tests.kit.own_disks import (
     NODES,
@@ -41,7 +42,6 @@ from tests.kit.own_disks import (
     write,
 )
 from tests.support import eventually
-from tests.kit.effort import thorough
 
 CLI = [sys.executable, "-m", "rewrite_cli.cli"]
 

@@ -22,6 +22,7 @@ from imap_wal.errors import (
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.encrypted import key, key_file, keyed, other
+from tests.kit.effort import every
 from tests.kit.encrypted_maps import (
     SECRET,
     SECRET_KEY,
@@ -34,7 +35,6 @@ from tests.kit.encrypted_maps import (
     wrong_keys,
 )
 from tests.support import overwrite, segments
-from tests.kit.effort import every
 
 
 @pytest.fixture(params=["file", "objects"])

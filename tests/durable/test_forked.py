@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.effort import every
+
 FORKS = """
 import asyncio, os, sys, threading, time
 import imap_wal
 from imap_wal.errors import Fenced
-from tests.kit.effort import every
 
 def refused(calls):
     # The numbers of the calls that do not raise Fenced.

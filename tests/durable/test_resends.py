@@ -24,8 +24,8 @@ from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
 from storage_backends import open_store
 from tests.agent.harness import Plugin, config, plugin, serve_in_process
-from tests.support import eventually
 from tests.kit.effort import every
+from tests.support import eventually
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(

@@ -14,9 +14,9 @@ import pytest
 
 import imap_wal
 from imap_wal.errors import ImapWalError
+from tests.kit.effort import every
 from tests.kit.faults import Cases, _context
 from tests.kit.folders import files
-from tests.kit.effort import every
 
 NOBODY = 65534
 

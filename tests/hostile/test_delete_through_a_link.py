@@ -23,8 +23,8 @@ from rewrite_cli.console.check import WARNING
 from rewrite_cli.doctor.storage import storage_checks
 from storage_backends import Linked, open_store
 from storage_backends.local import LocalStore
-from tests.kit.folders import files
 from tests.kit.effort import every
+from tests.kit.folders import files
 
 CLUSTER = "default/embedded"
 

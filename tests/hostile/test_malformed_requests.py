@@ -13,8 +13,8 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.transport.router import parts
 from imap_wal.entry import ORDER, PARTITION
 from tests.agent.harness import Plugin, config, entry, identified, plugin, serving
-from tests.kit.malformed import nested, pack
 from tests.kit.effort import every
+from tests.kit.malformed import nested, pack
 
 
 @pytest.fixture

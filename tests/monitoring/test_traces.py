@@ -25,9 +25,9 @@ from imap_wal.agent.monitoring.traces import is_asked, traced
 from imap_wal.clock import SystemClock
 from imap_wal.errors import InvalidSetting
 from tests.agent.harness import plugin
+from tests.kit.effort import every, thorough
 from tests.kit.own_disks import own_disk_config
 from tests.support import eventually
-from tests.kit.effort import every, thorough
 
 proto = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 pytest.importorskip("opentelemetry.sdk")

@@ -33,10 +33,10 @@ from pyspark_imap_wal.writer import ImapWalWriter, Target
 from rewrite_cli.cli import group
 from storage_backends import open_store
 from tests.encrypted import key_file, other
+from tests.kit.effort import every
 from tests.kit.list_files import short_lists
 from tests.kit.logs import SMALL
 from tests.kit.stream_engine import Engine
-from tests.kit.effort import every
 
 pytestmark = pytest.mark.spark
 KINDS = {"map": "string", "key": "binary", "value": "binary", "expires_at_ms": "bigint"}

@@ -21,10 +21,10 @@ from rewrite_cli.cli import group
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
 from tests.histories import put
+from tests.kit.effort import thorough
 from tests.kit.logs import append, cluster, node, values, view
 from tests.kit.repairs import repaired
 from tests.kit.rewrites import archive, members, run
-from tests.kit.effort import thorough
 
 _numbers = itertools.count()
 COPY = shared_session("a plug-in", 1)

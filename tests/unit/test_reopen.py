@@ -9,9 +9,9 @@ from imap_wal.errors import CorruptLog, MissingNode, ShortLog
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
+from tests.kit.effort import every
 from tests.kit.writers import manifest, write
 from tests.support import IDENTITY, copy_files, embedded, header, node_log, overwrite, row, segments
-from tests.kit.effort import every
 
 
 def kinds(store: SegmentStore) -> list[list[str]]:

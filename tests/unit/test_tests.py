@@ -16,9 +16,11 @@ def broken_rules(source: str) -> list[str]:
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"):
-            for module in (node.module or "", *(each.name for each in node.names)):
-                if module.rpartition(".")[2].startswith("test_"):
-                    found.append(f"imports another test file: {module}")
+            found += [
+                f"imports another test file: {module}"
+                for module in (node.module or "", *(each.name for each in node.names))
+                if module.rpartition(".")[2].startswith("test_")
+            ]
         elif (
             isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             and node.name.startswith("test_")
