@@ -9,7 +9,9 @@ import pytest
 NOT_QUICK = ("thorough", "torture", "storage")
 """The marks of tests that are not in `make test`."""
 
-LATE = frozenset({"pages by rows, not by bytes", "part names of a large range are those of the next"})
+LATE = frozenset(
+    {"pages by rows, not by bytes", "part names of a large range are those of the next"}
+)
 """Defects that need a large log to be noticed, so only `make test-all` notices them."""
 
 
