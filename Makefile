@@ -40,8 +40,8 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 setup: python jar ## .venv with everything, and the plug-in's jar
-python: $(VENV)/.everything
-jar: $(JAR)
+python: $(VENV)/.everything ## all of imap-wal in .venv, without the jar
+jar: $(JAR) ## the plug-in's jar, after a change in Java
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \

@@ -216,7 +216,7 @@ class OtherHistory(PositionGone):
     `oldest` is the last position that both histories have, "" if the log does not know it."""
 
     def __init__(self, what: str, asked: str, shared: str) -> None:
-        advice = "begin again: with a snapshot, or at the oldest position"
+        advice = "begin again with a snapshot, or at the oldest position"
         where = "the log does not know where its history differs from that one"
         if shared:
             where = f"both histories are the same up to {shared}, and differ after that"
@@ -224,8 +224,8 @@ class OtherHistory(PositionGone):
         ImapWalError.__init__(
             self,
             f"{what}: position {asked} belongs to another history of this log, which was restored, "
-            f"repaired or replaced since; {where}. Some of what was read is not in this log: "
-            f"{advice}",
+            f"repaired or replaced since; {where}. Something before that position is not in this "
+            f"log: {advice}",
         )
         self.asked, self.oldest = asked, shared
 

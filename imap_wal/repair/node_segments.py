@@ -348,7 +348,7 @@ class SegmentPlanner:
             kept = replace(kept, records=(kept.records or 0) - len(drops))
             lost = Extent(str(min(drops)), str(max(drops)), 0, len(drops), None)
             what = (
-                f"without {len(drops)} dropped entries; each is kept in "
+                f"without the entries of --drop-entry ({len(drops)}); they are kept in "
                 f"{self._plan.node.folder}/lost"
             )
         self._plan.items.append(

@@ -89,8 +89,8 @@ def report(error: BaseException, debug: bool = False) -> int:
         error.show(sys.stderr)
     elif isinstance(error, click.UsageError):
         # Click quotes the command line, which may have secrets.
-        shown = io.StringIO()
-        click.UsageError(without_secrets(error.format_message()), error.ctx).show(shown)
+        shown, text = io.StringIO(), error.format_message() + _place_of_option(error)
+        click.UsageError(without_secrets(text), error.ctx).show(shown)
         out.echo(shown.getvalue().removesuffix("\n"), err=True)
     else:
         # A line end in our own errors is that of a name; other libraries write several lines.
@@ -98,3 +98,14 @@ def report(error: BaseException, debug: bool = False) -> int:
         text = out.shown(message(error)) if ours else " ".join(message(error).split("\n"))
         out.echo(out.styled("error:", fg="red", bold=True) + f" {without_secrets(text)}", err=True)
     return exit_code(error)
+
+
+def _place_of_option(error: click.UsageError) -> str:
+    """Where an option of all commands goes, if it was given after the command."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return ""
+    root = error.ctx.find_root()
+    known = {name for each in root.command.params for name in each.opts}
+    if error.ctx is root or error.option_name not in known:
+        return ""
+    return f" It goes before the command: imap-wal {error.option_name} ... {error.ctx.info_name}"

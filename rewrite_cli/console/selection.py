@@ -47,13 +47,16 @@ class Url(ParamType[str]):
         known: Path | None = given.get("credentials")
         try:
             place = location(value)
+        except InvalidSetting as error:
+            self.fail(str(error), param, ctx)
+        try:
             place = location(place, file_mode=given.get("file_mode") or f"{mode_of(place):04o}")
             keys = given.get("encryption_keys") or ""
             check_source(keys)
             place = place.with_keys(keys)
             return Credentials.read(known).given_to(place) if known is not None else place
-        except InvalidSetting as error:
-            self.fail(str(error), param, ctx)
+        except InvalidSetting as error:  # of another option; its text names it
+            raise click.UsageError(str(error), ctx) from error
 
 
 class Endpoint(ParamType[str]):

@@ -88,7 +88,7 @@ class Database:
             },
         )
         for schema in (*SCHEMAS, _STAGED):
-            self._connection.execute(f"CREATE SCHEMA {quoted(schema)}")
+            self._execute(f"CREATE SCHEMA {quoted(schema)}")
         for setting, value in (
             ("search_path", SCHEMAS[0]),
             ("memory_limit", f"{memory_bytes}B"),
@@ -97,12 +97,12 @@ class Database:
             ("enable_external_access", "false"),
             ("lock_configuration", "true"),
         ):
-            self._connection.execute(f"SET {setting} = {_literal(value)}")
+            self._execute(f"SET {setting} = {_literal(value)}")
         self._reserved = {
             str(name)
-            for (name,) in self._connection.execute(
+            for (name,) in self._execute(
                 "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category = 'reserved'"
-            ).fetchall()
+            )
         }
 
     def close(self) -> None:
@@ -110,9 +110,13 @@ class Database:
         self._worker.shutdown()
         self._connection.close()
 
+    def _execute(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """The rows of a statement."""
+        return self._wait(lambda: self._connection.execute(statement, values).fetchall())
+
     def _wait(self, call: Callable[..., T], *args: Any) -> T:
         """Call DuckDB in another thread: Python handles no signal during a call, so Ctrl-C would
-        wait for its end."""
+        wait for its end. A call that a signal does end raises a RuntimeError in its place."""
         answer = self._worker.submit(call, *args)
         try:
             return answer.result()
@@ -161,9 +165,7 @@ class Database:
         return [each.type.name for each in found], found[0].query if found else ""
 
     def _tables_of(self, statement: str) -> frozenset[tuple[str, str]] | None:
-        ((tree,),) = self._connection.execute(
-            "SELECT json_serialize_sql($1::VARCHAR)", [statement]
-        ).fetchall()
+        ((tree,),) = self._execute("SELECT json_serialize_sql($1::VARCHAR)", [statement])
         found: set[tuple[str, str]] = set()
         others = False
         try:
@@ -193,13 +195,11 @@ class Database:
     def create(self, schema: str, table: str, columns: Sequence[Column]) -> None:
         """Create an empty table, unless it exists."""
         fields = ", ".join(f"{quoted(column.name)} {column.type}" for column in columns)
-        self._connection.execute(
-            f"CREATE TABLE IF NOT EXISTS {quoted(schema)}.{quoted(table)} ({fields})"
-        )
+        self._execute(f"CREATE TABLE IF NOT EXISTS {quoted(schema)}.{quoted(table)} ({fields})")
 
     def drop(self, schema: str, table: str) -> None:
         """Remove a table, if there is one."""
-        self._connection.execute(f"DROP TABLE IF EXISTS {quoted(schema)}.{quoted(table)}")
+        self._execute(f"DROP TABLE IF EXISTS {quoted(schema)}.{quoted(table)}")
 
     def insert(self, schema: str, table: str, batch: Any) -> None:
         """Add rows.
@@ -213,18 +213,18 @@ class Database:
             Failed: There is no space for them.
         """
         with self._translated():
-            self._connection.register(_BATCH, batch)
+            self._wait(self._connection.register, _BATCH, batch)
             try:
                 self._wait(
                     self._connection.execute,
                     f"INSERT INTO {quoted(schema)}.{quoted(table)} FROM {quoted(_BATCH)}",
                 )
             finally:
-                self._connection.unregister(_BATCH)
+                self._wait(self._connection.unregister, _BATCH)
 
     def forget(self, schema: str, table: str, namespace: str, cluster: str) -> None:
         """Remove the rows of one cluster, and all that are staged."""
-        self._connection.execute(
+        self._execute(
             f"DELETE FROM {quoted(schema)}.{quoted(table)} WHERE namespace = $1 AND cluster = $2",  # noqa: S608
             [namespace, cluster],
         )

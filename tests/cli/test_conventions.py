@@ -45,6 +45,22 @@ def test_an_unknown_command_suggests_the_right_one(run: Run) -> None:
     assert "did you mean 'dump'" in ended.err
 
 
+def test_an_option_after_the_command_is_told_where_it_goes(run: Run, url: str) -> None:
+    """Those of all commands go before it."""
+    ended = run("verify", url, "--encryption-keys", "file:keys")
+    assert ended.code == 2
+    assert "before the command: imap-wal --encryption-keys ... verify" in ended.err
+    assert "before the command" not in run("verify", url, "--wrong").err
+    assert "before the command" not in run("--wrong").err
+
+
+def test_a_wrong_source_of_keys_is_not_blamed_on_the_url(run: Run, url: str) -> None:
+    ended = run("--encryption-keys", "keys", "verify", url)
+    assert ended.code == 2
+    assert "encryption_keys takes" in ended.err
+    assert "URL'" not in ended.err
+
+
 def test_a_missing_url_is_wrong_usage(run: Run) -> None:
     ended = run("ls")
     assert ended.code == 2

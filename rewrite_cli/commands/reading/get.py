@@ -61,7 +61,7 @@ def command(
       imap-wal get /var/lib/maps --map orders hex:a3343231 -o json
     """
     if len(selection.maps) != 1:
-        raise click.UsageError("name one map: --map")
+        raise click.UsageError("name one map: --map; `imap-wal stat URL` lists the maps")
     (name,) = selection.maps
     load_parquet()
     results: list[Found] = []
