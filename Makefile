@@ -79,10 +79,10 @@ $(JAR): $(JAVA_SOURCES)
 	@touch $@
 
 demo: $(VENV)/.demo ## real flights, kill -9, restore, archive, rewrite; a report and out/demo.png (Python only)
-	$(BIN)/imap-wal demo --picture out/demo.png
+	$(BIN)/python -m examples.demo --picture out/demo.png
 
 demo-cluster: setup ## the same flights into two real Hazelcast members, all killed, restarted, compared
-	$(BIN)/imap-wal demo --members 2 --picture out/demo-cluster.png
+	$(BIN)/python -m examples.demo --members 2 --picture out/demo-cluster.png
 
 # First what uses a processor and what waits together: the Java tests wait for their members. The
 # workers of pytest-xdist would all rewrite the assertions of all tests, if no process had done it.

@@ -10,13 +10,12 @@ from typing import Any
 
 Row = dict[str, Any]
 
-WIDTH, LABELS, BARS, STEP, TOP = 640, 285, 250, 30, 44
-"""In pixels: width of the picture, of its column of labels and of the longest bar; distance of two
-bars; height of the head."""
+WIDTH, MARGIN, BARS, STEP, TOP = 640, 12, 530, 44, 40
+"""In pixels: width of the picture, of the space on its left, and of the longest bar; distance of
+two bars, each with its label above it; height of the head."""
 
 STYLE = """text { font: 14px system-ui, sans-serif; fill: #1b2a30; }
     .title { font-size: 16px; }
-    .label { text-anchor: end; }
     .ours { fill: #00897b; } .other { fill: #8a9aa1; }
     .range { stroke: #1b2a30; stroke-width: 1.5; }
     @media (prefers-color-scheme: dark) {
@@ -61,12 +60,11 @@ def chart(title: str, rows: Sequence[Row]) -> str:
         )
         kind = "other" if any(name in row["measurement"] for name in OTHERS) else "ours"
         parts += [
-            f'  <text class="label" x="{LABELS - 8}" '  # noqa: ISC004
-            f'y="{y + 15}">{escape(row["measurement"])}</text>',
-            f'  <rect class="{kind}" x="{LABELS}" y="{y + 2}" width="{max(length, 1):.1f}" '  # noqa: ISC004
-            'height="16" rx="2"/>',
-            f'  <path class="range" d="M{LABELS + least:.1f} {y + 10}H{LABELS + most:.1f}"/>',
-            f'  <text x="{LABELS + most + 8:.1f}" y="{y + 15}">{row["median"]:,}</text>',
+            f'  <text x="{MARGIN}" y="{y + 15}">{escape(row["measurement"])}</text>',
+            f'  <rect class="{kind}" x="{MARGIN}" y="{y + 20}" width="{max(length, 1):.1f}" '  # noqa: ISC004
+            'height="14" rx="2"/>',
+            f'  <path class="range" d="M{MARGIN + least:.1f} {y + 27}H{MARGIN + most:.1f}"/>',
+            f'  <text x="{MARGIN + most + 8:.1f}" y="{y + 32}">{row["median"]:,}</text>',
         ]
     return "\n".join([*parts, "</svg>", ""])
 

@@ -32,10 +32,6 @@ with ends_the_process():
 
 # In the order in which a new user needs them.
 _MODULES = {
-    "demo": (
-        "service",
-        "write real flights, kill -9, restore, archive, rewrite; a report and a picture",
-    ),
     "node": ("service", "real Hazelcast members with plug-in and agents, for trials and tests"),
     "agent": ("service", "the service beside a member"),
     "plugin": ("service", "the path of the jar; a hazelcast.yaml to paste"),
@@ -180,7 +176,6 @@ def group(
 
     \b
     Examples:
-      imap-wal demo                                  see it work, no Java needed
       imap-wal node start --members 2                two real members, every map durable
       imap-wal stat file:///var/lib/maps             what is in a log, how long a restart takes
       imap-wal verify s3://bucket/maps -o json       exit code 3 when something is damaged
@@ -204,7 +199,9 @@ def group(
         ctx.default_map, ctx.obj["spark"] = config.defaults(found, ctx, list(COMMANDS))
 
 
-def main(arguments: list[str] | None = None) -> Any:
+def main(
+    arguments: list[str] | None = None, command: click.Command = group, name: str = "imap-wal"
+) -> Any:
     """The entry point: handles exit codes and error texts, with `failures`."""
     words = sys.argv[1:] if arguments is None else arguments
     # Only in a process of the command line: a library must not change its program's streams,
@@ -215,7 +212,7 @@ def main(arguments: list[str] | None = None) -> Any:
     try:
         if arguments is None:
             as_ctrl_c()
-        code = group.main(args=words, prog_name="imap-wal", standalone_mode=False)
+        code = command.main(args=words, prog_name=name, standalone_mode=False)
     # Every error becomes a line and an exit code here.
     except BaseException as error:  # noqa: BLE001
         sys.exit(report(error, debug="--debug" in words))

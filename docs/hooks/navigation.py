@@ -1,30 +1,22 @@
-"""`decisions/` in the navigation of mkdocs.yml becomes one entry for each page of that folder."""
+"""The page of the decisions lists them: the navigation names only that page."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-
-def on_config(config: Any) -> Any:
-    """A folder in `nav`, written with a slash at its end, is replaced by its pages in order of
-    name."""
-    config.nav = [_expanded(each, Path(config.docs_dir)) for each in config.nav]
-    return config
+INDEX = "decisions/index.md"
 
 
-def _expanded(entry: Any, docs: Path) -> Any:
-    if not isinstance(entry, dict):
-        return entry
-    return {
-        title: _pages(target, docs) if isinstance(target, str) and target.endswith("/") else target
-        for title, target in entry.items()
-    }
+def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
+    """Add the title of each decision, newest first, to the page of all of them."""
+    if page.file.src_uri != INDEX:
+        return markdown
+    pages = sorted((Path(config.docs_dir) / INDEX).parent.glob("0*.md"), reverse=True)
+    return "\n".join([markdown, "## All decisions", "", *map(_entry, pages), ""])
 
 
-def _pages(folder: str, docs: Path) -> list[str]:
-    """An `index.md` comes first: it is the page of the section itself."""
-    pages = sorted(
-        (docs / folder).glob("*.md"), key=lambda page: (page.name != "index.md", page.name)
-    )
-    return [page.relative_to(docs).as_posix() for page in pages]
+def _entry(page: Path) -> str:
+    title = page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    number, _, what = title.partition(". ")
+    return f"- {number}: [{what}]({page.name})"

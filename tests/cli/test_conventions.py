@@ -259,7 +259,7 @@ def test_no_copy_overlaps_its_source(
             for name in COMMANDS
             if name
             not in (
-                *("demo", "node", "agent", "plugin", "keys", "encryption-key", "spark"),
+                *("node", "agent", "plugin", "keys", "encryption-key", "spark"),
                 "completion",
             )
         ),
@@ -268,7 +268,6 @@ def test_no_copy_overlaps_its_source(
         ("diff", "maps", "{}"),
         ("restore", "maps", "--to", "{}"),
         ("repair", "maps", "--to", "{}"),
-        ("demo", "--url", "{}"),
         ("node", "start", "--url", "{}"),
     ],
 )

@@ -22,9 +22,9 @@ from hazelcast.serialization.api import CompactReader, CompactSerializer, Compac
 from hazelcast.serialization.compact import FieldDescriptor, Schema
 from hazelcast.serialization.service import SerializationServiceV1
 
+from examples.demo.cluster import free_ports
 from imap_wal.decoder import Decoder, Opaque
 from imap_wal.encoder import plain, text
-from rewrite_cli.demo.cluster import free_ports
 from tests.cli.conftest import Run
 from tests.kit.effort import thorough
 

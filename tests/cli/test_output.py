@@ -11,10 +11,10 @@ import click
 import pytest
 
 import imap_wal
-from rewrite_cli.commands.service import demo
+from examples.demo.__main__ import show
+from examples.demo.embedded import Report
 from rewrite_cli.console import output as out
 from rewrite_cli.console.progress import progress as progress_bar
-from rewrite_cli.demo.embedded import Report
 from tests.cli.conftest import Run
 from tests.kit.effort import thorough
 
@@ -94,7 +94,7 @@ def test_a_piped_demo_report_keeps_names_beside_values(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The name of a row was printed below its value, as prose is."""
-    demo.show(Report("embedded maps", 500, 900, 20, 100), None)
+    show(Report("embedded maps", 500, 900, 20, 100), None)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "A year of flights"
     assert lines[2] == "played      500 flights: 900 changes (20 deletions) in 100 commits"

@@ -14,11 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from rewrite_cli.demo.cluster import free_ports
+from examples.demo.__main__ import command as demo
+from examples.demo.cluster import free_ports
+from rewrite_cli.cli import main
 from rewrite_cli.local_cluster.launcher import ask_stat
 from tests.cli.conftest import Run, plugin_properties
 from tests.kit.effort import thorough
 
+ROOT = Path(__file__).parents[2]
 CLI = [sys.executable, "-m", "rewrite_cli.cli"]
 
 
@@ -123,8 +126,9 @@ def test_doctor_looks_at_storage_and_logs(run: Run, url: str, root: Path) -> Non
 def test_the_demo_loses_nothing_and_draws(tmp_path: Path) -> None:
     picture = tmp_path / "demo.png"
     command = [
-        *CLI,
-        "demo",
+        sys.executable,
+        "-m",
+        "examples.demo",
         "--flights",
         "4000",
         "--kills",
@@ -135,7 +139,7 @@ def test_the_demo_loses_nothing_and_draws(tmp_path: Path) -> None:
         "json",
     ]
     ended = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=150
+        command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=150
     )
     assert ended.returncode == 0, ended.stderr
     report = json.loads(ended.stdout)
@@ -158,9 +162,9 @@ def test_the_demo_loses_nothing_and_draws(tmp_path: Path) -> None:
 @thorough
 def test_the_demo_counts_what_is_lost(tmp_path: Path) -> None:
     """The demo counts lost changes: without one acknowledged change, the count is one."""
+    from examples.demo import flights
+    from examples.demo.playback import Playback
     from imap_wal.clock import SystemClock
-    from rewrite_cli.demo import flights
-    from rewrite_cli.demo.playback import Playback
 
     stream = flights.load(300)
     playback = Playback(stream, tmp_path, SystemClock(), "embedded", f"file://{tmp_path}/maps")
@@ -179,10 +183,13 @@ def test_the_demo_counts_what_is_lost(tmp_path: Path) -> None:
     assert any(gone in example for example in broken.examples)
 
 
-def test_the_demo_never_mixes_with_a_users_log(run: Run, url: str) -> None:
-    ended = run("demo", "--url", url, "--flights", "10")
-    assert ended.code == 1
-    assert "already" in ended.err
+def test_the_demo_never_mixes_with_a_users_log(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--url", url, "--flights", "10"], demo)
+    assert ended.value.code == 1
+    assert "already" in capsys.readouterr().err
 
 
 @thorough

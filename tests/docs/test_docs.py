@@ -33,7 +33,7 @@ PAGES = [page for page in ALL_PAGES if page.parent.name != "tutorials"]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 PROGRAMS = ("imap-wal", ".venv/bin/imap-wal", "make")
 # These start services or run for a minute; here, only their options are parsed.
-ONLY_PARSED = {("node", "start"), ("agent",), ("demo",), ("keys",)}
+ONLY_PARSED = {("node", "start"), ("agent",), ("keys",)}
 
 
 def blocks(language: str) -> Iterator[tuple[str, str]]:

@@ -79,4 +79,4 @@ def test_a_chart_names_every_measurement() -> None:
     texts = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
     bars = [float(bar.attrib["width"]) for bar in drawing.iter("{http://www.w3.org/2000/svg}rect")]
     assert texts == ["embedded, records/s", "threads: 1", "1,000", "SQLite <WAL>", "2,000"]
-    assert bars == [125, 250]
+    assert bars == [265, 530]

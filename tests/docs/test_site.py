@@ -106,9 +106,14 @@ def pages(site: Path) -> list[str]:
 
 
 def test_the_site_builds_and_every_page_is_in_the_navigation(site: Path) -> None:
+    """Or, for a decision, on the page of all decisions."""
     front = (site / "index.html").read_text(encoding="utf-8")
+    decisions = (site / "decisions/index.html").read_text(encoding="utf-8")
     for page in pages(site):
-        assert page == "/" or f'href="{page[1:]}"' in front, f"{page} is not in the navigation"
+        is_there = page == "/" or f'href="{page[1:]}"' in front
+        if page.startswith("/decisions/0"):
+            is_there = f'href="{page.removeprefix("/decisions/")}"' in decisions
+        assert is_there, f"{page} is not in the navigation"
 
 
 def test_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:

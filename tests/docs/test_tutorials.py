@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rewrite_cli.demo.cluster import free_ports
+from examples.demo.cluster import free_ports
 from tests.kit.effort import thorough
 
 ROOT = Path(__file__).parents[2]

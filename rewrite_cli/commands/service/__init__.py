@@ -1,1 +1,1 @@
-"""Services and what they need: agents, members, keys; the demo and `doctor`."""
+"""Services and what they need: agents, members, keys; `doctor`."""

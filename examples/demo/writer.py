@@ -1,8 +1,8 @@
 """The process that the demo kills. It plays steps into maps, with two producers. When a change has
 returned, and never before, it writes an acknowledgement to stdout.
 
-    python -m rewrite_cli.demo.writer embedded URL   STEPS START START
-    python -m rewrite_cli.demo.writer cluster  HOSTS STEPS START START
+    python -m examples.demo.writer embedded URL   STEPS START START
+    python -m examples.demo.writer cluster  HOSTS STEPS START START
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import msgpack
 
-from rewrite_cli.demo.flights import Step
+from examples.demo.flights import Step
 from storage_backends.extras import needs
 
 ACK = struct.Struct("<BI")

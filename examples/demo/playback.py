@@ -13,12 +13,14 @@ from typing import Any
 
 import msgpack
 
+from examples.demo import flights
+from examples.demo.flights import State, Stream
+from examples.demo.writer import ACK, WINDOW
 from imap_wal.clock import Clock
 from rewrite_cli.console.failures import Failed
-from rewrite_cli.demo import flights
-from rewrite_cli.demo.flights import State, Stream
-from rewrite_cli.demo.writer import ACK, WINDOW
 
+ROOT = Path(__file__).parents[2]
+"""Where the package `examples` is."""
 SAMPLE_S = 0.1
 
 
@@ -79,13 +81,13 @@ class Playback:
         command = [
             sys.executable,
             "-m",
-            "rewrite_cli.demo.writer",
+            "examples.demo.writer",
             self.kind,
             self.target,
             str(self._steps),
             *map(str, self.acknowledged),
         ]
-        writer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        writer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
         assert writer.stdout is not None
         began, sampled, killed = None, 0.0, False
         target = until * self.commits

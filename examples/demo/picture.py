@@ -10,7 +10,7 @@ from rewrite_cli.console.output import duration, size
 from storage_backends.extras import needs
 
 if TYPE_CHECKING:
-    from rewrite_cli.demo.embedded import Report
+    from examples.demo.embedded import Report
 
 INK, QUIET, PAPER = "#1f2933", "#7b8794", "#ffffff"
 PRODUCERS = ("#1f6f8b", "#99c9d9")

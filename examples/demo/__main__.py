@@ -1,4 +1,4 @@
-"""`imap-wal demo`."""
+"""`make demo`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from pathlib import Path
 
 import click
 
+from examples.demo import flights
+from examples.demo.embedded import Report, Tell, play_embedded
 from imap_wal.clock import SystemClock
+from rewrite_cli.cli import main
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import FAILED
 from rewrite_cli.console.progress import AUTO, mode
 from rewrite_cli.console.progress import progress as progress_bar
 from rewrite_cli.console.selection import Url
-from rewrite_cli.demo import flights
-from rewrite_cli.demo.embedded import Report, Tell, play_embedded
 
 
 @click.command()
@@ -67,9 +68,9 @@ def command(
 
     \b
     Examples:
-      imap-wal demo
-      imap-wal demo --flights 20000 --kills 3 -o json
-      imap-wal demo --members 2                       the same with a real cluster (needs Java)
+      python -m examples.demo
+      python -m examples.demo --flights 20000 --kills 3 -o json
+      python -m examples.demo --members 2             the same with a real cluster (needs Java)
     """
     scratch = Path(tempfile.mkdtemp(prefix="imap-wal-demo-"))
     try:
@@ -100,14 +101,14 @@ def _play(count: int, kills: int, members: int, url: str, scratch: Path, tell: T
     open_empty(url)
     stream = flights.load(count)
     if members:
-        from rewrite_cli.demo.cluster import play_cluster
+        from examples.demo.cluster import play_cluster
 
         return play_cluster(stream, url, scratch, kills, members, SystemClock(), tell)
     return play_embedded(stream, url, scratch, kills, SystemClock(), tell)
 
 
 def _draw(report: Report, picture: Path) -> str:
-    from rewrite_cli.demo.picture import draw
+    from examples.demo.picture import draw
 
     draw(report, picture)
     return str(picture)
@@ -169,12 +170,17 @@ def show(report: Report, url: str | None) -> None:
         + f"   picture: {report.picture}"
         + (f"   log: {url}" if url else "")
     )
-    program = "imap-wal" if shutil.which("imap-wal") else sys.argv[0]
+    program = "imap-wal" if shutil.which("imap-wal") else f"{sys.executable} -m rewrite_cli"
     kept = url or "file:///tmp/imap-wal-flights"
     out.echo("\nNext:")
-    for words in (
-        f"demo --url {kept}-2 --kills 3" if url else f"demo --url {kept} --flights 20000",
-        f"stat {kept}",
-        f"dump {kept} | head",
+    again = f"--url {kept}-2 --kills 3" if url else f"--url {kept} --flights 20000"
+    for line in (
+        f"{sys.executable} -m examples.demo {again}",
+        f"{program} stat {kept}",
+        f"{program} dump {kept} | head",
     ):
-        out.echo(f"  {program} {words}")
+        out.echo(f"  {line}")
+
+
+if __name__ == "__main__":
+    main(command=command, name="python -m examples.demo")

@@ -14,12 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from imap_wal.clock import Clock
-from imap_wal.layout import Identity
-from rewrite_cli.console.failures import Failed
-from rewrite_cli.console.selection import Selection
-from rewrite_cli.demo import flights
-from rewrite_cli.demo.embedded import (
+from examples.demo import flights
+from examples.demo.embedded import (
     Reopened,
     Report,
     Tell,
@@ -27,7 +23,11 @@ from rewrite_cli.demo.embedded import (
     measure_bytes,
     rewrite_and_prune,
 )
-from rewrite_cli.demo.playback import Playback
+from examples.demo.playback import Playback
+from imap_wal.clock import Clock
+from imap_wal.layout import Identity
+from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.selection import Selection
 from rewrite_cli.local_cluster.clients import connect
 from rewrite_cli.local_cluster.launcher import die_with_parent
 

@@ -1,4 +1,4 @@
-"""`imap-wal demo`: a year of real flights into durable maps, SIGKILL in the middle, and a check of
+"""`make demo`: a year of real flights into durable maps, SIGKILL in the middle, and a check of
 what is left.
 
     play ─▶ SIGKILL ─▶ open again, compare ─▶ play the rest ─▶ open, compare ─▶ archive
@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import imap_wal
+from examples.demo import flights
+from examples.demo.playback import MemoryCheck, Playback, Timeline
+from examples.demo.writer import CLUSTER, NAMESPACE, NODE
 from imap_wal.clock import Clock
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.security.encryption import open_store
 from imap_wal.segment.reader import SegmentReader
 from rewrite_cli.console.selection import Selection
-from rewrite_cli.demo import flights
-from rewrite_cli.demo.playback import MemoryCheck, Playback, Timeline
-from rewrite_cli.demo.writer import CLUSTER, NAMESPACE, NODE
 from storage_backends import SegmentStore
 
 
