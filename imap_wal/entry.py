@@ -233,52 +233,6 @@ def in_array(payload: bytes, count: int) -> bytes:
     return b"\xdd" + count.to_bytes(4, "big") + payload
 
 
-def mended(row: Any) -> tuple[Row, str]:
-    """An entry with its numbers corrected, and the description of the errors ("": none). Early
-    versions did not check numbers. Each is replaced by the nearest one that an archive can store.
-    Raises ValueError if this is not an entry, and for a clear of an impossible partition, because
-    it is unknown what that deletes."""
-    if (
-        type(row) is not tuple
-        or len(row) != 10
-        or type(row[ORDER]) is not tuple
-        or len(row[ORDER]) != 4
-    ):
-        raise ValueError("it is not a DataEntry")
-    if row[KEY] is None:
-        check(row)
-        return cast(Row, row), ""
-    numbers, wrong = [], []
-    for field, number, lowest, highest in _numbers(row):
-        nearest = _nearest(field, number, lowest, highest)
-        if field == "expires_at_ms" and row[DELETED] is True:
-            nearest = 0
-        if nearest != number or type(number) is not int:
-            wrong.append(f"{field} is {number!r}, read as {nearest}")
-        numbers.append(nearest)
-    found = cast(Row, (*row[:TIMESTAMP_MS], *numbers[:3], tuple(numbers[3:])))
-    check(found)
-    return found, ", ".join(wrong)
-
-
-def request_of(row: Any) -> tuple[int, int]:
-    """(session, request) of an entry in a log, as `mended` returns them. Raises ValueError,
-    TypeError or LookupError if it has none."""
-    _, _, session, request = row[ORDER]
-    return _nearest("session", session, 0, HIGHEST), _nearest("request", request, 0, HIGHEST)
-
-
-def _nearest(field: str, number: Any, lowest: int, highest: int) -> int:
-    if type(number) not in (int, float, bool) or (
-        type(number) is float and not number.is_integer()
-    ):
-        raise ValueError(
-            f"its {field} is {number if type(number) is float else type(number).__name__}, "
-            "which is not a whole number"
-        )
-    return int(min(max(number, lowest), highest))
-
-
 def pack(entry: Row | DataEntry) -> bytes:
     """The msgpack array of one entry."""
     packed: bytes = msgpack.packb(tuple(entry), use_bin_type=True)

@@ -13,9 +13,8 @@ ImapWalError
 │   ├── CorruptLog          bytes have changed
 │   │   └── Forged          bytes that were not encrypted with the key for that place
 │   ├── ShortLog            bytes are missing
-│   └── UnsupportedVersion  written by a newer imap-wal
+│   └── UnsupportedVersion  written in another format
 ├── EncryptionError         a key is missing or wrong, or a file is not encrypted as required
-├── OrderConflict           no longer raised: two nodes claim the same change of a key
 ├── MissingNode             the log of a node that belongs to the cluster is missing
 ├── NoSuchLog               there is no log of this name
 ├── LogExists               there is already a log of this name
@@ -170,13 +169,6 @@ class EncryptionError(ImapWalError):
             advice,
             is_missing,
         )
-
-
-class OrderConflict(ImapWalError):
-    """The logs of two nodes have the same order for one key: both halves of a split network wrote,
-    or a node directory was copied. Deprecated: nothing raises it any more; it exists so that
-    programs that catch it still run. A restore chooses by a fixed rule and logs a warning.
-    `imap-wal verify` names all such keys, and `imap-wal rewrite --resolve` decides them."""
 
 
 class MissingNode(ImapWalError):

@@ -53,7 +53,7 @@ VERSION = 1
 ENCRYPTED_VERSION = 2
 KEY_CHECK_BYTES = 16
 KEY_ID_MAX = 64
-_FIELDS_OF_VERSION_1 = 9
+_PLAIN_FIELDS = 9
 
 ENTRIES, METADATA, CLEAN_SHUTDOWN, LOW_WATER_MARK, CLEARS = 1, 2, 3, 4, 5
 TYPES = {
@@ -64,7 +64,7 @@ TYPES = {
     CLEARS: "entries, including clears",
 }
 OF_ENTRIES = frozenset((ENTRIES, CLEARS))
-"""Frames of entries. An older version, which does not know clears, refuses the second type."""
+"""Frames of entries."""
 
 FRAME_HEADER = struct.Struct("<III")
 FRAME_HEADER_BYTES = 12
@@ -239,7 +239,7 @@ class SegmentHeader(NamedTuple):
 
     def encode(self) -> bytes:
         fields: bytes = msgpack.packb(
-            tuple(self) if self.key_id else self[:_FIELDS_OF_VERSION_1], use_bin_type=True
+            tuple(self) if self.key_id else self[:_PLAIN_FIELDS], use_bin_type=True
         )
         return with_crc(_PREFIX.pack(MAGIC, self.version, len(fields)) + fields)
 

@@ -49,11 +49,11 @@ _WAL = re.compile(r"(?:^|/)([0-9]{8,})-([0-9]{8,})(?:\.([0-9]{8,}))?\.wal$")
 _OPENED = re.compile(r"/opened/([^/]+)-([0-9]{8,})$")
 _SIGN = re.compile(r"/claims/(?:alive|present)/([^/]+)-[0-9]{8,}-[0-9]{8,}$")
 _CLAIM = re.compile(r"/claims/([0-9]{8,})\.claim$")
-_WRITER = re.compile(r"/wal/([0-9]{8,})(?:-[0-9a-f]+)?\.writer$")
+_WRITER = re.compile(r"/wal/([0-9]{8,})-[0-9a-f]+\.writer$")
 _LOST = re.compile(r"/lost/([0-9]{8,})/")
 _LIST = re.compile(r"/lists/([0-9]{10})-[0-9a-f]{1,64}\.json$")
 _ARCHIVE = re.compile(
-    r"/([0-9a-z.]+)-([0-9a-z]+(?:\.[0-9a-z]+){3})(?:\.([0-9]{8,})-[0-9a-f]+)?\.parquet$"
+    r"/([0-9a-z.]+)-([0-9a-z]+(?:\.[0-9a-z]+){3})\.([0-9]{8,})-[0-9a-f]+\.parquet$"
 )
 
 _DISPOSABLE = re.compile(
@@ -206,10 +206,9 @@ def log_path(folder: str, log_id: str) -> str:
 
 def writer_path(folder: str, epoch: int, permit: str) -> str:
     """The permit of the writer of `epoch`: without this file, the writer acknowledges nothing.
-    `permit`: a nonce of the open that created it; the node's manifest has it ("" in logs of older
-    versions). A delayed open of the same epoch creates a file with another name. For storages that
-    cannot append, see `fences`."""
-    return f"{folder}/wal/{epoch:08d}{'-' if permit else ''}{permit}.writer"
+    `permit`: a nonce of the open that created it; the node's manifest has it. A delayed open of the
+    same epoch creates a file with another name. For storages that cannot append, see `fences`."""
+    return f"{folder}/wal/{epoch:08d}-{permit}.writer"
 
 
 def claim_path(cluster: str, incarnation: int) -> str:
@@ -271,11 +270,6 @@ def parse_opened_path(path: str) -> tuple[str, int] | None:
     found = _OPENED.search(path)
     epoch = _numbers(found, 2)
     return (found[1], epoch[0]) if found and epoch else None
-
-
-def old_fence_path(folder: str, epoch: int) -> str:
-    """The file that fences a writer of the first development version, which has no permit."""
-    return f"{folder}/wal/{epoch:08d}.fenced"
 
 
 def parse_writer_path(path: str) -> int | None:
@@ -350,8 +344,7 @@ def part_path(folder: str, map_name: str, nonce: str) -> str:
 
 
 class ArchiveName(NamedTuple):
-    """The fields of an archive's name. `epoch`: the node's epoch when it was made; 0 in names of
-    version 1."""
+    """The fields of an archive's name. `epoch`: the node's epoch when it was made."""
 
     first: Position
     last: Position

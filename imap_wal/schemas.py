@@ -24,8 +24,7 @@ the same limit."""
 
 _HEADER = struct.Struct(">iib")
 _CLASS = {order: struct.pack(f"{order}ii", -42, 1) for order in "><"}
-"""Factory and class. A member can be configured to write little-endian numbers, and early versions
-of the plug-in wrote them."""
+"""Factory and class. A member can be configured to write little-endian numbers."""
 _FIELD_BYTES_MIN = 8
 _KINDS = frozenset(range(1, 47)) - {5, 6, 31, 32}
 """Hazelcast's numbers of field kinds, except those that Compact does not use: CHAR, PORTABLE, and

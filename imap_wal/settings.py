@@ -147,10 +147,6 @@ class Settings:
     manual_wal_flush: bool = False
     """Embedded stores only: changes are in memory at once and wait there until `flush_wal`, `sync`
     or `close`, or until the ring is full; a crash loses the waiting changes."""
-    keep_level: bool = False
-    """Embedded stores and logs only: an open does not raise the feature level of the log, so that
-    the former release can open it again; `imap-wal upgrade` raises it. (An agent never raises
-    it.)"""
 
     def __post_init__(self) -> None:
         refuse_wrong_types(self)
@@ -226,7 +222,6 @@ class SettingsOptions(TypedDict, total=False):
     auto_rewrite_close_s: float
     history_s: int
     manual_wal_flush: bool
-    keep_level: bool
 
 
 def _most(name: str) -> int:

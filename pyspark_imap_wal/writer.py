@@ -223,19 +223,16 @@ class _Task:
     def _publish(self, name: str) -> None:
         rows, size = self._waiting.pop(name), self._sizes.pop(name)
         self._size -= size
-        store, node, by_key = self._log.store, self._of.folder(self._log), self._of.by_key
-        file = ParquetFile(
-            self._folder, ARCHIVE_SCHEMA, keys_of(store), self._of.directory, by_key=by_key
-        )
+        store, node = self._log.store, self._of.folder(self._log)
+        file = ParquetFile(self._folder, ARCHIVE_SCHEMA, keys_of(store), self._of.directory)
         with ExitStack() as stack:
             stack.callback(file.local.unlink, missing_ok=True)
-            places = write_sorted(file, rows, name, self._of.node, by_key=by_key)
+            places = write_sorted(file, rows, name, self._of.node)
             nonce = self._log.randomness.token().hex()[:16]
             path = layout.part_path(node, name, nonce)
             published = file.publish(store, path)
         counts = file.records, file.tombstones
-        unpacked = max(size, 1) if by_key else 0
-        self._done.append(Archive(name, path, *places, *counts, *published, unpacked))
+        self._done.append(Archive(name, path, *places, *counts, *published, max(size, 1)))
 
     def _columns(self, name: str, batch: Any, deleted: Any, now_ms: int) -> Any:
         count, start = len(batch), self._partition * ROWS_A_TASK + self._rows

@@ -58,7 +58,6 @@ _MODULES = {
     "forget-node": ("upkeep", "forget a node that will not return"),
     "claim": ("upkeep", "take the log from a Hazelcast cluster that will not return"),
     "doctor": ("service", "check the environment, the storage and the agent"),
-    "upgrade": ("upkeep", "raise the feature level when all nodes run the new release"),
     "decode": ("upkeep", "choose the maps with readable columns in Parquet files"),
     "completion": ("shell", "completion of commands and options in bash, zsh and fish"),
 }

@@ -174,8 +174,6 @@ def record(root: SegmentStore, place: SegmentsPlace) -> None:
         raise StorageError(
             f"wal_dir is {place}, but the segments of this log are in {former}", root.url
         )
-    if former != place:
-        root.replace(RECORD, place.encoded())  # an early version recorded options, maybe secrets
 
 
 def above_wal(folder: str) -> bool:

@@ -45,7 +45,6 @@ from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import open_node_log
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore, forget
-from tests.kit.log_order import as_before
 from tests.support import FakeClock
 
 NODES = ("n1", "n2")
@@ -70,7 +69,6 @@ KINDS = (
     "rotate",
     "rotate",
     "archive",
-    "older_archives",
     "rewrite",
     "rewrite",
     "rewrite_one",
@@ -282,8 +280,6 @@ class Cluster:
                 self.running(node).rotate()
             case "archive":
                 self.archive(node)
-            case "older_archives":
-                as_before(self.store, self.running(node).manifests)
             case "rewrite":
                 rewrite(self.log, LocalEngine(self.settings), skew_ms_max=self.skew_ms_max)
             case "rewrite_one":

@@ -406,7 +406,6 @@ class Agent:
             tail_reads=self._tail_server.served if self._tail_server is not None else 0,
             left_out=reads.merges.missing,
             read_from_copies=reads.merges.copied,
-            feature_level=self._view.feature_level,
         )
 
     def statistics(self) -> dict[str, Any]:
@@ -436,7 +435,6 @@ class Agent:
             "upload": asdict(now.upload) if now.upload is not None else None,
             "left_out": dict(now.left_out),
             "read_from_copies": dict(now.read_from_copies),
-            "feature_level": now.feature_level,
             "clock_doubt": now.clock_doubt,
             "absent": list(now.absent),
             "claim": sessions.claim(),

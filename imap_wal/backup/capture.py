@@ -36,7 +36,7 @@ from imap_wal.backup.view import CapturedFile, FileView
 from imap_wal.errors import LogError, LostRace, MissingNode, UnsupportedVersion
 from imap_wal.inspect.inventory import place_of
 from imap_wal.manifest import readers
-from imap_wal.manifest.archives import ListFile, readable
+from imap_wal.manifest.archives import ListFile
 from imap_wal.manifest.parts import PartList
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState, NodeState
@@ -309,7 +309,7 @@ def _archives(state: ClusterState, look: _Look, damaged: list[LogError]) -> dict
     found: dict[str, int] = {}
     wrong: list[tuple[ListFile, LogError]] = []
     for node in state.nodes.values():
-        archives = readable(node.manifest.archives, wrong)
+        archives = node.manifest.listed.readable(wrong)
         found |= {archive.path: archive.checksum for archive in archives}
     damaged += [error for _, error in wrong]
     return dict.fromkeys(sorted(look.archives), 0) | found if wrong else found

@@ -22,9 +22,7 @@ from imap_wal.errors import InvalidSetting, StorageUnavailable
 from imap_wal.layout import Identity
 from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
-from imap_wal.manifest.feature_level import NEWEST
 from imap_wal.manifest.older import current_cluster
-from imap_wal.manifest.upgrade import Upgrade
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.proof import prove_restore
 from imap_wal.retention.log_writer import LogWriter
@@ -151,7 +149,6 @@ def open(  # the public name: imap_wal.open
                 # After the claim: of two stores that open at the same time, the one with the later
                 # incarnation then fences the other.
                 shut_out_others(log, f"{OTHER_NODE}, under node name {node!r}", proved=others)
-            raise_level(log, alone=not shared)
             process = None
             if storage is None and is_reachable(store.url, wal_dir):
                 # With the options of the storage driver, which a store does not show.
@@ -180,8 +177,8 @@ def demand_claimable(context: LogContext) -> None:
     registered, all other nodes need it."""
     store, folder = context.store, context.identity.cluster_folder
     clusters = cluster_manifests(store, folder, context.clock, context.randomness)
-    manifest = current_cluster(store, folder, clusters, context.clock, context.randomness)
-    claims = claim_manifests(store, folder, manifest.claims, context.clock, context.randomness)
+    current_cluster(store, folder, clusters, context.clock, context.randomness)
+    claims = claim_manifests(store, folder, context.clock, context.randomness)
     if claims.read()[1].newest:
         raise _of_members(context.identity.cluster, context.identity.namespace)
 
@@ -208,13 +205,3 @@ def next_incarnation(log: NodeLog) -> int:
         )
 
     return log.clusters.update(claim).incarnation
-
-
-def raise_level(log: NodeLog, *, alone: bool) -> None:
-    """Raise the feature level of a program's log to the highest that all its nodes can read, unless
-    `keep_level` is set. `alone`: this open has fenced the programs of all other nodes."""
-    manifest = log.clusters.read()[1]
-    if log.settings.keep_level or manifest.feature_level >= NEWEST:
-        return
-    fenced = set(manifest.nodes) - {log.identity.node} if alone else ()
-    Upgrade(log.store, log.identity.cluster_folder, log.clock, log.randomness).run(fenced)

@@ -359,7 +359,7 @@ class _Label:
 
 class _Mixed(_Label):
     """Replaces the serializer of a map whose entries have several classes: no serializer can read
-    all of them. Earlier versions accepted such entries in a backfill."""
+    all of them."""
 
     def __init__(self, classes: set[str]) -> None:
         super().__init__("")

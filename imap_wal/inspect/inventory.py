@@ -12,7 +12,7 @@ from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import LogError
 from imap_wal.format import Home
-from imap_wal.manifest.archives import Archive, ListFile, readable
+from imap_wal.manifest.archives import Archive, ListFile
 from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.epochs import ids
@@ -80,7 +80,7 @@ class NodeView:
     @cached_property
     def _archives(self) -> tuple[tuple[Archive, ...], tuple[tuple[ListFile, LogError], ...]]:
         damaged: list[tuple[ListFile, LogError]] = []
-        found = readable(self.manifest.archives, damaged)
+        found = self.manifest.listed.readable(damaged)
         return found, tuple(damaged)
 
     @property
@@ -299,7 +299,7 @@ def _cluster(store: SegmentStore, namespace: str, cluster: str) -> ClusterView:
         nodes = tuple(node for node in found if not node.forgotten)
         forgotten = tuple(node for node in found if node.forgotten)
         number, manifest = cluster_manifests(store, folder, clock, randomness).read()
-        claims = claim_manifests(store, folder, manifest.claims, clock, randomness).read()
+        claims = claim_manifests(store, folder, clock, randomness).read()
         snapshots = (
             0
             if number

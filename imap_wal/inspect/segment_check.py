@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from imap_wal.entry import decoded
 from imap_wal.errors import CorruptLog, EncryptionError
 from imap_wal.format import OF_ENTRIES, Frame, Home, Position
 from imap_wal.inspect.finding import (
@@ -21,7 +20,7 @@ from imap_wal.inspect.finding import (
     Finding,
 )
 from imap_wal.inspect.inventory import ClusterView, NodeView
-from imap_wal.read.scan import entries_of
+from imap_wal.read.scan import demand_entries
 from imap_wal.segment.listing import SegmentFile
 from imap_wal.segment.salvage import last_lost, scan_segment
 from imap_wal.segment.verdict import FOREIGN, HEADER_TORN, SHORT, Verdict, judge, said_by
@@ -108,16 +107,13 @@ def check_segment(
     if read.unread is not None and verdict.status in (CLEAN, TORN, CORRUPT):
         return _not_opened(found, read.unread, verdict, records)
     if verdict.status == CLEAN and wrong:
-        advice = (
-            "write a copy of the log without such an entry: imap-wal repair --drop-entry POSITION"
-        )
         more = [f"and {len(wrong) - NAMED_MAX} more"] if len(wrong) > NAMED_MAX else []
         return replace(
             found,
             status=CORRUPT,
             records=records,
             what="; ".join(wrong[:NAMED_MAX] + more),
-            advice=advice,
+            advice="bring the file back from a copy, or restore a backup",
         )
     if verdict.status == CLEAN:
         return replace(found, records=records)
@@ -168,20 +164,13 @@ def _not_opened(found: Finding, error: EncryptionError, verdict: Verdict, record
 
 
 def _wrong_entries(segment: SegmentFile, frame: Frame) -> list[str]:
-    """The invalid entries of an undamaged frame, with their positions. Only early versions wrote
-    such entries."""
+    """What is wrong with an undamaged frame that has an invalid entry: another program wrote it."""
     try:
-        decoded(frame.payload, frame.count)
-    except ValueError:
-        try:
-            _, named = entries_of(
-                segment.path, Position(segment.epoch, segment.number, frame.offset, 0), frame
-            )
-        except CorruptLog as error:
-            return [error.what]
-        return [
-            f"the entry at {position} has an impossible number: {what}" for position, what in named
-        ]
+        demand_entries(
+            segment.path, Position(segment.epoch, segment.number, frame.offset, 0), frame
+        )
+    except CorruptLog as error:
+        return [error.what]
     return []
 
 

@@ -39,7 +39,6 @@ from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.inspect.parquet_check import check_parquet
 from imap_wal.inspect.segment_check import check_segment
 from imap_wal.manifest import key_checks
-from imap_wal.manifest.archives import lists_of
 from imap_wal.manifest.part_lists import lists_of as lists_of_parts
 from imap_wal.manifest.reader_manifest import ReaderManifest
 from imap_wal.manifest.readers import examined
@@ -226,7 +225,7 @@ def _plan_node(
 
 def _lists(node: NodeView) -> Iterator[Finding]:
     wrong = dict(node.damaged_lists)
-    for each in lists_of(node.manifest.archives):
+    for each in node.manifest.listed.lists:
         path = layout.list_path(node.folder, each.name)
         if each in wrong:
             first, last = str(each.lowest), str(each.highest)

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from imap_wal import layout
 from imap_wal.checks import location
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.embedded.opening import demand_claimable, next_incarnation, raise_level
+from imap_wal.embedded.opening import demand_claimable, next_incarnation
 from imap_wal.errors import InvalidSetting, LogExists, NoSuchLog
 from imap_wal.layout import Identity
 from imap_wal.log.open_log import Log
@@ -178,7 +178,6 @@ def _open(url: str, context: LogContext, takeover: bool) -> Log:
     )
     try:
         incarnation = next_incarnation(log)
-        raise_level(log, alone=False)
         return Log(url, LogWriter(log, logs), incarnation)
     except BaseException:
         log.close(clean=False)
@@ -244,9 +243,7 @@ def _check_neighbours(context: LogContext) -> None:
         .kind
         for node in others
     }
-    claims = claim_manifests(
-        store, identity.cluster_folder, manifest.claims, clock, randomness
-    ).read()[1]
+    claims = claim_manifests(store, identity.cluster_folder, clock, randomness).read()[1]
     if claims.newest or any(kind != LOG for kind in kinds.values()):
         raise InvalidSetting(
             f"cluster {identity.cluster!r} in namespace {identity.namespace!r} contains maps; "

@@ -1,8 +1,5 @@
-"""The archives of a node's log, as its manifest has them.
-
-Below feature level 6 all are in the manifest, packed if there are many. From level 6 on, the newest
-are in the manifest and the others in list files (docs/decisions/0064-archives-in-list-files.md).
-"""
+"""The archives of a node's log, as its manifest has them: the newest ones in the manifest, and the
+others in list files (docs/decisions/0064-archives-in-list-files.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from msgspec import Meta
 
 from imap_wal.errors import LogError
 from imap_wal.format import Position
-from imap_wal.manifest.document import Packed, Whole, checked, fields_of, without_defaults
+from imap_wal.manifest.document import Whole, checked, fields_of, without_defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,31 +30,10 @@ class Archive:
     checksum: int = 0
     """CRC-32C of the whole file; 0: unknown."""
     unpacked: int = 0
-    """If its rows are sorted by key: how many bytes they take in memory. 0: unknown; they are
-    usually in the order of the log."""
+    """How many bytes its rows take in memory; 0: unknown, because a repair found the file."""
 
     def to_json(self) -> dict[str, Any]:
         return without_defaults(fields_of(self), ("unpacked",))
-
-
-class ArchiveList(Packed[tuple[Archive, ...]], Sequence[Archive]):
-    """A long list of archives. An open, a new session and a new segment copy it without parsing
-    it."""
-
-    __slots__ = ()
-
-    def _to_document(self, value: tuple[Archive, ...]) -> Any:
-        return [archive.to_json() for archive in value]
-
-    def _from_document(self, document: Any) -> tuple[Archive, ...]:
-        return checked(document, tuple[Archive, ...])
-
-    @overload
-    def __getitem__(self, index: int) -> Archive: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Archive, ...]: ...
-    def __getitem__(self, index: int | slice) -> Archive | tuple[Archive, ...]:
-        return self.whole[index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,27 +96,33 @@ class ListedArchives(Sequence[Archive]):
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return tuple, (tuple(self),)  # another process may not have the storage
+        return _in_manifest, (tuple(self),)  # another process may not have the storage
 
     def to_json(self) -> dict[str, Any]:
         """The fields of a manifest that has this."""
-        return {
+        document = {
             "archives": [archive.to_json() for archive in self.newest],
             "lists": [fields_of(each) for each in self.lists],
             "dropped": dict(self.dropped),
         }
+        return without_defaults(document, ("lists", "dropped"))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ListedArchives:
         """The inverse of `to_json`; `read` is set by the log that reads the manifest."""
         found = cls(
-            checked(data["lists"], tuple[ListFile, ...]),
+            checked(data.get("lists", ()), tuple[ListFile, ...]),
             checked(data["archives"], tuple[Archive, ...]),
-            checked(data["dropped"], dict[str, Whole]),
+            checked(data.get("dropped", {}), dict[str, Whole]),
         )
-        if len({each.name for each in found.lists}) != len(found.lists):
+        if len(found.named) != len(found.lists):
             raise ValueError("a list is named twice")
         return found
+
+    @property
+    def named(self) -> set[str]:
+        """The names of the lists."""
+        return {each.name for each in self.lists}
 
     def with_changes(self, added: Iterable[Archive], gone: Collection[Archive]) -> ListedArchives:
         """With more archives, and without those of the paths in `gone`. The other archives of a
@@ -176,39 +158,5 @@ class ListedArchives(Sequence[Archive]):
         return (*found, *self.newest)
 
 
-def readable(
-    archives: Sequence[Archive], damaged: list[tuple[ListFile, LogError]]
-) -> tuple[Archive, ...]:
-    """The archives, without those of lists that cannot be read; see `ListedArchives.readable`."""
-    if isinstance(archives, ListedArchives):
-        return archives.readable(damaged)
-    return tuple(archives)
-
-
-def lists_of(archives: Sequence[Archive]) -> tuple[ListFile, ...]:
-    """The list files; () for another form."""
-    return archives.lists if isinstance(archives, ListedArchives) else ()
-
-
-def needed_lists(archives: Sequence[Archive]) -> set[str]:
-    """The names of the lists that must not be deleted after this was published."""
-    if isinstance(archives, ListedArchives):
-        return {*archives.dropped, *(each.name for each in archives.lists)}
-    return set()
-
-
-def with_changes(
-    archives: Sequence[Archive], added: Iterable[Archive], gone: Collection[Archive]
-) -> Sequence[Archive]:
-    """With more archives, and without those of the paths in `gone`; in the form that it has."""
-    if isinstance(archives, ListedArchives):
-        return archives.with_changes(added, gone)
-    paths = {archive.path for archive in gone}
-    return (*(archive for archive in archives if archive.path not in paths), *added)
-
-
-def ending_by(archives: Sequence[Archive], upto: Position) -> Iterator[Archive]:
-    """The archives whose `last` is at or below a position."""
-    if isinstance(archives, ListedArchives):
-        return archives.ending_by(upto)
-    return (archive for archive in archives if archive.last <= upto)
+def _in_manifest(archives: tuple[Archive, ...]) -> ListedArchives:
+    return ListedArchives(newest=archives)

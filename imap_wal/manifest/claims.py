@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from imap_wal.clock import Clock, Randomness
 from imap_wal.errors import TooLarge
 from imap_wal.manifest.document import Whole, checked, fields_of, require, without_defaults
-from imap_wal.manifest.store import ManifestLog
+from imap_wal.manifest.store import FORMAT, ManifestLog
 from storage_backends import SegmentStore
 
 MEMBERS_MAX = 1000
@@ -35,6 +35,8 @@ class ClaimManifest:
 
     The newest claim may be a view: then only `members` may write in it. The list is always
     complete: a later member is entered before its first change."""
+
+    format: ClassVar[int] = FORMAT
 
     claims: Mapping[str, Whole] = field(default_factory=dict)
     permits: Whole = 0
@@ -131,13 +133,8 @@ class ClaimManifest:
 
 
 def claim_manifests(
-    store: SegmentStore,
-    cluster_folder: str,
-    former: Mapping[str, int],
-    clock: Clock,
-    randomness: Randomness,
+    store: SegmentStore, cluster_folder: str, clock: Clock, randomness: Randomness
 ) -> ManifestLog[ClaimManifest]:
-    """`former`: the claims in the cluster's own manifest, of a log of version 1."""
     return ManifestLog(
-        store, f"{cluster_folder}/claims", ClaimManifest, ClaimManifest(former), clock, randomness
+        store, f"{cluster_folder}/claims", ClaimManifest, ClaimManifest(), clock, randomness
     )

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Self
 from imap_wal.clock import Clock, Randomness
 from imap_wal.format import START, Position
 from imap_wal.manifest.document import Whole, checked, fields_of, require, without_defaults
-from imap_wal.manifest.feature_level import FIRST, NEWEST, PROMISES, FeatureLevel
 from imap_wal.manifest.list_files import dropped_names
 from imap_wal.manifest.node import NodeManifest, Seen
 from imap_wal.manifest.part_lists import (
@@ -34,19 +33,11 @@ from imap_wal.manifest.snapshots import (
     with_lists,
     with_marks_once,
 )
-from imap_wal.manifest.store import (
-    FORMAT,
-    FORMAT_BY_KEY,
-    FORMAT_CLEARS,
-    FORMAT_COPIES,
-    FORMAT_KEPT_SNAPSHOTS,
-    FORMAT_LISTS,
-    FORMAT_PACKED,
-    FORMAT_PART_LISTS,
-    PACKED_FROM,
-    ManifestLog,
-)
+from imap_wal.manifest.store import CLUSTER_FORMAT, ManifestLog
 from storage_backends import SegmentStore
+
+TABLE_FROM = 256
+"""The snapshots of this many maps or more are a `SnapshotTable`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +54,10 @@ class IncarnationRecord:
 class ClusterManifest:
     """The state that all nodes of a cluster share."""
 
-    formats: ClassVar[tuple[int, ...]] = (
-        FORMAT,
-        FORMAT_PACKED,
-        FORMAT_CLEARS,
-        FORMAT_BY_KEY,
-        FORMAT_COPIES,
-        FORMAT_LISTS,
-        FORMAT_KEPT_SNAPSHOTS,
-        FORMAT_PART_LISTS,
-    )
+    format: ClassVar[int] = CLUSTER_FORMAT
 
     incarnation: Whole = 0
     """The last assigned incarnation, of a cluster lifetime or an embedded open."""
-    claims: Mapping[str, Whole] = field(default_factory=dict)
-    """The claims of a log of version 1. Newer logs have a separate manifest, `ClaimManifest`."""
     lifetimes: tuple[IncarnationRecord, ...] = ()
     nodes: Mapping[str, str] = field(default_factory=dict)
     """Node name → UUID of its log directory, for every node that has written and was not
@@ -102,8 +82,6 @@ class ClusterManifest:
     """Id of each key that was ever used to write here → its check value, see `key_checks`."""
     token: bool = False
     """The claims have a token. If they have none and are not closed, newer claims were lost."""
-    level: Whole = 0
-    """See `feature_level`; 0: no release that knows levels has raised it."""
     all_maps: Mapping[str, LowWaterMark] = field(default_factory=dict)
     """Node → the mark of the last rewrite of all maps: each map with an entry at or below it has a
     snapshot."""
@@ -119,7 +97,7 @@ class ClusterManifest:
     it. Set by the publication."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.snapshots, SnapshotTable) and len(self.snapshots) >= PACKED_FROM:
+        if not isinstance(self.snapshots, SnapshotTable) and len(self.snapshots) >= TABLE_FROM:
             object.__setattr__(self, "snapshots", SnapshotTable(self.snapshots))
 
     def to_json(self) -> dict[str, Any]:
@@ -137,17 +115,12 @@ class ClusterManifest:
                 for node, marks in self.snapshots.covered.items()
             }
             document |= {
-                "format": FORMAT_PACKED,
                 "snapshots": self.snapshots.text,
                 "covered": covered,
                 "marks": {},
             }
         else:
             document["snapshots"], document["marks"] = with_marks_once(self.snapshots)
-        if self.clears:
-            document["format"] = FORMAT_CLEARS
-        if self.level:
-            document["format"] = self.level  # so that a release that cannot read it refuses it
         return without_defaults(
             document,
             (
@@ -159,7 +132,6 @@ class ClusterManifest:
                 "clears",
                 "keys",
                 "token",
-                "level",
                 "all_maps",
                 "losses",
                 "lists",
@@ -171,7 +143,7 @@ class ClusterManifest:
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
         """The inverse of `to_json`. Its lists can be read if they are `bound` to their log."""
-        require(data, "incarnation", "claims", "lifetimes", "nodes", "snapshots", "generation")
+        require(data, "incarnation", "lifetimes", "nodes", "snapshots", "generation")
         snapshots: Mapping[str, Snapshot]
         lists = lists_from_json(data.get("lists", {}))
         if isinstance(data["snapshots"], str):
@@ -189,27 +161,15 @@ class ClusterManifest:
             number: PartitionVersions.decode(text)
             for number, text in checked(data.get("versions", {}), dict[int, str]).items()
         }
-        found = replace(
+        return replace(
             checked({**data, "snapshots": {}, "versions": {}}, cls),
             snapshots=snapshots,
             versions=versions,
         )
-        FeatureLevel(found.level or FIRST)
-        return found
-
-    @property
-    def feature_level(self) -> FeatureLevel:
-        """Which formats may be written in this log."""
-        return FeatureLevel(self.level or FIRST)
 
     def with_node(self, node: str, directory: str) -> ClusterManifest:
-        """Registers a node's log. The first one of a new log sets its level."""
-        return replace(self.leveled(), nodes={**self.nodes, node: directory})
-
-    def leveled(self) -> ClusterManifest:
-        """With the newest level, if the log is new: no other release needs to read it."""
-        new = not self.nodes and not self.incarnation and not self.forgotten
-        return replace(self, level=int(NEWEST)) if new else self
+        """Registers a node's log."""
+        return replace(self, nodes={**self.nodes, node: directory})
 
     def losses_but(self, node: str) -> int:
         """The losses of all other nodes."""
@@ -220,15 +180,10 @@ class ClusterManifest:
         counts = {node: self.losses.get(node, 0) + 1 for node in nodes}
         return replace(self, losses={**self.losses, **counts})
 
-    def promised(self, acks: int) -> int:
-        """How many logs a node may promise for changes that this many logs acknowledge; 1: it
-        promises nothing."""
-        return acks if self.feature_level >= PROMISES else 1
-
     def acks_from(self, node: str, manifest: NodeManifest, segment: int) -> int:
         """At least how many logs have each acknowledged change in this segment of a node and in
         later ones."""
-        return self.promised(manifest.acks_from(segment, self.losses_but(node)))
+        return manifest.acks_from(segment, self.losses_but(node))
 
     def covered(self, node: str) -> tuple[LowWaterMark, ...]:
         """For each log directory of the node, the farthest mark of any snapshot."""
@@ -311,11 +266,6 @@ class ClusterManifestLog(ManifestLog[ClusterManifest]):
     def _settled(
         self, number: int, content: ClusterManifest, former: ClusterManifest
     ) -> dict[str, Snapshot]:
-        if content.feature_level < FeatureLevel.PART_LISTS:
-            return {
-                name: each if each.listed is None else each.with_parts(each.parts)
-                for name, each in content.snapshots.items()
-            }
         known = {
             name: [ListedParts(each, self.lists.read)]
             for name, each in lists_of(former.snapshots).items()

@@ -6,9 +6,9 @@ import json
 import threading
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, Generic, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import google_crc32c
 import msgspec
@@ -22,7 +22,7 @@ UNPACKED_BYTES_MAX = 256 * 1024 * 1024
 MANIFEST_ADVICE = (
     "bring it back from a copy, or write a repaired copy of the log with `imap-wal repair`"
 )
-
+OTHER_FORMAT_ADVICE = "use the release of imap-wal that wrote it; the file was not changed"
 
 Whole: TypeAlias = Annotated[int, Meta(ge=0)]
 V = TypeVar("V")
@@ -62,7 +62,7 @@ def checked(data: Any, kind: type[V]) -> V:
 
 
 def require(data: Mapping[str, Any], *names: str) -> None:
-    """Raise KeyError if one of these fields is missing: every version has written them."""
+    """Raise KeyError if one of these fields is missing: every manifest has them."""
     for name in names:
         data[name]
 
@@ -74,7 +74,7 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def without_defaults(document: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """The document without empty fields: a manifest of the first format did not have them."""
+    """The document without the fields of these names that are empty."""
     silent = {name for name in names if not document[name]}
     return {name: value for name, value in document.items() if name not in silent}
 
@@ -94,57 +94,6 @@ def unpacked(text: str) -> Any:
     if not whole.eof:
         raise ValueError(f"a packed list does not end within {UNPACKED_BYTES_MAX} bytes")
     return json.loads(document)
-
-
-C = TypeVar("C", bound=Collection[Any])
-
-
-class Packed(Generic[C]):
-    """A large collection, stored in a manifest as one string: base64 of deflated JSON. So a
-    manifest is copied without parsing, in a time that does not depend on the size. Thread-safe."""
-
-    __slots__ = ("_file", "_text", "_whole")
-
-    def __init__(self, value: C | None, text: str = "", file: str = "") -> None:
-        """Pass one of the first two arguments. The other is computed at first use; an error then is
-        a `CorruptLog` that names the manifest `file`."""
-        self._whole, self._text, self._file = value, text, file
-
-    def _to_document(self, value: C) -> Any:
-        raise NotImplementedError
-
-    def _from_document(self, document: Any) -> C:
-        raise NotImplementedError
-
-    @property
-    def text(self) -> str:
-        if not self._text:
-            self._text = packed(self._to_document(self.whole))
-        return self._text
-
-    @property
-    def whole(self) -> C:
-        """The value. Raises `CorruptLog` if the text in the manifest is malformed."""
-        if self._whole is None:
-            with whole(self._file):
-                self._whole = self._from_document(unpacked(self._text))
-        return self._whole
-
-    def __len__(self) -> int:
-        return len(self.whole)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.whole)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Packed):
-            return self is other or bool(self.whole == other.whole)
-        return bool(self.whole == other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return repr(self.whole)
 
 
 def canonical_json(body: Mapping[str, Any]) -> bytes:
@@ -172,27 +121,3 @@ def with_checksum(body: Mapping[str, Any]) -> bytes:
 def checksum_of_rest(text: bytes) -> str:
     """The checksum of a manifest on one line without parsing it."""
     return f"{google_crc32c.extend(google_crc32c.value(b'{'), text[_BEFORE_REST:]):08x}"
-
-
-NOT_OF_VERSION_1 = (
-    "kind",
-    "removed",
-    "wal_id",
-    "newest",
-    "begins",
-    "permit",
-    "forgotten",
-    "embedded",
-    "former",
-    "cluster",
-    "clears",
-    "by_key",
-    "address",
-    "address_key",
-    "given_up",
-    "copied",
-    "level",
-    "release",
-    "epochs",
-)
-"""Written only when they are set."""

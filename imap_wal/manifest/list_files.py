@@ -27,7 +27,14 @@ from imap_wal.disposal import discard
 from imap_wal.errors import CorruptLog, ShortLog, UnsupportedVersion
 from imap_wal.format import Position
 from imap_wal.manifest.archives import Archive, ListedArchives, ListFile
-from imap_wal.manifest.document import MANIFEST_ADVICE, checked, packed, unpacked, whole
+from imap_wal.manifest.document import (
+    MANIFEST_ADVICE,
+    OTHER_FORMAT_ADVICE,
+    checked,
+    packed,
+    unpacked,
+    whole,
+)
 from imap_wal.version import VERSION
 from storage_backends import NotFound, SegmentStore, StorageError
 
@@ -132,7 +139,7 @@ class ListFiles(ABC, Generic[F, V]):
             document = json.loads(text)
             if document["format"] != FORMAT:
                 what = f"list format {document['format']}; imap-wal {VERSION} reads {FORMAT}"
-                raise UnsupportedVersion(path, 0, what, "upgrade imap-wal")
+                raise UnsupportedVersion(path, 0, what, OTHER_FORMAT_ADVICE)
             return self._from_document(unpacked(document[self.field]), file)
 
     def sweep(self, number: int, kept: Collection[str]) -> None:

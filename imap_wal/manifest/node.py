@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias, cast
 
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import SHARED_SESSIONS, TURNS
 from imap_wal.format import START, Position
-from imap_wal.manifest import archives as of_archives
-from imap_wal.manifest.archives import Archive, ArchiveList, ListedArchives
-from imap_wal.manifest.document import NOT_OF_VERSION_1, Whole, checked, fields_of, require
+from imap_wal.manifest.archives import Archive, ListedArchives
+from imap_wal.manifest.document import Whole, checked, fields_of, require
 from imap_wal.manifest.epochs import Epoch
 from imap_wal.manifest.list_files import ArchiveLists
-from imap_wal.manifest.store import (
-    FORMAT,
-    FORMAT_BY_KEY,
-    FORMAT_CLEARS,
-    FORMAT_LISTS,
-    FORMAT_PACKED,
-    PACKED_FROM,
-    ManifestLog,
-)
+from imap_wal.manifest.store import FORMAT, ManifestLog
 from imap_wal.segment.listing import WalFolder
 from storage_backends import SegmentStore
 
@@ -70,13 +61,7 @@ class NodeManifest:
     """The state of a node's log. The segments are found by listing `wal/`, except those up to
     `archived`: their entries are in `archives`, and their files will be deleted."""
 
-    formats: ClassVar[tuple[int, ...]] = (
-        FORMAT,
-        FORMAT_PACKED,
-        FORMAT_CLEARS,
-        FORMAT_BY_KEY,
-        FORMAT_LISTS,
-    )
+    format: ClassVar[int] = FORMAT
 
     directory: str = ""
     """UUID of this log directory; a new disk under an old node name has another one."""
@@ -102,8 +87,8 @@ class NodeManifest:
     """Entries up to this position may be removed, by `prune` or `Log.shrink`. A read in log order
     is complete only above it."""
     wal_id: str = ""
-    """UUID of the folder of segments, in which a file has this name (`layout.log_path`); "" for a
-    log of version 1 until its next open."""
+    """UUID of the folder of segments, in which a file has this name (`layout.log_path`); "": the
+    next open makes a new one."""
     newest: Whole = 0
     """Number of the newest segment that was in `wal/` when this was published, or is archived. A
     folder without it is incomplete."""
@@ -125,10 +110,6 @@ class NodeManifest:
     cluster: Seen = NOTHING_SEEN
     """The newest cluster manifest that the publisher of this one had seen or acted on. An older one
     must not be used with it."""
-    clears: bool = False
-    """An archive has, or had, clears."""
-    by_key: bool = False
-    """The rows of an archive are, or were, sorted by key."""
     address: str = ""
     """Where the agent serves the segments on its own disk to others; "": all nodes can see the
     segments."""
@@ -137,11 +118,6 @@ class NodeManifest:
     given_up: tuple[Whole, Whole, Whole] = (0, 0, 0)
     """(epoch, first, last): the numbers of the segments that were lost with a disk, when an open
     continued without them. They are empty segments of this epoch."""
-    level: Whole = 0
-    """The highest feature level that the program which last opened this log reads and writes; 0: it
-    did not know levels."""
-    release: str = ""
-    """The version of that program."""
     copied: tuple[Whole, Whole, Whole] = (0, 0, 0)
     """(acks, segment, losses): each acknowledged change in this segment and later ones was
     acknowledged by this many logs, in sessions that began after this many losses of the other nodes
@@ -150,30 +126,29 @@ class NodeManifest:
     """The last epochs that have entries, and the present one, see `imap_wal.manifest.epochs`."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.archives, tuple) and len(self.archives) >= PACKED_FROM:
-            object.__setattr__(self, "archives", ArchiveList(self.archives))
+        if not isinstance(self.archives, ListedArchives):
+            object.__setattr__(self, "archives", ListedArchives(newest=tuple(self.archives)))
+
+    @property
+    def listed(self) -> ListedArchives:
+        """`archives`, with their lists."""
+        return cast(ListedArchives, self.archives)
 
     def with_archives(
         self, added: Iterable[Archive], gone: Collection[Archive] = ()
     ) -> NodeManifest:
         """The manifest with more archives, and without those of the paths in `gone`. Raises the
         errors of `ListedArchives`."""
-        return replace(self, archives=of_archives.with_changes(self.archives, added, gone))
+        return replace(self, archives=self.listed.with_changes(added, gone))
 
     def archives_ending_by(self, upto: Position) -> Iterator[Archive]:
         """The archives whose last entry is at or below a position; errors as `with_archives`."""
-        return of_archives.ending_by(self.archives, upto)
-
-    def listed(self) -> NodeManifest:
-        """The manifest in the form of which a publication writes lists, for logs whose feature
-        level allows it."""
-        if isinstance(self.archives, ListedArchives):
-            return self
-        return replace(self, archives=ListedArchives(newest=tuple(self.archives)))
+        return self.listed.ending_by(upto)
 
     def lives_in(self, logs: Collection[str]) -> bool:
         """Whether a `wal/` folder with the segments of these logs belongs to this log; see
-        `WalFolder.logs` in `imap_wal.segment.listing`. A log of version 1 has no id to compare."""
+        `WalFolder.logs` in `imap_wal.segment.listing`. Without `wal_id`, every folder
+        does: the next open makes the file."""
         return not self.wal_id or self.wal_id in logs
 
     def unseen(self, wal: WalFolder) -> range:
@@ -229,19 +204,12 @@ class NodeManifest:
 
     def to_json(self) -> dict[str, Any]:
         document = fields_of(self)
-        if isinstance(self.archives, ArchiveList):
-            document |= {"format": FORMAT_PACKED, "archives": self.archives.text}
-        elif not isinstance(self.archives, ListedArchives):
-            document["archives"] = [archive.to_json() for archive in self.archives]
-        if self.clears or self.by_key:
-            document["format"] = FORMAT_BY_KEY if self.by_key else FORMAT_CLEARS
-        if isinstance(self.archives, ListedArchives):
-            document |= {"format": FORMAT_LISTS, **self.archives.to_json()}
+        document |= self.listed.to_json()
         document["cluster"] = fields_of(self.cluster)
         document["epochs"] = [fields_of(each) for each in self.epochs]
         for name in ("requests", "former"):
             document[name] = {str(session): request for session, request in document[name].items()}
-        for name in NOT_OF_VERSION_1:
+        for name in _WRITTEN_IF_SET:
             if getattr(self, name) == getattr(_NO_NODE, name):
                 del document[name]
         return document
@@ -262,15 +230,8 @@ class NodeManifest:
             "archives",
             "metadata",
         )
-        archives = data["archives"]
-        given: Sequence[Archive]
-        if "lists" in data:
-            given = ListedArchives.from_json(data)
-        elif isinstance(archives, str):
-            given = ArchiveList(None, archives, file)
-        else:
-            given = checked(archives, tuple[Archive, ...])  # in JSON it is a list
-        found = replace(checked({**data, "archives": ()}, cls), archives=given)
+        archives = ListedArchives.from_json(data)
+        found = replace(checked({**data, "archives": ()}, cls), archives=archives)
         for item in found.metadata:
             match item:
                 case ["schema", int(), str(content)]:
@@ -283,6 +244,23 @@ class NodeManifest:
 
 
 _NO_NODE = NodeManifest()
+_WRITTEN_IF_SET = (
+    "kind",
+    "removed",
+    "wal_id",
+    "newest",
+    "begins",
+    "permit",
+    "forgotten",
+    "embedded",
+    "former",
+    "cluster",
+    "address",
+    "address_key",
+    "given_up",
+    "copied",
+    "epochs",
+)
 
 
 Pair: TypeAlias = tuple[int, int]
@@ -307,30 +285,20 @@ class NodeManifestLog(ManifestLog[NodeManifest]):
         self.lists = ArchiveLists(store, node_folder, randomness, self._named)
 
     def _named(self) -> set[str]:
-        return {each.name for each in of_archives.lists_of(self.read()[1].archives)}
+        return self.read()[1].listed.named
 
     def _decode(self, number: int) -> tuple[dict[str, Any], NodeManifest]:
         data, manifest = super()._decode(number)
-        if isinstance(manifest.archives, ListedArchives):
-            bound = replace(manifest.archives, read=self.lists.read)
-            manifest = replace(manifest, archives=bound)
-        return data, manifest
+        return data, replace(manifest, archives=replace(manifest.listed, read=self.lists.read))
 
     def _prepared(self, number: int, floor: int, content: NodeManifest) -> NodeManifest:
-        former, wanted = self._follows(number).archives, content.archives
-        if not isinstance(former, ListedArchives):
-            if not isinstance(wanted, ListedArchives):
-                return content
-            former = ListedArchives()
-        if not isinstance(wanted, ListedArchives):
-            wanted = ListedArchives(newest=tuple(wanted))
-        settled = self.lists.settled(number, wanted, former, floor)
-        return replace(content, archives=settled if settled or settled.dropped else ())
+        former = self._follows(number).listed
+        return replace(content, archives=self.lists.settled(number, content.listed, former, floor))
 
     def _finish(self, number: int, content: NodeManifest) -> None:
-        former = of_archives.lists_of(self._follows(number).archives)
-        if of_archives.lists_of(content.archives) != former:
-            self.lists.sweep(number, of_archives.needed_lists(content.archives))
+        listed = content.listed
+        if listed.lists != self._follows(number).listed.lists:
+            self.lists.sweep(number, {*listed.named, *listed.dropped})
 
 
 def node_manifests(

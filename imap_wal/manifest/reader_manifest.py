@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from imap_wal.clock import Clock, Randomness
 from imap_wal.format import START, Position
@@ -22,7 +22,7 @@ from imap_wal.manifest.snapshots import (
     with_lists,
     with_marks_once,
 )
-from imap_wal.manifest.store import ManifestLog
+from imap_wal.manifest.store import FORMAT, ManifestLog
 from storage_backends import SegmentStore
 
 
@@ -43,7 +43,7 @@ class Base:
     """The maps whose state this is; None: all. Nothing is known of others: their entries below
     `positions` may have been removed."""
     losses: Mapping[str, int] = field(default_factory=dict)
-    """`ClusterManifest.losses` when it was made; empty too if an earlier release made it."""
+    """`ClusterManifest.losses` when it was made."""
 
     def to_json(self) -> dict[str, Any]:
         snapshots, marks = with_marks_once(self.snapshots)
@@ -99,7 +99,9 @@ class ReaderManifest:
     """`positions`: node → the last position that was read; a node that is not in it has not been
     read at all. `forgotten`: nothing is kept for this reader any more. `base`: what its next batch
     begins with. `proposed`: what a later one will begin with. `later`: further bases of `HISTORY`,
-    oldest first. An earlier release may remove their files; `base` is then enough."""
+    oldest first."""
+
+    format: ClassVar[int] = FORMAT
 
     positions: Mapping[str, Position] = field(default_factory=dict)
     updated_ms: int = 0

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from imap_wal.format import START, Position
-from imap_wal.manifest.document import Packed, Whole, checked, fields_of, without_defaults
+from imap_wal.manifest.document import (
+    Whole,
+    checked,
+    fields_of,
+    packed,
+    unpacked,
+    whole,
+    without_defaults,
+)
 from imap_wal.manifest.node import Pair, without_turn
 from imap_wal.manifest.parts import (
     COLUMNS,
@@ -228,11 +236,12 @@ def marks_by_node(snapshots: Mapping[str, Snapshot]) -> dict[str, tuple[LowWater
     return found
 
 
-class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
-    """The snapshots of many maps. An open and a claim copy the table without parsing it; they use
-    only `covered`, which is stored separately."""
+class SnapshotTable(Mapping[str, Snapshot]):
+    """The snapshots of many maps, stored in a manifest as one string: base64 of deflated JSON. An
+    open and a claim copy the table without parsing it, in a time that does not depend on its size;
+    they use only `covered`, which is stored separately. Thread-safe."""
 
-    __slots__ = ("lists", "marks_by_node", "read")
+    __slots__ = ("_file", "_text", "_whole", "lists", "marks_by_node", "read")
 
     def __init__(
         self,
@@ -243,8 +252,9 @@ class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
         lists: Mapping[str, tuple[PartList, ...]] | None = None,
         read: Read = unread,
     ) -> None:
-        """Pass the first argument, or the others; see `Packed`."""
-        super().__init__(snapshots, text, file)
+        """Pass the first argument, or the others. What is missing is computed at first use; an
+        error then is a `CorruptLog` that names the manifest `file`."""
+        self._whole, self._text, self._file = snapshots, text, file
         self.marks_by_node = covered
         self.lists, self.read = lists, read
         """The lists of each map that has some: they are stored separately, too."""
@@ -252,12 +262,40 @@ class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
             listed = {name: each.listed for name, each in snapshots.items()}
             self.lists = {name: each.lists for name, each in listed.items() if each is not None}
 
-    def _to_document(self, value: Mapping[str, Snapshot]) -> Any:
-        return with_marks_once(value)
+    @property
+    def text(self) -> str:
+        if not self._text:
+            self._text = packed(with_marks_once(self.whole))
+        return self._text
 
-    def _from_document(self, document: Any) -> Mapping[str, Snapshot]:
-        found = from_json_with_marks(*checked(document, tuple[Any, Any]))
-        return with_lists(found, self.lists or {}, self.read)
+    @property
+    def whole(self) -> Mapping[str, Snapshot]:
+        """The value. Raises `CorruptLog` if the text in the manifest is malformed."""
+        if self._whole is None:
+            with whole(self._file):
+                document = checked(unpacked(self._text), tuple[Any, Any])
+                found = from_json_with_marks(*document)
+                self._whole = with_lists(found, self.lists or {}, self.read)
+        return self._whole
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.whole)
+
+    def __getitem__(self, name: str) -> Snapshot:
+        return self.whole[name]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, SnapshotTable):
+            return self is other or self.whole == other.whole
+        return self.whole == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self.whole)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # With its lists read: another process may not have the storage.
@@ -275,6 +313,3 @@ class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
         if self.marks_by_node is None:
             self.marks_by_node = marks_by_node(self.whole)
         return self.marks_by_node
-
-    def __getitem__(self, name: str) -> Snapshot:
-        return self.whole[name]

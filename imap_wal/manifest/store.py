@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -24,6 +24,7 @@ from imap_wal.clock import Clock, Randomness
 from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
 from imap_wal.manifest.document import (
     MANIFEST_ADVICE,
+    OTHER_FORMAT_ADVICE,
     Whole,
     _checksum,
     canonical_json,
@@ -36,23 +37,11 @@ from imap_wal.version import VERSION
 from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError, StoredFile
 from storage_backends.paths import number_in
 
+CLUSTER_FORMAT = 8
+"""The format number of a cluster's manifests. Every process that uses a log reads one first, so a
+new number here is refused before anything else of the log is read (docs/decisions/0082)."""
 FORMAT = 1
-FORMAT_PACKED = 2
-"""Format of a manifest with a packed list: see `ArchiveList` and `SnapshotTable`."""
-FORMAT_CLEARS = 3
-"""Archives or snapshots may have rows without a key (`imap_wal.read.newest.clears`)."""
-FORMAT_BY_KEY = 4
-"""The rows of archives may be sorted by key instead of in the order of the log."""
-FORMAT_COPIES = 5
-"""Of a cluster: logs may have shared sessions (`imap_wal.entry.SHARED_SESSIONS`)."""
-FORMAT_LISTS = 6
-"""Of a node: archives in list files, see `ListedArchives`."""
-FORMAT_KEPT_SNAPSHOTS = 7
-"""Of a cluster: readers may need files of replaced snapshots (`imap_wal.manifest.readers`)."""
-FORMAT_PART_LISTS = 8
-"""Of a cluster: files of snapshots in list files, see `ListedParts`."""
-PACKED_FROM = 256
-"""An archive list of this length or more is packed, and so are the snapshots of this many maps."""
+"""That of all other manifests."""
 DIGITS = 10
 """In the names of manifests."""
 KEEP = 64
@@ -66,6 +55,9 @@ def manifest_number(name: str) -> int | None:
 
 
 class Content(Protocol):
+    format: ClassVar[int]
+    """The format number of these manifests."""
+
     def to_json(self) -> dict[str, Any]: ...
 
     @classmethod
@@ -220,7 +212,7 @@ class ManifestLog(Generic[C]):
         floor = number if alone else max(1, number - KEEP, min(self._floor_of(after), number))
         content = self._prepared(number, floor, content)
         body = {
-            "format": FORMAT,
+            "format": self._kind.format,
             "number": number,
             "nonce": nonce,
             "created_ms": self._clock.now_ms(),
@@ -293,13 +285,11 @@ class ManifestLog(Generic[C]):
         checksum = data.pop("checksum", None)
         if checksum != checksum_of_rest(text) and checksum != _checksum(canonical_json(data)):
             raise CorruptLog(path, 0, "this manifest does not match its checksum", MANIFEST_ADVICE)
-        known = getattr(self._kind, "formats", (FORMAT,))
         with whole(path):
             format = checked(data, _Head).format
-        if format not in known:
-            newest = f"{known[0]} to {known[-1]}" if len(known) > 1 else f"{known[0]}"
-            what = f"manifest format {format}; imap-wal {VERSION} reads {newest}"
-            raise UnsupportedVersion(path, 0, what, "upgrade imap-wal; the file was not changed")
+        if format != self._kind.format:
+            what = f"manifest format {format}; imap-wal {VERSION} reads {self._kind.format}"
+            raise UnsupportedVersion(path, 0, what, OTHER_FORMAT_ADVICE)
         with whole(path):
             return data, self._kind.from_json(data, path)
 
@@ -307,7 +297,7 @@ class ManifestLog(Generic[C]):
 class _Head(msgspec.Struct):
     """The fields of every manifest. A marker has a text as its `format`, so it is refused."""
 
-    format: int | str = FORMAT
+    format: int | str
     number: Whole = 0
     floor: Whole = 1
     nonce: str = ""

@@ -178,13 +178,13 @@ def to_waiting(batch: Any) -> Any:
 
 
 def write_sorted(
-    file: ParquetFile, batches: list[Any], name: str, node: str, *, by_key: bool
+    file: ParquetFile, batches: list[Any], name: str, node: str
 ) -> tuple[Position, Position]:
-    """Write all rows of a map, with `WAITING_SCHEMA`, sorted by key and position, or by position
-    only. Returns the first and the last position. It empties `batches`, to free their memory."""
+    """Write all rows of a map, with `WAITING_SCHEMA`, sorted by key and position. Returns the first
+    and the last position. It empties `batches`, to free their memory."""
     (rows,) = pa.Table.from_batches(batches, WAITING_SCHEMA).combine_chunks().to_batches()
     batches.clear()
-    order = order_by(rows, [*(["key"] if by_key else []), *POSITION_COLUMNS])
+    order = order_by(rows, ["key", *POSITION_COLUMNS])
     group = min(GROUP_ROWS, max(1, len(rows) * GROUP_BYTES // max(1, rows.nbytes)))
     for start in range(0, len(rows), group):
         some = rows.take(order.slice(start, group))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any, BinaryIO
 
 from imap_wal.errors import CorruptLog, EncryptionError, Forged, InvalidSetting
@@ -21,7 +22,7 @@ GROUP_BYTES_MAX = 32 * 1024 * 1024
 
 ROWS = b"imap-wal.rows"
 BY_KEY = b" by key"
-"""A mark after the number of rows, in the same field: the rows of an archive are sorted by key and
+"""A mark after the number of rows of an archive, in the same field: the rows are sorted by key and
 then by position, not in the order of the log. With one field, no damaged bit changes only one of
 the two."""
 PATH = b"imap-wal.path"
@@ -31,20 +32,19 @@ PLAIN_MAGIC, ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 DICTIONARIES = ["map", "key_class", "value_class", "node"]
 
 
-def promise_of(rows: int, by_key: bool) -> bytes:
-    """The content of the field `ROWS`."""
-    return b"%d" % rows + (BY_KEY if by_key else b"")
+def promise_of(rows: int, columns: Collection[str]) -> bytes:
+    """The content of the field `ROWS`. Of the two kinds of files, only an archive has positions."""
+    return b"%d" % rows + (BY_KEY if "epoch" in columns else b"")
 
 
-def is_by_key(file: Any, path: str, rows: int) -> bool:
-    """Whether rows are sorted by key. Raises `CorruptLog` if the file names another number of rows:
-    its order is then unknown, too."""
+def demand_rows(file: Any, path: str, rows: int) -> None:
+    """Raises `CorruptLog` if the file names another number of rows: its order is then unknown,
+    too."""
     promised = (file.metadata.metadata or {}).get(ROWS)
-    if promised not in (promise_of(rows, False), promise_of(rows, True)):
+    if promised != promise_of(rows, file.schema.names):
         named = "no number" if promised is None else promised.decode(errors="replace")
         what = f"this Parquet file has {rows} rows, but its metadata has {named}"
         raise CorruptLog(path, 0, what, "restore it from a copy")
-    return bool(promised == promise_of(rows, True))
 
 
 def open_parquet(source: BinaryIO, path: str, keys: Keys, log: str) -> Any:

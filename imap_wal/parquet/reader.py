@@ -11,7 +11,7 @@ from typing import Any
 from imap_wal.errors import CorruptLog, ImapWalError
 from imap_wal.parquet.columns import DECODED_FIELDS, stored_schemas
 from imap_wal.parquet.contents import open_checked
-from imap_wal.parquet.file import GROUP_ROWS_MAX, is_by_key, open_parquet
+from imap_wal.parquet.file import GROUP_ROWS_MAX, demand_rows, open_parquet
 from imap_wal.parquet.log_order import sorted_by_position
 from imap_wal.security.encryption import keys_of
 from storage_backends import SegmentStore
@@ -51,7 +51,7 @@ def batches(
 ) -> Iterator[Any]:
     """The record batches of an imap-wal Parquet file. Raises `NotFound`, `CorruptLog`, and
     `StorageUnavailable` if this machine has no space for a copy. `by_position`: rows of an archive
-    in the order of the log, which is not that of every file; `columns` must include the positions.
+    in the order of the log, which is not that of the file; `columns` must include the positions.
     `keys`, `span` (a range: from the first on and below the second, None: no end): row groups that
     have none of these, and no clear, are left out.
 
@@ -61,7 +61,7 @@ def batches(
         if columns is None:
             decoded = {field.name for field in DECODED_FIELDS}
             columns = [name for name in file.schema.names if name not in decoded]
-        by_key = is_by_key(file, path, _row_count(file))
+        demand_rows(file, path, _row_count(file))
         groups = [
             group
             for group in range(file.num_row_groups)
@@ -70,12 +70,12 @@ def batches(
         ]
         found = _row_count(file) - sum(file.metadata.row_group(group).num_rows for group in groups)
         read = _every(file, groups, columns, rows_max)
-        if by_key and by_position:
+        if by_position:
             read = sorted_by_position(read)
         for batch in read:
             found += len(batch)
             yield batch
-        is_by_key(file, path, found)
+        demand_rows(file, path, found)
     if expected.records and found != expected.records:
         what = f"this Parquet file has {found} rows, but the manifest says {expected.records}"
         raise CorruptLog(path, 0, what, "restore it from a copy")
@@ -130,8 +130,7 @@ def _may_overlap(file: Any, group: int, span: tuple[bytes, bytes | None]) -> boo
 
 
 def _key_range(file: Any, group: int) -> tuple[bytes, bytes] | None:
-    """The first and the last key of a row group. None: unknown. Long keys have no statistics, and
-    files of earlier versions have none at all."""
+    """The first and the last key of a row group. None: unknown. Long keys have no statistics."""
     column = file.schema.names.index("key")
     known = file.metadata.row_group(group).column(column).statistics
     return None if known is None or not known.has_min_max else (known.min, known.max)
@@ -155,7 +154,7 @@ def group_batches(
     expect a checksum. Raises `NotFound` and `CorruptLog`."""
     with _reading(store, path, expected.checksum, expected.log) as file:
         sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-        is_by_key(file, path, sum(sizes))
+        demand_rows(file, path, sum(sizes))
         records = expected.records or sum(sizes)
         if sum(sizes) != records or (groups and groups[-1] >= len(sizes)):
             what = f"this Parquet file has {sum(sizes)} rows in {len(sizes)} row groups, but should"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,11 +75,9 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
         if not ours or not set(file.schema_arrow.names) >= set(schema.names):
             yield LostRows(None, "its columns, or their types, are not those of an imap-wal file")
             return
-        in_log_order = promised == promise_of(sum(sizes), False)
-        if not in_log_order and promised != promise_of(sum(sizes), True):
+        if promised != promise_of(sum(sizes), schema.names):
             named = "no number" if promised is None else promised.decode(errors="replace")
             yield LostRows(None, f"its index has {sum(sizes)} rows, but its metadata has {named}")
-        seen: Position | None = None
         for group in range(groups):
             done = 0
             try:
@@ -94,15 +91,13 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
                         None if log is None else to_positions(batch),
                     )
                     done += len(found.rows)
-                    if found.places:
-                        seen = found.places[-1]
                     yield found
                 if done == sizes[group]:
                     continue
                 what = f"it has {done} rows, but its index says {sizes[group]}"
             except Exception as error:  # noqa: BLE001  # as above
                 what = str(error)
-            begins = seen if in_log_order else _first_after(file, group, done)
+            begins = _first_after(file, group, done)
             yield LostRows(
                 max(sizes[group] - done, 0),
                 f"row group {group + 1} of {groups}: {what}",
@@ -199,7 +194,6 @@ def rewrite_file(
             SNAPSHOT_SCHEMA if log is None else ARCHIVE_SCHEMA,
             keys_of(target),
             log or "",
-            by_key=log is not None and not is_in_log_order(store, path, log),
         )
         for part in readable(store, path, log=log):
             if isinstance(part, LostRows):
@@ -211,19 +205,6 @@ def rewrite_file(
                     sum(row[DELETED] for row in kept.rows),
                 )
         return file.publish(target, name)
-
-
-def is_in_log_order(store: SegmentStore, path: str, log: str) -> bool:
-    """Whether the readable rows of an archive are in the order of the log. What the file says is
-    not enough, since it may be damaged."""
-    last: Position | None = None
-    for part in readable(store, path, log=log):
-        if isinstance(part, LostRows) or not part.places:
-            continue
-        if any(a > b for a, b in pairwise([last or part.places[0], *part.places])):
-            return False
-        last = part.places[-1]
-    return True
 
 
 def copy_file(

@@ -61,15 +61,14 @@ class ParquetFile:
         keys: Keys,
         log: str = "",
         *,
-        by_key: bool = False,
         group_rows: int = GROUP_ROWS_MAX,
         group_bytes: int = GROUP_BYTES_MAX,
         decoded: DecodedColumns | None = None,
     ) -> None:
         """`keys`: those of its store (`keys_of`). `log`: directory of the log whose archive it is.
-        `by_key`: its rows are sorted by key and position. A row group ends when it has `group_rows`
-        rows, or `group_bytes` in memory, without the columns of `decoded`."""
-        self._log, self._by_key, self._decoded = log, by_key, decoded
+        A row group ends when it has `group_rows` rows, or `group_bytes` in memory, without the
+        columns of `decoded`. The rows of an archive are sorted by key and position."""
+        self._log, self._decoded = log, decoded
         self._group_rows, self._group_bytes = group_rows, group_bytes
         self._schema = schema
         key_ring = keys.key_ring
@@ -81,7 +80,7 @@ class ParquetFile:
             self.local,
             schema if decoded is None else pa.schema([*schema, *DECODED_FIELDS]),
             compression="zstd",
-            compression_level=KEY_LEVEL if by_key else None,
+            compression_level=KEY_LEVEL if "epoch" in schema.names else None,
             use_dictionary=DICTIONARIES,
             write_statistics=["map", "key", "timestamp_ms"],
             store_schema=False,
@@ -162,5 +161,7 @@ class ParquetFile:
     def _close(self) -> None:
         self.flush()
         if self._writer.is_open:
-            self._writer.add_key_value_metadata({ROWS: promise_of(self.records, self._by_key)})
+            self._writer.add_key_value_metadata(
+                {ROWS: promise_of(self.records, self._schema.names)}
+            )
         self._writer.close()

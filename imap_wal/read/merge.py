@@ -61,8 +61,6 @@ class Merge:
         self.covered: Mapping[str, str] = {}
         """Nodes that cannot be read, with the reason: other logs have their acknowledged
         changes."""
-        self.feature_level = 0
-        """Of the log at the last merge; 0: nothing was merged yet."""
         self.records = self.bytes = 0
         """Read until now, even by a merge that failed."""
         self.seconds = 0.0
@@ -200,7 +198,6 @@ class Merge:
         state = state.demand(self._settings.recovery_policy)
         self.missing = state.lacking
         self.covered = {node: state.missing[node] for node in sorted(state.covered_by_copies)}
-        self.feature_level = int(state.manifest.feature_level)
         self._heed_lifetimes(state)
         again = self._maps_to_read_again(state)
         scans: list[tuple[FileScan, bool]] = []

@@ -53,13 +53,6 @@ PAUSES_S = (0.005, 0.01, 0.02)
 write them, and without a sync its bytes become visible in any order: a frame that is incomplete now
 may be complete then."""
 
-NAMED_MAX = 10
-"""How many entries of a frame a warning names."""
-NUMBERS_ADVICE = (
-    "`imap-wal verify` names all of them; `imap-wal repair --drop-entry POSITION` writes a copy "
-    "of the log without one"
-)
-
 
 class CutBack(CorruptLog):
     """The frame after which reading should continue is missing: an open has cut it off, or the file
@@ -258,26 +251,10 @@ class _SegmentPass:
                 self._records,
             )
         except ValueError:
-            return [row for frame in frames for row in self._mended(frame)]
-
-    def _mended(self, frame: Frame) -> list[Row]:
-        """The entries of a frame in which some may be invalid. They were acknowledged, so all
-        readable ones count."""
-        scan = self._scan
-        rows, named = entries_of(
-            scan.path, Position(scan.epoch, scan.number, frame.offset, 0), frame
-        )
-        if named:
-            more = f", and {len(named) - NAMED_MAX} more" if len(named) > NAMED_MAX else ""
-            what = "; ".join(f"{position}: {wrong}" for position, wrong in named[:NAMED_MAX])
-            _log.warning(
-                "%s has entries with impossible numbers: %s%s. %s",
-                scan.path,
-                what,
-                more,
-                NUMBERS_ADVICE,
-            )
-        return rows
+            place = Position(self._scan.epoch, self._scan.number, 0, 0)
+            for frame in frames:
+                demand_entries(self._scan.path, place._replace(frame=frame.offset), frame)
+            raise
 
     def _flush(self) -> Iterator[EntryBatch]:
         frames = self._frames
@@ -366,41 +343,31 @@ def _is_metadata(item: Any) -> bool:
             return False
 
 
-def entries_of(
-    path: str, first: Position, frame: Frame
-) -> tuple[list[Row], list[tuple[Position, str]]]:
-    """The valid entries of a frame, and the positions of those with impossible numbers. `first`:
-    the position of the first entry. `CorruptLog` names the position of an unusable entry."""
+def demand_entries(path: str, first: Position, frame: Frame) -> None:
+    """Raises `CorruptLog` for a frame with an invalid entry. `first`: the position of the frame's
+    first entry. The error names that of the invalid one."""
     try:
-        found = list(entry.rows(frame.payload))
+        entry.decoded(frame.payload, frame.count)
+        return
+    except ValueError as error:
+        what = f"the entries of this frame cannot be used: {error}"
+    try:
+        rows = list(entry.rows(frame.payload))
     except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: a list as a key
         raise CorruptLog(
             path,
             frame.offset,
             f"the checksum of this frame is right, but its content is not msgpack ({error})",
         ) from error
-    if len(found) != frame.count:
+    if len(rows) != frame.count:
         raise CorruptLog(
-            path, frame.offset, f"this frame should have {frame.count} entries and has {len(found)}"
+            path, frame.offset, f"this frame should have {frame.count} entries and has {len(rows)}"
         )
-    rows: list[Row] = []
-    named: list[tuple[Position, str]] = []
-    for index, row in enumerate(found):
-        position = first._replace(index=index)
+    for index, row in enumerate(rows):
         try:
-            taken, wrong = entry.mended(row)
+            entry.check(row)
         except ValueError as error:
-            raise CorruptLog(
-                path,
-                frame.offset,
-                f"the entry at {position} cannot be used: {error}",
-                drop_advice(position),
-            ) from error
-        rows.append(taken)
-        if wrong:
-            named.append((position, wrong))
-    return rows, named
-
-
-def drop_advice(position: Position) -> str:
-    return f"write a copy of the log without it: `imap-wal repair --drop-entry {position}`"
+            place = first._replace(index=index)
+            what = f"the entry at {place} cannot be used: {error}"
+            break
+    raise CorruptLog(path, frame.offset, what)

@@ -57,11 +57,6 @@ class MaterializedView:
         misses keys."""
         return self._merge.version
 
-    @property
-    def feature_level(self) -> int:
-        """Of the log at the last merge; 0: nothing was merged yet."""
-        return self._merge.feature_level
-
     def catch_up(self) -> None:
         """The first call merges everything, later calls what was appended since; cheap if nothing
         was. Raises `MissingNode`, `LogError`, `StorageError`."""

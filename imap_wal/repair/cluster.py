@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.errors import NotRepairable
-from imap_wal.format import Position
 from imap_wal.inspect import older_manifests
 from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.inspect.verify import foreign_files
@@ -67,7 +66,6 @@ class ClusterRepair:
     """Manifest folder → how many of its newest manifests cannot be read."""
     clock: Clock = field(default_factory=SystemClock)
     randomness: Randomness = field(default_factory=SystemRandomness)
-    drops: frozenset[Position] = frozenset()
     """Entries to leave out, of the one node that is repaired."""
     items: list[Item] = field(default_factory=list)
     _nodes: list[NodeRepair] = field(default_factory=list)
@@ -147,7 +145,6 @@ class ClusterRepair:
             self.clock,
             self.randomness,
             self.tell,
-            self.drops,
         )
         repair = NodeRepair(plan, lost)
         repair.plan(look_at_entries=self._manifest_repair.older)
@@ -247,7 +244,7 @@ class ClusterRepair:
         if content is None:
             return self._manifest_file(f"{view.folder}/claims", view.claims_number)
         return encoded(
-            lambda store: claim_manifests(store, view.folder, {}, self.clock, self.randomness),
+            lambda store: claim_manifests(store, view.folder, self.clock, self.randomness),
             self._claims_repair.number,
             content,
         )

@@ -9,9 +9,7 @@ from imap_wal import layout
 from imap_wal.inspect import older_manifests
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.manifest import key_checks
-from imap_wal.manifest.archives import ListedArchives
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.feature_level import FIRST, NEWEST, FeatureLevel
 from imap_wal.manifest.part_lists import lists_of, names_of
 from imap_wal.manifest.snapshots import LowWaterMark
 from imap_wal.parquet import salvage
@@ -101,7 +99,6 @@ class ManifestRepair:
             keys=key_checks.with_active(keys_of(self._store).key_ring, manifest.keys),
             losses=self._losses(manifest),
             token=manifest.token or (self.older and bool(view.claims.tokens)),
-            level=self._level(highest, nodes) if self.older else manifest.level,
         )
 
     def plan(self, fitting: ClusterManifest) -> tuple[ClusterManifest | None, Item]:
@@ -204,31 +201,6 @@ class ManifestRepair:
                     for row in salvage.rows_of(self._store, path, log=None):
                         found = found.with_row(row)
         return found
-
-    def _level(self, highest: Highest, nodes: Sequence[NodeRepair]) -> int:
-        """The feature level, if the manifest is older: a lost one may have raised it. It was never
-        above what the agents' nodes can read, and a program's own node, if all other programs were
-        fenced; nodes of backfills have no reader. A level that is too high only makes older
-        releases refuse the copy; with one that is too low, they would misread it."""
-        manifest = self._view.manifest
-        if not self._view.manifest_number:
-            return int(NEWEST)
-        known = [
-            repair.node.manifest
-            for repair in nodes
-            if not repair.older and not layout.is_backfill(repair.node.name)
-        ]
-        reads = [node.level for node in known if not node.embedded]
-        programs = [node.level for node in known if node.embedded]
-        reads += [max(programs)] if programs else []
-        needed = FeatureLevel.COPIES if highest.shared else FIRST
-        if any(repair.sorted_archives for repair in nodes):
-            needed = max(needed, FeatureLevel.SORTED_ARCHIVES)
-        if any(isinstance(repair.node.manifest.archives, ListedArchives) for repair in nodes):
-            needed = max(needed, FeatureLevel.LISTS)
-        lowest = max(min(reads, default=NEWEST), needed)
-        level = max(each for each in FeatureLevel if each <= lowest)
-        return int(level) if level > manifest.feature_level else manifest.level
 
     def _forgotten(self) -> str:
         adopted = (

@@ -12,15 +12,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-import msgpack
-
 from imap_wal import entry, format, layout
 from imap_wal.entry import ORDER, Row, is_shared
 from imap_wal.errors import EncryptionError, UnsupportedVersion
 from imap_wal.format import START, Position
 from imap_wal.inspect import older_manifests
 from imap_wal.inspect.inventory import NodeView
-from imap_wal.manifest.archives import ListFile, lists_of
+from imap_wal.manifest.archives import ListFile
 from imap_wal.manifest.evidence import Evidence
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest
 from imap_wal.parquet import salvage
@@ -36,24 +34,18 @@ from storage_backends import SegmentStore
 
 class Highest(NamedTuple):
     """The highest incarnation, and the highest session that its node has numbered, in the orders of
-    entries. `shared`: there are also sessions that no node has numbered."""
+    entries."""
 
     incarnation: int = 0
     session: int = 0
-    shared: bool = False
 
     def with_row(self, row: Row) -> Highest:
         incarnation, _, session, _ = row[ORDER]
-        shared = is_shared(row[ORDER])
-        return self.up_to(Highest(incarnation, 0 if shared else session, shared))
+        return self.up_to(Highest(incarnation, 0 if is_shared(row[ORDER]) else session))
 
     def up_to(self, other: Highest) -> Highest:
         """The higher values of both, field by field."""
-        return Highest(
-            max(self.incarnation, other.incarnation),
-            max(self.session, other.session),
-            self.shared or other.shared,
-        )
+        return Highest(max(self.incarnation, other.incarnation), max(self.session, other.session))
 
 
 class NodeRepair:
@@ -140,12 +132,7 @@ class NodeRepair:
     @property
     def lists(self) -> tuple[ListFile, ...]:
         """The list files that the copy has: those of a manifest that is copied."""
-        return () if self._plan.changed else lists_of(self._plan.node.manifest.archives)
-
-    @property
-    def sorted_archives(self) -> bool:
-        """Whether archives may be sorted by key."""
-        return self._plan.manifest.by_key
+        return () if self._plan.changed else self._plan.node.manifest.listed.lists
 
     def position(self, place: Position) -> Position:
         """The position in the copy for a position of this log."""
@@ -269,13 +256,8 @@ class NodeRepair:
 
 
 def _readable(payload: bytes, count: int) -> list[Row]:
-    """The entries that a reader accepts. A repair does not report the others."""
+    """The entries of a frame that a reader accepts; a repair does not report another frame."""
     try:
         return entry.decoded(payload, count)
     except ValueError:
-        found = []
-        with suppress(ValueError, TypeError, msgpack.UnpackException):
-            for row in entry.rows(payload):
-                with suppress(ValueError):
-                    found.append(entry.mended(row)[0])
-        return found
+        return []

@@ -170,7 +170,7 @@ class ArchivePlanner:
         if first is not None and first.number == manifest.archived[1] + 1:
             return  # no segment is deleted
         requests = dict(manifest.requests)
-        found, by_key = [], manifest.by_key
+        found = []
         for file, name in unknown:
             if first is not None and name.first.segment >= first.number:
                 continue
@@ -179,7 +179,6 @@ class ArchivePlanner:
                 continue
             found.append(archive)
             log = manifest.directory
-            by_key |= not salvage.is_in_log_order(self._plan.store, file.path, log)
             for row in salvage.rows_of(self._plan.store, file.path, log=log):
                 _, _, session, request = row[ORDER]
                 requests[session] = max(request, requests.get(session, 0))
@@ -192,7 +191,6 @@ class ArchivePlanner:
             archives=(*manifest.archives, *found),
             archived=archived,
             requests=requests,
-            by_key=by_key,
         )
 
     def _read_unknown(self, file: StoredFile, name: layout.ArchiveName) -> Archive | None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from imap_wal import format
 from imap_wal.parquet import salvage
 from imap_wal.repair.node_plan import NodePlan, Write
-from imap_wal.repair.segment import dropped, pieces_of
 from imap_wal.security.encryption import cipher_of
 from storage_backends import SegmentStore
 
@@ -35,8 +34,6 @@ def write(plan: NodePlan, target: SegmentStore) -> None:
     for write in plan.writes:
         plan.tell(write.path)
         target.create(write.path, _content(plan, write))
-    for path, content in plan.aside.items():
-        target.create(path, content)
 
 
 def _content(plan: NodePlan, write: Write) -> bytes:
@@ -48,16 +45,9 @@ def _content(plan: NodePlan, write: Write) -> bytes:
         return write.head + data[len(write.head) : write.until]
     chunks, offset = [write.head], len(write.head)
     for frame in write.places:
-        gone = dropped(scan, data, frame, write.drops, write.path)
         payload = [scan.payload(data, frame)]
-        if gone:
-            payload = [
-                each
-                for index, each in enumerate(pieces_of(payload[0], frame, write.path))
-                if index not in gone
-            ]
         encoded, length = frame_of(
-            plan, write.head, write.path, offset, frame.kind, frame.count - len(gone), payload
+            plan, write.head, write.path, offset, frame.kind, frame.count, payload
         )
         chunks += encoded
         offset += length

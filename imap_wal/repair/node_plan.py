@@ -31,8 +31,6 @@ class Write:
     until: int | None = 0
     """The original is copied from the end of `head` up to this offset; None: up to its end."""
     places: tuple[WholeFrame, ...] = ()
-    drops: frozenset[Position] = frozenset()
-    """Entries that are not written."""
     scan: Scan | None = None
     """The frames of the original, if it is rewritten."""
 
@@ -48,11 +46,7 @@ class NodePlan:
     clock: Clock
     randomness: Randomness
     tell: Callable[[str], None]
-    drops: frozenset[Position] = frozenset()
-    """Entries to put aside."""
     items: list[Item] = field(default_factory=list)
-    aside: dict[str, bytes] = field(default_factory=dict)
-    """Path in the copy → the bytes of an entry that is put aside."""
     archives: list[tuple[Archive, Position | None, bool]] = field(default_factory=list)
     """The archives of the copy. For each: the position below which entries are kept (None: all
     entries), and whether the file is rewritten."""

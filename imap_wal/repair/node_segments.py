@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from imap_wal import format, layout
 from imap_wal.errors import EncryptionError, NotRepairable
-from imap_wal.format import START, Home, Position
+from imap_wal.format import START, Position
 from imap_wal.inspect import older_manifests
-from imap_wal.repair.node_copy import frame_of
 from imap_wal.repair.node_plan import NodePlan, Write
 from imap_wal.repair.report import (
     COPIED,
@@ -25,17 +24,15 @@ from imap_wal.repair.report import (
 from imap_wal.repair.segment import (
     Segment,
     cleared,
-    dropped,
     find_missing_ends,
     look_at,
-    pieces_of,
     renamed,
     text,
 )
 from imap_wal.repair.strangers import MISSING_MAX, is_foreign
 from imap_wal.security.encryption import SEAL_BYTES, resealed
 from imap_wal.segment.listing import SegmentFile, WalFolder
-from imap_wal.segment.salvage import Scan, WholeFrame, scan_segment
+from imap_wal.segment.salvage import Scan, WholeFrame
 
 _CHANGED = -1
 """Instead of the checksum of a segment's last frame: that frame is different in the copy."""
@@ -49,7 +46,7 @@ class SegmentPlanner:
 
     def decide(self, *, given_up: bool) -> None:
         """Decide for each segment. `given_up`: nothing of them is kept. Raises `NotRepairable` if
-        too many segments are missing, or if entries to drop are missing or in a damaged segment."""
+        too many segments are missing."""
         manifest, folder = self._plan.manifest, self._plan.node.folder
         found = self._found()
         epochs = self._known_epochs()
@@ -172,7 +169,6 @@ class SegmentPlanner:
     def _decide(self, segment: Segment, before: int | None, *, given_up: bool) -> int | None:
         """Decide for one segment. `before`, and the result: the checksum of the last frame, which
         the header of the next segment names."""
-        place = segment.epoch, segment.number
         all_frames = Extent(
             text(segment.first), text(segment.last), segment.frames, segment.records, segment.bytes
         )
@@ -182,16 +178,6 @@ class SegmentPlanner:
                 segment, segment.everything(), segment.what or "it is after the first damage"
             )
             return before if segment.checksum == 0 else _CHANGED
-        drops = frozenset(each for each in self._plan.drops if each[:2] == place)
-        if drops and segment.status == "clean":
-            self._plan.changed = True
-            self._drop(segment, drops, before)
-            return _CHANGED
-        if drops:
-            raise NotRepairable(
-                f"{segment.path} is damaged ({segment.what}): repair it first, then drop "
-                "entries from the copy"
-            )
         if segment.status == "clean" or (
             segment.header is not None and segment.end_missing is not None
         ):
@@ -237,50 +223,6 @@ class SegmentPlanner:
             return segment.checksum or _CHANGED  # the next header refers to a lost frame
         return segment.checksum or before
 
-    def _drop(self, segment: Segment, drops: frozenset[Position], before: int | None) -> None:
-        """Rewrite an undamaged segment without some entries. The bytes of each are written to a
-        separate file. Raises `NotRepairable` if there is no such entry."""
-        scan = scan_segment(
-            self._plan.store,
-            segment.path,
-            Home(
-                *self._plan.view.names(self._plan.node),
-                self._plan.manifest.directory,
-                segment.epoch,
-                segment.number,
-            ),
-        )
-        data = self._plan.store.read(segment.path)
-        for drop in sorted(drops):
-            frame = next(
-                (
-                    each
-                    for each in scan.frames
-                    if each.offset == drop.frame and drop.index < each.entries
-                ),
-                None,
-            )
-            if frame is None:
-                raise NotRepairable(
-                    f"{segment.path} has no entry at {drop}; `imap-wal verify` and `imap-wal "
-                    "dump` name positions"
-                )
-            piece = pieces_of(scan.payload(data, frame), frame, segment.path)[drop.index]
-            kind = "wal" if scan.cipher else "msgpack"
-            path = f"{self._plan.node.folder}/lost/dropped-{drop}.{kind}"
-            self._plan.aside[path] = self._alone(segment, frame, piece) if scan.cipher else piece
-            self._plan.items.append(
-                Item(
-                    path,
-                    "lost",
-                    "clean",
-                    REWRITTEN,
-                    Extent(records=1),
-                    what=f"the entry at {drop} of {segment.path}, put aside",
-                )
-            )
-        self._rewrite(segment, scan, scan.frames, before, drops)
-
     def _copy(self, segment: Segment, before: int | None, until: int | None) -> None:
         assert segment.header is not None
         self._plan.keeps(segment.header)
@@ -300,7 +242,6 @@ class SegmentPlanner:
         scan: Scan,
         frames: list[WholeFrame],
         before: int | None,
-        drops: frozenset[Position] = frozenset(),
     ) -> None:
         place = segment.epoch, segment.number
         if scan.header is None:
@@ -313,24 +254,16 @@ class SegmentPlanner:
                 head = cleared(head)
             head = resealed(self._plan.store, head, segment.path)
         moved: list[tuple[Position, Position]] = []
-        data = self._plan.store.read(segment.path) if drops else b""
         offset = len(head)
         more = SEAL_BYTES * (format.says_encrypted(head) - (scan.cipher is not None))
         for frame in frames:
             index = max(frame.count - 1, 0)
             moved.append((Position(*place, frame.offset, index), Position(*place, offset, index)))
-            size = frame.end - frame.offset
-            offset += (
-                size
-                + more
-                - sum(map(len, dropped(scan, data, frame, drops, segment.path).values()))
-            )
+            offset += frame.end - frame.offset + more
         self._plan.moved[place] = moved
         self._plan.differs(Position(*place, 0, 0))
         self._plan.end = max(self._plan.end, moved[-1][1])
-        self._plan.writes.append(
-            Write(segment.path, head, segment.path, 0, tuple(frames), drops, scan)
-        )
+        self._plan.writes.append(Write(segment.path, head, segment.path, 0, tuple(frames), scan))
         kept = Extent(
             str(moved[0][0]._replace(index=0)),
             str(moved[-1][0]),
@@ -343,16 +276,8 @@ class SegmentPlanner:
             lost = segment.everything(frames)
         elif scan.gaps:
             lost = segment.gaps()
-        what = segment.what
-        if drops:
-            kept = replace(kept, records=(kept.records or 0) - len(drops))
-            lost = Extent(str(min(drops)), str(max(drops)), 0, len(drops), None)
-            what = (
-                f"without the entries of --drop-entry ({len(drops)}); they are kept in "
-                f"{self._plan.node.folder}/lost"
-            )
         self._plan.items.append(
-            Item(segment.path, "segment", segment.status, REWRITTEN, kept, lost, what)
+            Item(segment.path, "segment", segment.status, REWRITTEN, kept, lost, segment.what)
         )
 
     def _note_empty(self, segment: Segment, lost: Extent | None, what: str) -> None:
@@ -362,9 +287,3 @@ class SegmentPlanner:
         self._plan.items.append(
             Item(segment.path, "segment", segment.status, EMPTIED, given_up=lost, what=what)
         )
-
-    def _alone(self, segment: Segment, frame: WholeFrame, piece: bytes) -> bytes:
-        """One entry of an encrypted segment, as a segment of its own."""
-        head = self._plan.header(segment)
-        chunks, _ = frame_of(self._plan, head, segment.path, len(head), frame.kind, 1, [piece])
-        return b"".join([head, *chunks])

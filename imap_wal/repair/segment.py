@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
 import google_crc32c
 import msgpack
 
 from imap_wal import format
-from imap_wal.errors import NotRepairable
 from imap_wal.format import START, Frame, Home, Position, SegmentHeader
 from imap_wal.repair.report import Extent
 from imap_wal.segment import verdict
@@ -194,40 +192,6 @@ def find_missing_ends(found: Mapping[int, Segment]) -> None:
 def text(position: Position | None) -> str | None:
     """The position as text for a report; None: unknown."""
     return None if position is None else str(position)
-
-
-# ---- single entries ------------------------------------------------------------------------------
-
-
-def pieces_of(payload: bytes, frame: WholeFrame, path: str) -> list[bytes]:
-    """The bytes of each entry of a frame. Raises `NotRepairable` if their number differs from that
-    in the frame's header."""
-    unpacker = msgpack.Unpacker(max_buffer_size=0)
-    unpacker.feed(payload)
-    ends = [0]
-    try:
-        for _ in range(frame.count):
-            unpacker.skip()
-            ends.append(unpacker.tell())
-    except (ValueError, msgpack.UnpackException) as error:
-        what = (
-            f"the frame at byte {frame.offset} does not have the {frame.count} entries that its "
-            f"header names ({error})"
-        )
-        raise NotRepairable(
-            f"{path}: {what}, so none of them can be dropped; bring the file back from a copy"
-        ) from error
-    return [payload[start:end] for start, end in pairwise(ends)]
-
-
-def dropped(
-    scan: Scan, data: bytes, frame: WholeFrame, drops: Collection[Position], path: str
-) -> dict[int, bytes]:
-    """Index → bytes of those entries of a frame of the segment `data` that are in `drops`. Raises
-    the error of `pieces_of`."""
-    indexes = {each.index for each in drops if each.frame == frame.offset}
-    pieces = pieces_of(scan.payload(data, frame), frame, path) if indexes else []
-    return {index: pieces[index] for index in indexes}
 
 
 # ---- headers, changed in place -------------------------------------------------------------------

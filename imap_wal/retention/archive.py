@@ -1,6 +1,5 @@
 """Turns sealed segments into archives: Parquet files of one map each, sorted by key, compressed
-with zstd. Then the segments are deleted. (At a lower feature level the rows are in the order of
-the log.)
+with zstd. Then the segments are deleted.
 
     write   segments ─▶ local files of each map ─▶ store.create_from ─▶ one node manifest
             (archives, archived, metadata, requests) ─▶ delete segments
@@ -13,7 +12,7 @@ it leaves segments at or below `archived`. Neither is ever read, and the next ru
 
 Columns: map, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms, partition;
 the order: incarnation, partition_version, session, request; the position: node, epoch, segment,
-frame, index. Archives are sorted by key and position, those of earlier versions by position only
+frame, index. Archives are sorted by key and position
 (docs/decisions/0051-archives-are-sorted-runs.md). A snapshot's files have no position, and are
 sorted by key.
 """
@@ -33,8 +32,7 @@ from imap_wal.disposal import dispose
 from imap_wal.errors import Fenced, ImapWalError, LostRace, StorageUnavailable
 from imap_wal.manifest import missing
 from imap_wal.manifest.archives import Archive
-from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
-from imap_wal.manifest.feature_level import FeatureLevel
+from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.file_scan import SEGMENT, FileScan, from_manifest
@@ -167,9 +165,8 @@ class _Run:
         segments = self._segments
         if not segments:
             return Archived()
-        cluster = self._cluster()
-        work = self._written(cluster)
-        self._publish(work, listed=cluster.feature_level >= FeatureLevel.LISTS)
+        work = self._written()
+        self._publish(work)
         self._delete(self._wal.archived + tuple(segments) + self._wal.copied)
         dispose(self._store, [archive.path for archive in work.absorbed], f"{self._folder}/archive")
         return Archived(
@@ -181,7 +178,7 @@ class _Run:
             work.archives,
         )
 
-    def _written(self, cluster: ClusterManifest) -> WrittenArchives:
+    def _written(self) -> WrittenArchives:
         """The archives of the segments, which no manifest names yet. Raises `StorageUnavailable` if
         the local folder has no room."""
         absorbed = absorbable(self._manifest.archives)
@@ -200,8 +197,7 @@ class _Run:
                     absorbed,
                     self._nonce,
                     total,
-                    cluster.feature_level >= FeatureLevel.SORTED_ARCHIVES,
-                    cluster.decoded,
+                    self._decoded_maps(),
                     tuple(map(from_manifest, self._manifest.metadata)),
                 )
                 return self._write(self._store, job)
@@ -230,16 +226,16 @@ class _Run:
                 next_path=after,
             )
 
-    def _cluster(self) -> ClusterManifest:
-        """Which formats all nodes of the cluster can read, and which maps have decoded columns."""
+    def _decoded_maps(self) -> tuple[str, ...]:
+        """Which maps have decoded columns."""
         folder = "/".join(self._folder.split("/")[:2])
         clusters = cluster_manifests(self._store, folder, SystemClock(), SystemRandomness())
-        return clusters.read()[1]
+        return clusters.read()[1].decoded
 
-    def _publish(self, work: WrittenArchives, *, listed: bool) -> None:
+    def _publish(self, work: WrittenArchives) -> None:
         """Name the archives in the manifest. No other run uses their paths. If they are certainly
         not named, they are deleted. After any other failure they are kept; a later epoch deletes
-        them if no manifest names them. `listed`: the manifest may name list files."""
+        them if no manifest names them."""
         before, last = self._manifest, self._segments[-1].name
 
         def change(now: NodeManifest) -> NodeManifest:
@@ -253,7 +249,7 @@ class _Run:
                     f"the log of node {self._node!r} was archived or pruned by another "
                     "process during this archive run"
                 )
-            changed = (now.listed() if listed else now).with_archives(work.archives, work.absorbed)
+            changed = now.with_archives(work.archives, work.absorbed)
             more = len(work.archives) - len(work.absorbed)
             if len(changed.archives) != len(now.archives) + more:
                 raise LostRace(
@@ -262,11 +258,7 @@ class _Run:
                 )
             newest = max(now.newest, last[1])
             return carried(
-                replace(
-                    changed,
-                    newest=newest,
-                    by_key=now.by_key or any(each.unpacked for each in work.archives),
-                ),
+                replace(changed, newest=newest),
                 last,
                 [work.summary],
             )

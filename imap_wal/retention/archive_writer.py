@@ -45,10 +45,9 @@ ABSORB_MAX = 8
 @dataclass(frozen=True, slots=True)
 class ArchiveJob:
     """The input of `write_archives`: a plain value that can be sent to another process. `folder`:
-    for the local Parquet files; the caller deletes it. `bytes`: the size of what is read. `by_key`:
-    the feature level of the log allows files that are sorted by key; otherwise they are in the
-    order of the log. `archives`: those that the new ones of their maps absorb. `decoded`: names of
-    maps, see `ClusterManifest.decoded`; `schemas`: those in the manifest of the node."""
+    for the local Parquet files; the caller deletes it. `bytes`: the size of what is read.
+    `archives`: those that the new ones of their maps absorb. `decoded`: names of maps, see
+    `ClusterManifest.decoded`; `schemas`: those in the manifest of the node."""
 
     node_folder: str
     node: str
@@ -58,7 +57,6 @@ class ArchiveJob:
     archives: tuple[Archive, ...]
     nonce: str
     bytes: int
-    by_key: bool
     decoded: tuple[str, ...] = ()
     schemas: tuple[Metadata, ...] = ()
 
@@ -145,9 +143,7 @@ class _Pass:
         for archive in former:
             for batch in batches(self._store, archive.path, expected=Expected(log=self._log)):
                 pile.add(to_waiting(batch))
-                if pile.bytes >= FULL and not archive.unpacked:
-                    found.append(self._publish(name, pile))
-            # Not within a file that is sorted by key: then positions of the two would overlap.
+            # Not within a file: it is sorted by key, so positions of the two would overlap.
             if pile.bytes >= FULL:
                 found.append(self._publish(name, pile))
         rows.reverse()
@@ -162,22 +158,19 @@ class _Pass:
     def _publish(self, name: str, pile: _Pile) -> Archive:
         rows, size = pile.batches, pile.bytes
         pile.batches, pile.bytes = [], 0
-        by_key = self._job.by_key
         file = ParquetFile(
             self._job.folder,
             ARCHIVE_SCHEMA,
             keys_of(self._store),
             self._log,
-            by_key=by_key,
             decoded=self._decoded.of(name),
         )
-        first, last = write_sorted(file, rows, name, self._job.node, by_key=by_key)
+        first, last = write_sorted(file, rows, name, self._job.node)
         nonce = f"{self._job.nonce}{next(self._numbers):x}"
         path = layout.archive_path(self._job.node_folder, name, first, last, self._job.epoch, nonce)
         published = file.publish(self._store, path)
         counts = file.records, file.tombstones
-        unpacked = max(size, 1) if by_key else 0
-        return Archive(name, path, first, last, *counts, *published, unpacked)
+        return Archive(name, path, first, last, *counts, *published, max(size, 1))
 
 
 def to_absorb(archives: list[Archive]) -> list[Archive]:

@@ -24,7 +24,6 @@ from imap_wal.manifest import key_checks
 from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.node import NodeManifest, Seen, node_manifests
 from imap_wal.manifest.older import current_cluster
 from imap_wal.manifest.roots import demand_root
@@ -41,14 +40,11 @@ SESSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Backfill:
-    """A backfill under way: its node, the UUID of its log directory, and its incarnation.
-    `by_key`: its files are sorted by key. `listed`: its manifest may name list files."""
+    """A backfill under way: its node, the UUID of its log directory, and its incarnation."""
 
     node: str
     directory: str
     incarnation: int
-    by_key: bool
-    listed: bool
 
     def folder(self, log: ClusterLog) -> str:
         """The folder of its node."""
@@ -69,7 +65,7 @@ def begin(log: ClusterLog) -> Backfill:
     def claim(manifest: ClusterManifest) -> ClusterManifest:
         _demand_closed(log, manifest)
         number = manifest.incarnation + 1
-        return replace(manifest.leveled(), incarnation=number, embedded=number)
+        return replace(manifest, incarnation=number, embedded=number)
 
     _demand_closed(log, log.manifest())
     prove_keys(log)
@@ -80,8 +76,6 @@ def begin(log: ClusterLog) -> Backfill:
         f"{layout.BACKFILL}{directory}",
         directory,
         claimed.incarnation,
-        by_key=claimed.feature_level >= FeatureLevel.SORTED_ARCHIVES,
-        listed=claimed.feature_level >= FeatureLevel.LISTS,
     )
     number, cluster = log.manifests.read()
     empty = NodeManifest(
@@ -130,11 +124,10 @@ def publish(log: ClusterLog, backfill: Backfill, archives: Sequence[Archive]) ->
             raise LostRace(f"{backfill.folder(log)}: this backfill is already published or removed")
         ordered = sorted(archives, key=lambda archive: (archive.first, archive.map))
         return replace(
-            (manifest.listed() if backfill.listed else manifest).with_archives(ordered),
+            manifest.with_archives(ordered),
             checkpoint=last,
             archived=last[:2],
             newest=last.segment,
-            by_key=backfill.by_key,
         )
 
     nodes.update(name)
@@ -146,7 +139,7 @@ def publish(log: ClusterLog, backfill: Backfill, archives: Sequence[Archive]) ->
 
 
 def _demand_closed(log: ClusterLog, manifest: ClusterManifest) -> None:
-    claims = claim_manifests(log.store, log.folder, manifest.claims, log.clock, log.randomness)
+    claims = claim_manifests(log.store, log.folder, log.clock, log.randomness)
     if claims.read()[1].newest:
         raise InvalidSetting(
             f"cluster {log.cluster!r} in namespace {log.namespace!r} belongs to Hazelcast members: "

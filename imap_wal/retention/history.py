@@ -23,7 +23,6 @@ from typing import TypeAlias
 from imap_wal.errors import LogError
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.reader_manifest import Base
 from imap_wal.manifest.readers import HISTORY, Reader, bases_of_history
 from imap_wal.manifest.snapshots import PartitionVersions, Snapshot
@@ -61,13 +60,6 @@ def keep_history(log: ClusterLog, history_s: int, skew_ms_max: int = SKEW_MS_MAX
     for _ in range(ATTEMPTS):
         known = bases_of_history(log.store, log.folder)  # first: none is newer than the state
         state = log.state().demand(RecoveryPolicy.PARTIAL)
-        level = state.manifest.feature_level
-        if level < FeatureLevel.KEPT_SNAPSHOTS:
-            return (
-                f"history_s is set, but the log has feature level {level:d}, and keeps replaced "
-                f"snapshots only from level {FeatureLevel.KEPT_SNAPSHOTS:d} on (`imap-wal "
-                "upgrade`): former moments cannot be read"
-            )
         broken = [base for base in known if not _is_whole(log, state, base)]
         newest = next((base for base in reversed(known) if base not in broken), None)
         new = base_of(state, state, None, newest)

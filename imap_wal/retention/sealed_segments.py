@@ -27,7 +27,6 @@ class Summary:
     requests: dict[int, int] = field(default_factory=dict)
     metadata: dict[Metadata, None] = field(default_factory=dict)
     end: Position = START
-    clears: bool = False
 
     def add(self, changes: EntryBatch) -> None:
         """Add a batch with positions."""
@@ -38,7 +37,6 @@ class Summary:
     def add_requests(self, changes: EntryBatch) -> None:
         """As `add`, without `maps`; the batch needs no positions."""
         self.end = max(self.end, changes.last)
-        self.clears |= changes.clears
         for item in changes.metadata:
             self.metadata.setdefault(to_manifest(item))
         requests = self.requests
@@ -81,9 +79,8 @@ def carried(
     """The manifest without the segments up to `archived`, with the facts to keep of them."""
     requests = dict(manifest.requests)
     metadata = list(manifest.metadata)
-    end, clears = manifest.checkpoint, manifest.clears
+    end = manifest.checkpoint
     for summary in summaries:
-        clears |= summary.clears
         for session, request in summary.requests.items():
             requests[session] = max(request, requests.get(session, 0))
         metadata += summary.metadata
@@ -96,7 +93,6 @@ def carried(
         requests=requests,
         metadata=_carry(metadata),
         checkpoint=end,
-        clears=clears,
     )
 
 

@@ -331,7 +331,7 @@ def _look_twice(
 
 def is_of_members(manifest: ClusterManifest) -> bool:
     """Whether Hazelcast members write this log: only their changes have partition versions."""
-    return bool(manifest.claims or manifest.lifetimes)
+    return bool(manifest.lifetimes)
 
 
 def first_unfinished(lifetimes: Iterable[IncarnationRecord], nodes: Iterable[str]) -> int:

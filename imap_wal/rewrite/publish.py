@@ -11,7 +11,6 @@ from dataclasses import replace
 from imap_wal.disposal import dispose
 from imap_wal.errors import CorruptLog, LostRace, ShortLog
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.snapshots import NO_VERSIONS, LowWaterMark, PartitionVersions, Snapshot
 from imap_wal.parquet.reader import Expected, batches
 from imap_wal.read.cluster import ClusterLog
@@ -19,7 +18,6 @@ from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.plan import Merged, Part, Result, RewritePlan
 from imap_wal.rewrite.report import MapRewrite
 from imap_wal.security.encryption import keys_of, sealed_border
-from imap_wal.security.encryption_keys import NO_KEYS
 from storage_backends import NotFound, SegmentStore, StorageError
 
 
@@ -174,8 +172,7 @@ def _snapshot(log: ClusterLog, plan: RewritePlan, item: Merged) -> Snapshot:
     former = plan.state.manifest.snapshots.get(item.map)
     if item.unchanged and former is not None:
         return replace(former, marks=marks(plan, item.map))
-    sealed = plan.state.manifest.feature_level >= FeatureLevel.PART_LISTS
-    keys = keys_of(log.store) if sealed else NO_KEYS  # earlier releases read no sealed border
+    keys = keys_of(log.store)
     borders = tuple(
         sealed_border(keys, part.lower) for part in item.parts if part.lower is not None
     )

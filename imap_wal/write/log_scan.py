@@ -7,8 +7,6 @@ from contextlib import closing
 from copy import copy
 from typing import NamedTuple
 
-import msgpack
-
 from imap_wal import entry, format, layout
 from imap_wal.errors import Forged, LogError
 from imap_wal.format import START, Frame, Position
@@ -225,7 +223,7 @@ class LogScan:
             if frame.kind in format.OF_ENTRIES:
                 try:
                     self._note_requests(frame)
-                except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
+                except ValueError as error:
                     what = (
                         "the checksum of this frame is right, but its content is not entries "
                         f"({error!r})"
@@ -247,18 +245,9 @@ class LogScan:
         return None
 
     def _note_requests(self, frame: Frame) -> None:
-        try:
-            requests = [row[entry.ORDER][2:] for row in entry.decoded(frame.payload, frame.count)]
-        except ValueError:
-            # Only the numbers of the requests matter here. Readers check the rest of an entry.
-            rows = list(entry.rows(frame.payload))
-            if len(rows) != frame.count:
-                raise ValueError(
-                    f"it should have {frame.count} entries and has {len(rows)}"
-                ) from None
-            requests = list(map(entry.request_of, rows))
         found: dict[int, int] = {}
-        for session, request in requests:
+        for row in entry.decoded(frame.payload, frame.count):
+            _, _, session, request = row[entry.ORDER]
             found[session] = max(request, found.get(session, 0))
         for session, request in found.items():
             self.requests[session] = max(request, self.requests.get(session, 0))

@@ -80,9 +80,8 @@ class NodeLog:
         self.store, self.identity, self.settings = context.store, context.identity, context.settings
         self.clock, self.randomness = context.clock, context.randomness
         self.manifests, self.clusters = manifests, clusters
-        claims = clusters.read()[1].claims
         self.claims = claim_manifests(
-            self.store, self.identity.cluster_folder, claims, self.clock, self.randomness
+            self.store, self.identity.cluster_folder, self.clock, self.randomness
         )
         self.epoch, self.directory, self.recovery = (
             manifest.epoch,
@@ -298,7 +297,7 @@ class NodeLog:
             self.permit.demand(manifest)
             manifest = replace(manifest, newest=max(manifest.newest, number))
             acks, losses = self.writers(now.losses_but(self.identity.node))
-            return manifest.with_copied(now.promised(acks), number, losses)
+            return manifest.with_copied(acks, number, losses)
 
         try:
             if self.context.address:

@@ -31,7 +31,6 @@ from imap_wal.format import START, epoch_id
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.epochs import begun, ended
-from imap_wal.manifest.feature_level import NEWEST
 from imap_wal.manifest.node import LOG, NodeManifest, node_manifests
 from imap_wal.manifest.older import (
     current_cluster,
@@ -44,7 +43,6 @@ from imap_wal.manifest.roots import demand_root
 from imap_wal.segment.copies import demand_same
 from imap_wal.segment.listing import WalFolder, sorted_out, wal_folder
 from imap_wal.settings import Durability, RecoveryMode
-from imap_wal.version import VERSION
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.object_segment import fences_by_object, shut_out
@@ -428,8 +426,6 @@ class NodeOpening:
             clean=False,
             forgotten=False,
             embedded=self._embedded,
-            level=int(NEWEST),
-            release=VERSION,
             directory=before.directory or randomness.name(),
             session=before.session if before.directory else first_session,
             wal_id=before.wal_id or randomness.name(),
@@ -472,9 +468,6 @@ class NodeOpening:
         """After this, the writer of that epoch acknowledges nothing more."""
         if self._store.capabilities.durable_append:
             self._store.delete(layout.writer_path(self._folder, before.epoch, before.permit))
-            if not before.wal_id:  # last opened by a version whose writer looks for a fence
-                with suppress(AlreadyExists):
-                    self._store.create(layout.old_fence_path(self._folder, before.epoch), b"")
         else:
             # The log was read with these keys, so the fence is encrypted with keys of this log.
             key_checks.enter(self._context.key_ring, self.clusters)

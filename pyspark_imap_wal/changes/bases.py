@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from imap_wal.errors import InvalidSetting
-from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.reader_manifest import Base, ReaderManifest
 from imap_wal.manifest.readers import Reader
 from imap_wal.read.cluster import ClusterLog
@@ -24,10 +23,6 @@ from imap_wal.retention.bases import base_of
 from pyspark_imap_wal.changes.known import Places, is_below, known_at, with_base
 
 _log = logging.getLogger("imap_wal")
-_TOO_LOW = (
-    "reader %r: the log has feature level %d, and keeps replaced snapshots only from level %d on "
-    "(`imap-wal upgrade`); until then, prune only when the query has read everything"
-)
 
 
 class ReaderRegistration:
@@ -41,7 +36,6 @@ class ReaderRegistration:
         self._reader = Reader(log.store, log.folder, name, log.clock, log.randomness)
         self._looked: Base | None = None
         """The proposed base, if this process has checked that its files are kept."""
-        self._warned = False
 
     def begin(self, places: Places) -> None:
         """Register a new query, which has read up to `places`."""
@@ -53,14 +47,7 @@ class ReaderRegistration:
 
     def keep(self, state: ClusterState, known: ClusterState) -> bool:
         """Make the base of the next batch from `known`: `state`, or `state` with former snapshots.
-        False: the snapshots were replaced meanwhile. On a log with a lower feature level than this
-        needs, only the log is kept, and the result is True."""
-        level = state.manifest.feature_level
-        if level < FeatureLevel.KEPT_SNAPSHOTS:
-            if self._images and not self._warned:
-                _log.warning(_TOO_LOW, self._name, level, FeatureLevel.KEPT_SNAPSHOTS)
-                self._warned = True
-            return True
+        False: the snapshots were replaced meanwhile."""
         base = base_of(state, known, self._maps, None)
         self._reader.propose(base)
         if not self._is_current(state):
@@ -76,9 +63,9 @@ class ReaderRegistration:
             return
         registered, state = self.read(), look()
         base = registered.base
-        # There is no base if an earlier release registered the reader, or if the log had a lower
-        # level. A base is of no use if a removal had read the readers before it was registered, or
-        # if the query follows more maps now.
+        # There is no base if the process ended between the registration and its first base. A base
+        # is of no use if a removal had read the readers before it was registered, or if the query
+        # follows more maps now.
         if base is None or with_base(self._log, state, base, self._maps) is None:
             self._reader.advance(places, base)
             with suppress(InvalidSetting):  # the next batch raises it

@@ -85,7 +85,7 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
         f"node {health.get('node')!r} at {endpoint}, epoch {health.get('epoch')}, durability "
         f"{health.get('durability')}, {health.get('appends')} appends"
     )
-    state = health.get("state", "")  # an agent of an earlier release does not say it
+    state = health["state"]
     if not health.get("healthy"):
         yield Check(
             "agent",
@@ -110,9 +110,8 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
             "the wait ends when its cause is removed; `imap-wal claim` shows which "
             "agents gave signs of life, also ones that were killed since",
         )
-    if "members" in health:  # not from an agent of an earlier release
-        yield _members(health["members"])
-        yield from _maps(health["members"])
+    yield _members(health["members"])
+    yield from _maps(health["members"])
     for node in health.get("absent") or ():
         yield without_agent("agent's cluster", node)
     if doubt := health.get("clock_doubt"):
@@ -143,8 +142,7 @@ def _members(members: Sequence[Mapping[str, Any]]) -> Check:
         return Check("agent's members", OK, "no member is connected")
     count = len(members)
     text = f"{count} {'member is' if count == 1 else 'members are'} connected: {_names(members)}"
-    # An agent of an earlier release does not say it.
-    former = [each for each in members if each.get("superseded")]
+    former = [each for each in members if each["superseded"]]
     if not former:
         return Check("agent's members", OK, text)
     return Check(

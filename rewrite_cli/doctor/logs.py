@@ -17,8 +17,6 @@ from imap_wal.inspect.verify import plan
 from imap_wal.inspect.writer import writer_of
 from imap_wal.layout import parse_sign_path
 from imap_wal.manifest.claims import CLOSED_ADVICE
-from imap_wal.manifest.feature_level import NEWEST, FeatureLevel
-from imap_wal.manifest.upgrade import Upgrade
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.retention.ended_backfills import ended_backfills
@@ -75,7 +73,6 @@ def log_checks(
     folders = [f"{node.folder}/{part}" for node in view.nodes for part in ("wal", "archive")]
     for link in sorted(set(links(store.url, folders).values())):
         yield Check(name, WARNING, f"{link} is a symbolic link: {LINK_EFFECT}", LINK_ADVICE)
-    yield from _level(store, view)
     crashed = yield from _writers(store, view, failed)
     total = sum(node.wal_bytes + node.archive_bytes for node in view.nodes)
     if len(conflicts.writers(view.manifest)) > 1:
@@ -107,29 +104,6 @@ def _absent(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
     for node in view.nodes if running else ():
         if node.manifest.plugins and node.name not in running:
             yield without_agent(f"cluster {view}", node.name)
-
-
-def _level(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
-    """The feature level, and whether `imap-wal upgrade` can raise it."""
-    log = ClusterLog(store, view.namespace, view.cluster)
-    try:
-        report = Upgrade(store, view.folder, log.clock, log.randomness).report()
-    except LogError:
-        return  # a damaged manifest, which is reported with the other files
-    name = f"feature level of {view}"
-    if report.level >= NEWEST:
-        yield Check(name, OK, f"{report.level:d}, the newest that this release knows")
-        return
-    more = "; ".join(each.brings for each in FeatureLevel if each > report.level)
-    if report.refused:
-        yield Check(name, OK, f"{report.level:d} of {NEWEST:d}: {report.refused}")
-        return
-    yield Check(
-        name,
-        WARNING,
-        f"{report.level:d}, and all nodes can read {NEWEST:d}, which brings {more}",
-        "`imap-wal upgrade` raises it; earlier releases then refuse the log",
-    )
 
 
 def _backfills(store: SegmentStore, view: ClusterView) -> Iterator[Check]:

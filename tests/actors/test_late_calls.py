@@ -172,7 +172,7 @@ def test_of_two_opens_with_one_epoch_one_acknowledges(memory: MemoryStore) -> No
         memory.create(path, data)
     with pytest.raises(CorruptLog, match="epoch 2 of this log was opened"):
         embedded(memory, takeover=True)
-    for file in memory.list("default/embedded/opened"):  # older versions created none
+    for file in memory.list("default/embedded/opened"):
         memory.delete(file.path)
     with embedded(memory, takeover=True) as second:
         assert not acknowledged(first, "lost", 1), "two writers acknowledge"

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from imap_wal import layout
 from imap_wal.embedded.store import Store
 from imap_wal.errors import Fenced, ImapWalError, OutcomeUnknown
 from storage_backends import NotFound, Unavailable
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
-from tests.kit.actors import NODE, Interrupted, compact, embedded
+from tests.kit.actors import Interrupted, compact, embedded
 
 
 @pytest.mark.parametrize("kind", ["append", "objects"])
@@ -40,22 +38,6 @@ def test_stores_that_ask_to_share_a_root_all_acknowledge(memory: MemoryStore) ->
         one.map("m")["c"] = 3
     with embedded(memory, "n1") as again:
         assert dict(again.map("m")) == {"a": 1, "b": 2, "c": 3}
-
-
-def test_a_writer_without_permits_is_fenced(memory: MemoryStore) -> None:
-    """Its version did not have permits. A file that it looks for fences it."""
-    old = embedded(memory)
-    old.map("m")["a"] = 1
-    log = old.committer.log
-    log.manifests.update(
-        lambda manifest: replace(manifest, wal_id="", newest=0)
-    )  # as that version leaves it
-    for file in memory.list(f"{NODE}/wal"):
-        if not file.path.endswith(".wal"):
-            memory.delete(file.path)
-    with embedded(memory, takeover=True) as new:
-        assert memory.exists(layout.old_fence_path(NODE, log.epoch))
-        assert dict(new.map("m")) == {"a": 1}
 
 
 def test_a_segment_that_a_replaced_writer_begins_late_is_void(memory: MemoryStore) -> None:

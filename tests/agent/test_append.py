@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,6 @@ from imap_wal import entry as entries
 from imap_wal import format
 from imap_wal.agent import requests
 from imap_wal.agent.config import AgentConfig
-from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.manifest.cluster import cluster_manifests
-from imap_wal.manifest.feature_level import FeatureLevel
-from imap_wal.manifest.upgrade import Upgrade
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.agent.harness import config, named, plugin, serving
@@ -124,20 +119,6 @@ def test_agent_and_plug_in_use_the_highest_common_version(
                 assert header[2]["protocol"] == common
             else:
                 assert header[2] == "bad-request"
-
-
-def test_copies_wait_until_the_feature_level_allows_them(settings: AgentConfig) -> None:
-    """Older nodes would take the copies of a change for claims of several nodes."""
-    parts = open_store(settings.url), "default/c", SystemClock(), SystemRandomness()
-    with serving(settings):
-        cluster_manifests(*parts).update(lambda now: replace(now, level=FeatureLevel.COPIES - 1))
-        with plugin(settings, greet=False) as member:
-            header, _ = member.client.ask("hello", member.about(shared=True))
-            assert header[2] == "not-ready" and "copies need feature level 5" in header[3]
-            member.hello()
-        assert Upgrade(*parts).run().level >= FeatureLevel.COPIES
-        with plugin(settings, uuid="plugin-2", greet=False) as member:
-            assert member.hello(shared=True)["session"] >= 2**62
 
 
 def test_a_reading_connection_leaves_the_writing_one_open(settings: AgentConfig) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,17 +91,6 @@ def test_no_agent_acknowledges_in_an_older_view(two: list[AgentConfig]) -> None:
         for each in (first, second):
             assert each.send(3, {"a": "3"}) == ["ack", 3, 1]
         assert second.values() == {"a": "3"}
-
-
-def test_copies_wait_for_the_feature_level(two: list[AgentConfig]) -> None:
-    """An earlier release would take copies for claims of different nodes."""
-    with serving(two[0]) as agent:
-        clusters = agent._node_log.clusters
-        clusters.update(lambda now: replace(now, level=0))
-        with plugin(two[0], greet=False) as member:
-            header, _ = member.client.ask("hello", member.about(shared=True))
-            assert header[0] == "error" and "imap-wal upgrade" in header[3]
-            assert member.hello()["session"] == 1, "without copies it is admitted"
 
 
 def test_a_number_of_another_plugin_is_refused(memory: MemoryStore) -> None:

@@ -179,7 +179,7 @@ def test_the_cluster_manifest_has_each_lifetime_with_its_cuts(tmp_path: Path) ->
         open_store(settings.url), "default/c", FakeClock(), SeededRandomness(1)
     ).read()[1]
     claims = (
-        claim_manifests(open_store(settings.url), "default/c", {}, FakeClock(), SeededRandomness(1))
+        claim_manifests(open_store(settings.url), "default/c", FakeClock(), SeededRandomness(1))
         .read()[1]
         .claims
     )

@@ -23,9 +23,9 @@ from tests.support import FakeClock
 
 
 def claims(url: str) -> ClaimManifest:
-    found = claim_manifests(
-        open_store(url), "default/c", {}, FakeClock(), SeededRandomness(1)
-    ).read()[1]
+    found = claim_manifests(open_store(url), "default/c", FakeClock(), SeededRandomness(1)).read()[
+        1
+    ]
     return replace(
         found,
         claims=named(dict(found.claims)),
@@ -243,7 +243,6 @@ def test_a_view_number_has_exactly_its_type(tmp_path: Path, number: Any) -> None
 
 
 def test_a_claim_manifest_without_views_admits_every_member() -> None:
-    """Older versions wrote no list of members."""
     assert ClaimManifest.from_json({"claims": {"X": 3}}) == ClaimManifest({"X": 3})
     assert ClaimManifest({"X": 3}, 1).to_json() == {"claims": {"X": 3}, "permits": 1}
     assert ClaimManifest({"X": 3}).admits("anybody", 0)

@@ -1,5 +1,4 @@
-"""Archives are sorted by key. A reader that needs the order of the log gets it, also from
-archives of earlier versions."""
+"""Archives are sorted by key. A reader that needs the order of the log gets it."""
 
 from __future__ import annotations
 
@@ -16,11 +15,9 @@ from hypothesis import strategies as st
 from imap_wal import format
 from imap_wal import log as wal_log
 from imap_wal.entry import KEY, clear_of, is_clear, pack
-from imap_wal.errors import CorruptLog, StorageUnavailable, UnsupportedVersion
+from imap_wal.errors import CorruptLog, StorageUnavailable
 from imap_wal.format import Position
 from imap_wal.log import LogReader
-from imap_wal.manifest.feature_level import FeatureLevel
-from imap_wal.manifest.node import NodeManifest
 from imap_wal.parquet import archive_rows, log_order, salvage
 from imap_wal.parquet.columns import to_positions, to_rows
 from imap_wal.parquet.file import ROWS
@@ -34,7 +31,6 @@ from imap_wal.settings import Settings
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import put
 from tests.kit.effort import share
-from tests.kit.log_order import as_before
 from tests.kit.logs import append, cluster, node, values, view
 from tests.kit.rewrites import archive
 
@@ -93,7 +89,6 @@ actions = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.integers(0, 3), st.integers(0, 5), st.integers(1, 4)),
         st.tuples(st.just("archive"), st.just(0), st.just(0), st.just(0)),
-        st.tuples(st.just("older"), st.integers(1, 2), st.just(0), st.just(0)),
         st.tuples(st.just("rotate"), st.just(0), st.just(0), st.just(0)),
     ),
     max_size=50,
@@ -107,7 +102,7 @@ actions = st.lists(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(history=actions, full=st.sampled_from((300, 1500, 10**6)), start=st.integers(0, 200))
-def test_readers_get_log_order_from_old_and_new_archives(
+def test_readers_get_log_order_from_archives(
     monkeypatch: pytest.MonkeyPatch, history: list[Any], full: int, start: int
 ) -> None:
     monkeypatch.setattr(archive_writer, "FULL", full)
@@ -141,10 +136,8 @@ def test_readers_get_log_order_from_old_and_new_archives(
                 assert len(expected) == known + count
             elif kind == "archive":
                 opened.archive()
-            elif kind == "rotate":
-                opened.rotate()
             else:
-                as_before(store, opened._writer.log.manifests, of)
+                opened.rotate()
         reader = LogReader("memory://", storage=store)
         found = [(each.position, *each.entry[:2], each.entry.value) for each in reader.read()]
         assert found == expected
@@ -179,24 +172,6 @@ def test_many_archives_are_sorted_one_after_the_other(
     assert max(held) <= log_order.SORTED_BYTES
 
 
-def test_an_older_version_refuses_archives_that_are_sorted_by_key(
-    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = node(memory)
-    log.clusters.update(lambda now: replace(now, level=FeatureLevel.SORTED_ARCHIVES))
-    append(log, put("a", "1", (1, 1, 1, 1)))
-    archive(memory, log)
-    assert as_before(memory, log.manifests) == 1
-    monkeypatch.setattr(NodeManifest, "formats", (1, 2, 3))
-    assert log.manifests.read()[1].archives, "a log of archives in its order is as it was"
-    monkeypatch.undo()
-    append(log, put("a", "2", (1, 1, 1, 2)))
-    archive(memory, log)
-    monkeypatch.setattr(NodeManifest, "formats", (1, 2, 3))
-    with pytest.raises(UnsupportedVersion, match="manifest format 4"):
-        log.manifests.read()
-
-
 def test_a_file_whose_order_is_unknown_is_damaged(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +184,7 @@ def test_a_file_whose_order_is_unknown_is_damaged(
         view(memory)
 
 
-@pytest.mark.parametrize("footer", ["by key", "by kex", "in the order of the log"])
+@pytest.mark.parametrize("footer", ["by key", "by kex"])
 def test_salvaged_rows_keep_their_order_whatever_the_footer_says(
     memory: MemoryStore, footer: str
 ) -> None:
@@ -217,8 +192,6 @@ def test_salvaged_rows_keep_their_order_whatever_the_footer_says(
     rows = [put(f"k{9 - number}", number, (1, 1, 1, number)) for number in range(10)]
     append(log, *rows, frames=5)
     archive(memory, log)
-    if footer == "in the order of the log":
-        as_before(memory, log.manifests)
     (item,) = log.manifests.read()[1].archives
     data = memory.read(item.path)
     memory.delete(item.path)

@@ -25,9 +25,7 @@ CLAIMS = "default/c/claims/manifest"
 
 
 def claims_of(url: str) -> ClaimManifest:
-    return claim_manifests(
-        open_store(url), "default/c", {}, FakeClock(), SeededRandomness(1)
-    ).read()[1]
+    return claim_manifests(open_store(url), "default/c", FakeClock(), SeededRandomness(1)).read()[1]
 
 
 def cluster_of(url: str) -> ClusterManifest:

@@ -23,7 +23,6 @@ from imap_wal import decoder, encoder
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.entry import DELETED, KEY_CLASS
 from imap_wal.manifest.cluster import cluster_manifests
-from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.parquet import decoded_columns
 from imap_wal.parquet.columns import to_batch
 from imap_wal.parquet.decoded_columns import DecodedColumns
@@ -261,18 +260,6 @@ def test_a_map_without_entries_is_named(run: Run, filled: tuple[str, dict[str, A
         "nosuch*",
         "order*",
     ]
-
-
-def test_a_log_that_earlier_releases_read_is_refused(tmp_path: Path, run: Run) -> None:
-    url = f"file://{tmp_path}/log"
-    with opened(url) as store:
-        store.map("m")["a"] = 1
-    storage = open_store(url)
-    manifests = cluster_manifests(storage, "default/embedded", SystemClock(), SystemRandomness())
-    manifests.update(lambda now: replace(now, level=FeatureLevel.KEPT_SNAPSHOTS))
-    ended = run("decode", url, "--map", "m")
-    assert ended.code == 2 and "imap-wal upgrade" in ended.err
-    assert run("decode", url, "--map", "m", "--none").code == 2
 
 
 def test_the_command_needs_no_keys(run: Run, tmp_path: Path) -> None:

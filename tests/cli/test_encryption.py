@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from imap_wal.security.encryption import archive_key, with_keys
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.cli.conftest import Run
-from tests.encrypted import key, key_file, key_ring, keyed, other
+from tests.encrypted import key, key_file, key_ring, other
 from tests.kit.encrypted_maps import SECRET, content, forge_frame, killed
 from tests.support import overwrite
 
@@ -172,26 +171,6 @@ def test_repair_copies_readable_entries_of_a_damaged_encrypted_log(
     assert run(*given, "verify", copy).code == 0
     with imap_wal.open(copy, encryption_keys=given[1]) as store:
         assert len(store.map("orders")) == 40 - lost
-
-
-def test_an_entry_that_is_dropped_is_set_aside_encrypted(
-    run: Run, place: str, tmp_path: Path
-) -> None:
-    given = keys(tmp_path, "a")
-    position = json.loads(run(*given, "dump", place, "-o", "json").out.splitlines()[-1])["position"]
-    copy = str(tmp_path / "copy")
-    assert (
-        run(
-            *given, "repair", place, "--to", copy, "--node", "embedded", "--drop-entry", position
-        ).code
-        == 3
-    )
-    assert exported(run, copy, *given) == 39
-    disk = keyed(open_store(copy), "a")
-    (aside,) = [file.path for file in disk.list("") if "/lost/" in file.path]
-    assert SECRET.encode() not in disk.read(aside)
-    (frame,) = SegmentReader(disk, aside).frames()
-    assert SECRET.encode() in frame.payload and frame.count == 1
 
 
 def test_verify_counts_former_snapshots_that_need_an_old_key(

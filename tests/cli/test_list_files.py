@@ -4,7 +4,6 @@ is found and repaired, and no removal takes a file that a list names."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ import imap_wal
 import imap_wal.rewrite.prune as pruning
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.errors import CorruptLog, LogError, ShortLog, UnsupportedVersion
-from imap_wal.manifest.archives import ListedArchives, ListFile, lists_of
-from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
-from imap_wal.manifest.feature_level import FeatureLevel
+from imap_wal.errors import CorruptLog, LogError, ShortLog
+from imap_wal.manifest.archives import ListFile
 from imap_wal.manifest.node import NodeManifest, node_manifests
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.removal import plan_covered
@@ -56,7 +53,7 @@ def manifest(url: str) -> NodeManifest:
 
 
 def lists(url: str) -> tuple[ListFile, ...]:
-    return lists_of(manifest(url).archives)
+    return manifest(url).listed.lists
 
 
 def contents(url: str) -> dict[str, dict[Any, Any]]:
@@ -164,52 +161,6 @@ def test_a_harmed_list_is_found_and_repaired(
         each for each in before if each.endswith(".parquet")
     }
     assert contents(copy) == expected
-
-
-def test_an_older_log_keeps_its_form_until_upgraded(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = f"file://{tmp_path}/log"
-    expected: dict[str, dict[Any, Any]] = {f"m{number}": {} for number in range(MAPS)}
-
-    def write(turn: int) -> None:
-        with imap_wal.open(url, node="n1", preallocate=False, keep_level=True) as store:
-            for number in range(MAPS):
-                store.map(f"m{number}")[turn] = turn
-                expected[f"m{number}"][turn] = turn
-            store.archive()
-
-    imap_wal.open(url, node="n1").close()
-    clusters = cluster_manifests(
-        open_store(url), "default/embedded", SystemClock(), SystemRandomness()
-    )
-    clusters.update(lambda now: replace(now, level=FeatureLevel.COPIES))
-    write(1)
-    write(2)
-    assert not isinstance(manifest(url).archives, ListedArchives)
-    with monkeypatch.context() as older:
-        older.setattr(ClusterManifest, "formats", (1, 2, 3, 4, 5))
-        older.setattr(NodeManifest, "formats", (1, 2, 3, 4))
-        assert contents_kept(url) == expected, "the release before reads and writes it"
-        write(3)
-    assert run("upgrade", url, "--yes").code == 0
-    write(4)
-    assert len(lists(url)) > 1
-    check(url)
-    assert contents(url) == expected
-    monkeypatch.setattr(ClusterManifest, "formats", (1, 2, 3, 4, 5))
-    monkeypatch.setattr(NodeManifest, "formats", (1, 2, 3, 4))
-    files = there(url)
-    with pytest.raises(UnsupportedVersion, match=r"manifest format [68].*upgrade imap-wal"):
-        contents(url)
-    with pytest.raises(UnsupportedVersion, match=r"manifest format 6.*upgrade imap-wal"):
-        manifest(url)
-    assert there(url) == files
-
-
-def contents_kept(url: str) -> dict[str, dict[Any, Any]]:
-    with imap_wal.open(url, node="n1", preallocate=False, keep_level=True) as store:
-        return {name: dict(store.map(name)) for name in sorted(store.maps())}
 
 
 @every(2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ import pytest
 import imap_wal
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.errors import CorruptLog, LogError, ShortLog, UnsupportedVersion
+from imap_wal.errors import CorruptLog, LogError, ShortLog
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
-from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.parts import PartList
 from imap_wal.manifest.readers import HISTORY, bases_of_history
 from imap_wal.manifest.snapshots import Snapshot
@@ -313,37 +311,3 @@ def test_a_repaired_snapshot_has_part_lists(
     check(copy)
     assert len(snapshot(copy).files) == KEYS // 4 - 1
     assert len(contents(copy)["m"]) == len(expected["m"]) - 4
-
-
-def test_an_older_log_keeps_its_part_form_until_upgraded(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = f"file://{tmp_path}/log"
-    expected: Contents = {"m": {}}
-
-    def write(turn: int) -> None:
-        with opened(url, keep_level=True) as store:
-            store.map("m").update({f"{key:03d}": turn for key in range(turn, KEYS, 3)})
-            expected["m"].update({f"{key:03d}": turn for key in range(turn, KEYS, 3)})
-        rewritten(run, url)
-
-    opened(url).close()
-    clusters = cluster_manifests(open_store(url), FOLDER, SystemClock(), SystemRandomness())
-    clusters.update(lambda now: replace(now, level=FeatureLevel.KEPT_SNAPSHOTS))
-    write(1)
-    assert snapshot(url).listed is None and len(snapshot(url).files) > 4
-    with monkeypatch.context() as older:
-        older.setattr(ClusterManifest, "formats", (1, 2, 3, 4, 5, 6, 7))
-        assert contents(url, keep_level=True) == expected, "the release before reads it"
-        write(2)
-    assert run("upgrade", url, "--yes").code == 0
-    assert snapshot(url).listed is None
-    write(0)
-    assert len(lists(url)) > 4
-    check(url)
-    assert contents(url) == expected
-    monkeypatch.setattr(ClusterManifest, "formats", (1, 2, 3, 4, 5, 6, 7))
-    files = there(url)
-    with pytest.raises(UnsupportedVersion, match=r"manifest format 8.*upgrade imap-wal"):
-        contents(url)
-    assert there(url) == files

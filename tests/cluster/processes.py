@@ -119,11 +119,11 @@ class Child:
 
 class Agent(Child):
     """`imap-wal agent` of one node. `settings` are those of its [log] section; `module` replaces
-    the command, for agents that misbehave, and `program` is an older release of it. `defect`: see
-    `tests.nemesis.defects`. Without `forked` it has an interpreter of its own, as at a user's; a
-    fork starts with a tenth of the work. `own_disk`: its segments are in a folder of its own, which
-    no other agent is given. With `lifetime_timeout_s` 0 a cluster that is started does not wait for
-    the one before it, nor for other nodes."""
+    the command, for agents that misbehave. `defect`: see `tests.nemesis.defects`. Without `forked`
+    it has an interpreter of its own, as at a user's; a fork starts with a tenth of the work.
+    `own_disk`: its segments are in a folder of its own, which no other agent is given. With
+    `lifetime_timeout_s` 0 a cluster that is started does not wait for the one before it, nor for
+    other nodes."""
 
     def __init__(
         self,
@@ -142,7 +142,6 @@ class Agent(Child):
     ) -> None:
         super().__init__(f"agent {node}", folder / f"{node}.log")
         self._forked = forked
-        self.program: Path | None = None
         self.defect = ""
         self.node, self.url, self.cluster = node, url, cluster
         self.endpoint = endpoint or f"ipc://{folder}/{node}.sock"
@@ -189,9 +188,7 @@ class Agent(Child):
         if self.defect:
             what = ["tests.nemesis.defects", self.defect]
         what.append(str(self.config))
-        if self.program is not None:
-            self.spawn([sys.executable, str(self.program), *what[1:]])
-        elif self._forked:
+        if self._forked:
             assert not self.running, f"{self.name} runs already"
             self._started(SERVER.fork(what[0], what[1:], self.log))
         else:

@@ -8,7 +8,6 @@ import shutil
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from click.testing import CliRunner
 from imap_wal.agent.config import AgentConfig
 from imap_wal.errors import MissingNode
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.feature_level import FeatureLevel
-from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.cli import group
@@ -162,21 +159,6 @@ def test_an_acknowledgement_before_a_loss_is_no_copy(pair: Pair) -> None:
     pair.kill("n1")
     pair.lose("n1")
     assert pair.restored() is None
-
-
-def test_promises_need_a_level_that_other_releases_refuse(tmp_path: Path) -> None:
-    """A release that does not know losses would remove them from the cluster's manifest."""
-    config = own_disk_config(tmp_path, "n1")
-    log = ClusterLog(open_store(config.url), config.namespace, config.cluster)
-    promise = NodeManifest(address="tcp://a", copied=(2, 1, 0))
-    with serving(config), plugin(config, greet=False) as member:
-        log.manifests.update(lambda manifest: replace(manifest, level=6))
-        member.hello(shared=True, acks=2)
-        member.put(a="1")
-        assert log.node("n1").manifest.copied == (0, 0, 0)
-        assert log.manifest().acks_from("n1", promise, 1) == 1
-        log.manifests.update(lambda manifest: replace(manifest, level=FeatureLevel.KEPT_SNAPSHOTS))
-        assert log.manifest().acks_from("n1", promise, 1) == 2
 
 
 def interrupted(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.entry import COPIES_MAX
 from imap_wal.errors import MissingNode
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.feature_level import NEWEST
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState, NodeState
@@ -63,7 +62,7 @@ class Model:
             name: Node(name, NodeManifest(directory=name, wal_id=name, address="tcp://a"))
             for name in NODES
         }
-        self.cluster = ClusterManifest(nodes={name: name for name in NODES}, level=int(NEWEST))
+        self.cluster = ClusterManifest(nodes={name: name for name in NODES})
         self.plugins: dict[int, int] = {}
         """Plug-in → acks."""
         self.started = 0
@@ -149,7 +148,7 @@ class Model:
             node.current = node.manifest.newest + 1
             acks = min(acks for acks, _ in node.sessions.values())
             losses = min(losses for _, losses in node.sessions.values())
-            manifest = node.manifest.with_copied(self.cluster.promised(acks), node.current, losses)
+            manifest = node.manifest.with_copied(acks, node.current, losses)
             node.manifest = replace(node.manifest, newest=node.current, copied=manifest.copied)
             node.disk[node.current] = set()
         node.disk[node.current].add(change)

@@ -330,8 +330,8 @@ def archives_in(memory: MemoryStore) -> list[str]:
 
 def test_embedded_store_refuses_a_log_of_hazelcast_members(tmp_path: Path) -> None:
     with imap_wal.open(tmp_path.as_uri(), node="n") as store:
-        store.committer.log.clusters.update(
-            lambda manifest: replace(manifest, incarnation=2, claims={"a cluster's id": 2})
-        )
+        log = store.committer.log
+        log.clusters.update(lambda manifest: replace(manifest, incarnation=2))
+        log.claims.update(lambda now: now.with_claim("a cluster's id", 2))
     with pytest.raises(imap_wal.InvalidSetting, match="belongs to Hazelcast members"):
         imap_wal.open(tmp_path.as_uri(), node="other")

@@ -416,7 +416,6 @@ def test_clusters_may_have_the_names_of_a_clusters_folders(tmp_path: Path) -> No
 
 
 def test_a_node_joins_a_log_that_is_inside_of_another(tmp_path: Path) -> None:
-    """An earlier release let that log begin."""
     with imap_wal.open(tmp_path / "default" / "embedded") as store:
         store.map("orders")["a"] = 1
     with imap_wal.open(tmp_path) as store:

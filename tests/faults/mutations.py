@@ -334,10 +334,10 @@ MUTATIONS = (
     Mutation(
         "segments deleted before the manifest names their archive",
         "imap_wal/retention/archive.py",
-        "        self._publish(work, listed=cluster.feature_level >= FeatureLevel.LISTS)\n"
+        "        self._publish(work)\n"
         "        self._delete(self._wal.archived + tuple(segments) + self._wal.copied)\n",
         "        self._delete(self._wal.archived + tuple(segments) + self._wal.copied)\n"
-        "        self._publish(work, listed=cluster.feature_level >= FeatureLevel.LISTS)\n",
+        "        self._publish(work)\n",
         KILL,
     ),
     Mutation(
@@ -357,30 +357,23 @@ MUTATIONS = (
     Mutation(
         "archive that is sorted by key is read as if it were in the order of the log",
         "imap_wal/parquet/reader.py",
-        "if by_key and by_position:",
+        "if by_position:",
         "if False:",
-        "tests/unit/test_golden_log.py::test_a_sorted_golden_log_is_read_in_order",
+        "tests/unit/test_golden_log.py::test_golden_archives_are_read_in_the_order_of_the_log",
     ),
     Mutation(
-        "manifest of sorted archives that an older version would open",
-        "imap_wal/retention/archive.py",
-        "by_key=now.by_key or any(each.unpacked for each in work.archives),",
-        "by_key=False,",
-        "tests/archive/test_by_key.py::test_an_older_version_refuses_archives_that_are_sorted_by_key",
-    ),
-    Mutation(
-        "archives are sorted by key before every node can read them",
-        "imap_wal/retention/archive.py",
-        "cluster.feature_level >= FeatureLevel.SORTED_ARCHIVES",
-        "True",
-        "tests/unit/test_feature_level.py::test_a_log_keeps_its_formats_until_raised",
+        "manifest of another format is read",
+        "imap_wal/manifest/store.py",
+        "if format != self._kind.format:",
+        "if False:",
+        "tests/unit/test_manifest.py::test_manifest_of_another_format_is_not_overwritten",
     ),
     *OF_RETENTION,
     Mutation(
         "lost rows of a sorted archive are taken to be after the last readable one",
         "imap_wal/parquet/salvage.py",
-        "begins = seen if in_log_order else _first_after(file, group, done)",
-        "begins = seen",
+        "begins = _first_after(file, group, done)",
+        "begins = found.places[-1] if done and found.places else None",
         "tests/cli/test_repair_metadata.py::test_point_in_time_ends_where_lost_rows_begin",
     ),
     Mutation(

@@ -89,11 +89,11 @@ PICKED = (
         "tests/rewrite/test_rewrite.py::test_a_rewrite_that_takes_longer_than_the_archive_interval_ends",
     ),
     Mutation(
-        "a frame with an impossible number is read without its entries",
+        "the first entry of a frame is named instead of the invalid one",
         "imap_wal/read/scan.py",
-        "        rows.append(taken)\n",
-        "        pass\n",
-        "tests/hostile/test_impossible_entries.py::test_an_impossible_number_is_read_as_the_nearest",
+        "            place = first._replace(index=index)",
+        "            place = first._replace(index=0)",
+        "tests/hostile/test_impossible_entries.py::test_an_unusable_entry_is_an_error_with_its_position",
     ),
     Mutation(
         "a rewrite in tasks takes ranges with new entries for unchanged ones",
@@ -188,9 +188,9 @@ PICKED = (
     ),
     Mutation(
         "the first lists of archives are not written",
-        "imap_wal/manifest/node.py",
-        "            former = ListedArchives()\n        if not isinstance(wanted, ListedArchives):",
-        "            former = ListedArchives()\n        if isinstance(wanted, ListedArchives):",
+        "imap_wal/manifest/list_files.py",
+        "        if len(newest) > NEWEST_MAX:",
+        "        if lists and len(newest) > NEWEST_MAX:",
         "tests/unit/test_list_files.py::test_the_manifest_has_few_archives_and_names_lists",
     ),
     Mutation(

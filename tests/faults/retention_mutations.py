@@ -1,4 +1,4 @@
-"""Deliberate defects of what is kept and removed: list files, feature levels, backups, and the
+"""Deliberate defects of what is kept and removed: list files, backups, and the
 bases of readers. See `tests.faults.mutations`."""
 
 from __future__ import annotations
@@ -28,20 +28,6 @@ OF_RETENTION = (
         "if each.name in known]",
         "]",
         "tests/unit/test_list_files.py::test_lists_of_another_log_are_written_again",
-    ),
-    Mutation(
-        "list files are written before every node can read them",
-        "imap_wal/retention/archive.py",
-        "listed=cluster.feature_level >= FeatureLevel.LISTS",
-        "listed=True",
-        "tests/cli/test_list_files.py::test_an_older_log_keeps_its_form_until_upgraded",
-    ),
-    Mutation(
-        "lists of files are written before every node can read them",
-        "imap_wal/manifest/cluster.py",
-        "if content.feature_level < FeatureLevel.PART_LISTS:",
-        "if content.feature_level < FIRST:",
-        "tests/unit/test_part_lists.py::test_a_lower_level_has_no_lists",
     ),
     Mutation(
         "lists of files of another folder are named",
@@ -107,20 +93,6 @@ OF_RETENTION = (
         "tests/cli/test_damaged_backup.py::test_each_log_has_its_own_retention",
     ),
     Mutation(
-        "feature level is raised although a node cannot read it",
-        "imap_wal/manifest/upgrade.py",
-        "lowest = min((each.level for each in self.nodes), default=NEWEST)",
-        "lowest = NEWEST",
-        "tests/unit/test_feature_level.py::test_a_shared_store_waits_for_other_programs",
-    ),
-    Mutation(
-        "raised feature level that an older version would open",
-        "imap_wal/manifest/cluster.py",
-        'document["format"] = self.level',
-        'document["level"] = self.level',
-        "tests/unit/test_feature_level.py::test_a_log_keeps_its_formats_until_raised",
-    ),
-    Mutation(
         "snapshot file that a reader needs is removed",
         "imap_wal/retention/snapshots.py",
         "file for file in files if file.path not in kept and former.has(file)",
@@ -140,13 +112,6 @@ OF_RETENTION = (
         "return self._log.manifest().snapshots == state.manifest.snapshots",
         "return True",
         "tests/spark/test_bases.py::test_a_prune_that_did_not_see_a_proposal_is_noticed",
-    ),
-    Mutation(
-        "base that an earlier release would remove",
-        "pyspark_imap_wal/changes/bases.py",
-        "if level < FeatureLevel.KEPT_SNAPSHOTS:",
-        "if False:",
-        "tests/spark/test_bases.py::test_below_its_level_only_the_log_is_kept",
     ),
     Mutation(
         "base of fewer maps than the query follows is used",

@@ -186,7 +186,7 @@ def test_settings_that_would_admit_strangers_are_refused(
 
 
 def test_a_socket_for_a_group_causes_a_warning(tmp_path: Path) -> None:
-    """It works as in older versions; without `allow_uids` the agent warns."""
+    """It works; without `allow_uids` the agent warns."""
     settings = agent_at(tmp_path, endpoint_mode="0660")
     assert "every member of the socket's group" in settings.access.doubt
     with serving(settings), plugin(settings) as member:

@@ -389,9 +389,7 @@ def test_an_id_must_be_a_uuid(tmp_path: Path, field: str, value: Any) -> None:
         assert header[2] == "bad-request" and len(header[3]) < 500
         assert field in header[3] or "the header has" in header[3]
     assert (
-        not claim_manifests(
-            open_store(settings.url), "default/c", {}, FakeClock(), SeededRandomness(1)
-        )
+        not claim_manifests(open_store(settings.url), "default/c", FakeClock(), SeededRandomness(1))
         .read()[1]
         .claims
     )

@@ -18,6 +18,7 @@ from imap_wal.errors import (
     WriterLocked,
 )
 from imap_wal.log import LogReader
+from imap_wal.manifest.claims import claim_manifests
 from imap_wal.read.cluster import ClusterLog
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
@@ -109,7 +110,9 @@ def test_logs_and_maps_refuse_each_others_folders(memory: MemoryStore) -> None:
 
 def test_a_log_is_refused_among_hazelcast_members(memory: MemoryStore) -> None:
     cluster = ClusterLog(memory, "default", "log", FakeClock(), SeededRandomness(1))
-    cluster.manifests.update(lambda manifest: type(manifest)(claims={"a cluster id": 1}))
+    cluster.manifests.update(lambda manifest: type(manifest)(incarnation=1))
+    claims = claim_manifests(memory, cluster.folder, FakeClock(), SeededRandomness(1))
+    claims.update(lambda now: now.with_claim("a cluster id", 1))
     with pytest.raises(InvalidSetting, match="choose another cluster name"):
         create(memory)
 

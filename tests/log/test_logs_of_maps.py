@@ -53,7 +53,7 @@ def test_agent_log_is_read_without_void_entries(
     append_rows(writer, put("a", "void", (1, 1, 1, 2)))
     writer.clusters.update(
         lambda manifest: type(manifest)(
-            2, {"x": 2}, (IncarnationRecord("x", 2, {"n1": cut}),), manifest.nodes
+            2, (IncarnationRecord("x", 2, {"n1": cut}),), manifest.nodes
         )
     )
     append_rows(writer, put("a", "2", (2, 1, 1, 1)))

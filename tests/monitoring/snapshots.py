@@ -77,6 +77,5 @@ def snapshot(**changes: Any) -> AgentSnapshot:
         "tail_reads": 11,
         "left_out": {},
         "read_from_copies": {},
-        "feature_level": 5,
     }
     return AgentSnapshot(**{**fields, **changes})

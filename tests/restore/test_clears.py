@@ -22,8 +22,6 @@ from imap_wal.entry import (
 )
 from imap_wal.errors import ImapWalError, UnsupportedVersion
 from imap_wal.format import Position
-from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.node import NodeManifest
 from imap_wal.parquet.columns import to_rows
 from imap_wal.parquet.reader import batches
 from imap_wal.read.cluster import ClusterLog
@@ -42,7 +40,6 @@ from imap_wal.write.node_log import NodeLog
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
 from tests.histories import put
-from tests.kit.log_order import as_before
 from tests.kit.logs import SMALL, append, cluster, node, values, view
 from tests.support import contents, embedded, segments
 
@@ -276,29 +273,6 @@ def test_older_version_refuses_frames_with_a_clear(
         list(SegmentReader(memory, segments(memory)[0]).frames())
     with pytest.raises(UnsupportedVersion, match="unknown type 5"):
         view(memory)
-
-
-def test_clear_in_archive_or_snapshot_raises_manifest_format(
-    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = node(memory), node(memory, "n2")
-    append(first, put("a", "1", (1, 1, 1, 1)))
-    append_clear(second, clear((1, 1, 1, 2)))
-    for log in (first, second):
-        log.rotate()
-        archive_sealed(
-            memory, log.identity.node_folder, log.identity.node, log.manifests, writing=log.unsealed
-        )
-        as_before(memory, log.manifests)  # archives of format 4 are refused in any case
-    assert (first.manifests.read()[1].clears, second.manifests.read()[1].clears) == (False, True)
-    rewrite(cluster(memory), ENGINE)
-    assert cluster(memory).manifest().clears, "two open nodes: the clear is kept"
-    for kind in (NodeManifest, ClusterManifest):
-        monkeypatch.setattr(kind, "formats", (1, 2))
-    assert first.manifests.read()[1].archives, "a log without clears is as it was"
-    for manifests in (second.manifests, cluster(memory).manifests):
-        with pytest.raises(UnsupportedVersion, match=r"manifest format [38]"):
-            manifests.read()
 
 
 def test_an_empty_key_is_no_clear(memory: MemoryStore) -> None:

@@ -36,12 +36,12 @@ from tests import histories
 from tests.histories import put
 from tests.kit import rivals
 from tests.kit.effort import share, thorough
-from tests.kit.log_order import as_before, promise_order
 from tests.kit.logs import append, cluster, node, values, view
 from tests.kit.reading_threads import reading_threads
 from tests.kit.rewrites import archive, members, snapshot
 from tests.kit.row_engine import ComparedEngine
 from tests.kit.task_engine import ComparedTasks, TaskEngine
+from tests.kit.wrong_order import break_order
 
 _numbers = itertools.count()
 SMALL = Settings(preallocate=False, segment_bytes=1 << 20)
@@ -166,33 +166,13 @@ def archives(memory: MemoryStore) -> list[str]:
     return sorted(file.path for file in memory.list("") if "/archive/" in file.path)
 
 
-@pytest.mark.parametrize("engine", [ComparedEngine, ComparedTasks])
-def test_archives_in_log_order_sorted_ones_and_segments_are_merged(
-    memory: MemoryStore, read: list[Any], engine: Any, seed: int
-) -> None:
-    chance, expected, log = random.Random(seed), {}, node(memory)
-    for turn in range(3):
-        for request in range(turn * 40 + 1, turn * 40 + 41):
-            key, value = f"k{chance.randrange(50):03d}", f"{request}"
-            append(log, put(key, value, (1, 1, 1, request)))
-            expected[key] = value
-        if turn < 2:
-            archive(memory, log)
-        if turn < 1:
-            assert as_before(memory, log.manifests) == 1
-    rewrite(cluster(memory), engine(SMALL))
-    assert values(view(memory)) == expected
-    old, new = sorted(log.manifests.read()[1].archives, key=lambda each: each.first)
-    assert not old.unpacked and {path for path, _ in read} <= {new.path}
-
-
 def test_a_wrong_promise_of_an_order_loses_nothing(memory: MemoryStore) -> None:
-    """The manifest says that an archive is sorted by key, and it is in the order of the log."""
+    """An archive says that it is sorted by key, and it is in the order of the log."""
     log = node(memory)
     keys = [f"k{(key * 7) % 20:03d}" for key in range(20)]
     append(log, *(put(key, "1", (1, 1, 1, number)) for number, key in enumerate(keys, 1)))
     archive(memory, log)
-    path = promise_order(memory, log.manifests)
+    path = break_order(memory, log.manifests)
     with pytest.raises(CorruptLog, match="not sorted by key") as raised:
         rewrite(cluster(memory), TaskEngine())
     assert path in str(raised.value)
@@ -275,7 +255,7 @@ def test_only_large_sorted_archives_of_small_maps_are_runs(
         return set(read_directly(scans, Sizes(ranges_max=ranges_max)))
 
     assert chosen(full) == {"a"}
-    assert chosen(replace(full, unpacked=0)) == set(), "it is in the order of the log"
+    assert chosen(replace(full, unpacked=0)) == set(), "its size is unknown"
     assert chosen(replace(full, unpacked=31 << 20)) == set(), "it may be absorbed"
     assert chosen(replace(full, kind="segment")) == set()
     others = [replace(full, path=f"b{number}", map="other") for number in range(65)]

@@ -153,7 +153,7 @@ def test_a_cut_file_of_the_former_snapshot_stops_the_rewrite(keys: Keys) -> None
 
 
 def test_a_snapshot_without_borders_is_read_whole(keys: Keys) -> None:
-    """An older version wrote it."""
+    """As a repair makes it."""
     cluster(keys.store).manifests.update(
         lambda now: now.with_snapshot(
             "orders", replace(now.snapshots["orders"], borders=(), expiries=())

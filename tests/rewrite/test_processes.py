@@ -31,12 +31,12 @@ from storage_backends.local import LocalStore
 from tests.histories import put
 from tests.kit import process_works
 from tests.kit.effort import every, thorough
-from tests.kit.log_order import promise_order
 from tests.kit.logs import append, cluster, node, values, view
 from tests.kit.process_works import Counted, Fails, Killed, Leaves
 from tests.kit.rewrites import archive
 from tests.kit.row_engine import RowEngine, compare
 from tests.kit.task_engine import TINY, TaskEngine
+from tests.kit.wrong_order import break_order
 from tests.support import eventually
 
 MIB = 1 << 20
@@ -100,7 +100,7 @@ def test_a_wrong_promise_of_an_order_is_a_clear_error(tmp_path: Path, small: Non
     keys = [f"k{(key * 7) % 20:03d}" for key in range(20)]
     append(log, *(put(key, "1", (1, 1, 1, number)) for number, key in enumerate(keys, 1)))
     archive(store, log)
-    promise_order(store, log.manifests)
+    break_order(store, log.manifests)
     with pytest.raises(CorruptLog, match=r"not sorted by key.* --processes 1"):
         rewrite(cluster(store), _InTwo(), skew_ms_max=2**60)
     rewrite(cluster(store), LocalEngine(), skew_ms_max=2**60)

@@ -4,7 +4,6 @@ since."""
 from __future__ import annotations
 
 import itertools
-import json
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +26,6 @@ from imap_wal.entry import (
     is_clear,
 )
 from imap_wal.manifest import readers
-from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.reader_manifest import Base, ReaderManifest
 from imap_wal.manifest.readers import HISTORY, Reader
 from imap_wal.read.cluster import ClusterLog
@@ -390,30 +388,6 @@ def test_a_base_whose_snapshots_were_replaced_is_withdrawn(
     assert published[:3] == [before + 1, before, before + 1]
     assert log.bases[-1].snapshots == log.log.manifest().snapshots
     assert log.known() == [1, 1]
-
-
-def test_below_its_level_nothing_is_kept(memory: MemoryStore) -> None:
-    log = Log(memory)
-    level = FeatureLevel.KEPT_SNAPSHOTS - 1
-    log.log.manifests.update(lambda manifest: replace(manifest, level=level))
-    assert "imap-wal upgrade" in keep_history(log.log, 60)
-    assert memory.list("ns/c/readers") == []
-
-
-def test_an_earlier_release_keeps_the_oldest_base(memory: MemoryStore) -> None:
-    """It does not know `later`, and removes the files of these bases."""
-    log = Log(memory)
-    log.hour(4)
-    document = ReaderManifest({}, 1, base=log.bases[0], later=log.bases[1:]).to_json()
-    assert ReaderManifest.from_json(json.loads(json.dumps(document))).later == log.bases[1:]
-    del document["later"]
-    known = ReaderManifest.from_json(document)
-    kept = {path for path, _ in known.kept_files(log.log.manifest())}
-    kept |= {path for each in log.log.manifest().snapshots.values() for path in each.files}
-    for file in memory.list("ns/c/snapshot"):
-        if file.path not in kept:
-            memory.delete(file.path)
-    assert log.known() == [1] * 4
 
 
 def test_a_base_knows_the_log_of_a_disk_away(memory: MemoryStore) -> None:

@@ -54,11 +54,11 @@ def _state_of_the_cluster_first(put: Put) -> None:
 
 
 def _archive_without_its_epoch(put: Put) -> None:
-    def publish(self: Any, work: Any, *, listed: bool) -> None:
+    def publish(self: Any, work: Any) -> None:
         last = self._segments[-1].name
 
         def change(now: NodeManifest) -> NodeManifest:
-            named = (now.listed() if listed else now).with_archives(work.archives, work.absorbed)
+            named = now.with_archives(work.archives, work.absorbed)
             return carried(named, last, [work.summary])
 
         self._manifests.update(change)

@@ -67,17 +67,10 @@ class Batch:
     """Replaces a record batch: rows, the node that wrote each, and in an archive the position of
     each."""
 
-    __slots__ = ("by_key", "nodes", "places", "rows")
+    __slots__ = ("nodes", "places", "rows")
 
-    def __init__(
-        self,
-        rows: list[Any],
-        nodes: list[str],
-        places: Any = None,
-        *,
-        by_key: bool = False,
-    ) -> None:
-        self.rows, self.nodes, self.places, self.by_key = rows, nodes, places, by_key
+    def __init__(self, rows: list[Any], nodes: list[str], places: Any = None) -> None:
+        self.rows, self.nodes, self.places = rows, nodes, places
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -123,7 +116,6 @@ class File(parquet_writer.ParquetFile):
         keys: Any,
         log: str = "",
         *,
-        by_key: bool = False,
         group_rows: int = parquet_file.GROUP_ROWS_MAX,
         group_bytes: int = parquet_file.GROUP_BYTES_MAX,
         decoded: None = None,
@@ -131,7 +123,6 @@ class File(parquet_writer.ParquetFile):
         assert decoded is None, "no schedule has decoded columns"
         self._group_rows, self._group_bytes = group_rows, group_bytes
         self._encrypted = False  # segments are: see `imap_wal.security.encryption`
-        self._by_key = by_key
         self._placed = schema is parquet_columns.ARCHIVE_SCHEMA
         self.local = folder / f"{next(_numbers)}.parquet"
         self._batches: list[Any] = []
@@ -157,7 +148,7 @@ class File(parquet_writer.ParquetFile):
             places = None
             if self._placed:
                 places = [place for batch in self._done for place in batch.places]
-            _local[name] = _MAGIC + msgpack.packb((rows, nodes, places, self._by_key))
+            _local[name] = _MAGIC + msgpack.packb((rows, nodes, places))
 
 
 class ArchiveRows:
@@ -197,11 +188,11 @@ class ArchiveRows:
 
 
 def write_sorted(
-    file: File, batches: Sequence[Batch], _: str, node: str, *, by_key: bool
+    file: File, batches: Sequence[Batch], _: str, node: str
 ) -> tuple[Position, Position]:
     """Replaces `imap_wal.parquet.archive_rows.write_sorted`."""
     placed = [pair for batch in batches for pair in zip(batch.rows, batch.places, strict=True)]
-    placed.sort(key=lambda pair: (pair[0][KEY] or b"" if by_key else b"", pair[1]))
+    placed.sort(key=lambda pair: (pair[0][KEY] or b"", pair[1]))
     rows, places = [row for row, _ in placed], [place for _, place in placed]
     file.write(Batch(rows, [node] * len(rows), places), sum(row[DELETED] for row in rows))
     return min(places), max(places)
@@ -232,7 +223,7 @@ def batches(
     if expected.records and len(batch) != expected.records:
         what = f"this file has {len(batch)} rows, but the manifest says {expected.records}"
         raise CorruptLog(path, 0, what)
-    if by_position and batch.by_key:
+    if by_position:
         placed = sorted(zip(batch.places, batch.rows, batch.nodes, strict=True), key=itemgetter(0))
         places, rows, nodes = (list(each) for each in zip(*placed, strict=True))
         batch = Batch(rows, nodes, places)
@@ -243,12 +234,11 @@ def batches(
 def _decode(data: bytes, path: str) -> Batch:
     if not data.startswith(_MAGIC):
         raise CorruptLog(path, 0, "this is no file of rows")
-    rows, nodes, places, by_key = msgpack.unpackb(data[len(_MAGIC) :], use_list=False)
+    rows, nodes, places = msgpack.unpackb(data[len(_MAGIC) :], use_list=False)
     return Batch(
         list(rows),
         list(nodes),
         None if places is None else [Position(*each) for each in places],
-        by_key=by_key,
     )
 
 

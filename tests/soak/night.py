@@ -15,7 +15,6 @@ from tests.nemesis.storage import SHARED, Storage
 from tests.nemesis.world import World
 from tests.soak.gauges import Gauges
 from tests.soak.lines import Drift, Line, drifts
-from tests.soak.older import ROLL
 
 JUDGED_S = 1200.0
 """A process that lived less than this is not judged."""
@@ -52,12 +51,9 @@ def quiet(seconds: float) -> Episode:
 
 
 def plan(seed: int, quiet_s: float, storage: Storage = SHARED) -> Iterator[Episode]:
-    """Load, maintenance and load again, then one of the faults or a rolling update; and so on with
-    the next one."""
+    """Load, maintenance and load again, then one of the faults; and so on with the next one."""
     faults = {each.name: each for each in EPISODES.values() if each.fits(storage)}
     del faults["full-disk"]
-    if storage == SHARED:
-        faults[ROLL.name] = ROLL
     for name in drawn(seed, sorted(faults)):
         yield quiet(quiet_s)
         yield MAINTAIN

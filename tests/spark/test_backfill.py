@@ -21,7 +21,6 @@ from imap_wal.errors import (
     PositionGone,
     WriterLocked,
 )
-from imap_wal.manifest.feature_level import NEWEST, FeatureLevel
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention import backfill, ended_backfills
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -91,15 +90,11 @@ def test_entries_of_a_backfill_are_there_after_all_tasks(tmp_path: Path) -> None
 
 
 @every(2)
-@pytest.mark.parametrize("level", [int(FeatureLevel.SORTED_ARCHIVES) - 1, int(NEWEST)])
-def test_backfilled_files_are_sorted_if_all_nodes_read_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: int
-) -> None:
+def test_backfilled_files_are_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full file of a map, the largest of many waiting maps, and what is left at the end."""
     with imap_wal.open(str(tmp_path)) as store:
         store.map("orders", raw=True)[b"old"] = b"1"
     log = ClusterLog(open_store(str(tmp_path)), "default", "embedded")
-    log.manifests.update(lambda now: replace(now, level=level))
     monkeypatch.setattr(writer_module, "FULL", 20_000)
     monkeypatch.setattr(writer_module, "WAITING_BYTES", 30_000)
     monkeypatch.setattr("imap_wal.parquet.archive_rows.GROUP_ROWS", 50)
@@ -112,36 +107,18 @@ def test_backfilled_files_are_sorted_if_all_nodes_read_them(
 
     (node,) = (each for name, each in log.state().nodes.items() if name.startswith("backfill-"))
     archives = [each for each in node.manifest.archives if each.map == "orders"]
-    is_sorted = level == NEWEST
     assert len(archives) > 2 and len(node.manifest.archives) == len(archives) + 20
     assert all(a.last < b.first for a, b in pairwise(sorted(archives, key=lambda a: a.first)))
-    assert node.manifest.by_key == is_sorted
     for archive in archives:
         file = pq.ParquetFile(tmp_path / archive.path)
         found = file.read(["key"])["key"].to_pylist()
-        assert file.num_row_groups > 1 and bool(archive.unpacked) == is_sorted
-        assert (found == sorted(found)) == is_sorted
+        assert file.num_row_groups > 1 and archive.unpacked
+        assert found == sorted(found)
     there = {b"old": b"1", **dict.fromkeys(keys, b"1")}
-    if not is_sorted:
-        with imap_wal.open(str(tmp_path), keep_level=True) as store:
-            assert dict(store.map("orders", raw=True).items()) == there
     assert in_log(tmp_path)["orders"] == there
     rewrite(log, LocalEngine(SMALL))
     prune(log)
     assert in_log(tmp_path)["orders"] == there and len(in_log(tmp_path)) == 21
-
-
-def test_a_backfill_does_not_prevent_an_upgrade(tmp_path: Path) -> None:
-    """No program ever opens its node."""
-    imap_wal.open(str(tmp_path)).close()
-    log = ClusterLog(open_store(str(tmp_path)), "default", "embedded")
-    log.manifests.update(lambda now: replace(now, level=0))
-    made = writer(tmp_path)
-    made.commit([made.of_partition(0, iter([batch(("orders", b"a", b"1", 0))]))])
-    done = CliRunner().invoke(group, ["upgrade", str(tmp_path), "--yes"])
-    assert done.exit_code == 0, done.output
-    assert log.manifest().feature_level is NEWEST
-    assert in_log(tmp_path) == {"orders": {b"a": b"1"}}
 
 
 def test_a_backfill_makes_a_new_log(tmp_path: Path) -> None:
@@ -477,7 +454,7 @@ def test_tasks_of_two_classes_publish_nothing(tmp_path: Path) -> None:
 
 
 def test_a_map_of_two_classes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An earlier version accepted the backfill: the map could not be read, with an empty error."""
+    """Stores that share a log may write a map with different serializers."""
     with imap_wal.open(str(tmp_path)) as store:
         store.map("m")["a"] = 1
         store.map("other")["a"] = 1

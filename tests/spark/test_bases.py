@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from imap_wal.errors import InvalidSetting
 from imap_wal.manifest import readers
-from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.reader_manifest import Base
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
@@ -303,21 +301,3 @@ def test_a_proposal_of_a_replaced_registration_is_not_used(store: SegmentStore) 
     engine.reader.commit(end)
     kept = readers.kept_files(store, folder, cluster(store).manifest())
     assert kept and all(store.exists(path) for path in kept)
-
-
-def test_below_its_level_only_the_log_is_kept(
-    store: SegmentStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    log = node(store)
-    level = FeatureLevel.COPIES
-    cluster(store).manifests.update(lambda now: replace(now, level=level))
-    append(log, put("a", 1, (1, 1, 1, 1)))
-    engine = ImageEngine(store.url, reader="images")
-    engine.images()
-    assert "imap-wal upgrade" in caplog.text
-    folder = cluster(store).folder
-    assert readers.readers_of(store, folder)["images"].base is None
-    cluster(store).manifests.update(lambda now: replace(now, level=FeatureLevel.KEPT_SNAPSHOTS))
-    append(log, put("a", 2, (1, 1, 1, 2)))
-    engine.images()
-    assert readers.readers_of(store, folder)["images"].base is not None

@@ -1,16 +1,10 @@
-"""Whole logs, as they were on disk when their format was fixed: archives, a snapshot, a sealed and
-an unclosed segment. Every later version reads them.
+"""Whole logs, as they were on disk when their format was fixed.
 
-    log-v1.zip        version 1
-    log-clears.zip    clears (frames of type 5, manifests of format 3): archived, rewritten, neither
-    log-by-key.zip    archives that are sorted by key (manifests of format 4), and a segment
-    log-level.zip     the same with a feature level (a cluster's manifest of format 4)
-    log-packed.zip    level 5: a node's manifest with a packed list of archives
-    log-lists.zip     level 6: a node's manifest with list files
-    log-part-lists.zip  level 8: lists of files of snapshots, of the cluster and of the history
+    log-archives.zip    archives in the manifest and in list files, clears, a segment
+    log-part-lists.zip  lists of files of snapshots, of the cluster and of the history
 
-`python -m tests.unit.test_golden_log NAME` made each of them, once. When the format changes, these
-files do not change, and another one is added.
+`python -m tests.unit.test_golden_log NAME` made each of them, once. While the format number is the
+same, these files do not change (docs/decisions/0082-one-format-number.md).
 """
 
 from __future__ import annotations
@@ -29,6 +23,7 @@ from click.testing import CliRunner
 
 import imap_wal
 from imap_wal.clock import SeededRandomness
+from imap_wal.manifest import list_files
 from imap_wal.manifest.readers import bases_of_history
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import LogReader
@@ -47,12 +42,7 @@ def make(name: str, folder: Path) -> None:
         "segment_bytes": 1000,
     }
     makers = {
-        "log-v1": every_kind_of_file,
-        "log-clears": clears,
-        "log-by-key": by_key,
-        "log-level": by_key,
-        "log-packed": many_archives,
-        "log-lists": many_archives,
+        "log-archives": many_archives,
         "log-part-lists": many_parts,
     }
     store = makers[name](folder.as_uri(), fixed)
@@ -68,49 +58,30 @@ def make(name: str, folder: Path) -> None:
     shutil.rmtree(copy)
 
 
-def clears(url: str, fixed: dict[str, Any]) -> imap_wal.Store:
-    with imap_wal.open(url, **fixed) as store:
-        for name in ("rewritten", "archived"):
-            store.map(name).update(dict.fromkeys(range(20), "before"))
-        store.archive()
-        store.map("rewritten").clear()
-        store.archive()
-    assert CliRunner().invoke(group, ["rewrite", url]).exit_code == 0
+def many_archives(url: str, fixed: dict[str, Any]) -> imap_wal.Store:
+    """Made with short lists: readers accept any length (`NEWEST_MAX` and `LIST_MIN` of 3 and 4)."""
+    list_files.NEWEST_MAX, list_files.LIST_MIN = 3, 4
+    for turn in range(4):
+        with imap_wal.open(url, **fixed) as store:
+            for number in range(4):
+                store.map(f"m{number}").update({str(turn): turn, "newest": turn})
+            store.map("../a b", raw=True)[b"\x00\xff"] = b"raw"
+            store.archive()
     store = imap_wal.open(url, **fixed)
-    store.map("archived").clear()
-    store.map("archived")["after"] = "the clear"
+    for number in range(19, -1, -1):  # positions rise while keys fall
+        store.map("orders")[number] = "first"
+    store.map("cleared").update(dict.fromkeys(range(20), "before"))
+    store.archive()
+    for number in range(4, -1, -1):
+        store.map("orders")[number] = "second"
+    del store.map("orders")[7]
+    store.map("cleared").clear()
+    store.map("cleared")["after"] = "the clear"
     store.archive()
     for value in ("before", "again"):
         store.map("in a segment").clear()
         for number in range(20):
             store.map("in a segment")[number] = value
-    return store
-
-
-def by_key(url: str, fixed: dict[str, Any]) -> imap_wal.Store:
-    store = imap_wal.open(url, **fixed)
-    for number in range(19, -1, -1):  # positions rise while keys fall
-        store.map("orders")[number] = "first"
-    store.map("others")["only"] = 1
-    store.archive()
-    for number in range(4, -1, -1):
-        store.map("orders")[number] = "second"
-    del store.map("orders")[7]
-    store.archive()
-    store.map("in a segment")["key"] = "value"
-    return store
-
-
-def many_archives(url: str, fixed: dict[str, Any]) -> imap_wal.Store:
-    """Made with short lists: readers accept any length (`PACKED_FROM`, `NEWEST_MAX`, `LIST_MIN` of
-    5, 3 and 4)."""
-    for turn in range(4):
-        with imap_wal.open(url, **fixed) as store:
-            for number in range(4):
-                store.map(f"m{number}").update({str(turn): turn, "newest": turn})
-            store.archive()
-    store = imap_wal.open(url, **fixed)
-    store.map("m0")["in a segment"] = True
     return store
 
 
@@ -127,24 +98,6 @@ def many_parts(url: str, fixed: dict[str, Any]) -> imap_wal.Store:
         assert CliRunner().invoke(group, command).exit_code == 0
     store = imap_wal.open(url, **fixed)
     store.map("in a segment")["key"] = "value"
-    return store
-
-
-def every_kind_of_file(url: str, fixed: dict[str, Any]) -> imap_wal.Store:
-    with imap_wal.open(url, **fixed) as store:
-        orders = store.map("orders")
-        orders.update({"1": {"state": "new"}, "2": {"state": "new"}, "3": {"state": "new"}})
-        orders["ü/%"] = CONTENTS["log-v1"]["orders"]["ü/%"]
-        store.map("../a b", raw=True)[b"\x00\xff"] = b"raw"
-        store.archive()
-        del orders["2"]
-    assert CliRunner().invoke(group, ["rewrite", url]).exit_code == 0
-    store = imap_wal.open(url, **fixed)
-    store.map("orders")["1"] = {"state": "paid"}
-    store.map("orders")[7] = "a number for a key"
-    store.archive()
-    for number in range(50):
-        store.map("after")[number] = number * number
     return store
 
 
@@ -180,9 +133,8 @@ def test_a_golden_history_with_lists_is_read(tmp_path: Path) -> None:
     assert all(log.store.exists(path) for path in (*now.files, *former.files))
 
 
-@pytest.mark.parametrize("name", ["log-by-key", "log-level"])
-def test_a_sorted_golden_log_is_read_in_order(name: str, tmp_path: Path) -> None:
-    with zipfile.ZipFile(GOLDEN / f"{name}.zip") as archive:
+def test_golden_archives_are_read_in_the_order_of_the_log(tmp_path: Path) -> None:
+    with zipfile.ZipFile(GOLDEN / "log-archives.zip") as archive:
         archive.extractall(tmp_path)
     reader = LogReader(tmp_path, cluster="embedded", node="n1")
     records = list(reader.read())

@@ -16,7 +16,7 @@ from imap_wal.clock import SeededRandomness
 from imap_wal.errors import CorruptLog, ShortLog
 from imap_wal.manifest import list_files
 from imap_wal.manifest import store as manifest_store
-from imap_wal.manifest.archives import Archive, ListedArchives, lists_of
+from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.node import NodeManifest, NodeManifestLog, node_manifests
 from storage_backends import NotFound, StorageError
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
@@ -46,7 +46,7 @@ def change(
         if added and added[-1].last.segment in now.requests:
             return None
         done = {**now.requests, added[-1].last.segment: 1} if added else now.requests
-        changed = now.listed().with_archives(added, gone)
+        changed = now.with_archives(added, gone)
         return replace(changed, newest=now.newest + 1, requests=done)
 
     return log.update(wanted)
@@ -64,14 +64,13 @@ def test_the_manifest_has_few_archives_and_names_lists(
 ) -> None:
     found = fill(memory, 100)
     assert tuple(found.archives) == tuple(archive(number) for number in range(100))
-    assert isinstance(found.archives, ListedArchives)
-    assert len(found.archives.newest) <= list_files.NEWEST_MAX
-    sizes = [each.archives for each in found.archives.lists]
+    assert len(found.listed.newest) <= list_files.NEWEST_MAX
+    sizes = [each.archives for each in found.listed.lists]
     assert sum(size < list_files.LIST_MIN for size in sizes) <= 1
     assert all(size < 2 * list_files.LIST_MIN for size in sizes)
     number = log_of(memory).read()[0]
     document = json.loads(memory.read(f"{FOLDER}/manifest/{number:010d}.json"))
-    assert (document["format"], len(document["lists"])) == (6, len(sizes))
+    assert len(document["lists"]) == len(sizes)
     monkeypatch.setattr(list_files, "unpacked", None)
     change(log_of(memory, 2))  # an update of something else reads no list
 
@@ -275,7 +274,7 @@ def test_a_slow_reader_finds_its_lists(memory: MemoryStore) -> None:
 
 def test_a_missing_and_a_damaged_list_are_named(memory: MemoryStore) -> None:
     found = fill(memory, 40)
-    first, second = lists_of(found.archives)[:2]
+    first, second = found.listed.lists[:2]
     path = layout.list_path(FOLDER, first.name)
     whole = memory.read(path)
     memory.delete(path)
@@ -298,10 +297,10 @@ def test_lists_of_another_log_are_written_again(memory: MemoryStore) -> None:
     found = fill(memory, 40)
     other = node_manifests(memory, "ns/c/nodes/other", FakeClock(), SeededRandomness(7))
     other.publish(0, found)
-    names = {each.name for each in lists_of(found.archives)}
+    names = {each.name for each in found.listed.lists}
     there = other.read()[1]
     assert paths(there) == paths(found)
-    assert names.isdisjoint(each.name for each in lists_of(there.archives))
+    assert names.isdisjoint(each.name for each in there.listed.lists)
 
 
 def test_a_manifest_of_any_form_may_follow(memory: MemoryStore) -> None:
@@ -320,7 +319,7 @@ def test_a_manifest_of_any_form_may_follow(memory: MemoryStore) -> None:
 )
 def test_a_list_with_another_name_is_refused(memory: MemoryStore, name: str) -> None:
     found = fill(memory, 40)
-    file = replace(lists_of(found.archives)[0], name=name)
+    file = replace(found.listed.lists[0], name=name)
     forged = replace(found, archives=replace(found.archives, lists=(file,)))  # type: ignore[type-var]
     with pytest.raises(ValueError, match=r"pattern|regex"):
         NodeManifest.from_json(json.loads(json.dumps(forged.to_json())))

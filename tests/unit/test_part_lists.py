@@ -18,9 +18,9 @@ from imap_wal.errors import CorruptLog, ShortLog
 from imap_wal.format import Position
 from imap_wal.manifest import cluster as cluster_module
 from imap_wal.manifest import list_files, readers
+from imap_wal.manifest import snapshots as snapshots_module
 from imap_wal.manifest import store as manifest_store
 from imap_wal.manifest.cluster import ClusterManifest, ClusterManifestLog
-from imap_wal.manifest.feature_level import NEWEST, FeatureLevel
 from imap_wal.manifest.parts import PartList
 from imap_wal.manifest.reader_manifest import Base
 from imap_wal.manifest.readers import Reader
@@ -55,7 +55,6 @@ def put(log: ClusterManifestLog, generation: int = 1, **maps: Mapping[int, int])
     """Publish new snapshots of these maps, as a rewrite does."""
 
     def change(now: ClusterManifest) -> ClusterManifest:
-        now = replace(now, level=now.level or int(NEWEST))
         for name, parts in maps.items():
             now = now.with_snapshot(name, snapshot_of(parts, generation, name))
         return now
@@ -141,7 +140,7 @@ def test_random_rewrites_against_a_dict(seed: int, monkeypatch: pytest.MonkeyPat
     processes die. Readers keep manifests, and read their lists later: they find the state of that
     manifest, or it is older than those that are kept."""
     if seed % 2:
-        monkeypatch.setattr(cluster_module, "PACKED_FROM", 3)
+        monkeypatch.setattr(cluster_module, "TABLE_FROM", 3)
     chosen = random.Random(seed)
     inner = MemoryStore(f"part-lists-{seed}")
     expected: State = {}
@@ -280,20 +279,6 @@ def test_lists_of_another_log_are_written_again(memory: MemoryStore) -> None:
     assert {each.name for each in lists_in(there)}.isdisjoint(listed(memory, CLUSTER))
 
 
-def test_a_lower_level_has_no_lists(memory: MemoryStore) -> None:
-    """Until the log is upgraded; then the next rewrite changes its form."""
-    log = cluster_log(memory)
-    log.update(lambda now: replace(now, level=int(FeatureLevel.KEPT_SNAPSHOTS)))
-    parts = dict.fromkeys(range(20), 1)
-    put(log, m=parts)
-    assert document_of(memory)["format"] == 7 and not listed(memory, CLUSTER)
-    log.update(lambda now: replace(now, level=int(FeatureLevel.PART_LISTS)))
-    assert not listed(memory, CLUSTER)
-    put(cluster_log(memory, 2), 2, other={1: 2})
-    assert len(lists_in(cluster_log(memory).read()[1])) == 5
-    assert state_of(cluster_log(memory).read()[1])["m"] == parts
-
-
 def test_snapshots_are_compared_without_reading_lists(memory: MemoryStore) -> None:
     put(cluster_log(memory), m=dict.fromkeys(range(20), 1))
     store = FaultyStore(memory)
@@ -311,14 +296,14 @@ def test_snapshots_are_compared_without_reading_lists(memory: MemoryStore) -> No
 def test_many_maps_are_copied_without_parsing(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_module, "PACKED_FROM", 3)
+    monkeypatch.setattr(cluster_module, "TABLE_FROM", 3)
     maps = {f"m{number}": dict.fromkeys(range(number, number + 9), 1) for number in range(5)}
     put(cluster_log(memory), 1, **maps)
     store = FaultyStore(memory)
     log = cluster_log(store, 2)
     assert isinstance(log.read()[1].snapshots, SnapshotTable)
     with monkeypatch.context() as unparsed:
-        unparsed.setattr(SnapshotTable, "_from_document", None)
+        unparsed.setattr(snapshots_module, "unpacked", None)
         for _ in range(KEEP):
             beat(log)
     assert not [each for each in store.operations if layout.list_number(each.path)]

@@ -37,7 +37,7 @@ def content(cluster_id: str, now_ms: int) -> bytes:
 
 
 def parse(data: bytes) -> tuple[str, int]:
-    """`content`. The time is 0 if there is none, as in signs of earlier development versions."""
+    """`content`. The time is 0 if it is no number: another program wrote the file."""
     cluster_id, _, written = data.decode(errors="replace").partition("\n")
     return cluster_id, int(written) if written.isascii() and written.isdecimal() else 0
 

@@ -23,7 +23,6 @@ from imap_wal.agent.membership.start import AT_ONCE, Belonging, Start, StartPoli
 from imap_wal.agent.requests import About, Beat, Wish
 from imap_wal.entry import COPIES_MAX, shared_session
 from imap_wal.errors import NotAllowed, NotAppended, OutcomeUnknown
-from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.node import UNKNOWN
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.write.commit_request import CommitRequest
@@ -113,13 +112,10 @@ class SessionRegistry:
         """The session of a plug-in that says hello, and whether it is new here. Claims an
         incarnation for a cluster id that has none, or has only an older one. `look`: see
         `Start.demand`. `peer`: the sender. Raises the errors of `Claims.enter`, and `NotAppended`
-        if another claim was made meanwhile, or for a plug-in with copies that the feature level of
-        the log does not allow.
+        if another claim was made meanwhile.
 
         A plug-in has a session for each incarnation: requests of an older incarnation may be void,
         and must not be treated as requests that are in the log."""
-        if about.shared:
-            self._demand_copies()
         plugin = about.plugin_uuid
         who = Greeting(about.cluster_id, about.member_uuid, plugin, about.view, about.token, peer)
         if self.sign is not None and self.claims.may_count(who):
@@ -176,16 +172,6 @@ class SessionRegistry:
         ]
         acks = min((each.acks for each in sessions), default=COPIES_MAX)
         return acks, min(known, default=losses)
-
-    def _demand_copies(self) -> None:
-        """Raises `NotAppended` while a node of the cluster may not know shared sessions: it would
-        mistake copies of a change for claims of several nodes."""
-        level = self._log.clusters.read()[1].feature_level
-        if level < FeatureLevel.COPIES:
-            raise NotAppended(
-                f"copies need feature level {FeatureLevel.COPIES:d}, and this log has {level:d}: "
-                "run `imap-wal upgrade` when all nodes run this release, or set copies to 1"
-            )
 
     def hello_to_read(self, sender: bytes, about: About, peer: Peer) -> ReadSession:
         """The session of a client that may not write. Changes nothing outside this object, and only

@@ -42,8 +42,7 @@ class AgentSnapshot:
     to where each node's log is merged. `upload`: what only the node's own disk has; None: all nodes
     can see its segments. `tail_reads`: parts of segments that were served to other agents.
     `left_out`: nodes whose entries, or a part of them, the last merge left out, with the reason.
-    `read_from_copies`: nodes that it could not read, whose acknowledged changes other logs have.
-    `feature_level`: of the log at the last merge; 0: none yet."""
+    `read_from_copies`: nodes that it could not read, whose acknowledged changes other logs have."""
 
     namespace: str
     cluster: str
@@ -95,7 +94,6 @@ class AgentSnapshot:
     tail_reads: int
     left_out: Mapping[str, str]
     read_from_copies: Mapping[str, str]
-    feature_level: int
 
     @property
     def dead_threads(self) -> list[str]:

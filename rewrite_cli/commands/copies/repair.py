@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -11,10 +10,8 @@ from typing import NamedTuple
 import click
 
 from imap_wal.errors import LogError, WriterLocked
-from imap_wal.format import Position
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.inspect.writer import writer_of
-from imap_wal.manifest import epochs
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.repair.cluster import ClusterRepair
@@ -64,14 +61,6 @@ class Decided:
     help="In the copy, the change of this node counts for keys that it and others claim.",
 )
 @click.option(
-    "--drop-entry",
-    "drops",
-    multiple=True,
-    metavar="POSITION",
-    help="Leave this entry out of the copy, and keep its bytes in a file. May be given several "
-    "times.",
-)
-@click.option(
     "--all",
     "show_all",
     is_flag=True,
@@ -84,7 +73,6 @@ def command(
     target_url: str | None,
     mode: str,
     prefer: str | None,
-    drops: tuple[str, ...],
     show_all: bool,
     dry_run: bool,
     output: str,
@@ -98,10 +86,6 @@ def command(
     (history_s). Exit code 3: something was given up, or two nodes claim the same change of a key;
     0: neither. Stop the services that write the log first.
 
-    With --drop-entry, the copy is written without this one entry, such as an entry that `verify`
-    names because of impossible numbers. Its bytes are kept in a file in the folder `lost` of the
-    node in the copy.
-
     With --prefer, the change of that node counts for each key that it and others claim. The other
     changes are kept in a Parquet file in the copy, which the report names.
 
@@ -111,17 +95,12 @@ def command(
       imap-wal repair /var/lib/maps --to file:///srv/maps-repaired
       imap-wal repair s3://bucket/maps --to s3://bucket/repaired --mode point-in-time -o json
       imap-wal repair /var/lib/maps --to file:///srv/maps-decided --prefer n1
-      imap-wal repair /var/lib/maps --node n1 --to file:///srv/maps-without \\
-        --drop-entry 00000001.00000003.000000000512.00000000
     """
     if target_url is None and not dry_run:
         raise click.UsageError(
             "name an empty place with --to, or see first what a repair would do: --dry-run"
         )
-    dropped = frozenset(map(_position, drops))
-    items, in_conflict, decided = outcome = _repair(
-        selection, target_url, mode, prefer, dropped, dry_run
-    )
+    items, in_conflict, decided = outcome = _repair(selection, target_url, mode, prefer, dry_run)
     totals = {
         "mode": mode,
         "dry_run": dry_run,
@@ -151,7 +130,6 @@ def _repair(
     target_url: str | None,
     mode: str,
     prefer: str | None,
-    dropped: frozenset[Position],
     dry_run: bool,
 ) -> _Outcome:
     target = _open(target_url) if target_url is not None else None
@@ -166,7 +144,6 @@ def _repair(
         views, lost = tolerant_inventory(store, selection.namespaces, selection.clusters)
         _check_selection(store, views, selection)
         _check_preferred(views, prefer)
-        _check_drops(views, selection, dropped)
         for view in views:
             _must_be_idle(store, view, selection, dry_run)
         with progress_bar() as progress:
@@ -176,8 +153,7 @@ def _repair(
                 progress.update(task, description=words)
 
             repairs = [
-                ClusterRepair(store, view, mode, selection.wants_node, tell, lost, drops=dropped)
-                for view in views
+                ClusterRepair(store, view, mode, selection.wants_node, tell, lost) for view in views
             ]
             for repair in repairs:
                 repair.plan()
@@ -263,36 +239,6 @@ def _check_selection(store: SegmentStore, views: list[ClusterView], selection: S
     absent = set(selection.nodes) - {node.name for view in views for node in view.nodes}
     if absent:
         raise Failed(f"{selection.url}: no node {', '.join(sorted(map(repr, absent)))}")
-
-
-def _position(text: str) -> Position:
-    try:
-        return Position.parse(text)
-    except ValueError as error:
-        raise click.UsageError(f"--drop-entry: {error}") from error
-
-
-def _check_drops(
-    views: list[ClusterView], selection: Selection, drops: Collection[Position]
-) -> None:
-    """Check that the selection is one node's log, and that it has the entries to drop."""
-    nodes = [
-        (view, node) for view in views for node in view.nodes if selection.wants_node(node.name)
-    ]
-    if drops and len(nodes) != 1:
-        raise click.UsageError(
-            f"--drop-entry: a position is in the log of one node, but {len(nodes)} nodes are "
-            "selected; name one with --cluster and --node"
-        )
-    for drop in sorted(drops):
-        view, node = nodes[0]
-        epochs.demand(node.manifest.epochs, drop, f"node {node.name!r}")
-        segments = {(segment.epoch, segment.number) for segment in node.wal.segments}
-        if drop[:2] not in segments:
-            raise Failed(
-                f"{view}, node {node.name!r}: no segment has {drop}; an archived entry has "
-                "possible numbers, so it cannot be dropped"
-            )
 
 
 def _check_preferred(views: list[ClusterView], prefer: str | None) -> None:

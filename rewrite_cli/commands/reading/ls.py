@@ -6,7 +6,6 @@ import click
 
 from imap_wal import layout
 from imap_wal.inspect.inventory import ClusterView, NodeView
-from imap_wal.manifest.feature_level import NEWEST
 from rewrite_cli.console import output as out
 from rewrite_cli.console.selection import Selection, selection_options
 from storage_backends import SegmentStore
@@ -46,14 +45,9 @@ def command(selection: Selection, files: bool, output: str) -> None:
                 ]
             )
         ]
-        levels = [_level(view) for view in clusters]
         snapshots = [row for view in clusters for row in _snapshots(view)]
     if output == out.JSON:
-        out.print_json(
-            {"files": rows}
-            if files
-            else {"clusters": levels, "nodes": rows, "snapshots": snapshots}
-        )
+        out.print_json({"files": rows} if files else {"nodes": rows, "snapshots": snapshots})
     elif files:
         out.print_table(
             ("kind", "bytes", "file"), [(row["kind"], row["bytes"], row["file"]) for row in rows]
@@ -69,19 +63,6 @@ def command(selection: Selection, files: bool, output: str) -> None:
                 )
         if snapshots:
             out.print_table(SNAPSHOT_COLUMNS, [tuple(row.values()) for row in snapshots])
-        for row in levels:
-            out.echo(
-                f"{row['namespace']}/{row['cluster']}: feature level {row['feature_level']}, of "
-                f"{NEWEST:d}"
-            )
-
-
-def _level(view: ClusterView) -> dict[str, object]:
-    return {
-        "namespace": view.namespace,
-        "cluster": view.cluster,
-        "feature_level": int(view.manifest.feature_level),
-    }
 
 
 def _node(view: ClusterView, node: NodeView) -> dict[str, object]:

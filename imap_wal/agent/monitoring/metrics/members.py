@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from imap_wal.agent.monitoring.metrics.metric import AgentMetric
-from imap_wal.manifest.feature_level import NEWEST
 
 MEMBERS: tuple[AgentMetric, ...] = (
     AgentMetric(
@@ -42,18 +41,6 @@ MEMBERS: tuple[AgentMetric, ...] = (
         "Requests that were answered with an error, by its code.",
         lambda now: now.errors,
         "code",
-    ),
-    AgentMetric(
-        "imap_wal_feature_level",
-        "gauge",
-        "The feature level of the log at the last merge; absent before it.",
-        lambda now: now.feature_level or None,
-    ),
-    AgentMetric(
-        "imap_wal_feature_level_newest",
-        "gauge",
-        "The highest feature level that this release reads and writes.",
-        lambda now: int(NEWEST),
     ),
     AgentMetric(
         "imap_wal_incarnation",

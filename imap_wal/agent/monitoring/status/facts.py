@@ -10,7 +10,6 @@ from enum import StrEnum
 from imap_wal.agent.monitoring.health import why_dead, why_not_ready
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.clock import Clock
-from imap_wal.manifest.feature_level import NEWEST
 from imap_wal.progress import size
 
 DISK_LOW = 0.1
@@ -117,8 +116,6 @@ def _cluster(now: AgentSnapshot) -> str:
 def _log(now: AgentSnapshot) -> Iterator[Fact]:
     yield Fact("Epoch", f"{now.epoch}")
     yield Fact("Durability", now.durability)
-    if now.feature_level:
-        yield Fact("Feature level", _feature_level(now.feature_level))
     written = f"{now.commit.records:,} entries, {size(now.commit.bytes)}"
     yield Fact("Written since the log was opened", written)
     syncs = now.commit.sync_times
@@ -130,12 +127,6 @@ def _log(now: AgentSnapshot) -> Iterator[Fact]:
     level = Level.WARNING if used >= 0.9 else Level.PLAIN
     yield Fact("Ring", f"{used:.0%} used", level, used)
     yield Fact("Lag of the merge", f"{size(now.unmerged_bytes)} written, not merged yet")
-
-
-def _feature_level(level: int) -> str:
-    if level >= NEWEST:
-        return f"{level}, the newest"
-    return f"{level} of {NEWEST:d}: imap-wal upgrade raises it when all nodes run this release"
 
 
 def _nodes(now: AgentSnapshot) -> Iterator[Fact]:

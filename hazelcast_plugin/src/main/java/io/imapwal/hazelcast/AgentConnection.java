@@ -144,7 +144,7 @@ final class AgentConnection implements Closeable {
      * The cluster that may write.
      *
      * @param incarnation its newest view
-     * @param alive       whether members of that view may be alive; older agents do not send it
+     * @param alive       whether members of that view may be alive
      */
     record Claim(String clusterId, long incarnation, boolean alive) {
     }

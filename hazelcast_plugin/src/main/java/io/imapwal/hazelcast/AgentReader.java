@@ -135,22 +135,14 @@ final class AgentReader implements Closeable {
 
     /**
      * Digests of the live entries of some partitions, as {@link EntriesDigest} makes them with this
-     * salt. An agent of an earlier release has none.
+     * salt.
      */
     void digests(String map, byte[] salt, List<Integer> partitions, Digests consumer)
             throws IOException {
         int from = 0;
         while (from < partitions.size()) {
             List<Integer> some = partitions.subList(from, partitions.size());
-            List<byte[]> found;
-            try {
-                found = someDigests(map, salt, some);
-            } catch (AgentError e) {
-                if (e.code().equals("bad-request")) {
-                    return;
-                }
-                throw e;
-            }
+            List<byte[]> found = someDigests(map, salt, some);
             for (int i = 0; i < found.size(); i++) {
                 consumer.accept(some.get(i), found.get(i));
             }

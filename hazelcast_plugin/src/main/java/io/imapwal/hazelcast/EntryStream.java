@@ -85,8 +85,7 @@ final class EntryStream {
     private String text() {
         return "map \"" + map + "\": " + unusable
                 + " entries of the log cannot be used; the first: " + first
-                + ". `imap-wal get` shows it with its position, and `imap-wal repair"
-                + " --drop-entry POSITION` writes a copy of the log without it";
+                + ". `imap-wal get` shows it with its position";
     }
 
     /** Logs an error if there were entries that no map can have. */

@@ -14,7 +14,6 @@ import com.hazelcast.spi.impl.operationservice.Operation;
 import com.hazelcast.transaction.TransactionException;
 
 import java.io.IOException;
-import java.io.InputStream;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.UUID;
@@ -30,7 +29,6 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
     private UUID coordinator;
     private List<Item> items;
     private long view;
-    private boolean answers;
     private long order;
 
     /**
@@ -52,7 +50,6 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
         this.coordinator = coordinator;
         this.items = items;
         this.view = view;
-        this.answers = true;
     }
 
     @Override
@@ -68,12 +65,10 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
         items.forEach(item -> check(item, plugin));
         order = plugin.guard().place(getPartitionId()).order();
         for (Item item : items) {
-            placements.place(item.map, item.key, transaction, coordinator, answers,
-                    getPartitionId(), order);
+            placements.place(item.map, item.key, transaction, coordinator, getPartitionId(),
+                    order);
         }
-        if (answers) {
-            plugin.inquiry().watch();
-        }
+        plugin.inquiry().watch();
         if (plugin.nodeEngine().getClusterService().getMember(coordinator) == null) {
             placements.removeAll(transaction);
             throw new TransactionException("the transaction's member has left the cluster");
@@ -145,7 +140,6 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
             out.writeLong(item.thread);
             out.writeLong(item.version);
         }
-        out.writeBoolean(answers);
     }
 
     @Override
@@ -159,8 +153,6 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
         for (int left = in.readInt(); left > 0; left--) {
             items.add(new Item(in.readString(), IOUtil.readData(in), in.readLong(), in.readLong()));
         }
-        // A member of an earlier version does not send it, and cannot be asked.
-        answers = in instanceof InputStream rest && rest.available() > 0 && in.readBoolean();
     }
 
     @Override

@@ -43,21 +43,20 @@ final class Placements {
 
     /**
      * @param coordinator the member that logs the transaction
-     * @param answers     it can be asked whether the transaction has ended
      * @param sinceNanos  when the key got its place
      * @param value       in the log; null: a tombstone
      */
-    private record Placement(UUID transaction, UUID coordinator, boolean answers, long sinceNanos,
-            int partition, long order, boolean logged, Data value) {
+    private record Placement(UUID transaction, UUID coordinator, long sinceNanos, int partition,
+            long order, boolean logged, Data value) {
 
         Placement loggedAs(Data now) {
-            return new Placement(transaction, coordinator, answers, sinceNanos, partition, order,
-                    true, now);
+            return new Placement(transaction, coordinator, sinceNanos, partition, order, true,
+                    now);
         }
 
         Placement notLogged() {
-            return new Placement(transaction, coordinator, answers, sinceNanos, partition, order,
-                    false, null);
+            return new Placement(transaction, coordinator, sinceNanos, partition, order, false,
+                    null);
         }
     }
 
@@ -82,14 +81,11 @@ final class Placements {
         return placements.containsKey(new Key(map, key));
     }
 
-    /**
-     * @param answers the coordinator can be asked whether the transaction has ended
-     * @param order   the key's place
-     */
-    void place(String map, Data key, UUID transaction, UUID coordinator, boolean answers,
-            int partition, long order) {
-        Placement placed = new Placement(transaction, coordinator, answers, System.nanoTime(),
-                partition, order, false, null);
+    /** @param order the key's place */
+    void place(String map, Data key, UUID transaction, UUID coordinator, int partition,
+            long order) {
+        Placement placed = new Placement(transaction, coordinator, System.nanoTime(), partition,
+                order, false, null);
         placements.put(new Key(map, key), placed);
     }
 
@@ -241,12 +237,12 @@ final class Placements {
         return left;
     }
 
-    /** Coordinator that can be asked → its transactions that have a place for longer than that. */
+    /** Coordinator → its transactions that have a place for longer than that. */
     Map<UUID, Set<UUID>> olderThan(long nanos) {
         Map<UUID, Set<UUID>> older = new HashMap<>();
         long now = System.nanoTime();
         placements.values().forEach(each -> {
-            if (each.answers && now - each.sinceNanos >= nanos) {
+            if (now - each.sinceNanos >= nanos) {
                 older.computeIfAbsent(each.coordinator, id -> new HashSet<>())
                         .add(each.transaction);
             }

@@ -50,8 +50,7 @@ final class Reconciler {
 
     /**
      * The id of the thread that sends the operations, as locks know it. No real thread has a
-     * negative id. Owners of keys recognise the settlement by it; those with an earlier release of
-     * the plug-in let it wait for each lock.
+     * negative id. Owners of keys recognise the settlement by it.
      */
     static final long THREAD_ID = -77_001;
 

@@ -5,7 +5,6 @@ import com.hazelcast.nio.ObjectDataInput;
 import com.hazelcast.nio.ObjectDataOutput;
 
 import java.io.IOException;
-import java.io.InputStream;
 
 /**
  * Asks a member for the state of a map: whether its agent answers, whether the map may be used,
@@ -85,8 +84,7 @@ public final class StatusOperation extends NamedMapOperation implements MemberOp
     protected void readInternal(ObjectDataInput in) throws IOException {
         super.readInternal(in);
         asker = Membership.read(in);
-        // A member of an earlier version does not send it, and asks again and again instead.
-        whenLoaded = in instanceof InputStream rest && rest.available() > 0 && in.readBoolean();
+        whenLoaded = in.readBoolean();
     }
 
     @Override

@@ -204,12 +204,12 @@ class DigestTest extends SettlementFixture {
     }
 
     @Test
-    void agentOfEarlierReleaseIsAskedForEntries() throws Exception {
+    void agentWithoutDigestsIsAskedForEntries() throws Exception {
         HazelcastInstance a = start(0);
         IMap<Integer, Integer> map = a.getMap("orders");
         fill(map, 10);
         FakeAgent agent = agents.get(0);
-        agent.faults.isOfEarlierRelease = true;
+        agent.faults.hasNoDigests = true;
         cluster.logOnly(a, 1, 1001, 0);
         WalPlugin.of(a).state("orders").doubt(
                 a.getPartitionService().getPartition(1).getPartitionId(), null);

@@ -72,8 +72,7 @@ final class FakeConnection {
             case "list":
                 return reads.list(kind, number, header);
             case "digests":
-                return faults.isOfEarlierRelease ? error(number, "bad-request", kind)
-                        : reads.digests(number, header);
+                return reads.digests(number, header);
             case "maps":
                 return reads.maps(number, header);
             case "load":
@@ -127,12 +126,9 @@ final class FakeConnection {
     }
 
     private List<byte[]> welcome(long number, long session) {
-        boolean counts = !faults.isOfEarlierRelease;
-        MsgpackWriter answer = header("welcome", number, 1).map(counts ? 9 : 8);
+        MsgpackWriter answer = header("welcome", number, 1).map(9);
         answer.string("protocol").integer(1);
-        if (counts) {
-            answer.string("settling").bool(true);
-        }
+        answer.string("settling").bool(true);
         answer.string("node").string(agent.node);
         answer.string("session").integer(session);
         answer.string("incarnation").integer(log.newestView);

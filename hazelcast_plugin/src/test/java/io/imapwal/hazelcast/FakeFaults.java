@@ -23,8 +23,8 @@ final class FakeFaults {
     /** Loads and pages with entries after so many wait until {@link #heldLoads} is zero. */
     volatile int holdsAfterLoads = Integer.MAX_VALUE;
     final CountDownLatch heldLoads = new CountDownLatch(1);
-    /** It does not know requests for digests, nor beats with a number of partitions. */
-    volatile boolean isOfEarlierRelease;
+    /** It has no digests now. */
+    volatile boolean hasNoDigests;
     /** All reads fail with this text; null: none. */
     volatile String readError;
     /** Loads and listings that read this key fail. */

@@ -100,7 +100,11 @@ final class FakeReads {
                     }
                 }
             }
-            stream.binary(digest.bytes());
+            if (faults.hasNoDigests) {
+                stream.nil();
+            } else {
+                stream.binary(digest.bytes());
+            }
         }
         return answer(header("digests", number, 1).integer(taken), stream);
     }

@@ -86,12 +86,12 @@ class LostMessageTest extends SettlementFixture {
     }
 
     /** As if the coordinator had ended the transaction, or ends it before the place arrives. */
-    private void place(int key, boolean answers) {
+    private void place(int key) {
         WalPlugin plugin = WalPlugin.of(owner);
         Data data = plugin.nodeEngine().toData(key);
         int partition = owner.getPartitionService().getPartition(key).getPartitionId();
         plugin.placements().place("orders", data, UUID.randomUUID(),
-                coordinator.getCluster().getLocalMember().getUuid(), answers, partition,
+                coordinator.getCluster().getLocalMember().getUuid(), partition,
                 plugin.guard().place(partition).order());
     }
 
@@ -123,7 +123,7 @@ class LostMessageTest extends SettlementFixture {
     void loggedChangeIsInMemoryAfterItsApplicationWasLost() throws Exception {
         start();
         int key = keys.get(0);
-        place(key, true);
+        place(key);
         cluster.logOnly(owner, key, 1000, 0);
         watch();
         eventually(() -> placements().none() && map.get(key) == 1000);
@@ -135,7 +135,7 @@ class LostMessageTest extends SettlementFixture {
     void latePlaceEnds() throws Exception {
         start();
         int key = keys.get(0);
-        place(key, true);
+        place(key);
         watch();
         map.set(key, 1000);
         assertEquals(1000, map.get(key));
@@ -148,7 +148,7 @@ class LostMessageTest extends SettlementFixture {
         start();
         int key = keys.get(0);
         drop(coordinator, each -> each instanceof InquiryOperation);
-        place(key, true);
+        place(key);
         cluster.logOnly(owner, key, 1000, 0);
         watch();
         assertTimeoutPreemptively(Duration.ofSeconds(60), owner::shutdown);
@@ -191,7 +191,7 @@ class LostMessageTest extends SettlementFixture {
         int partition = owner.getPartitionService().getPartition(key).getPartitionId();
         UUID transaction = UUID.randomUUID();
         placements().place("orders", data, transaction,
-                coordinator.getCluster().getLocalMember().getUuid(), true, partition,
+                coordinator.getCluster().getLocalMember().getUuid(), partition,
                 WalPlugin.of(owner).guard().place(partition).order());
         cluster.logOnly(owner, key, 1000, 0);
         return transaction;
@@ -228,24 +228,6 @@ class LostMessageTest extends SettlementFixture {
                 .fireLifecycleEvent(LifecycleState.MERGING);
         ((ClusterServiceImpl) WalPlugin.of(coordinator).nodeEngine().getClusterService()).reset();
         assertTimeout(Duration.ofSeconds(20), transaction::rollbackTransaction);
-    }
-
-    /** It does not know the question, and would log an error for each. */
-    @Test
-    void coordinatorOfAnEarlierReleaseIsNotAsked() throws Exception {
-        start();
-        AtomicInteger asked = new AtomicInteger();
-        drop(coordinator, each -> each instanceof InquiryOperation
-                && asked.incrementAndGet() < 0);
-        // A second question before the answer to the first would be counted too.
-        WalPlugin.of(owner).inquiry().pauseMs = 1500;
-        place(keys.get(0), false);
-        place(keys.get(1), true);
-        watch();
-        eventually(() -> placements().size() == 1);
-        assertEquals(1, asked.get());
-        assertTrue(placements().olderThan(0).isEmpty());
-        placements().clear();
     }
 
     @Test

@@ -120,16 +120,6 @@ class PulseTest {
     }
 
     @Test
-    void earlierAgentGetsBeatsWithoutNumbers() throws Exception {
-        agent.faults.isOfEarlierRelease = true;
-        agent.faults.frozen = true;
-        saysThatItHangs(assertThrows(OutcomeUnknown.class, () -> map.set("sent", 2)));
-        agent.faults.frozen = false;
-        eventually(() -> agent.settling == -1);
-        eventually(() -> WalPlugin.of(member).reconciler().idle());
-    }
-
-    @Test
     void stoppingMemberSendsBye() {
         member.shutdown();
         assertEquals(1, agent.byes);

@@ -63,8 +63,8 @@ class SettledPlaceTest {
     /** The log has the value of the transaction. */
     private UUID placeAndLog(Object value) {
         UUID transaction = UUID.randomUUID();
-        plugin.placements().place("orders", data(KEY), transaction, UUID.randomUUID(), true,
-                partition, plugin.guard().place(partition).order());
+        plugin.placements().place("orders", data(KEY), transaction, UUID.randomUUID(), partition,
+                plugin.guard().place(partition).order());
         cluster.logOnly(member, KEY, value, 0);
         return transaction;
     }

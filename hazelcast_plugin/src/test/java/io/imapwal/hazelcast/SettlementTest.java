@@ -246,7 +246,7 @@ class SettlementTest extends SettlementFixture {
         int partition = a.getPartitionService().getPartition(0).getPartitionId();
         Map<Integer, Integer> entries = fillPartition(a, partition, 2500);
         FakeAgent agent = agents.get(0);
-        agent.faults.isOfEarlierRelease = true;  // memory is equal to the log
+        agent.faults.hasNoDigests = true;  // memory is equal to the log
         agent.faults.readDelayMs = 500;
         int before = agent.loads;
         WalPlugin plugin = WalPlugin.of(a);
@@ -394,7 +394,7 @@ class SettlementTest extends SettlementFixture {
         int partition = a.getPartitionService().getPartition(0).getPartitionId();
         Map<Integer, Integer> entries = fillPartition(a, partition, 1500);
         FakeAgent agent = agents.get(0);
-        agent.faults.isOfEarlierRelease = true;  // memory is equal to the log
+        agent.faults.hasNoDigests = true;  // memory is equal to the log
         int before = agent.loads;
         agent.faults.holdsAfterLoads = before + 1;
         WalPlugin plugin = WalPlugin.of(a);
