@@ -105,7 +105,7 @@ def cluster_of(node_folder: str) -> str:
 
 
 RESTORE_MARKER = "imap-wal-restore.txt"
-"""In the root while a backup is restored into it, or after a restore that did not end."""
+"""In the root while logs are restored into it, or after a restore that did not end."""
 
 LOCK = "writer.lock"
 

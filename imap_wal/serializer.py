@@ -3,7 +3,9 @@ pickle."""
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import msgpack
@@ -40,12 +42,33 @@ class Serializer(Protocol):
         ...
 
 
-class _Packer(threading.local):
+class _Thread(threading.local):
     """One packer per thread. It is reused, because creating one takes longer than packing a small
     value."""
 
     def __init__(self) -> None:
-        self.pack = msgpack.Packer(use_bin_type=True, strict_types=True, default=_plain).pack
+        self.pack = _new_packer()
+
+
+def _new_packer() -> Callable[[Any], bytes]:
+    pack: Callable[[Any], bytes] = msgpack.Packer(
+        use_bin_type=True, strict_types=True, default=_default
+    ).pack
+    return pack
+
+
+def _default(value: Any) -> Any:
+    """`_plain`, which calls methods of the value. If one of them, or the handler of a signal, uses
+    a map, that must not use the packer of this thread, which has the first half of a value."""
+    before, _thread.pack = _thread.pack, _pack_apart
+    try:
+        return _plain(value)
+    finally:
+        _thread.pack = before
+
+
+def _pack_apart(value: Any) -> bytes:
+    return _new_packer()(value)
 
 
 def _plain(value: Any) -> Any:
@@ -59,6 +82,8 @@ def _plain(value: Any) -> Any:
     raise TypeError
 
 
+_REFUSALS = (TypeError, ValueError, OverflowError, BufferError, RecursionError)
+"""What packing raises for an object that cannot be packed."""
 _PLAIN: tuple[type[Any], ...] = (int, float, str, bytes, dict, list)
 _PLAIN_KEYS: tuple[type[Any], ...] = (int, str, bytes)
 _ADVICE = (
@@ -69,6 +94,7 @@ _KEY_ADVICE = (
     "a key is None, bool, int, float, str, bytes, or a tuple of these; "
     "pass one of them, or open the map with a custom serializer"
 )
+_thread = _Thread()
 _SMALLEST_INT, _LARGEST_INT = -(2**63), 2**64 - 1
 _LEVELS_MAX = 500
 """msgpack writes no values that are nested more deeply."""
@@ -91,34 +117,38 @@ class MsgpackSerializer:
     """The default: for None, bool, int, float, str, bytes, and lists and dicts of these. It accepts
     only values that are equal after a read, and raises `NotSerializable` for all others: a tuple in
     a value, ints beyond 64 bits, text with a lone surrogate, other types. The keys of a dict are
-    None, bool, int, float, str or bytes.
+    None, bool, int, float, str or bytes. A memoryview is read as bytes, and NaN as NaN.
 
     A key of the map may also be a tuple of these. Equal keys, such as 1, 1.0 and True, have the
-    same bytes, those of the int. So NaN, which equals nothing, cannot be a key."""
+    same bytes, those of the int, or of the float if the int has more than 64 bits. So NaN, which
+    equals nothing, cannot be a key."""
 
     name = "msgpack"
 
-    def __init__(self) -> None:
-        self._packer = _Packer()
-
     def dump(self, value: Any) -> bytes:
         try:
-            data: bytes = self._packer.pack(value)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            self._packer = _Packer()  # after a failure, the buffer may be half filled
+            data = _thread.pack(value)
+        except _REFUSALS as error:
+            _thread.pack = _new_packer()  # after a failure, the buffer may be half filled
             place, problem = self._problem(value)
             raise NotSerializable(f"{problem or error}; {_ADVICE}", shortened(place)) from error
         return data
 
     def dump_key(self, key: Any) -> bytes:
-        kind = type(key)
+        kind, plain = type(key), key
         try:
-            plain = key if kind is str or kind is int or kind is bytes else _plain_key(key)
+            if kind is not str and kind is not bytes and (kind is not int or _is_long(key)):
+                plain = _plain_key(key)
             # A tuple is a list of msgpack, and `load_key` makes it a tuple again.
-            data: bytes = self._packer.pack(plain)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            self._packer = _Packer()
-            problem = error if isinstance(error, NotSerializable) else self._problem(key)[1]
+            data = _thread.pack(plain)
+        except _REFUSALS as error:
+            _thread.pack = _new_packer()
+            if isinstance(error, NotSerializable):
+                problem = str(error)
+            elif isinstance(error, RecursionError):
+                problem = "it has too many levels"
+            else:
+                problem = self._problem(plain)[1]
             raise NotSerializable(f"{problem or error}; {_KEY_ADVICE}") from error
         return data
 
@@ -164,12 +194,12 @@ class MsgpackSerializer:
 
     def _leaf_problem(self, value: Any) -> str:
         try:
-            _Packer().pack(value)
+            _pack_apart(value)
         except OverflowError:
             return "an int beyond 64 bits"
         except UnicodeEncodeError as error:
             return not_text(error)
-        except (TypeError, ValueError, RecursionError):
+        except _REFUSALS:
             return f"a {type(value).__name__}"
         return ""
 
@@ -189,7 +219,10 @@ def _step(key: Any) -> str:
 
 def shown(key: object) -> str:
     """A key in an error."""
-    return shortened(repr(key))
+    try:
+        return shortened(repr(key))
+    except Exception:  # noqa: BLE001  of thousands of digits or levels, or with a `repr` that fails
+        return f"<{type(key).__name__}>"
 
 
 def shortened(text: str) -> str:
@@ -214,8 +247,22 @@ def _plain_key(key: Any) -> Any:
         return float(key)
     for kind in _PLAIN_KEYS:
         if isinstance(key, kind) and kind(key) == key:
-            return kind(key)
+            plain = kind(key)
+            return _float_of(plain) if kind is int and _is_long(plain) else plain
     raise NotSerializable(f"a {type(key).__name__}")
+
+
+def _is_long(key: int) -> bool:
+    """Whether an int may have more than the 64 bits of msgpack."""
+    return key.bit_length() > 63
+
+
+def _float_of(key: int) -> int | float:
+    """The float that equals this key, if only that can be packed."""
+    if _SMALLEST_INT <= key <= _LARGEST_INT or key.bit_length() > sys.float_info.max_exp:
+        return key
+    near = float(key)
+    return near if near == key else key
 
 
 class RawSerializer:

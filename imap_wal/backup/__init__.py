@@ -6,6 +6,7 @@
     run        captures, copies the chunks that are not there yet, publishes, removes old backups
     view       the files of one moment as a storage that can only be read
     restore    writes the files of a backup into an empty place
+    unfinished a place that is being filled: none of its logs can be opened yet
 
 See docs/decisions/0050-backups-by-content.md.
 """

@@ -22,6 +22,8 @@ from storage_backends import AlreadyExists, NotFound, SegmentStore
 
 MARKER = layout.RESTORE_MARKER
 """Exists while a place is being filled, and names the backup."""
+OF_CLUSTER = 2
+"""The rank of a cluster's manifest."""
 
 
 def check(
@@ -92,14 +94,24 @@ def restore_backup(
     if not unfinished(target, backup):
         target.create(MARKER, _mark(backup))
     done = 0
-    for file in sorted(backup.files, key=_rank):
-        _write(source, file, target)
-        done += file.size
-        progress(BackupProgress(done, backup.bytes, done))
-    for folder in sorted({file.path.partition("/manifest/")[0] for file in backup.files}):
-        if folder.split("/")[2:3] == ["nodes"]:
-            _close(target, folder)
+    for rank in range(OF_CLUSTER + 1):
+        if rank == OF_CLUSTER:
+            _close_all(target, backup)
+        for file in sorted(backup.files, key=lambda file: file.path):
+            if _rank(file) == rank:
+                _write(source, file, target)
+                done += file.size
+                progress(BackupProgress(done, backup.bytes, done))
     target.delete(MARKER)
+
+
+def _close_all(target: SegmentStore, backup: Backup) -> None:
+    """Close the logs of all nodes, while no program can open them: a program that has opened one
+    has begun an epoch, which does not end here."""
+    for folder in sorted({file.path.partition("/manifest/")[0] for file in backup.files}):
+        parts = folder.split("/")
+        if parts[2:3] == ["nodes"] and not target.list(f"{parts[0]}/{parts[1]}/manifest"):
+            _close(target, folder)
 
 
 def _close(target: SegmentStore, folder: str) -> None:
@@ -120,10 +132,10 @@ def _close(target: SegmentStore, folder: str) -> None:
     node_manifests(target, folder, SystemClock(), SystemRandomness()).update(close)
 
 
-def _rank(file: BackupFile) -> tuple[int, str]:
+def _rank(file: BackupFile) -> int:
     """Data, then manifests of nodes, then those of clusters."""
     parts = file.path.split("/")
-    return (("manifest" in parts) + (parts[2:3] == ["manifest"]), file.path)
+    return ("manifest" in parts) + (parts[2:3] == ["manifest"])
 
 
 def _write(source: SegmentStore, file: BackupFile, target: SegmentStore) -> None:

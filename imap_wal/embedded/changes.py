@@ -36,10 +36,21 @@ class MapState:
     """One map in memory: serialised keys and values, and when keys expire. `get` takes no lock; all
     other methods are atomic."""
 
-    __slots__ = ("_deadlines", "_mutex", "expires", "logged", "name", "serializer", "values")
+    __slots__ = (
+        "_deadlines",
+        "_mutex",
+        "expires",
+        "logged",
+        "name",
+        "opened",
+        "serializer",
+        "values",
+    )
 
     def __init__(self, name: str, serializer: Serializer, logged: bool = True) -> None:
         self.name, self.serializer, self.logged = name, serializer, logged
+        self.opened = False
+        """Whether a program has opened the map: then changes may be serialised at any moment."""
         self.values: dict[bytes, bytes] = {}
         self.expires: dict[bytes, int] = {}
         self._deadlines: list[tuple[int, bytes]] = []

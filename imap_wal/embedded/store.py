@@ -120,8 +120,8 @@ class Store:
             The map. Later calls with the same name return maps with the same content.
 
         Raises:
-            InvalidSetting: the name is not valid, the map was written with another serializer, or
-                the map is in the log and `disable_wal` is True, or the reverse.
+            InvalidSetting: the name is not valid, the map was written or opened with another
+                serializer, or the map is in the log and `disable_wal` is True, or the reverse.
             Closed: the store was closed.
         """
         self.changes.check_open()
@@ -135,6 +135,17 @@ class Store:
                     name, wanted or self._serializer, logged=not disable_wal
                 )
                 self.changes.some_unlogged |= disable_wal
+            self._demand_opened_alike(state, wanted, disable_wal)
+            state.serializer, state.opened = wanted or state.serializer, True
+        return DurableMap(self.changes, state)
+
+    def _demand_opened_alike(
+        self, state: MapState, wanted: Serializer | None, disable_wal: bool
+    ) -> None:
+        """Raise `InvalidSetting` unless a map can be opened with these arguments. Once a map has
+        been opened, its class stays until the store is closed, even if the map is empty: a change
+        may already be serialised."""
+        name, known = state.name, state.serializer
         if state.logged is disable_wal:
             raise InvalidSetting(
                 f"map {name!r} is in the log, so it cannot be opened with disable_wal; choose "
@@ -143,24 +154,23 @@ class Store:
                 else f"map {name!r} was opened with disable_wal, so it is not in the log; open it "
                 "with disable_wal again, or choose another name"
             )
-        if isinstance(state.serializer, _Mixed) and state.values:
-            raise InvalidSetting(state.serializer.why(name))
-        if wanted is not None and wanted.name != state.serializer.name:
+        if isinstance(known, _Mixed) and state.values:
+            raise InvalidSetting(known.why(name))
+        if wanted is not None and wanted.name != known.name:
             if state.values:
                 raise InvalidSetting(
-                    f"map {name!r} has entries written by serializer "
-                    f"{state.serializer.name!r}, not {wanted.name!r}; pass that serializer; "
-                    f"{shows_classes(name)}"
+                    f"map {name!r} has entries written by serializer {known.name!r}, not "
+                    f"{wanted.name!r}; pass that serializer; {shows_classes(name)}"
                 )
-            state.serializer = wanted
-        elif wanted is not None:
-            state.serializer = wanted
-        elif isinstance(state.serializer, _Label):
+            if state.opened:
+                raise InvalidSetting(
+                    f"map {name!r} was opened with serializer {known.name!r} before, not "
+                    f"{wanted.name!r}; pass that serializer, or close the store first"
+                )
+        elif wanted is None and isinstance(known, _Label):
             raise InvalidSetting(
-                f"map {name!r} was written by serializer {state.serializer.name!r}; pass it "
-                "to map()"
+                f"map {name!r} was written by serializer {known.name!r}; pass it to map()"
             )
-        return DurableMap(self.changes, state)
 
     def maps(self) -> list[str]:
         """The names of all maps that are in the log or were opened with `map`, sorted. Raises

@@ -18,10 +18,9 @@ MISSING_ADVICE = (
     "recovery_policy='partial'; if the node will not return: `imap-wal forget-node`"
 )
 
-RESTORE_UNFINISHED = "a restore of a backup into this place has not ended"
+RESTORE_UNFINISHED = "a restore into this place has not ended"
 RESTORE_ADVICE = (
-    "run the same `imap-wal backup-restore` again, or remove this folder and restore into another "
-    "place"
+    "run the same `imap-wal backup-restore` again, or remove this folder and restore again"
 )
 
 

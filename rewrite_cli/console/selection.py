@@ -302,9 +302,11 @@ def open_empty(url: str) -> None:
     user's. Raises `Failed` then, and if the storage fails."""
     try:
         store = open_store(url)
-        present = take_inventory(store)
+        present, begun = take_inventory(store), store.exists(layout.RESTORE_MARKER)
         store.close()
     except (StorageError, ImportError) as error:
         raise Failed(with_url(url, error)) from error
+    if begun:
+        raise Failed(f"{url}: {RESTORE_UNFINISHED} ({layout.RESTORE_MARKER}): {RESTORE_ADVICE}")
     if present:
         raise Failed(f"{url} already has {out.names(present)}; name an empty place")

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -239,3 +239,41 @@ def test_no_entry_counts_that_is_newer_than_the_manifests(tmp_path: Path) -> Non
         number = manifests.read()[0]
         assert f"default/embedded/manifest/{number:010d}.json" in captured.contents
         assert [front.end > 1000 for front in captured.fronts.values()] == [True]
+
+
+def test_a_log_opened_before_its_restore_ends_keeps_positions(tmp_path: Path) -> None:
+    """Once a cluster's manifest is there, a waiting agent opens its log. The restore then ended the
+    epoch of that agent: readers of its entries got `OtherHistory`."""
+    log = dict[str, Any](cluster="c", node="n")
+    with imap_wal.log.create(tmp_path / "log", **log) as written:
+        written.append("m", (b"a", b"1"))
+    backups, copy = open_store(str(tmp_path / "backups")), tmp_path / "copy"
+    copied = open_store(str(tmp_path / "log"))
+    logs = [ClusterLog(copied, "default", "c")]
+    back_up(logs, backups, clock=SystemClock(), holder="test")
+    running: list[imap_wal.log.Log] = []
+
+    class Waiting:
+        """A program opens the log as soon as it can."""
+
+        def __init__(self, inner: SegmentStore) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        def create(self, path: str, data: bytes) -> None:
+            self._inner.create(path, data)
+            if path.startswith("default/c/manifest/"):
+                running.append(imap_wal.log.open(copy, preallocate=False, **log))
+                running[0].append("m", (b"b", b"2"))
+
+    target = open_store(str(copy))
+    restore_backup(backups, catalogue.read(backups, 1), cast(SegmentStore, Waiting(target)))
+    with running[0] as opened:
+        opened.append("m", (b"c", b"3"))
+        found = list(opened.read())
+        assert [record.entry.key for record in found] == [b"a", b"b", b"c"]
+        for number, record in enumerate(found):
+            again = imap_wal.log.LogReader(copy, **log).read(str(record.position))
+            assert len(list(again)) == len(found) - number

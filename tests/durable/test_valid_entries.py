@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 import enum
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import imap_wal
-from imap_wal.errors import NotSerializable
+from imap_wal.errors import InvalidSetting, NotSerializable
 from imap_wal.serializer import MsgpackSerializer
 from storage_backends.memory import MemoryStore
 from tests.support import contents, embedded
@@ -133,6 +134,74 @@ def test_any_value_is_returned_equal_or_refused(value: Any) -> None:
     except NotSerializable:
         return
     assert serializer.load(data) == value
+
+
+class Curious(dict[str, Any]):
+    """Uses a map while it is serialised, as a lazy dict or the handler of a signal does."""
+
+    def __init__(self, use: Callable[[], object]) -> None:
+        super().__init__(a=1)
+        self._use = use
+
+    def __eq__(self, other: object) -> bool:
+        self._use()
+        return super().__eq__(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_a_map_used_while_serialising_damages_no_value(memory: MemoryStore) -> None:
+    """The value was acknowledged without its first half, and could not be read."""
+    with embedded(memory) as store:
+        m = store.map("m")
+
+        def use() -> None:
+            m["inner"] = [1, 2]
+            with pytest.raises(NotSerializable):
+                m["refused"] = [(1,)]
+
+        m["outer"] = ["first", Curious(use), "last"]
+    assert contents(memory) == {"outer": ["first", {"a": 1}, "last"], "inner": [1, 2]}
+
+
+def test_a_memoryview_with_gaps_is_refused(memory: MemoryStore) -> None:
+    with embedded(memory) as store, pytest.raises(NotSerializable, match=r"\[1\]: a memoryview"):
+        store.map("m")["k"] = [1, memoryview(b"abcd")[::2]]
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**64), 2**1000])
+def test_an_int_finds_the_float_that_equals_it(memory: MemoryStore, number: int) -> None:
+    with embedded(memory) as store:
+        m = store.map("m")
+        m[float(number)] = 1
+        m[(number,)] = 2
+        assert number in m and m[number] == 1 and m.pop((float(number),)) == 2
+        for other in (number + 1, 10**5000):
+            with pytest.raises(NotSerializable, match="an int beyond 64 bits"):
+                m[other] = 3
+    assert contents(memory) == {number: 1}
+
+
+def test_a_key_of_too_many_levels_is_refused(memory: MemoryStore) -> None:
+    key: Any = ()
+    for _ in range(5000):
+        key = (key,)
+    with embedded(memory) as store, pytest.raises(NotSerializable, match="too many levels"):
+        store.map("m")[key] = 1
+
+
+def test_a_map_keeps_its_class_while_it_is_open(memory: MemoryStore) -> None:
+    """A change in the ring has a class; the map was empty, and got another one."""
+
+    async def play() -> None:
+        async with imap_wal.aopen(memory.url, node="n1", storage=memory) as store:
+            change = store.map("m").set("x", 1)
+            with pytest.raises(InvalidSetting, match="opened with serializer 'msgpack' before"):
+                store.map("m", raw=True)
+            await change
+
+    asyncio.run(play())
+    assert contents(memory) == {"x": 1}
 
 
 KEYS = st.recursive(SCALARS, lambda inner: st.tuples(inner, inner) | st.lists(inner), max_leaves=4)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import msgpack
 
+from imap_wal.backup.unfinished import UnfinishedStore
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.entry import KEY, ORDER, VALUE, pack
 from imap_wal.format import ENTRIES, METADATA
@@ -34,7 +35,7 @@ from rewrite_cli.console.selection import (
 from rewrite_cli.console.times import Moment
 from rewrite_cli.entries.live import LiveCluster, Reading, merge_all, partial_option
 from rewrite_cli.entries.losses import Losses
-from storage_backends import SegmentStore, StorageError, with_url
+from storage_backends import StorageError, with_url
 
 NODE = "restored"
 FRAME_BYTES = 4 * 1024 * 1024
@@ -86,6 +87,8 @@ def command(
             for cluster in merged:
                 counts = _copy(cluster, copied) if copied is not None else _count(cluster)
                 rows += [_row(cluster, name, *counts[name]) for name in cluster.maps]
+            if copied is not None:
+                copied.finish()
         finally:
             if copied is not None:
                 copied.close()
@@ -148,14 +151,14 @@ def _count(cluster: LiveCluster) -> dict[str, tuple[int, int]]:
     return counts
 
 
-def _open_target(url: str) -> SegmentStore:
+def _open_target(url: str) -> UnfinishedStore:
     try:
-        return open_store(url)
+        return UnfinishedStore(open_store(url))
     except (StorageError, ImportError) as error:
         raise Failed(with_url(url, error)) from error
 
 
-def _copy(cluster: LiveCluster, target: SegmentStore) -> dict[str, tuple[int, int]]:
+def _copy(cluster: LiveCluster, target: UnfinishedStore) -> dict[str, tuple[int, int]]:
     """Write a log of one node, with the same entries and orders, and the schemas that they need.
     Returns the entries and their bytes for each map."""
     view = cluster.view
