@@ -54,7 +54,7 @@ def test_an_option_after_the_command_is_told_where_it_goes(run: Run, url: str) -
     assert "before the command" not in run("--wrong").err
 
 
-def test_a_wrong_source_of_keys_is_not_blamed_on_the_url(run: Run, url: str) -> None:
+def test_a_wrong_source_of_keys_names_its_option(run: Run, url: str) -> None:
     ended = run("--encryption-keys", "keys", "verify", url)
     assert ended.code == 2
     assert "encryption_keys takes" in ended.err

@@ -83,4 +83,32 @@ OF_ENTRIES = (
         "pause = None",
         "tests/restore/test_late_bytes.py::test_a_frame_that_is_whole_later_is_no_torn_commit",
     ),
+    Mutation(
+        "one packer for a value and for what its methods write",
+        "imap_wal/serializer.py",
+        "before, _thread.pack = _thread.pack, _pack_apart",
+        "before = _thread.pack",
+        "tests/durable/test_valid_entries.py::test_a_map_used_while_serialising_damages_no_value",
+    ),
+    Mutation(
+        "an empty map changes its class while a change is under way",
+        "imap_wal/embedded/store.py",
+        "            if state.opened:\n",
+        "            if False:\n",
+        "tests/durable/test_valid_entries.py::test_a_map_keeps_its_class_while_it_is_open",
+    ),
+    Mutation(
+        "a copy can be opened before it is whole",
+        "imap_wal/backup/unfinished.py",
+        'if path.split("/")[2:3] != ["manifest"]:',
+        'if path != "":',
+        "tests/cli/test_unfinished_restore.py::test_a_copy_that_did_not_end_cannot_be_opened",
+    ),
+    Mutation(
+        "a restored log can be opened before its epochs are closed",
+        "imap_wal/backup/restore.py",
+        "        if rank == OF_CLUSTER:\n            _close_all(target, backup)\n",
+        "",
+        "tests/backup/test_histories.py::test_a_log_opened_before_its_restore_ends_keeps_positions",
+    ),
 )
