@@ -104,11 +104,4 @@ OF_ENTRIES = (
         'if path != "":',
         "tests/cli/test_unfinished_restore.py::test_a_copy_that_did_not_end_cannot_be_opened",
     ),
-    Mutation(
-        "a restored log can be opened before its epochs are closed",
-        "imap_wal/backup/restore.py",
-        "        if rank == OF_CLUSTER:\n            _close_all(target, backup)\n",
-        "",
-        "tests/backup/test_histories.py::test_a_log_opened_before_its_restore_ends_keeps_positions",
-    ),
 )
