@@ -223,7 +223,7 @@ def _print(outcome: _Outcome, show_all: bool) -> None:
     )
     if summary["unopened"]:
         out.prose(
-            f"{out.count(summary['unopened'], 'file')} encrypted and read without keys: only "
+            f"{out.count(summary['unopened'], 'file')} encrypted, and no given key opens them: only "
             "their checksums were verified (--encryption-keys)"
         )
     for finding in findings:
