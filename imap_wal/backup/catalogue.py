@@ -50,8 +50,8 @@ class Backup:
     """One backup.
 
     `source`: the URL of the logs. `selection`: the options that selected some of them; (): all of
-    this URL; None: unknown. `directories`: the UUIDs of the log directories of
-    their nodes; (): unknown. `damaged`: what was damaged in the log.
+    this URL. `directories`: the UUIDs of the log directories of their nodes. `damaged`: what was
+    damaged in the log.
     """
 
     number: int
@@ -60,7 +60,7 @@ class Backup:
     ended_ms: int
     clusters: tuple[str, ...]
     files: tuple[BackupFile, ...]
-    selection: tuple[str, ...] | None = ()
+    selection: tuple[str, ...] = ()
     directories: tuple[str, ...] = ()
     damaged: tuple[DamagedFile, ...] = ()
 
@@ -75,14 +75,10 @@ class Backup:
     def is_like(self, other: Backup) -> bool:
         """Whether both are of the same logs with the same selection. Not if one of them is of logs
         that were deleted and begun again at the same URL, or on another machine."""
-        known = self.directories and other.directories
-        if self.source != other.source or (
-            known and not {*self.directories} & {*other.directories}
-        ):
+        if (self.source, self.selection) != (other.source, other.selection):
             return False
-        if self.selection is None or other.selection is None:
-            return self.clusters == other.clusters
-        return self.selection == other.selection
+        one, another = {*self.directories}, {*other.directories}
+        return not one or not another or bool(one & another)
 
 
 def chunk_name(data: bytes) -> str:
@@ -130,7 +126,7 @@ def read(store: SegmentStore, number: int) -> Backup:
         data: dict[str, Any] = json.loads(body)
         if data["format"] != FORMAT:
             what = f"a backup of format {data['format']}"
-            raise UnsupportedVersion(path, 0, what, "upgrade imap-wal: a newer version wrote it")
+            raise UnsupportedVersion(path, 0, what, "use the release of imap-wal that wrote it")
         return Backup(
             number=data["number"],
             source=data["source"],
@@ -141,11 +137,10 @@ def read(store: SegmentStore, number: int) -> Backup:
                 BackupFile(file["path"], file["size"], tuple(file["chunks"]))
                 for file in data["files"]
             ),
-            selection=None if data.get("selection") is None else tuple(data["selection"]),
-            directories=tuple(data.get("directories", ())),
+            selection=tuple(data["selection"]),
+            directories=tuple(data["directories"]),
             damaged=tuple(
-                DamagedFile(each["file"], each["offset"], each["what"])
-                for each in data.get("damaged", ())
+                DamagedFile(each["file"], each["offset"], each["what"]) for each in data["damaged"]
             ),
         )
     except (ValueError, KeyError, TypeError) as error:

@@ -39,8 +39,6 @@ class ClaimManifest:
     format: ClassVar[int] = FORMAT
 
     claims: Mapping[str, Whole] = field(default_factory=dict)
-    permits: Whole = 0
-    """Claims from this incarnation on have a permit (`layout.claim_path`); 0: none."""
     members: tuple[str, ...] = ()
     """UUIDs of the Hazelcast members of the newest claim; (): any member of its cluster."""
     lost: tuple[str, ...] = ()
@@ -78,7 +76,6 @@ class ClaimManifest:
         ]
         return ClaimManifest(
             dict(kept),
-            self.permits or incarnation,
             members,
             lost,
             tokens=self.tokens,
@@ -116,15 +113,8 @@ class ClaimManifest:
         """Whether it is known who may claim, if the cluster has a token."""
         return bool(self.tokens) or self.closed
 
-    @property
-    def permitted(self) -> bool:
-        """Whether the newest claim has a permit."""
-        return 0 < self.permits <= self.newest
-
     def to_json(self) -> dict[str, Any]:
-        return without_defaults(
-            fields_of(self), ("permits", "members", "lost", "forced", "tokens", "closed")
-        )
+        return without_defaults(fields_of(self), ("members", "lost", "forced", "tokens", "closed"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:

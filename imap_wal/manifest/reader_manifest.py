@@ -68,7 +68,7 @@ class Base:
             with_lists(snapshots, lists_from_json(data.get("lists", {}))),
             {number: PartitionVersions.decode(text) for number, text in versions.items()},
             None if maps is None else checked(maps, tuple[str, ...]),
-            checked(data.get("losses", {}), dict[str, int]),
+            checked(data["losses"], dict[str, int]),
         )
 
     @property

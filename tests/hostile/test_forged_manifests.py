@@ -90,7 +90,7 @@ CLUSTER = {
     "clears": False,
     "marks": {"1": {"n1": MARK}},
 }
-CLAIMS = {"claims": {"c": 1}, "permits": 1, "members": ["m1"], "lost": ["m2"], "forced": False}
+CLAIMS = {"claims": {"c": 1}, "members": ["m1"], "lost": ["m2"], "forced": False}
 HEAD = {"number": 1, "floor": 1, "nonce": "n"}
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "node": (node_manifests, NODE),

@@ -105,7 +105,7 @@ class Claims:
         """The incarnation that may write; 0 if the permit of the newest known one was deleted. This
         costs one stat on a local file system."""
         store, claims, before = self._log.store, self._log.claims, self._known.newest
-        if self._known.permitted:
+        if before:
             if self._permit_is_there(before):
                 return before
             self._number, self._known = claims.read()
@@ -219,7 +219,7 @@ class Claims:
             if (
                 fitting is not None
                 and claims.newest != outdated
-                and (not claims.permitted or self._permit_is_there(claims.newest))
+                and (not claims.newest or self._permit_is_there(claims.newest))
             ):
                 return fitting if fitting != claims else None
             if reserved <= claims.newest:
@@ -343,7 +343,7 @@ def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
 def cutoffs_of(cluster: ClusterLog, claims: ClaimManifest) -> Cutoffs:
     """The end of each node's log. It is read after the permits of all older incarnations were
     deleted, so everything that was acknowledged for them is below it."""
-    delete_permits(cluster, max(claims.permits, claims.newest - PERMITS_BY_NAME), claims.newest)
+    delete_permits(cluster, max(1, claims.newest - PERMITS_BY_NAME), claims.newest)
     return find_cutoffs(cluster)
 
 
