@@ -20,21 +20,15 @@ def always(_: str) -> bool:
     return True
 
 
-def repaired(
-    store: SegmentStore,
-    name: str,
-    mode: str = SALVAGE,
-    drops: frozenset[format.Position] = frozenset(),
-) -> tuple[MemoryStore, list[Any]]:
-    """A repaired copy in memory, and the items; a dry run before it reports the same. `drops`:
-    entries to leave out."""
+def repaired(store: SegmentStore, name: str, mode: str = SALVAGE) -> tuple[MemoryStore, list[Any]]:
+    """A repaired copy in memory, and the items; a dry run before it reports the same."""
     plans = []
     target = MemoryStore(name)
     for dry_run in (True, False):
         views, lost = tolerant_inventory(store, (), ())
         items: list[Any] = []
         for view in views:
-            repair = ClusterRepair(store, view, mode, always, lambda _: None, lost, drops=drops)
+            repair = ClusterRepair(store, view, mode, always, lambda _: None, lost)
             repair.plan()
             items += [item.to_json() for item in repair.items]
             if not dry_run:
