@@ -147,7 +147,7 @@ class Curious(dict[str, Any]):
         self._use()
         return super().__eq__(other)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 def test_a_map_used_while_serialising_damages_no_value(memory: MemoryStore) -> None:

@@ -223,8 +223,8 @@ def _print(outcome: _Outcome, show_all: bool) -> None:
     )
     if summary["unopened"]:
         out.prose(
-            f"{out.count(summary['unopened'], 'file')} encrypted, and no given key opens them: only "
-            "their checksums were verified (--encryption-keys)"
+            f"{out.count(summary['unopened'], 'file')} encrypted, and no given key opens them: "
+            "only their checksums were verified (--encryption-keys)"
         )
     for finding in findings:
         if finding.status == CLEAN and finding.kind == "node":
