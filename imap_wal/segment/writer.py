@@ -87,5 +87,10 @@ class SegmentWriter:
             self._sealed = True
         self.close()
 
+    @property
+    def sealed(self) -> bool:
+        """Whether `seal` was called; its file is then closed, or is about to be."""
+        return self._sealed
+
     def close(self) -> None:
         self._appender.close()

@@ -159,7 +159,9 @@ class NodeLog:
         """To be called before each acknowledgement: raises `Fenced` if another process has taken
         over, or if the permit or the open segment was deleted, moved or replaced."""
         segment = self._segment
-        self.permit.check(segment if isinstance(segment, SegmentWriter) else None)
+        # After an interrupted seal, the file is closed, and can no longer be compared.
+        held = segment if isinstance(segment, SegmentWriter) and not segment.sealed else None
+        self.permit.check(held)
 
     def mark(self) -> RewindPoint:
         """Where the log is now, for `rewind`."""
