@@ -104,6 +104,11 @@ def cluster_of(node_folder: str) -> str:
     return node_folder.rpartition("/nodes/")[0]
 
 
+def is_cluster_manifest(path: str) -> bool:
+    """Whether this is a manifest of a cluster: nothing can be read without one."""
+    return path.split("/")[2:3] == ["manifest"]
+
+
 RESTORE_MARKER = "imap-wal-restore.txt"
 """In the root while logs are restored into it, or after a restore that did not end."""
 

@@ -121,13 +121,7 @@ def play_cluster(
     """The cluster demo, from the first flight to the report."""
     members = Members(url, count, folder)
     playback = Playback(stream, folder, clock, "cluster", ",".join(members.addresses))
-    report = Report(
-        f"{count} Hazelcast members, durability always",
-        stream.flights,
-        stream.records,
-        stream.deletions,
-        playback.commits,
-    )
+    report = Report.of(f"{count} Hazelcast members, durability always", stream, playback.commits)
 
     def watch(records: int) -> None:
         tell(f"{records:,} of {stream.records:,} changes acknowledged", step=False)

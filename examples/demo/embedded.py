@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import imap_wal
 from examples.demo import flights
+from examples.demo.flights import Stream
 from examples.demo.playback import MemoryCheck, Playback, Timeline
 from examples.demo.writer import CLUSTER, NAMESPACE, NODE
 from imap_wal.clock import Clock
@@ -74,6 +75,11 @@ class Report:
     timeline: Timeline = field(default_factory=Timeline)
     picture: str = ""
 
+    @classmethod
+    def of(cls, what: str, stream: Stream, commits: int) -> Self:
+        """The report of a run that begins. `what`: what the stream is played into."""
+        return cls(what, stream.flights, stream.records, stream.deletions, commits)
+
     @property
     def lost(self) -> int:
         """Acknowledged changes that differed from the maps in a comparison."""
@@ -112,13 +118,7 @@ def play_embedded(
 ) -> Report:
     """The embedded demo, from the first flight to the report. `folder` is for scratch files."""
     playback = Playback(stream, folder, clock, "embedded", url)
-    report = Report(
-        "embedded maps, durability always",
-        stream.flights,
-        stream.records,
-        stream.deletions,
-        playback.commits,
-    )
+    report = Report.of("embedded maps, durability always", stream, playback.commits)
 
     def watch(records: int) -> None:
         tell(f"{records:,} of {stream.records:,} changes acknowledged", step=False)

@@ -134,8 +134,7 @@ def _close(target: SegmentStore, folder: str) -> None:
 
 def _rank(file: BackupFile) -> int:
     """Data, then manifests of nodes, then those of clusters."""
-    parts = file.path.split("/")
-    return ("manifest" in parts) + (parts[2:3] == ["manifest"])
+    return ("manifest" in file.path.split("/")) + layout.is_cluster_manifest(file.path)
 
 
 def _write(source: SegmentStore, file: BackupFile, target: SegmentStore) -> None:

@@ -26,12 +26,12 @@ class UnfinishedStore(GatedStore):
         self.inner.delete(layout.RESTORE_MARKER)
 
     def list(self, folder: str) -> builtins.list[StoredFile]:
-        kept = [
+        manifests = [
             StoredFile(path, len(data))
             for path, data in self._manifests.items()
             if path.startswith(f"{folder}/")
         ]
-        return sorted([*super().list(folder), *kept], key=lambda file: file.path)
+        return sorted([*super().list(folder), *manifests], key=lambda file: file.path)
 
     def exists(self, path: str) -> bool:
         if path == layout.RESTORE_MARKER:
@@ -45,7 +45,7 @@ class UnfinishedStore(GatedStore):
         return data[offset : None if length is None else offset + length]
 
     def create(self, path: str, data: bytes) -> None:
-        if path.split("/")[2:3] != ["manifest"]:
+        if not layout.is_cluster_manifest(path):
             super().create(path, data)
         elif self.exists(path):
             raise AlreadyExists("it exists already", path)

@@ -38,8 +38,8 @@ from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError
 from storage_backends.paths import number_in
 
 CLUSTER_FORMAT = 8
-"""The format number of a cluster's manifests. Nobody uses a log without one, so a release that does
-not know a new number here refuses the whole log (docs/decisions/0082-one-format-number.md)."""
+"""The format number of a cluster's manifests. No program reads a log without one, so a release that
+does not know a new number here refuses the whole log (docs/decisions/0082-one-format-number.md)."""
 FORMAT = 1
 """That of all other manifests."""
 DIGITS = 10

@@ -100,8 +100,8 @@ OF_ENTRIES = (
     Mutation(
         "a copy can be opened before it is whole",
         "imap_wal/backup/unfinished.py",
-        'if path.split("/")[2:3] != ["manifest"]:',
-        'if path != "":',
+        "if not layout.is_cluster_manifest(path):",
+        "if True:",
         "tests/cli/test_unfinished_restore.py::test_a_copy_that_did_not_end_cannot_be_opened",
     ),
 )

@@ -38,9 +38,9 @@ def command(
     archives and snapshots without imap-wal, which does not read these columns itself.
 
     It applies to files that are written from then on; other files get the columns when they are
-    merged. Safe while a service runs. Archive runs and
-    rewrites of these maps take 3 to 4 times the processor time. NULL: a tombstone, a Java class, or
-    a key or value above 1 MiB. A note names maps that have no entries yet.
+    merged. Safe while a service runs. Archive runs and rewrites of these maps take 3 to 4 times the
+    processor time. NULL: a tombstone, a Java class, or a key or value above 1 MiB. A note names
+    maps that have no entries yet.
 
     \b
     Examples:

@@ -142,10 +142,9 @@ final class LoggedRecordStore extends DefaultRecordStore {
         }
     }
 
-    /** @return false: what they wait for may end soon, so they can be loaded later */
+    /** @return false: the partition is not whole yet, so they can be loaded later */
     private boolean isLoadedHere(List<Data> keys) {
         try {
-            requireWhole();
             getAll(new HashSet<>(keys), mapServiceContext.getNodeEngine().getThisAddress());
         } catch (RetryableHazelcastException e) {
             return false;

@@ -2,6 +2,7 @@ package io.imapwal.hazelcast;
 
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.map.IMap;
+import com.hazelcast.partition.PartitionService;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
@@ -11,6 +12,8 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.TimeUnit;
+import java.util.stream.Collectors;
+import java.util.stream.IntStream;
 
 import static io.imapwal.hazelcast.Members.eventually;
 import static org.junit.jupiter.api.Assertions.assertEquals;
@@ -131,6 +134,21 @@ class StoreReadsTest extends StoreFixture {
         map.evict(7);
         map.loadAll(Set.of(7), false);
         assertEquals(7, map.get(7));
+    }
+
+    /** They are loaded after the operation of loadAll. */
+    @ParameterizedTest
+    @ValueSource(strings = {"plain-", "offloaded-"})
+    void loadAllLoadsManyKeysOfOnePartition(String prefix) {
+        IMap<Integer, Integer> map = member.getMap(prefix + name);
+        PartitionService partitions = member.getPartitionService();
+        Set<Integer> keys = IntStream.iterate(0, i -> i + 1)
+                .filter(i -> partitions.getPartition(i).getPartitionId() == 0)
+                .limit(150).boxed().collect(Collectors.toSet());
+        keys.forEach(key -> map.set(key, key));
+        map.evictAll();
+        map.loadAll(keys, false);
+        assertEquals(150, map.size());
     }
 
     @ParameterizedTest
