@@ -145,7 +145,7 @@ bench-quick: setup ## the same, shorter
 	$(BIN)/python -m benchmarks --quick --save out/bench
 
 docs: $(VENV)/.docs ## the documentation as a site in site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 lint: python ## ruff, mypy --strict, import arrows
 	$(BIN)/ruff check .
