@@ -102,7 +102,7 @@ def test_views_whose_entries_were_removed_are_dropped(memory: MemoryStore) -> No
 def test_requests_of_old_sessions_are_dropped(memory: MemoryStore) -> None:
     """A node's manifest kept the last request of every session."""
     clock = FakeClock()
-    for number in range(1, 201):
+    for number in range(1, 141):
         log = opened(memory, clock)
         session = log.new_session(f"p-{number}/1")
         append(log, put("a", str(number), (1, 1, session, 1)))

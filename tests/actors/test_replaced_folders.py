@@ -145,7 +145,7 @@ def workload(store: SegmentStore, acknowledged: dict[str, int]) -> None:
 def replacements() -> Iterator[int]:
     whole = counted(MemoryStore("replaced"))
     workload(whole, {})
-    return iter(range(0, whole.calls, min(step(), 3)))
+    return iter(range(0, whole.calls, min(step(), 7)))
 
 
 def test_a_replacement_at_any_operation_loses_nothing_acknowledged() -> None:

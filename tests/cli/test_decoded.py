@@ -37,7 +37,7 @@ from tests import histories
 from tests.cli.conftest import Run
 from tests.encrypted import key_file
 from tests.histories import put
-from tests.kit.effort import share
+from tests.kit.effort import share, thorough
 from tests.kit.repairs import repair
 from tests.kit.row_engine import ComparedEngine
 from tests.kit.task_engine import ComparedTasks, TaskEngine
@@ -127,6 +127,7 @@ def test_a_tombstone_and_unknown_bytes_are_null(tmp_path: Path, run: Run) -> Non
     ]
 
 
+@thorough
 def test_every_command_reads_such_files(
     tmp_path: Path, run: Run, filled: tuple[str, dict[str, Any]]
 ) -> None:

@@ -15,7 +15,7 @@ from storage_backends.local import LocalStore
 from tests.agent.harness import config, plugin, serving
 from tests.cli.conftest import Run
 from tests.kit.disks import needed_disk
-from tests.kit.effort import thorough
+from tests.kit.effort import every, thorough
 from tests.support import eventually
 
 RESERVE = 4 << 20
@@ -59,6 +59,7 @@ def write_until_full(url: str) -> dict[int, str]:
     return acked
 
 
+@every(2)
 @pytest.mark.parametrize("archived", [False, True])
 def test_a_full_disk_is_emptied_by_rewrite_and_prune(run: Run, disk: Path, archived: bool) -> None:
     root = LocalStore(str(disk / "log"))

@@ -15,6 +15,7 @@ from imap_wal.read.file_scan import SNAPSHOT, EntryBatch, FileScan
 from imap_wal.read.scan import read_scan
 from storage_backends import SegmentStore
 from tests.cli.conftest import Run
+from tests.kit.effort import thorough
 
 
 def moment() -> str:
@@ -102,6 +103,7 @@ def test_offline_commands_keep_a_history(run: Run, tmp_path: Path) -> None:
         assert [each["value"] for each in run("export", root, "--as-of", then).lines] == [1]
 
 
+@thorough
 def test_former_moments_are_read_while_the_log_is_archived(
     run: Run, tmp_path: Path, compacted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +127,7 @@ def test_former_moments_are_read_while_the_log_is_archived(
     assert (got.code, got.out.count("two")) == (0, 1)
 
 
+@thorough
 def test_a_backup_has_the_former_moments(run: Run, tmp_path: Path) -> None:
     """Those that need a former snapshot too."""
     root, copy = tmp_path / "maps", tmp_path / "copy"

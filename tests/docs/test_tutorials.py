@@ -109,6 +109,7 @@ def check(page: str, folder: Path) -> None:
             )
 
 
+@thorough
 def test_the_embedded_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
     check("embedded.md", tmp_path)
 

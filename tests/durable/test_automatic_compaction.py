@@ -232,6 +232,7 @@ def test_a_log_without_maps_refuses_automatic_compaction(tmp_path: Path) -> None
         imap_wal.log.create(tmp_path, auto_rewrite_percentage=100)
 
 
+@thorough
 def test_a_close_leaves_a_small_log(tmp_path: Path) -> None:
     """Also of a program that ends before the first look of the compactor."""
     with imap_wal.open(tmp_path, durability="os", preallocate=False, **PATIENT) as store:

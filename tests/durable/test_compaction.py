@@ -214,7 +214,7 @@ def test_a_compaction_keeps_covered_files_for_their_time(tmp_path: Path) -> None
         assert store.compact().removed_bytes == 0 and size(tmp_path) > before
 
 
-@every(2)
+@thorough
 @pytest.mark.parametrize("by_itself", [False, True])
 def test_a_program_killed_during_a_compaction_loses_nothing(
     tmp_path: Path, by_itself: bool

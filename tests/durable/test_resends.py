@@ -78,7 +78,7 @@ def resend_everything(member: Plugin, sent: list[tuple[int, dict[str, str | None
         assert member.send(first, changes) == ["ack", first, len(changes)]
 
 
-@every(3)
+@every(6)
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("meanwhile", ["nothing", "archived", "archived, rewritten and pruned"])
 def test_resent_put_does_not_undo_a_later_put(tmp_path: Path, end: int, meanwhile: str) -> None:

@@ -32,7 +32,7 @@ from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore, forget
 from tests.faults import killed_processes
 from tests.faults.workload import Life, Reference, live
-from tests.kit.effort import brief, every, step, stride
+from tests.kit.effort import brief, every, step, stride, thorough
 from tests.kit.faults import Cases, _context
 from tests.support import Threads, contents, embedded, eventually
 
@@ -109,6 +109,7 @@ def test_a_replaced_and_resumed_writer_acknowledges_nothing(
         cases(1)
 
 
+@thorough
 def test_a_resumed_writer_on_objects_acknowledges_nothing(
     tmp_path: Path, cases: Cases, seed: int
 ) -> None:
@@ -342,7 +343,7 @@ def at_once(first: str, second: str, at: int) -> bool:
     return bool(done)
 
 
-@every(3)
+@every(4)
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_interleaved_maintenance_loses_nothing(
     cases: Cases, first: str, second: str, seed: int

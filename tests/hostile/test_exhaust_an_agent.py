@@ -49,7 +49,7 @@ def comes_in(settings: AgentConfig) -> bool:
 # ---- connections ---------------------------------------------------------------------------------
 
 
-@every(3)
+@every(4)
 @pytest.mark.parametrize(
     ("kind", "files"), [("ipc", 1700), ("ipc", 4096), ("tcp", 128), ("tcp", 1700)]
 )

@@ -151,6 +151,7 @@ def world(tmp_path: Path, classpath: str) -> Iterator[World]:
     world.tap.close()
 
 
+@thorough
 def test_a_member_with_keys_and_token_keeps_its_map(world: World) -> None:
     """What is sent over the network can be neither read nor changed."""
     cluster = world.cluster

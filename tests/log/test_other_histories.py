@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import imap_wal
@@ -16,6 +16,7 @@ from imap_wal.errors import OtherHistory, PositionGone
 from imap_wal.log import LogReader, Position
 from storage_backends.local import LocalStore
 from storage_backends.objects import LocalObjects
+from tests.kit.effort import share
 from tests.kit.nth_call import counted, replaced
 from tests.kit.standalone import create, fill, reading, reopen, texts_of
 
@@ -92,6 +93,7 @@ def test_positions_are_those_of_appends(tmp_path: Path) -> None:
         assert str(Position.parse(str(first)).after()) == str(found[1])
 
 
+@settings(max_examples=share(100, ci=5))
 @given(data=st.data())
 def test_no_position_continues_in_another_history(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -384,8 +384,8 @@ def keys_in(index: NewestIndex, name: str, wanted: Partitions) -> list[bytes]:
     return [key for states in index.keys(name, 7, wanted) for key, _, _ in states]
 
 
-@every(2)
-@pytest.mark.parametrize("memory_bytes", [1 << 30, 100_000, 1])
+@every(3)
+@pytest.mark.parametrize("memory_bytes", [100_000, 1 << 30, 1])
 def test_partition_keys_are_listed_while_keys_are_added(
     memory_bytes: int, seed: int, tmp_path: Path
 ) -> None:

@@ -54,7 +54,7 @@ def count(spark: Any, url: str, **options: str) -> int:
     return int(spark.read.format("imap_wal").options(**options).load(url).count())
 
 
-@every(4)
+@every(8)
 @pytest.mark.parametrize("how", [*READS, {"table": "files"}], ids=str)
 def test_a_map_that_no_log_has_is_refused(spark: Any, orders: str, how: dict[str, str]) -> None:
     """Also beside a map that exists. The command line refuses it with the same text."""
