@@ -15,6 +15,7 @@ from imap_wal import layout
 from imap_wal.agent.membership.sessions import SessionRegistry
 from imap_wal.agent.requests import About
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.entry import pack
 from imap_wal.format import Position
 from imap_wal.layout import Identity
@@ -41,11 +42,9 @@ COMMITS, OPENS = 400, 7
 def opened(store: SegmentStore, node: str) -> NodeLog:
     return open_node_log(
         LogContext(
-            store,
+            Context(store),
             Identity("bench", "c", node),
             Settings(preallocate=False),
-            SystemClock(),
-            SystemRandomness(),
         )
     )
 
@@ -134,7 +133,7 @@ def build(root: Path, maps: int, nodes: int, days: int) -> SegmentStore:
             sizes=(size,),
             rows=(1010,),
         )
-    ClusterLog(store, "bench", "c").manifests.update(
+    ClusterLog(Context(store), "bench", "c").manifests.update(
         lambda manifest: replace(manifest, snapshots=snapshots, generation=days)
     )
     return store
@@ -155,7 +154,7 @@ def commit_seconds(store: SegmentStore) -> float:
     claimed the log."""
     log = opened(store, "n000")
     ring: RingBuffer[CommitRequest] = RingBuffer(64)
-    sessions = SessionRegistry(log, ClusterLog(store, "bench", "c"))
+    sessions = SessionRegistry(log, ClusterLog(Context(store), "bench", "c"))
     session, _ = (
         sessions.hello(b"bench", About(cluster_id="bench", plugin_uuid="bench", purpose="write"))
         if not log.claims.read()[0]

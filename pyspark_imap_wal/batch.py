@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from imap_wal.clock import utc
+from imap_wal.context import Context
 from imap_wal.errors import EncryptionError, InvalidSetting, LogError, MissingNode
 from imap_wal.read.beginning import began_after
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
@@ -192,7 +193,7 @@ class ImapWalReader(ClusterReader):
             return
         store = open_store(known(partition.place))
         try:
-            log = ClusterLog(store, partition.namespace, partition.cluster)
+            log = ClusterLog(Context(store), partition.namespace, partition.cluster)
             if isinstance(partition, FilePartition):
                 wanted = self._wanted(partition.metadata)
                 for scan, source in ahead(store, partition.scans):
@@ -224,7 +225,7 @@ def logs_of(store: SegmentStore, options: Options) -> list[ClusterLog]:
     found = clusters_of(store, options.namespaces, options.clusters)
     if not found:
         raise InvalidSetting(why_none(store, options))
-    return [ClusterLog(store, *names) for names in found]
+    return [ClusterLog(Context(store), *names) for names in found]
 
 
 def demand_known(options: Options, logs: Sequence[ClusterLog]) -> None:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pyspark
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from imap_wal.context import Context
 from imap_wal.errors import CorruptLog, InvalidSetting, MissingNode
 from imap_wal.format import START, Position
 from imap_wal.manifest.reader_manifest import Base
@@ -263,7 +264,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         store = open_store(known(partition.place))
         try:
-            log = ClusterLog(store, partition.namespace, partition.cluster)
+            log = ClusterLog(Context(store), partition.namespace, partition.cluster)
             wanted = Wanted(
                 schema_of(self._kinds),
                 self._options.maps,
@@ -293,7 +294,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"a stream follows one cluster; found under {options.path}: {names}; "
                     "name it with the options namespace and cluster"
                 )
-            self._log = ClusterLog(store, *found[0])
+            self._log = ClusterLog(Context(store), *found[0])
         return self._log
 
     def _registered(self) -> ReaderRegistration | None:

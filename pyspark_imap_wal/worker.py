@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from imap_wal.context import Context
 from imap_wal.errors import InvalidSetting, MissingNode
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.plan import RewritePlan
@@ -43,7 +44,7 @@ def worker_log(plan: RewritePlan, version: str, meter: Meter | None = None) -> I
             raise
         raise StorageError(f"on worker {socket.gethostname()}: {error}") from error
     try:
-        log = ClusterLog(store, plan.namespace, plan.cluster)
+        log = ClusterLog(Context(store), plan.namespace, plan.cluster)
         if plan.state.number and not log.manifests.read()[0]:
             # Otherwise a task would write its part files into an empty folder of this machine.
             raise MissingNode(f"there is no {log.folder}/manifest in {plan.url}")

@@ -15,6 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from imap_wal import layout
+from imap_wal.context import Context
 from imap_wal.entry import RAW
 from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.manifest.archives import Archive
@@ -75,7 +76,7 @@ class Target:
 
     def open(self) -> tuple[SegmentStore, ClusterLog]:
         store = open_store(known(self.place))
-        return store, ClusterLog(store, self.namespace, self.cluster)
+        return store, ClusterLog(Context(store), self.namespace, self.cluster)
 
 
 class ImapWalWriter(DataSourceArrowWriter):

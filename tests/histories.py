@@ -14,6 +14,7 @@ import hypothesis.strategies as st
 
 from imap_wal import format
 from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
 from imap_wal.entry import (
     DELETED,
     EXPIRES_AT_MS,
@@ -123,7 +124,9 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.randomness = SeededRandomness(7)
-        self.log = ClusterLog(self.store, "ns", "c.1", self.clock, self.randomness)
+        self.log = ClusterLog(
+            Context(self.store, clock=self.clock, randomness=self.randomness), "ns", "c.1"
+        )
         self.logs: dict[str, NodeLog] = {}
         self.sessions: dict[str, int] = {}
         self.requests = itertools.count(1)
@@ -143,7 +146,9 @@ class Cluster:
     def open(self, node: str) -> NodeLog:
         log = open_node_log(
             LogContext(
-                self.store, Identity("ns", "c.1", node), self.settings, self.clock, self.randomness
+                Context(self.store, clock=self.clock, randomness=self.randomness),
+                Identity("ns", "c.1", node),
+                self.settings,
             ),
             what="the history",
         )

@@ -11,6 +11,7 @@ from typing import Any
 import imap_wal
 from imap_wal import entry
 from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
 from imap_wal.entry import DataEntry
 from imap_wal.format import SegmentHeader
 from imap_wal.layout import Identity
@@ -102,7 +103,11 @@ def node_log(
     """The log of n1 of the embedded cluster, opened for writing."""
     settings = {"segment_bytes": 64 * 1024, "preallocate": False, **settings}
     return open_node_log(
-        LogContext(store, IDENTITY, Settings(**settings), FakeClock(), SeededRandomness(seed)),
+        LogContext(
+            Context(store, clock=FakeClock(), randomness=SeededRandomness(seed)),
+            IDENTITY,
+            Settings(**settings),
+        ),
         what="the test",
         takeover=takeover,
     )

@@ -18,6 +18,7 @@ from examples.demo.flights import Stream
 from examples.demo.playback import MemoryCheck, Playback, Timeline
 from examples.demo.writer import CLUSTER, NAMESPACE, NODE
 from imap_wal.clock import Clock
+from imap_wal.context import Context
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.security.encryption import open_store
@@ -178,6 +179,6 @@ def rewrite_and_prune(url: str) -> None:
 
     with Selection(url).open() as (store, clusters):
         for view in clusters:
-            log = ClusterLog(store, view.namespace, view.cluster)
+            log = ClusterLog(Context(store), view.namespace, view.cluster)
             rewrite(log, LocalEngine())
             prune(log)

@@ -43,11 +43,9 @@ class OpenLog:
         self._config = config
         identity = Identity(config.namespace, config.cluster, config.node)
         context = LogContext(
-            all_logs.store,
+            all_logs.context,
             identity,
             config.log,
-            all_logs.clock,
-            all_logs.randomness,
             config.served_at,
             config.tail_access.public_key() if config.served_at else "",
         )

@@ -44,6 +44,7 @@ from imap_wal.agent.transport.gate import check_pair
 from imap_wal.agent.transport.router import Message, Router
 from imap_wal.checks import mode
 from imap_wal.clock import Randomness, SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.errors import (
     Fenced,
     StorageUnavailable,
@@ -84,7 +85,9 @@ class Agent:
         randomness = SystemRandomness()
         self._store = open_store(config.url, wal_dir=config.wal_dir, tails=self._tails_of)
         self._all_logs = ClusterLog(
-            self._store, config.namespace, config.cluster, self._clock, randomness
+            Context(self._store, clock=self._clock, randomness=randomness),
+            config.namespace,
+            config.cluster,
         )
         self._stopping = False
         self._started = self._clock.monotonic()

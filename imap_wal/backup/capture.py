@@ -260,7 +260,7 @@ def _of_moment(
     for path, file in look.segments.items():
         held[path] = CapturedFile(fronts[path].end if path in fronts else file.size)
     view = FileView(held, log.store.capabilities)
-    state = ClusterLog(view, log.namespace, log.cluster, log.clock, log.randomness).state()
+    state = log.on(view).state()
     state.demand_all()  # the files of every node
     segments = {segment.path for node in state.nodes.values() for segment in node.segments}
     damaged: list[LogError] = []

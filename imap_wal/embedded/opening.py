@@ -16,6 +16,7 @@ from typing import Any, Unpack
 
 from imap_wal.checks import location
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.embedded.store import Store
 from imap_wal.embedded.wal_filter import WalFilter
 from imap_wal.errors import InvalidSetting, StorageUnavailable
@@ -125,18 +126,19 @@ def open(  # the public name: imap_wal.open
     wal_dir = location(wal_dir, "wal_dir")
     try:
         store = with_keys(storage or open_store(url, wal_dir=wal_dir), chosen.encryption_keys)
-        all_logs = ClusterLog(store, namespace, cluster, clock, randomness)
-        context = LogContext(store, identity, chosen, clock, randomness)
-        demand_claimable(context)
+        context = Context(store, clock=clock, randomness=randomness)
+        all_logs = ClusterLog(context, namespace, cluster)
+        log_context = LogContext(context, identity, chosen)
+        demand_claimable(log_context)
         others: dict[str, NodeOpening] = {}
 
         def prove() -> None:
             if not shared:
-                others.update(prove_others(context))
+                others.update(prove_others(log_context))
             prove_restore(all_logs, node, chosen)
 
         log = open_node_log(
-            context,
+            log_context,
             what=f"imap_wal.open({url!r})",
             takeover=takeover,
             embedded=True,
@@ -149,21 +151,21 @@ def open(  # the public name: imap_wal.open
                 # After the claim: of two stores that open at the same time, the one with the later
                 # incarnation then fences the other.
                 shut_out_others(log, f"{OTHER_NODE}, under node name {node!r}", proved=others)
-            process = None
+            other = None
             if storage is None and is_reachable(store.url, wal_dir):
                 # With the options of the storage driver, which a store does not show.
                 source = url.moved(store.url).with_keys(chosen.encryption_keys)
-                process = OtherProcess(source, wal_dir, keep_s=KEEP_S)
+                other = OtherProcess(source, wal_dir, keep_s=KEEP_S)
             return Store(
                 LogWriter(log, all_logs),
                 all_logs,
-                process,
+                other,
                 incarnation,
                 serializer or MsgpackSerializer(),
                 wal_filter,
                 shared,
                 # A compaction in a thread would delay the program, so it runs only on request.
-                compacts=process is not None or "auto_rewrite_percentage" in settings,
+                compacts=other is not None or "auto_rewrite_percentage" in settings,
             )
         except BaseException:
             log.close(clean=False)

@@ -12,6 +12,7 @@ from typing import Any, Unpack
 from imap_wal import layout
 from imap_wal.checks import location
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.embedded.opening import demand_claimable, next_incarnation
 from imap_wal.errors import InvalidSetting, LogExists, NoSuchLog
 from imap_wal.layout import Identity
@@ -163,7 +164,7 @@ def _first_manifest(
 
 def _open(url: str, context: LogContext, takeover: bool) -> Log:
     who = context.identity
-    logs = ClusterLog(context.store, who.namespace, who.cluster, context.clock, context.randomness)
+    logs = ClusterLog(context.context, who.namespace, who.cluster)
 
     def prove() -> None:
         demand_claimable(context)
@@ -215,9 +216,10 @@ def _context(
             f"durability is 'interval'; {store.url} cannot append, so an entry would be "
             "acknowledged before any reader can see it: choose 'always'"
         )
-    return LogContext(
-        store, identity, settings, clock or SystemClock(), randomness or SystemRandomness()
+    context = Context(
+        store, clock=clock or SystemClock(), randomness=randomness or SystemRandomness()
     )
+    return LogContext(context, identity, settings)
 
 
 def _manifests(context: LogContext) -> ManifestLog[NodeManifest]:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TypeVar
 
 from imap_wal import layout
-from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.entry import KEY, Row
 from imap_wal.errors import LogError, MissingNode, ShortLog
 from imap_wal.format import START, Position
@@ -60,19 +60,16 @@ class ClusterLog:
     """All logs of one cluster, for reading. It keeps what it has read of manifests; as thread-safe
     as the store."""
 
-    def __init__(
-        self,
-        store: SegmentStore,
-        namespace: str,
-        cluster: str,
-        clock: Clock | None = None,
-        randomness: Randomness | None = None,
-    ) -> None:
-        self.store, self.namespace, self.cluster = store, namespace, cluster
-        self.clock, self.randomness = clock or SystemClock(), randomness or SystemRandomness()
+    def __init__(self, context: Context, namespace: str, cluster: str) -> None:
+        self.context, self.namespace, self.cluster = context, namespace, cluster
+        self.store, self.clock, self.randomness = context.store, context.clock, context.randomness
         self.folder = layout.cluster_folder(namespace, cluster)
-        self.manifests = cluster_manifests(store, self.folder, self.clock, self.randomness)
+        self.manifests = cluster_manifests(self.store, self.folder, self.clock, self.randomness)
         self._nodes: dict[str, NodeManifestLog] = {}
+
+    def on(self, store: SegmentStore) -> ClusterLog:
+        """The same logs through another store."""
+        return ClusterLog(self.context.on(store), self.namespace, self.cluster)
 
     def manifest(self) -> ClusterManifest:
         """The newest manifest of the cluster."""

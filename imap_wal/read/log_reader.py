@@ -30,7 +30,8 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 import msgpack
 
 from imap_wal.checks import check_seconds, check_source, location
-from imap_wal.clock import Clock, Randomness
+from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.entry import DataEntry, Row
 from imap_wal.errors import CorruptLog, MissingNode, NoSuchLog, PositionGone, StorageUnavailable
 from imap_wal.format import FRAME_HEADER_BYTES, START, MarkedPosition, Position
@@ -144,7 +145,15 @@ class LogReader:
                 encryption_keys,
             )
         self._owns_store = storage is None
-        self._log = ClusterLog(self._store, namespace, cluster, clock, randomness)
+        self._log = ClusterLog(
+            Context(
+                self._store,
+                clock=clock or SystemClock(),
+                randomness=randomness or SystemRandomness(),
+            ),
+            namespace,
+            cluster,
+        )
         self._bound = bound or Bound()
         self._partial = partial
         self._appends = self._store.capabilities.durable_append

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.errors import NotRepairable
 from imap_wal.inspect import older_manifests
 from imap_wal.inspect.inventory import ClusterView, NodeView
@@ -209,9 +210,8 @@ class ClusterRepair:
         return decided
 
     def _decide(self, target: SegmentStore, prefer: str) -> list[MapRewrite]:
-        log = ClusterLog(
-            target, self.view.namespace, self.view.cluster, self.clock, self.randomness
-        )
+        context = Context(target, clock=self.clock, randomness=self.randomness)
+        log = ClusterLog(context, self.view.namespace, self.view.cluster)
         resolution = Resolution(prefer, alone=True)
         maps = {
             each.map for each in conflicts.find(log) if resolution.winner(each.claims) is not None

@@ -92,13 +92,7 @@ class LogWriter:
             self._archiving,
             storage_errors(f"removing covered files of {log}; the next run removes the rest"),
         ):
-            logs = ClusterLog(
-                self.maintenance.until_stop(logs.store),
-                logs.namespace,
-                logs.cluster,
-                logs.clock,
-                logs.randomness,
-            )
+            logs = logs.on(self.maintenance.until_stop(logs.store))
             return remove_covered(logs, log.identity.node, log.settings, log.unsealed)
 
     def shrink(self, upto: Position, *, uncovered: bool = False) -> Position:

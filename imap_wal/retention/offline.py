@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.errors import WriterLocked
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
@@ -25,10 +25,11 @@ def archive_offline(store: SegmentStore, identity: Identity, node_folder: str) -
     """Turn all segments of a node's log into archives. Raises `WriterLocked` if another process is
     writing it, and the errors of `open_node_log` and `archive_sealed`."""
     # Opening the log cuts off a torn tail, and locks the log while the segments are removed.
-    logs = ClusterLog(store, identity.namespace, identity.cluster)
+    context = Context(store)
+    logs = ClusterLog(context, identity.namespace, identity.cluster)
     try:
         log = open_node_log(
-            LogContext(store, identity, Settings(), SystemClock(), SystemRandomness()),
+            LogContext(context, identity, Settings()),
             what="imap-wal archive",
             also=partial(prove_keys, logs, identity.node),
         )

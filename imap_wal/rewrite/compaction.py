@@ -22,7 +22,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
-from imap_wal.clock import Clock
+from imap_wal.clock import Clock, SystemClock
+from imap_wal.context import Context
 from imap_wal.errors import Closed, ImapWalError, StorageUnavailable
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import storage_errors
@@ -125,7 +126,8 @@ class CompactionTask:
         from imap_wal.rewrite.run import rewrite
 
         limited = LimitedStore(store, self.bytes_per_s, pause) if self.bytes_per_s else store
-        log = ClusterLog(limited, self.namespace, self.cluster, clock)
+        context = Context(limited, clock=clock or SystemClock())
+        log = ClusterLog(context, self.namespace, self.cluster)
         with turn(log, _holder(self.node), _wait if self.waits else None):
             start = log.clock.monotonic()
             warning = keep_history(log, self.settings.history_s)

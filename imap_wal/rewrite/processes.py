@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from imap_wal.clock import SystemRandomness
+from imap_wal.context import Context
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.statistics import MergeProgress
 from imap_wal.retention.other_process import OtherProcess, ProcessDied, Report, is_reachable
@@ -133,7 +134,7 @@ class _Task:
         self.folder.mkdir()
         tempfile.tempdir = str(self.folder)  # no other work is done in that process
         randomness, meter = SystemRandomness(), Meter()
-        log = ClusterLog(meter.on(store), self.namespace, self.cluster)
+        log = ClusterLog(Context(meter.on(store)), self.namespace, self.cluster)
         result = _work(self.work)(log, self.given, self.number, randomness)
         return TaskAnswer(
             self.number,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from imap_wal.context import Context
 from imap_wal.errors import InvalidSetting, LostRace, ShortLog
 from imap_wal.manifest import key_checks
 from imap_wal.read.cluster import ClusterLog
@@ -89,8 +90,8 @@ def rewrite(
 
 
 def _with_fixed_keys(log: ClusterLog) -> ClusterLog:
-    store = with_fixed_keys(log.store)
-    return ClusterLog(store, log.namespace, log.cluster, log.clock, log.randomness)
+    context = Context(with_fixed_keys(log.store), clock=log.clock, randomness=log.randomness)
+    return ClusterLog(context, log.namespace, log.cluster)
 
 
 def _enter(log: ClusterLog, skew_ms_max: int) -> int | None:

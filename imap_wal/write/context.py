@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from imap_wal.clock import Clock, Randomness
+from imap_wal.context import Context
 from imap_wal.layout import Identity
-from imap_wal.security.encryption import keys_of
 from imap_wal.security.encryption_keys import KeyRing
 from imap_wal.settings import Settings
 from storage_backends import SegmentStore
@@ -14,18 +14,28 @@ from storage_backends import SegmentStore
 
 @dataclass(frozen=True, slots=True)
 class LogContext:
-    """The place, identity and settings of a node's log, and the process's clock and randomness.
-    `address`, `address_key`: see `NodeManifest`."""
+    """The context, identity and settings of a node's log. `address`, `address_key`: see
+    `NodeManifest`."""
 
-    store: SegmentStore
+    context: Context
     identity: Identity
     settings: Settings
-    clock: Clock
-    randomness: Randomness
     address: str = ""
     address_key: str = ""
     key_ring: KeyRing = field(init=False)
-    """The keys of the store when this was made."""
+    """The keys when this was made: those that the log is opened with."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "key_ring", keys_of(self.store).key_ring)
+        object.__setattr__(self, "key_ring", self.context.keys.key_ring)
+
+    @property
+    def store(self) -> SegmentStore:
+        return self.context.store
+
+    @property
+    def clock(self) -> Clock:
+        return self.context.clock
+
+    @property
+    def randomness(self) -> Randomness:
+        return self.context.randomness

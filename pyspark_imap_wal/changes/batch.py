@@ -7,6 +7,7 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
+from imap_wal.context import Context
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import START, Position
 from imap_wal.read.cluster import ClusterLog
@@ -55,7 +56,7 @@ def read_task(
         return
     store = open_store(known(task.place))
     try:
-        log = ClusterLog(store, task.namespace, task.cluster)
+        log = ClusterLog(Context(store), task.namespace, task.cluster)
         maps = filters.only("map", options.maps)
         wanted = Wanted(schema_of(dict(kinds)), maps, (), filters, task.metadata)
         yield from read_images(log, task, wanted)

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE, DataEntry, Order, Row, is_clear
 from imap_wal.format import START, Position
 from imap_wal.manifest.epochs import Epoch, marked
@@ -104,7 +105,7 @@ class HistoryReader(ClusterReader):
             return
         store = open_store(known(partition.place))
         try:
-            log = ClusterLog(store, partition.namespace, partition.cluster)
+            log = ClusterLog(Context(store), partition.namespace, partition.cluster)
             wanted = Wanted(
                 schema_of(self._kinds), filters=self._filters, metadata=partition.metadata
             )

@@ -16,6 +16,7 @@ import click
 
 from imap_wal import layout
 from imap_wal.checks import check_source, location
+from imap_wal.context import Context
 from imap_wal.errors import InvalidSetting, LogError
 from imap_wal.inspect.inventory import ClusterView, take_inventory
 from imap_wal.manifest.older import RESTORE_ADVICE, RESTORE_UNFINISHED
@@ -162,7 +163,7 @@ class Selection:
     def _demand_maps(self, store: SegmentStore, found: list[ClusterView]) -> None:
         """`Failed` for a map that none of the logs has: an empty result would look like an empty
         map. Damaged files may have it; then the command itself reports the damage."""
-        logs = [ClusterLog(store, view.namespace, view.cluster) for view in found]
+        logs = [ClusterLog(Context(store), view.namespace, view.cluster) for view in found]
         why = why_no_map(logs, self.maps)
         if why:
             raise Failed(f"{self.url}: {why}")

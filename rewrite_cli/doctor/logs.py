@@ -6,6 +6,7 @@ from collections.abc import Collection, Generator, Iterator
 
 from imap_wal.agent.access.keys import KeyPair
 from imap_wal.agent.membership.liveness import present, signs
+from imap_wal.context import Context
 from imap_wal.disposal import ADVICE as LINK_ADVICE
 from imap_wal.disposal import EFFECT as LINK_EFFECT
 from imap_wal.errors import LogError
@@ -108,7 +109,7 @@ def _absent(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
 
 def _backfills(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
     """The files of backfills that ended without success."""
-    log = ClusterLog(store, view.namespace, view.cluster)
+    log = ClusterLog(Context(store), view.namespace, view.cluster)
     left = [each for each in ended_backfills(log, dry_run=True) if not each.directory]
     if left:
         files = [file for each in left for file in each.files]
@@ -166,7 +167,7 @@ def _readers(store: SegmentStore, view: ClusterView) -> Generator[Check, None, i
     there for them."""
     name = f"readers of {view}"
     try:
-        kept = kept_for_readers(ClusterLog(store, view.namespace, view.cluster))
+        kept = kept_for_readers(ClusterLog(Context(store), view.namespace, view.cluster))
     except (LogError, NotFound):
         return 0  # reported above
     for each in kept:
@@ -190,8 +191,9 @@ def _order(store: SegmentStore, view: ClusterView, size: int) -> Iterator[Check]
         what = f"not checked: that would read {output.size(size)}"
         yield Check(name, OK, what, "`imap-wal verify` reads everything, and checks it")
         return
+    log = ClusterLog(Context(store), view.namespace, view.cluster)
     try:
-        texts = conflicts.found(ClusterLog(store, view.namespace, view.cluster))
+        texts = conflicts.found(log)
     except (LogError, NotFound) as error:
         yield Check(
             name, WARNING, f"not checked: {error}", "run `imap-wal verify` to see what is damaged"

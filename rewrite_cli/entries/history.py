@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 
+from imap_wal.context import Context
 from imap_wal.decoder import Decoder
 from imap_wal.entry import (
     DELETED,
@@ -150,7 +151,7 @@ def _by_key(lines: Iterable[Line]) -> dict[bytes, list[Line]]:
 def _read(search: Search, *, covered: bool) -> _Lines:
     policy = RecoveryPolicy.PARTIAL if search.partial else RecoveryPolicy.FULL
     view = search.view
-    log = ClusterLog(search.store, view.namespace, view.cluster)
+    log = ClusterLog(Context(search.store), view.namespace, view.cluster)
     schemas = (from_manifest(item) for node in view.nodes for item in node.manifest.metadata)
     decoder = Decoder(schemas, note)
     lines: list[Line] = []

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import click
 
 from imap_wal.clock import SystemClock
+from imap_wal.context import Context
 from imap_wal.decoder import Decoder
 from imap_wal.entry import MAP, TIMESTAMP_MS, Row
 from imap_wal.errors import LogError
@@ -192,7 +193,7 @@ def _merge(
         restore_memory_bytes=reading.memory_bytes,
     )
     load_parquet()
-    log = ClusterLog(store, view.namespace, view.cluster)
+    log = ClusterLog(Context(store), view.namespace, view.cluster)
     return (
         _as_of(log, view, selection, stack, tell, settings, reading.as_of_ms)
         if reading.as_of_ms is not None

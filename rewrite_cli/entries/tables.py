@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import click
 
+from imap_wal.context import Context
 from imap_wal.decoder import Decoder
 from imap_wal.entry import KEY, MAP, TIMESTAMP_MS, VALUE
 from imap_wal.format import Position
@@ -144,7 +145,7 @@ def _load_raw(
     """Every change of one cluster, once: with its position if a file of a node still has it."""
     policy = RecoveryPolicy.PARTIAL if options.partial else RecoveryPolicy.FULL
     view = merged.view
-    log = ClusterLog(store, view.namespace, view.cluster)
+    log = ClusterLog(Context(store), view.namespace, view.cluster)
     decoder = Decoder(
         (from_manifest(item) for node in view.nodes for item in node.manifest.metadata), note
     )

@@ -12,6 +12,7 @@ import imap_wal.log
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.agent.open_log import OpenLog
+from imap_wal.context import Context
 from imap_wal.embedded.store import Store
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace
 from imap_wal.read.cluster import ClusterLog
@@ -199,6 +200,6 @@ def test_a_log_of_records_cannot_be_opened_for_maps(memory: MemoryStore, tmp_pat
             url="memory://", cluster="log", node="log", endpoint=f"ipc://{tmp_path}/agent"
         )
         with pytest.raises(InvalidSetting, match="is a log of records"):
-            OpenLog(config, ClusterLog(memory, "default", "log"), takeover=True)
+            OpenLog(config, ClusterLog(Context(memory), "default", "log"), takeover=True)
         assert [file.path for file in memory.list("")] == before
         log.append("m", (b"key", b"another"))

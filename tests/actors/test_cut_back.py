@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from imap_wal import format
+from imap_wal.context import Context
 from imap_wal.errors import CorruptLog
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
@@ -22,7 +23,7 @@ def test_a_view_drops_what_an_open_cut_off(memory: MemoryStore) -> None:
     log.sync()
     before = memory.read(segments(memory)[0])
     log.write(format.ENTRIES, 1, [row("lost", "1", 2)])
-    view = MaterializedView(ClusterLog(memory, "default", "embedded"), Settings())
+    view = MaterializedView(ClusterLog(Context(memory), "default", "embedded"), Settings())
     view.catch_up()
     assert sum(map(len, view.keys("m"))) == 2
     overwrite(memory, segments(memory)[0], before)
@@ -33,5 +34,5 @@ def test_a_view_drops_what_an_open_cut_off(memory: MemoryStore) -> None:
     assert sorted(key for keys in view.keys("m") for key in keys) == [b"new", b"safe"]
     overwrite(memory, segments(memory)[0], before[:-1])
     with pytest.raises(CorruptLog):  # damage is still an error
-        MaterializedView(ClusterLog(memory, "default", "embedded"), Settings()).catch_up()
+        MaterializedView(ClusterLog(Context(memory), "default", "embedded"), Settings()).catch_up()
     view.close()

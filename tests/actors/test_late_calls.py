@@ -13,6 +13,7 @@ from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.agent.membership.sessions import Session, SessionRegistry
 from imap_wal.agent.requests import About
 from imap_wal.clock import SystemRandomness
+from imap_wal.context import Context
 from imap_wal.embedded.store import Store
 from imap_wal.errors import CorruptLog, ImapWalError, InvalidSetting, OutcomeUnknown
 from imap_wal.layout import Identity
@@ -120,9 +121,13 @@ class YoungFilesNotListed:
 def sessions(store: Any, node: str) -> SessionRegistry:
     identity = Identity("default", "members", node)
     log = open_node_log(
-        LogContext(store, identity, Settings(preallocate=False), FakeClock(), SystemRandomness())
+        LogContext(
+            Context(store, clock=FakeClock(), randomness=SystemRandomness()),
+            identity,
+            Settings(preallocate=False),
+        )
     )
-    return SessionRegistry(log, ClusterLog(store, "default", "members"))
+    return SessionRegistry(log, ClusterLog(Context(store), "default", "members"))
 
 
 def hello(sessions: SessionRegistry, cluster: str) -> Session:
@@ -154,7 +159,7 @@ def test_lifetimes_are_in_the_order_of_incarnations(memory: MemoryStore) -> None
     with pytest.raises(VoidIncarnation):
         hello(slow, "A")
     hello(fast, "C")
-    lifetimes = ClusterLog(memory, "default", "members").manifest().lifetimes
+    lifetimes = ClusterLog(Context(memory), "default", "members").manifest().lifetimes
     # Nothing was appended in B, so its record is replaced by that of C.
     assert [lifetime.cluster_id for lifetime in lifetimes] == ["C"]
 
@@ -187,7 +192,7 @@ def test_the_writer_of_a_forgotten_node_acknowledges_nothing(tmp_path: Path) -> 
     gone = embedded(store, "n1", shared=True)
     with embedded(store, "n2", shared=True):
         assert acknowledged(gone, "before", 1)
-        forget_node(ClusterLog(store, "default", "embedded"), "n1", lose=True)
+        forget_node(ClusterLog(Context(store), "default", "embedded"), "n1", lose=True)
     assert not acknowledged(gone, "lost", 1)
 
 
@@ -200,7 +205,7 @@ def test_the_first_cluster_shuts_an_open_store_out(memory: MemoryStore) -> None:
     assert not acknowledged(store, "after", 1), "it is void for the members"
     with pytest.raises(InvalidSetting, match="belongs to Hazelcast members"):
         embedded(memory, node="program", cluster="members")
-    log = ClusterLog(memory, "default", "members")
+    log = ClusterLog(Context(memory), "default", "members")
     assert sum(len(changes.rows) for changes in log.changes()) == 1
 
 
@@ -221,5 +226,5 @@ def test_a_claims_incarnation_is_above_that_of_an_open_store(memory: MemoryStore
     )
     session = hello(members, "A")
     assert not acknowledged(opened[0], "after", 1)
-    manifest = ClusterLog(memory, "default", "members").manifest()
+    manifest = ClusterLog(Context(memory), "default", "members").manifest()
     assert session.incarnation == manifest.incarnation == manifest.lifetimes[-1].incarnation > 2

@@ -24,6 +24,7 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.agent.open_log import OpenLog
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.errors import ImapWalError
 from imap_wal.format import START
 from imap_wal.layout import Identity
@@ -66,7 +67,7 @@ class Place:
         return FaultyStore(KINDS[self.kind](str(self.root)), self.plan)
 
     def log(self) -> ClusterLog:
-        return ClusterLog(with_keys(self.store(), self.keys), "default", "embedded")
+        return ClusterLog(Context(with_keys(self.store(), self.keys)), "default", "embedded")
 
     def content(self) -> Content:
         return {

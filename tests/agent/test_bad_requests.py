@@ -11,7 +11,7 @@ import pytest
 
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.transport.router import parts
-from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.layout import Identity
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.settings import Settings
@@ -260,7 +260,9 @@ def test_a_number_beyond_an_archives_range_is_refused(
     store = open_store(settings.url)
     log = open_node_log(
         LogContext(
-            store, Identity("default", "c", "n1"), Settings(), SystemClock(), SystemRandomness()
+            Context(store),
+            Identity("default", "c", "n1"),
+            Settings(),
         ),
         what="the test",
     )

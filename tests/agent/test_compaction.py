@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from imap_wal.agent.config import AgentConfig
+from imap_wal.context import Context
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import compaction
 from imap_wal.rewrite.turn import RewriteRunning, turn
@@ -28,7 +29,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def logs(settings: AgentConfig) -> ClusterLog:
-    return ClusterLog(open_store(settings.url), settings.namespace, settings.cluster)
+    return ClusterLog(Context(open_store(settings.url)), settings.namespace, settings.cluster)
 
 
 def write(member: Plugin, numbers: range, prefix: str = "k") -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from imap_wal import format
-from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.entry import pack
 from imap_wal.layout import Identity
 from imap_wal.settings import Settings
@@ -26,11 +26,9 @@ def write(url: str, node: str, values: dict[str, str | None]) -> None:
     `values` are in one map that both halves changed."""
     log = open_node_log(
         LogContext(
-            open_store(url),
+            Context(open_store(url)),
             Identity("default", "c", node),
             Settings(),
-            SystemClock(),
-            SystemRandomness(),
         ),
         what="the test",
     )

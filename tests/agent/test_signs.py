@@ -15,6 +15,7 @@ from imap_wal.agent.reads import work as works
 from imap_wal.agent.reads.work import Work
 from imap_wal.agent.requests import Append, Beat
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.errors import Fenced
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
@@ -193,11 +194,13 @@ def test_an_idle_agent_notices_that_it_lost_its_log(tmp_path: Path, how: str) ->
             assert member.put(a="1")[0] == "ack"
         store = open_store(settings.url)
         if how == "forgotten":
-            forget_node(ClusterLog(store, "default", "c"), settings.node, lose=True)
+            forget_node(ClusterLog(Context(store), "default", "c"), settings.node, lose=True)
         else:
             identity = Identity("default", "c", settings.node)
             randomness = SystemRandomness()
-            context = LogContext(store, identity, settings.log, SystemClock(), randomness)
+            context = LogContext(
+                Context(store, clock=SystemClock(), randomness=randomness), identity, settings.log
+            )
             open_node_log(context, what="another", takeover=True, maps=True).close()
         eventually(lambda: agent.snapshot().fenced, "the agent noticed it")
         assert "taken over" in why_not_ready(agent.snapshot())

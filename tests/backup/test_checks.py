@@ -12,6 +12,7 @@ import imap_wal
 from imap_wal.backup import capture
 from imap_wal.backup.run import back_up
 from imap_wal.clock import SystemClock
+from imap_wal.context import Context
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.segment.frame_check import FrameCheck
 from imap_wal.segment.reader import SegmentReader
@@ -82,7 +83,7 @@ def test_a_file_that_reads_wrongly_is_read_again(tmp_path: Path, times: int, dam
     inner = open_store(f"file://{tmp_path}/log")
     flawed: Any = Flawed(inner, str(path), times)
     target = open_store(f"file://{tmp_path}/b")
-    source = ClusterLog(flawed, "default", "embedded")
+    source = ClusterLog(Context(flawed), "default", "embedded")
     made = back_up([source], target, clock=SystemClock(), holder="test", verify=True)
     assert [each.file for each in made.backup.damaged] == [str(path)] * damaged
     if damaged:
@@ -90,7 +91,10 @@ def test_a_file_that_reads_wrongly_is_read_again(tmp_path: Path, times: int, dam
     assert flawed.times == 0
     chunks = next(each for each in made.backup.files if each.path == str(path)).chunks
     again = back_up(
-        [ClusterLog(inner, "default", "embedded")], target, clock=SystemClock(), holder="test"
+        [ClusterLog(Context(inner), "default", "embedded")],
+        target,
+        clock=SystemClock(),
+        holder="test",
     )
     assert not again.backup.damaged
     same = next(each for each in again.backup.files if each.path == str(path)).chunks
@@ -114,7 +118,7 @@ def test_a_commit_under_way_is_not_damage(tmp_path: Path, monkeypatch: pytest.Mo
         return whole if len(looks) == 1 else found(store, path, known)
 
     monkeypatch.setattr(capture, "_front", front)
-    source = ClusterLog(open_store(f"file://{tmp_path}/log"), "default", "embedded")
+    source = ClusterLog(Context(open_store(f"file://{tmp_path}/log")), "default", "embedded")
     target = open_store(f"file://{tmp_path}/b")
     made = back_up([source], target, clock=SystemClock(), holder="test")
     assert not made.backup.damaged

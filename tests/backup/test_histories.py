@@ -17,6 +17,7 @@ from imap_wal.backup.capture import capture
 from imap_wal.backup.restore import restore_backup
 from imap_wal.backup.run import back_up
 from imap_wal.clock import SystemClock
+from imap_wal.context import Context
 from imap_wal.embedded.store import Store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -122,7 +123,7 @@ class History:
             self.store = self._open()
         else:
             store = open_store(self._url)
-            log = ClusterLog(store, "default", "embedded")
+            log = ClusterLog(Context(store), "default", "embedded")
             if kind == "rewrite":
                 rewrite(log, LocalEngine(Settings()), maps=chance.choice([None, (name,)]))
             else:
@@ -159,7 +160,7 @@ def restored(target: SegmentStore, number: int, url: str, node: str) -> State:
 
 def run(history: History, url: str, target: Any, *, keep: int = 0) -> int:
     store = Busy(open_store(url), history.happen, history.chance)
-    log = ClusterLog(store, "default", "embedded")
+    log = ClusterLog(Context(store), "default", "embedded")
     made = back_up([log], target, clock=SystemClock(), holder="test", keep=keep)
     return made.backup.number
 
@@ -231,11 +232,11 @@ def test_no_entry_counts_that_is_newer_than_the_manifests(tmp_path: Path) -> Non
                 store.map("a")["after"] = "x" * 1000
 
         busy = Busy(inner, happen, random.Random(1))
-        manifests = ClusterLog(inner, "default", "embedded").manifests
+        manifests = ClusterLog(Context(inner), "default", "embedded").manifests
         first_read = 10**9
         busy.list("default/embedded")
         first_read = 2 * len(looked) + 1  # the first call after the next listing
-        captured = capture(ClusterLog(busy, "default", "embedded"))
+        captured = capture(ClusterLog(Context(busy), "default", "embedded"))
         number = manifests.read()[0]
         assert f"default/embedded/manifest/{number:010d}.json" in captured.contents
         assert [front.end > 1000 for front in captured.fronts.values()] == [True]
@@ -249,7 +250,7 @@ def test_a_log_opened_before_its_restore_ends_keeps_positions(tmp_path: Path) ->
         written.append("m", (b"a", b"1"))
     backups, copy = open_store(str(tmp_path / "backups")), tmp_path / "copy"
     copied = open_store(str(tmp_path / "log"))
-    logs = [ClusterLog(copied, "default", "c")]
+    logs = [ClusterLog(Context(copied), "default", "c")]
     back_up(logs, backups, clock=SystemClock(), holder="test")
     running: list[imap_wal.log.Log] = []
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import imap_wal
+from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE
 from imap_wal.parquet.columns import nodes_of, to_rows
 from imap_wal.parquet.reader import batches
@@ -69,7 +70,7 @@ def test_stat_counts_what_is_not_in_doubt(run: Run, split: str) -> None:
 
 
 def live(store: SegmentStore) -> dict[bytes, bytes | None]:
-    with closing(MaterializedView(ClusterLog(store, "ns", "c"), Settings())) as view:
+    with closing(MaterializedView(ClusterLog(Context(store), "ns", "c"), Settings())) as view:
         view.catch_up()
         return {row[KEY]: row[VALUE] for rows in view.rows("orders") for row in rows}
 
@@ -228,7 +229,7 @@ def test_a_rewrite_decides_and_keeps_what_lost(
     assert run("verify", split).code == 0
     held = {
         row[KEY]: row[VALUE]
-        for changes in ClusterLog(store, "ns", "c").changes()
+        for changes in ClusterLog(Context(store), "ns", "c").changes()
         for row in changes.rows
     }
     assert held == {b"a": kept.encode(), b"b": b"1", b"c": b"3"}

@@ -10,6 +10,7 @@ import duckdb
 import pytest
 
 import imap_wal
+from imap_wal.context import Context
 from imap_wal.layout import cluster_folder
 from imap_wal.manifest.readers import bases_of_history
 from imap_wal.manifest.snapshots import Snapshot
@@ -199,7 +200,7 @@ def _kept(place: str) -> list[Snapshot]:
     """The snapshots that only the history needs."""
     store = open_store(place)
     folder = cluster_folder("default", "embedded")
-    now = ClusterLog(store, "default", "embedded").manifest()
+    now = ClusterLog(Context(store), "default", "embedded").manifest()
     (base,) = bases_of_history(store, folder)
     return [each for name, each in base.snapshots.items() if now.snapshots[name] != each]
 
@@ -324,7 +325,7 @@ def test_no_manifest_has_the_start_of_a_key(
             expected |= changes
             assert dict(store.map("orders")) == expected
         assert run("--encryption-keys", source, "rewrite", root).code == 0
-        log = ClusterLog(with_keys(open_store(root), source), "default", "embedded")
+        log = ClusterLog(Context(with_keys(open_store(root), source)), "default", "embedded")
         snapshots.append(log.manifests.read()[1].snapshots["orders"])
         assert len(snapshots[-1].files) >= 10
         assert borders_of(snapshots[-1], log.store) is not None

@@ -11,7 +11,7 @@ import pytest
 
 import imap_wal
 from imap_wal.agent.membership.forget_node import Loss, forget_node
-from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.errors import Fenced, ImapWalError, InvalidSetting, MissingNode
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
@@ -33,7 +33,7 @@ def test_a_node_with_uncovered_entries_is_not_forgotten(memory: MemoryStore) -> 
     """No snapshot covers the entries."""
     write(memory, "n1", a=1)
     write(memory, "n2", b=2)
-    log = ClusterLog(memory, "default", "embedded")
+    log = ClusterLog(Context(memory), "default", "embedded")
     with pytest.raises(InvalidSetting, match="would be lost"):
         forget_node(log, "n2")
     rewrite(log, LocalEngine())
@@ -48,7 +48,7 @@ def test_a_covered_node_is_forgotten_and_nothing_is_lost(memory: MemoryStore) ->
     with imap_wal.open("memory://", node="n2", storage=memory, preallocate=False) as store:
         del store.map("m")["x"]
         store.map("m")["b"] = 2
-    log = ClusterLog(memory, "default", "embedded")
+    log = ClusterLog(Context(memory), "default", "embedded")
     rewrite(log, LocalEngine())
     assert forget_node(log, "n2", dry_run=True).deleted
     report = forget_node(log, "n2")
@@ -70,7 +70,7 @@ def test_a_lost_log_is_forgotten_only_on_request(
     kept = {file.path: memory.read(file.path) for file in memory.list("default/embedded/nodes/n2")}
     for path in kept:
         memory.delete(path)
-    log = ClusterLog(memory, "default", "embedded")
+    log = ClusterLog(Context(memory), "default", "embedded")
     with pytest.raises(MissingNode):
         log.state().demand(imap_wal.RecoveryPolicy.FULL)
     with pytest.raises(InvalidSetting, match="would be lost"):
@@ -90,7 +90,7 @@ def test_a_writer_that_was_open_is_shut_out(memory: MemoryStore) -> None:
         "memory://", node="n2", storage=memory, shared=True, preallocate=False
     ) as store:
         store.map("m")["b"] = 2
-        forget_node(ClusterLog(memory, "default", "embedded"), "n2", lose=True)
+        forget_node(ClusterLog(Context(memory), "default", "embedded"), "n2", lose=True)
         with pytest.raises(ImapWalError):
             store.map("m")["c"] = 3
         store.committer.log.close(clean=False)
@@ -104,7 +104,7 @@ def test_a_takeover_while_forgetting_loses_nothing_acknowledged(
     """A writer takes the node over meanwhile."""
     write(memory, "n1", a=1)
     write(memory, "n2", old=1)
-    rewrite(ClusterLog(memory, "default", "embedded"), LocalEngine())
+    rewrite(ClusterLog(Context(memory), "default", "embedded"), LocalEngine())
     refused = forgotten = 0
     for at in range(200):
         left = MemoryStore(f"forget-{at}-{memory.url[9:]}")
@@ -130,7 +130,7 @@ def test_a_takeover_while_forgetting_loses_nothing_acknowledged(
 
         slow.at, slow.meanwhile = at, take_over
         try:
-            forget_node(ClusterLog(slow, "default", "embedded"), "n2")
+            forget_node(ClusterLog(Context(slow), "default", "embedded"), "n2")
             forgotten += 1
         except ImapWalError:
             refused += 1
@@ -147,7 +147,7 @@ def test_a_failed_forgetting_is_completed_by_the_next(memory: MemoryStore) -> No
     """Forgetting fails at any call."""
     write(memory, "n1", a=1)
     write(memory, "n2", b=2)
-    rewrite(ClusterLog(memory, "default", "embedded"), LocalEngine())
+    rewrite(ClusterLog(Context(memory), "default", "embedded"), LocalEngine())
     for at in range(0, 300, min(step(), 4)):
         left = MemoryStore(f"fails-{at}-{memory.url[9:]}")
         for file in memory.list(""):
@@ -159,10 +159,10 @@ def test_a_failed_forgetting_is_completed_by_the_next(memory: MemoryStore) -> No
 
         slow.at, slow.meanwhile = at, fail
         try:
-            forget_node(ClusterLog(slow, "default", "embedded"), "n2")
+            forget_node(ClusterLog(Context(slow), "default", "embedded"), "n2")
         except (ImapWalError, StorageError):
             if left.list("default/embedded/nodes/n2"):
-                forget_node(ClusterLog(left, "default", "embedded"), "n2")
+                forget_node(ClusterLog(Context(left), "default", "embedded"), "n2")
         (last,) = [
             file
             for file in left.list("default/embedded/nodes/n2")
@@ -184,13 +184,13 @@ def test_a_reused_name_begins_above_former_sessions(memory: MemoryStore, known: 
 
     def opened() -> NodeLog:
         settings = Settings(preallocate=False, recovery_policy=RecoveryPolicy.PARTIAL)
-        return open_node_log(LogContext(memory, node, settings, SystemClock(), SystemRandomness()))
+        return open_node_log(LogContext(Context(memory), node, settings))
 
     log = opened()
     given = [log.new_session(f"plugin-{start}") for start in range(3)]
     log.close()
     if known == "forgotten":
-        forget_node(ClusterLog(memory, "default", "c"), "n1")
+        forget_node(ClusterLog(Context(memory), "default", "c"), "n1")
     else:
         for file in memory.list(node.node_folder):
             memory.delete(file.path)
@@ -202,7 +202,7 @@ def test_a_reused_name_begins_above_former_sessions(memory: MemoryStore, known: 
 @pytest.mark.parametrize("lost", ["every manifest", "the cluster's manifests"])
 def test_a_log_whose_manifests_are_gone_is_refused(memory: MemoryStore, lost: str) -> None:
     write(memory, "n1", a=1)
-    rewrite(ClusterLog(memory, "default", "embedded"), LocalEngine())
+    rewrite(ClusterLog(Context(memory), "default", "embedded"), LocalEngine())
     for file in memory.list(""):
         gone = "/manifest/" in file.path and (
             lost == "every manifest" or "/nodes/" not in file.path
@@ -259,7 +259,7 @@ def uncovered(root: Path) -> None:
     for node in ("n1", "n2"):
         with imap_wal.open(str(root), node=node, shared=True, preallocate=False) as store:
             store.map("m").update({f"{node}-{number}": number for number in range(3)})
-    rewrite(ClusterLog(open_store(str(root)), "default", "embedded"), LocalEngine())
+    rewrite(ClusterLog(Context(open_store(str(root))), "default", "embedded"), LocalEngine())
     with imap_wal.open(str(root), node="n2", shared=True, preallocate=False) as store:
         store.map("m").update({f"a{number}": number for number in range(10)})
         store.archive()

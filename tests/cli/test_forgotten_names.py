@@ -10,6 +10,7 @@ import pytest
 import imap_wal
 from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.embedded.store import Store
 from imap_wal.errors import ImapWalError, InvalidSetting, MissingNode, NoSuchLog
 from imap_wal.log import Log
@@ -48,7 +49,7 @@ def test_an_old_writer_does_not_confuse_a_new_log(
 ) -> None:
     """The new log has a forgotten name, and is on objects."""
     store = objects(tmp_path)
-    log = ClusterLog(store, "default", "embedded")
+    log = ClusterLog(Context(store), "default", "embedded")
     gone = embedded(store, "n2", shared=True)
     assert acknowledged(gone, "before")
     rewrite(log, LocalEngine())
@@ -78,7 +79,7 @@ def test_forgetting_never_loses_an_acknowledged_commit(
         gone = embedded(slow, "n2", shared=True)
 
         def others(store: LocalObjects = store) -> None:
-            log = ClusterLog(store, "default", "embedded")
+            log = ClusterLog(Context(store), "default", "embedded")
             rewrite(log, LocalEngine())
             forget_node(log, "n2")
             embedded(store, "n2", shared=True).close()
@@ -109,7 +110,7 @@ def test_a_forgotten_writers_segment_blocks_no_new_log(
         gone = embedded(slow, "n2", shared=True)
 
         def others(left: MemoryStore = left, opened: bool = opened) -> None:
-            forget_node(ClusterLog(left, "default", "embedded"), "n2")
+            forget_node(ClusterLog(Context(left), "default", "embedded"), "n2")
             if opened:
                 with embedded(left, "n2", shared=True) as new:
                     new.map("m")["new"] = 1
@@ -128,7 +129,7 @@ def test_forgetting_again_changes_nothing_and_says_so(
     memory: MemoryStore, tmp_path: Path, kind: str
 ) -> None:
     store = memory if kind == "append" else objects(tmp_path)
-    log = ClusterLog(store, "default", "embedded")
+    log = ClusterLog(Context(store), "default", "embedded")
     with embedded(store, "n2", shared=True) as gone:
         gone.map("m")["a"] = 1
         rewrite(log, LocalEngine())
@@ -162,7 +163,7 @@ def test_a_reopened_node_can_be_forgotten_again(
 ) -> None:
     """The node was forgotten and opened again."""
     store = memory if kind == "append" else objects(tmp_path)
-    log = ClusterLog(store, "default", "embedded")
+    log = ClusterLog(Context(store), "default", "embedded")
     writers, epochs = [], []
     for number in range(3):
         writers.append(embedded(store, "n2", shared=True))
@@ -186,7 +187,7 @@ def test_a_log_is_not_opened_while_it_is_being_forgotten(tmp_path: Path) -> None
     store = objects(tmp_path)
     with embedded(store, "n2") as gone:
         gone.map("m")["a"] = 1
-    rewrite(ClusterLog(store, "default", "embedded"), LocalEngine())
+    rewrite(ClusterLog(Context(store), "default", "embedded"), LocalEngine())
     slow = Interrupted(store)
 
     def fail() -> None:
@@ -194,10 +195,10 @@ def test_a_log_is_not_opened_while_it_is_being_forgotten(tmp_path: Path) -> None
 
     slow.when, slow.meanwhile = lambda name, path: name == "delete" and path.endswith(".wal"), fail
     with pytest.raises(StorageError):
-        forget_node(ClusterLog(slow, "default", "embedded"), "n2")
+        forget_node(ClusterLog(Context(slow), "default", "embedded"), "n2")
     with pytest.raises(MissingNode, match="is being forgotten"):
         embedded(store, "n2", takeover=True)
-    assert forget_node(ClusterLog(store, "default", "embedded"), "n2").deleted
+    assert forget_node(ClusterLog(Context(store), "default", "embedded"), "n2").deleted
     with embedded(store, "n2") as new:
         assert dict(new.map("m")) == {"a": 1}
 
@@ -208,7 +209,7 @@ def test_another_log_under_a_lost_nodes_name_keeps_its_files(memory: MemoryStore
     for file in memory.list("default/embedded/nodes/n2"):
         memory.delete(file.path)
     slow = Interrupted(memory)
-    log = ClusterLog(memory, "default", "embedded")
+    log = ClusterLog(Context(memory), "default", "embedded")
     slow.when = lambda name, path: (
         name == "create" and path.startswith("default/embedded/manifest/")
     )
@@ -227,7 +228,7 @@ def test_a_cluster_manifest_older_than_forgetting_is_refused(
     write(memory, "n1", a=1)
     write(memory, "n2", b=2)
     copy = {file.path: memory.read(file.path) for file in memory.list("default/embedded/manifest")}
-    forget_node(ClusterLog(memory, "default", "embedded"), "n2", lose=True)
+    forget_node(ClusterLog(Context(memory), "default", "embedded"), "n2", lose=True)
     for file in memory.list("default/embedded/manifest"):
         memory.delete(file.path)
     for path, data in copy.items():
@@ -243,7 +244,7 @@ def test_a_record_log_can_reuse_a_forgotten_name(memory: MemoryStore) -> None:
 
     with create() as log:
         first = log.append("m", (b"a", b"1"))
-    forget_node(ClusterLog(memory, "default", "log"), "log", lose=True)
+    forget_node(ClusterLog(Context(memory), "default", "log"), "log", lose=True)
     with pytest.raises(NoSuchLog):
         imap_wal.log.open("memory://", storage=memory)
     with create() as log:

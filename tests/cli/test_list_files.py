@@ -13,6 +13,7 @@ import imap_wal
 import imap_wal.rewrite.prune as pruning
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.errors import CorruptLog, LogError, ShortLog
 from imap_wal.manifest.archives import ListFile
 from imap_wal.manifest.node import NodeManifest, node_manifests
@@ -182,7 +183,7 @@ def test_prune_deletes_nothing_that_a_damaged_list_names(
 def test_a_reader_reads_each_list_once(log: tuple[str, dict[str, Any]]) -> None:
     url, _ = log
     store = FaultyStore(open_store(url))
-    reader = ClusterLog(store, "default", "embedded")
+    reader = ClusterLog(Context(store), "default", "embedded")
     for _ in range(3):
         assert len({each.map for each in reader.state().nodes["n1"].manifest.archives}) == MAPS
     read = [each.path for each in store.operations if layout.list_number(each.path)]

@@ -10,6 +10,7 @@ import pytest
 
 import imap_wal
 from imap_wal.clock import SystemClock
+from imap_wal.context import Context
 from imap_wal.read import map_names
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import FileScan
@@ -84,7 +85,7 @@ def test_no_segment_is_read_if_a_manifest_has_the_map(
 
     monkeypatch.setattr(map_names, "read_scan", noting)
     opened = open_store(tmp_path.as_uri())
-    logs = [ClusterLog(opened, "default", cluster) for cluster in ("a", "b")]
+    logs = [ClusterLog(Context(opened), "default", cluster) for cluster in ("a", "b")]
     assert map_names.why_no_map(logs, ["b"]) == ""
     assert not read
     assert map_names.why_no_map(logs, ["a", "b"]) == ""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from imap_wal import log
+from imap_wal.context import Context
 from imap_wal.entry import VALUE
 from imap_wal.errors import ImapWalError, OtherHistory
 from imap_wal.log import LogReader, Position
@@ -72,7 +73,7 @@ def test_a_repaired_copy_refuses_what_it_has_changed(tmp_path: Path, run: Run) -
 
 def _followed(gate: AtCall) -> str:
     """What `imap-wal tail` has shown after three rounds."""
-    follower = Follower(ClusterLog(gate, "default", "log"), (), ())
+    follower = Follower(ClusterLog(Context(gate), "default", "log"), (), ())
     found = [line.row[VALUE] for line in follower.last(10)]
     for _ in range(2):
         found += [line.row[VALUE] for line in follower.new()]

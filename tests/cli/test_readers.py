@@ -9,6 +9,7 @@ import pytest
 
 import imap_wal
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.layout import cluster_folder
 from imap_wal.manifest import readers
 from imap_wal.manifest.reader_manifest import Base
@@ -53,7 +54,7 @@ def test_a_reader_that_may_be_gone_is_named(run: Run, tmp_path: Path) -> None:
     old = FakeClock(SystemClock().now_ms() - 8 * 86_400_000)
     copy = readers.Reader(storage, folder, "copy", old, SystemRandomness())
     copy.begin({})
-    manifest = ClusterLog(storage, "default", "embedded").manifest()
+    manifest = ClusterLog(Context(storage), "default", "embedded").manifest()
     copy.propose(Base({}, {}, manifest.snapshots, manifest.versions))
     with imap_wal.open(str(url), node="n1") as store:
         store.map("orders")["k"] = 3

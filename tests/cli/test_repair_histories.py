@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import imap_wal
 from imap_wal import entry, format
+from imap_wal.context import Context
 from imap_wal.entry import DELETED, MAP, ORDER, VALUE, Row
 from imap_wal.format import Position
 from imap_wal.read.cluster import ClusterLog
@@ -73,7 +74,7 @@ def history(seed: int, url: str) -> tuple[MemoryStore, list[Written]]:
             from imap_wal.rewrite.local_engine import LocalEngine
             from imap_wal.rewrite.run import rewrite
 
-            rewrite(ClusterLog(open_store(url), "default", "embedded"), LocalEngine())
+            rewrite(ClusterLog(Context(open_store(url)), "default", "embedded"), LocalEngine())
             last = copy_files(open_store(url))
     store = copy_files(open_store(url)) if rng.random() < 0.6 else last
     written = []
@@ -157,7 +158,7 @@ def rows_of(log: ClusterLog, scope: Scope, state: ClusterState | None = None) ->
 @given(seed=st.integers(0, 2**32))
 def test_salvage_keeps_every_whole_frame_and_nothing_else(seed: int) -> None:
     store, written = history(seed, f"memory://repair-{next(numbers)}")
-    log = ClusterLog(store, "default", "embedded")
+    log = ClusterLog(Context(store), "default", "embedded")
     state = log.state()
     archived = rows_of(log, Scope(snapshots=False, covered=True), state)
     archived = list(
@@ -168,7 +169,7 @@ def test_salvage_keeps_every_whole_frame_and_nothing_else(seed: int) -> None:
     covered = {node: state.covered(node) for node in state.nodes}
     whole = damage(seed, store, written)
     copy, items = repaired(store, f"repaired-{next(numbers)}")
-    again = ClusterLog(copy, "default", "embedded")
+    again = ClusterLog(Context(copy), "default", "embedded")
     found = rows_of(again, Scope(snapshots=False, covered=True))
     kept = [row for frame in whole for row in frame.rows]
     assert Counter(found) == Counter(kept) + Counter(archived)
@@ -227,13 +228,13 @@ def unseen_losses(
     """Lost frames that nothing shows: the file ends before them at the end of a frame, or of a
     sound header, the header of the next segment is damaged, and no manifest names a frame that is
     gone."""
-    manifest = ClusterLog(intact, "default", "embedded").state().manifest
+    manifest = ClusterLog(Context(intact), "default", "embedded").state().manifest
     known = [
         (node, mark.position)
         for snapshot in manifest.snapshots.values()
         for node, mark in snapshot.marks.items()
     ]
-    nodes = ClusterLog(intact, "default", "embedded").state().nodes
+    nodes = ClusterLog(Context(intact), "default", "embedded").state().nodes
     known += [(name, node.manifest.checkpoint) for name, node in nodes.items()]
     found: list[Written] = []
     for path in {frame.path for frame in written}:
@@ -270,7 +271,7 @@ def test_point_in_time_keeps_the_front_of_every_node(seed: int) -> None:
     whole = damage(seed, store, written)
     unseen = unseen_losses(store, intact, written, whole)
     copy, _ = repaired(store, f"pit-copy-{next(numbers)}", POINT_IN_TIME)
-    again = ClusterLog(copy, "default", "embedded")
+    again = ClusterLog(Context(copy), "default", "embedded")
     for node in ("n1", "n2"):
         order = sorted(
             (frame for frame in written if frame.node == node),

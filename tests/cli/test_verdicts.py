@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from imap_wal import format
 from imap_wal.clock import SystemClock
+from imap_wal.context import Context
 from imap_wal.errors import LogError
 from imap_wal.inspect.finding import Deadline, Finding
 from imap_wal.inspect.inventory import take_inventory
@@ -223,7 +224,7 @@ def test_verify_repair_open_and_a_live_view_give_one_verdict(
     check_repairs(store, findings, why)
 
     # a live view
-    error = refused(lambda: [*ClusterLog(store, "default", "embedded").changes()])
+    error = refused(lambda: [*ClusterLog(Context(store), "default", "embedded").changes()])
     assert (error is not None) == (verdict == DAMAGE), (
         f"{why}: a live view says {error}, verify {statuses}"
     )
@@ -314,7 +315,9 @@ def test_a_header_never_whole_is_a_torn_tail(size: int) -> None:
         who: {"corrupt"} for who in ("verify", "salvage", "point-in-time")
     }
     assert refused(lambda: node_log(copy_files(store))) is not None
-    assert refused(lambda: [*ClusterLog(store, "default", "embedded").changes()]) is not None
+    assert (
+        refused(lambda: [*ClusterLog(Context(store), "default", "embedded").changes()]) is not None
+    )
 
 
 def test_damage_in_an_unsynced_tail_is_a_torn_tail() -> None:

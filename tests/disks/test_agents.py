@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from imap_wal.agent import server
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.membership.forget_node import forget_node
+from imap_wal.context import Context
 from imap_wal.errors import InvalidSetting, MissingNode
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.cli import group
@@ -158,7 +159,7 @@ def test_a_clean_stop_leaves_nothing_on_the_disk_alone(tmp_path: Path) -> None:
         written = write(settings)
     for node in NODES:
         shutil.rmtree(tmp_path / f"disk-{node}")
-    assert not ClusterLog(open_store(settings["n1"].url), "default", "c").state().missing
+    assert not ClusterLog(Context(open_store(settings["n1"].url)), "default", "c").state().missing
     with ExitStack() as stack:
         for each in settings.values():
             stack.enter_context(serving(each))
@@ -349,7 +350,7 @@ def test_a_node_whose_disk_is_lost_is_forgotten(tmp_path: Path) -> None:
     settings = configs(tmp_path)
     processes = {node: Process(each) for node, each in settings.items()}
     written = write(settings)
-    log = ClusterLog(open_store(settings["n1"].url), "default", "c")
+    log = ClusterLog(Context(open_store(settings["n1"].url)), "default", "c")
     try:
         with pytest.raises(InvalidSetting, match="segments"):
             forget_node(log, "n2")

@@ -22,6 +22,7 @@ from imap_wal.backup import catalogue
 from imap_wal.backup.restore import restore_backup
 from imap_wal.backup.run import BackupProgress, back_up
 from imap_wal.clock import SystemClock
+from imap_wal.context import Context
 from imap_wal.errors import MissingNode
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.entries.own_disks import tails_with
@@ -197,7 +198,7 @@ def test_an_agent_killed_during_a_backup_is_named(tmp_path: Path) -> None:
     processes = {node: Process(each) for node, each in settings.items()}
     written = write(settings)
     store = open_store(settings["n1"].url, tails=tails_with(None))
-    log = ClusterLog(store, "default", "c")
+    log = ClusterLog(Context(store), "default", "c")
     target = LocalStore(str(tmp_path / "backups"))
 
     def killed(progress: BackupProgress) -> None:

@@ -13,6 +13,7 @@ from statistics import median
 import pytest
 
 from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
 from imap_wal.errors import MissingNode
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -188,7 +189,13 @@ def test_a_rewrite_without_the_tail_keeps_deleted_keys_deleted() -> None:
     writer.put("deleted", None, 4)
     writer.log.close()  # its checkpoint is in the tail
     reader = ClusterLog(
-        OwnDiskStore(root, None, "", Unasked(root)), "ns", "c", FakeClock(), SeededRandomness(9)
+        Context(
+            OwnDiskStore(root, None, "", Unasked(root)),
+            clock=FakeClock(),
+            randomness=SeededRandomness(9),
+        ),
+        "ns",
+        "c",
     )
     with pytest.raises(MissingNode, match="are only on the own disk"):
         rewrite(reader, LocalEngine())

@@ -14,6 +14,7 @@ import pytest
 
 import imap_wal
 from imap_wal.agent.membership.forget_node import forget_node
+from imap_wal.context import Context
 from imap_wal.errors import Fenced, ImapWalError, OutcomeUnknown
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import open_store
@@ -115,7 +116,7 @@ def test_forgotten_nodes_writer_gets_a_clear_error(
         bystander.map("m")["b"] = 1
         old.map("m")["a"] = 1
         store = open_store(url)
-        forget_node(ClusterLog(store, "default", "embedded"), "n1", lose=True)
+        forget_node(ClusterLog(Context(store), "default", "embedded"), "n1", lose=True)
         if opened_again:
             imap_wal.open(url, node="n1", shared=True).close()
         for _ in range(2):

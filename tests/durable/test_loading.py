@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
+from imap_wal.context import Context
 from imap_wal.embedded import loading
 from imap_wal.entry import clear_of, pack
 from imap_wal.format import CLEARS
@@ -52,7 +53,7 @@ def merges(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def compact(store: MemoryStore) -> None:
-    log = ClusterLog(store, "default", "embedded")
+    log = ClusterLog(Context(store), "default", "embedded")
     rewrite(log, LocalEngine(Settings()))
     prune(log)
 
@@ -110,7 +111,7 @@ def test_changes_of_a_forgotten_node_are_compared(memory: MemoryStore, merges: l
     with imap_wal.open(memory.url, storage=memory, node="n2", shared=True) as second:
         second.map("m")["k"] = "second"
     compact(memory)
-    log = ClusterLog(memory, "default", "embedded")
+    log = ClusterLog(Context(memory), "default", "embedded")
     log.manifests.update(lambda found: _without(found, "n2"))
     first.map("m")["k"] = "older"
     first.close()
@@ -222,7 +223,7 @@ def test_repaired_log_with_a_gap_does_not_hide_its_snapshot(
         with imap_wal.open(log, preallocate=False) as store:
             store.map("m")["k"] = value
     url = f"file://{log}"
-    rewrite(ClusterLog(open_store(url), "default", "embedded"), LocalEngine())
+    rewrite(ClusterLog(Context(open_store(url)), "default", "embedded"), LocalEngine())
     segment = max((log / "default/embedded/nodes/embedded/wal").glob("*.wal"))
     segment.write_bytes(segment.read_bytes().replace(b"second", b"damage"))
     shutil.rmtree(log / "default/embedded/manifest")
@@ -238,7 +239,7 @@ def test_files_that_a_repair_took_in_are_merged(memory: MemoryStore, merges: lis
     with embedded(memory) as store:
         store.map("m")["k"] = "snapshot"
     compact(memory)
-    log = ClusterLog(memory, "default", "embedded")
+    log = ClusterLog(Context(memory), "default", "embedded")
 
     def taken_in(manifest: ClusterManifest) -> ClusterManifest:
         snapshot = replace(manifest.snapshots["m"], sizes=(), rows=())

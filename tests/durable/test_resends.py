@@ -14,6 +14,7 @@ from random import Random
 import pytest
 
 from imap_wal.agent.config import AgentConfig
+from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE
 from imap_wal.log import LogReader
 from imap_wal.read.cluster import ClusterLog
@@ -60,7 +61,9 @@ def logged(settings: AgentConfig) -> list[tuple[str, str | None, int]]:
 
 
 def restored(settings: AgentConfig) -> dict[str, str]:
-    view = MaterializedView(ClusterLog(open_store(settings.url), "default", "c"), Settings())
+    view = MaterializedView(
+        ClusterLog(Context(open_store(settings.url)), "default", "c"), Settings()
+    )
     view.catch_up()
     found = {
         row[KEY].decode(): row[VALUE].decode()
@@ -109,7 +112,7 @@ def test_resent_put_does_not_undo_a_later_put(tmp_path: Path, end: int, meanwhil
             with agent(settings, signal.SIGTERM):
                 eventually(lambda: not list((tmp_path / "log").rglob("*.wal")), "all is archived")
         if meanwhile.endswith("pruned"):
-            log = ClusterLog(open_store(settings.url), "default", "c")
+            log = ClusterLog(Context(open_store(settings.url)), "default", "c")
             rewrite(log, LocalEngine(Settings()))
             assert prune(log).archives or not logged(settings)
             once = []

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
+from imap_wal.context import Context
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention import policy
 from imap_wal.retention.policy import MB, paths_to_remove
@@ -179,7 +180,9 @@ def test_covered_files_are_checked_at_start_and_every_half_time(
         """A covered archive; this storage has no modification times, so it counts as old."""
         store.map("m")[key] = 1
         store.archive()
-        rewrite(ClusterLog(memory, "default", "embedded", clock), LocalEngine(Settings()))
+        rewrite(
+            ClusterLog(Context(memory, clock=clock), "default", "embedded"), LocalEngine(Settings())
+        )
 
     with embedded(memory) as store:
         fill(store, "a")
@@ -212,7 +215,10 @@ def test_failed_removal_is_reported_and_retried(
     with embedded(memory) as store:
         store.map("m")["a"] = 1
         store.archive()
-    rewrite(ClusterLog(memory, "default", "embedded", FakeClock()), LocalEngine(Settings()))
+    rewrite(
+        ClusterLog(Context(memory, clock=FakeClock()), "default", "embedded"),
+        LocalEngine(Settings()),
+    )
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.1)
     faulty = FaultyStore(
         memory, Plan((Fault("error", kind="list", path="*/archive", at=2, times=1),))
@@ -261,7 +267,7 @@ def test_removal_is_the_same_with_fewer_segments_read(
     ]:
         shutil.copytree(tmp_path / "log", tmp_path / "copy")
         storage = FaultyStore(LocalStore(str(tmp_path / "copy")))
-        log = ClusterLog(storage, "default", "embedded", FakeClock())
+        log = ClusterLog(Context(storage, clock=FakeClock()), "default", "embedded")
         state = log.state()
         expected = policy.part_to_remove(
             log, state.nodes["n"], plan_covered(storage, state, "n", 2**62), ttl, limit

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import imap_wal
+from imap_wal.context import Context
 from imap_wal.errors import Closed
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
@@ -119,7 +120,9 @@ def test_an_interrupted_merge_ends_at_its_next_batch(memory: MemoryStore) -> Non
         for number in range(50):
             store.map("m")[number] = "x" * 100
     storage = Held(memory, "read")
-    view = MaterializedView(ClusterLog(storage, "default", "embedded", FakeClock()), Settings())
+    view = MaterializedView(
+        ClusterLog(Context(storage, clock=FakeClock()), "default", "embedded"), Settings()
+    )
 
     def merge() -> None:
         with pytest.raises(Closed, match="while it merged"):

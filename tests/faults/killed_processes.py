@@ -10,6 +10,7 @@ from random import Random
 from typing import Any, NoReturn
 
 import imap_wal
+from imap_wal.context import Context
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
@@ -43,7 +44,7 @@ def write_and_shrink_until_killed(
     for thread, number in enumerate(starts):
         threading.Thread(target=work, args=(thread, number), daemon=True).start()
     chance = Random(f"{seed}/{starts}")
-    log = ClusterLog(store.committer.log.store, "default", "embedded")
+    log = ClusterLog(Context(store.committer.log.store), "default", "embedded")
     while True:
         threading.Event().wait(chance.random() / 50)
         store.archive()

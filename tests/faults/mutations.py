@@ -264,7 +264,7 @@ MUTATIONS = (
     Mutation(
         "doctor does not look for conflicts of order",
         "rewrite_cli/doctor/logs.py",
-        "        texts = conflicts.found(ClusterLog(store, view.namespace, view.cluster))\n",
+        "        texts = conflicts.found(log)\n",
         "        texts: list[str] = []\n",
         "tests/cli/test_conflicts.py::test_commands_name_map_key_and_positions_of_a_conflict[doctor]",
     ),

@@ -13,6 +13,7 @@ import msgpack
 import pytest
 
 from imap_wal import format
+from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import CorruptLog, LogError, ShortLog, UnsupportedVersion
 from imap_wal.read.cluster import ClusterLog
@@ -326,7 +327,7 @@ def flip_bits_of_parquet(
         store.archive()
         right = dict(store.map("m").items())
         if kind == "snapshot":
-            log = ClusterLog(memory, "default", "embedded")
+            log = ClusterLog(Context(memory), "default", "embedded")
             rewrite(log, LocalEngine(Settings(preallocate=False)))
             prune(log)
     (path,) = [file.path for file in memory.list("") if file.path.endswith(".parquet")]
@@ -334,7 +335,7 @@ def flip_bits_of_parquet(
     whole = memory.read(path)
     footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
     left = copy_files(memory)
-    view = ClusterLog(left, "default", "embedded")
+    view = ClusterLog(Context(left), "default", "embedded")
     for bit in choose(footer * 8, len(whole) * 8):
         data = bytearray(whole)
         data[bit // 8] ^= 1 << bit % 8

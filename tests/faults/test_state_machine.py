@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
 from imap_wal.clock import SystemRandomness
+from imap_wal.context import Context
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
@@ -37,7 +38,11 @@ class Everything(Reference):
         self.crash = crash
 
     def log(self) -> ClusterLog:
-        return ClusterLog(self.storage, "default", "embedded", self.clock, SystemRandomness())
+        return ClusterLog(
+            Context(self.storage, clock=self.clock, randomness=SystemRandomness()),
+            "default",
+            "embedded",
+        )
 
     @rule()
     def rewrite(self) -> None:

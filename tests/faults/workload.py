@@ -14,6 +14,7 @@ from typing import Any
 
 import imap_wal
 from imap_wal.clock import SystemRandomness
+from imap_wal.context import Context
 from imap_wal.errors import ImapWalError, NotAppended, StorageUnavailable
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -142,7 +143,9 @@ class Life:
 
     def cluster(self) -> ClusterLog:
         return ClusterLog(
-            self.storage, "default", "embedded", self.reference.clock, SystemRandomness()
+            Context(self.storage, clock=self.reference.clock, randomness=SystemRandomness()),
+            "default",
+            "embedded",
         )
 
     def play(self, steps: Sequence[Step] = WORK) -> None:

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 import imap_wal
 from imap_wal.clock import SystemClock
+from imap_wal.context import Context
 from imap_wal.disposal import dispose
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.policy import remove_covered
@@ -163,7 +164,7 @@ def test_a_root_of_another_user_is_warned_about(
     monkeypatch.undo()
     (tmp_path / "log").chmod(0o777)
     assert any("may write" in text for text in said())
-    assert ClusterLog(open_store(str(tmp_path / "log")), "default", "embedded")
+    assert ClusterLog(Context(open_store(str(tmp_path / "log"))), "default", "embedded")
 
 
 @pytest.mark.parametrize("linked", ["nodes/n2", "nodes/n2/wal", "nodes/n2/archive"])
@@ -220,10 +221,12 @@ def test_what_cannot_be_deleted_stays_in_the_manifest(
     shutil.move(place, elsewhere)
     place.symlink_to(elsewhere)
     assert CliRunner().invoke(group, ["rewrite", str(root)], catch_exceptions=False).exit_code == 0
-    log = ClusterLog(open_store(str(root)), "default", "embedded")
+    log = ClusterLog(Context(open_store(str(root))), "default", "embedded")
     before, linked_files = log.state().nodes["n2"], files(elsewhere)
     if how == "retention":
-        later = ClusterLog(log.store, "default", "embedded", SystemClock(offset_ms=2000))
+        later = ClusterLog(
+            Context(log.store, clock=SystemClock(offset_ms=2000)), "default", "embedded"
+        )
         settings = Settings(wal_ttl_seconds=1)
         removed = remove_covered(later, "n2", settings, before.segments[-1].number)
         gone = {

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from imap_wal import entry
-from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.entry import KEY
 from imap_wal.errors import CorruptLog
 from imap_wal.format import CLEARS, ENTRIES, Position
@@ -57,11 +57,9 @@ NUMBERS: list[tuple[str, Any]] = [
 def opened(url: str) -> NodeLog:
     return open_node_log(
         LogContext(
-            open_store(url),
+            Context(open_store(url)),
             IDENTITY,
             Settings(preallocate=False),
-            SystemClock(),
-            SystemRandomness(),
         ),
         what="the test",
     )
@@ -78,7 +76,7 @@ def written(url: str, *rows: Any, kind: int = ENTRIES, clean: bool = True) -> Po
 
 def restored(url: str) -> dict[bytes, entry.Row]:
     """What a restore reads."""
-    cluster = ClusterLog(open_store(url), "default", "c", SystemClock(), SystemRandomness())
+    cluster = ClusterLog(Context(open_store(url)), "default", "c")
     found = {}
     for scan in node_scans(cluster.state(), "n1"):
         for changes in read_scan(cluster.store, scan):

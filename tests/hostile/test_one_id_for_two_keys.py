@@ -11,6 +11,7 @@ import pytest
 import imap_wal
 from imap_wal import log
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.errors import EncryptionError
 from imap_wal.manifest.node import node_manifests
 from imap_wal.read.cluster import ClusterLog
@@ -208,7 +209,7 @@ def archive(store: SegmentStore) -> None:
 
 
 def rewrite_all(store: SegmentStore) -> None:
-    rewrite(ClusterLog(store, "default", "embedded"), LocalEngine())
+    rewrite(ClusterLog(Context(store), "default", "embedded"), LocalEngine())
 
 
 @pytest.mark.parametrize("run_it", [archive, rewrite_all])
@@ -258,13 +259,13 @@ class OtherKeys(LocalEngine):
 
     def run(self, job: RewritePlan, log: ClusterLog) -> Result:
         store = keyed(log.store, "b", "a")
-        return super().run(job, ClusterLog(store, log.namespace, log.cluster))
+        return super().run(job, ClusterLog(Context(store), log.namespace, log.cluster))
 
 
 def test_files_of_workers_with_another_key_are_not_published(place: str, tmp_path: Path) -> None:
     """A worker of Spark may read another file of keys than the process that publishes."""
     store = with_keys(open_store(place), key_file(tmp_path, "a"))
-    log_of_all = ClusterLog(store, "default", "embedded")
+    log_of_all = ClusterLog(Context(store), "default", "embedded")
     with pytest.raises(EncryptionError, match="its key is missing"):
         rewrite(log_of_all, OtherKeys())
     assert not log_of_all.manifest().snapshots

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.transport.router import parts
-from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.entry import ORDER
 from imap_wal.layout import Identity
 from imap_wal.retention.archive import archive_sealed
@@ -294,7 +294,9 @@ def read_whole(settings: AgentConfig) -> None:
     store = open_store(settings.url)
     log = open_node_log(
         LogContext(
-            store, Identity("default", "c", "n1"), Settings(), SystemClock(), SystemRandomness()
+            Context(store),
+            Identity("default", "c", "n1"),
+            Settings(),
         ),
         what="the test",
     )

@@ -17,7 +17,7 @@ from hazelcast.serialization.service import SerializationServiceV1
 
 from imap_wal import format, schemas
 from imap_wal.agent.config import AgentConfig
-from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.decoder import Decoder, Opaque
 from imap_wal.layout import Identity
 from imap_wal.schemas import SCHEMA_BYTES_MAX, BadSchema, Schema, read_schema, sound_schemas
@@ -195,7 +195,9 @@ def test_a_bad_schema_in_a_log_is_named(
         identity = Identity(settings.namespace, settings.cluster, settings.node)
         log = open_node_log(
             LogContext(
-                store, identity, Settings(preallocate=False), SystemClock(), SystemRandomness()
+                Context(store),
+                identity,
+                Settings(preallocate=False),
             ),
             what="test",
         )

@@ -9,7 +9,7 @@ import hazelcast.errors
 import msgpack
 import pytest
 
-from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE
 from imap_wal.format import ENTRIES
 from imap_wal.layout import Identity
@@ -38,11 +38,9 @@ def names(cluster: Cluster) -> tuple[str, str]:
 def append(cluster: Cluster, *pairs: tuple[bytes, bytes]) -> None:
     """Entries as an agent accepts them, newer than all others, in the log of the first node."""
     context = LogContext(
-        open_store(cluster.url),
+        Context(open_store(cluster.url)),
         Identity(*names(cluster), "node-1"),
         Settings(preallocate=False),
-        SystemClock(),
-        SystemRandomness(),
     )
     log = open_node_log(context, what="attack")
     rows = [
@@ -65,7 +63,7 @@ def test_unusable_entries_do_not_keep_a_map_from_the_others(tmp_path: Path, clas
         for number in range(50):
             orders.set(f"k{number}", f"v{number}")
         cluster.kill_everything()
-        log = ClusterLog(open_store(cluster.url), *names(cluster))
+        log = ClusterLog(Context(open_store(cluster.url)), *names(cluster))
         key = next(
             row[KEY]
             for changes in log.changes()

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import imap_wal
+from imap_wal.context import Context
 from imap_wal.embedded.store import Store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -53,7 +54,7 @@ def embedded(store: Any, node: str = "n1", **options: Any) -> Store:
 
 
 def log_of(store: Any) -> ClusterLog:
-    return ClusterLog(store, "default", "embedded")
+    return ClusterLog(Context(store), "default", "embedded")
 
 
 def compact(store: Any) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from imap_wal import format
 from imap_wal.agent.own_disk.uploads import Uploads
 from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
@@ -46,11 +47,13 @@ class Writer:
         identity = Identity("ns", "c", "n1")
         self.log: NodeLog = open_node_log(
             LogContext(
-                keyed(self.store, *keys) if keys else self.store,
+                Context(
+                    keyed(self.store, *keys) if keys else self.store,
+                    clock=self.clock,
+                    randomness=self.randomness,
+                ),
                 identity,
                 settings,
-                self.clock,
-                self.randomness,
                 "tcp://nowhere:1",
             ),
             what="the test",
@@ -76,7 +79,7 @@ class Writer:
 def restored(store: SegmentStore, policy: str = "full") -> tuple[dict[str, str], dict[str, str]]:
     """What a restore has, and which nodes it leaves out."""
     view = MaterializedView(
-        ClusterLog(store, "ns", "c", FakeClock(), SeededRandomness(9)),
+        ClusterLog(Context(store, clock=FakeClock(), randomness=SeededRandomness(9)), "ns", "c"),
         Settings(recovery_policy=policy),  # type: ignore[arg-type]
     )
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from imap_wal.agent.config import AgentConfig
+from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
@@ -60,7 +61,7 @@ def greet(asking: Plugin, view: int = 0) -> list[Any]:
 
 def restored(url: str) -> dict[str, str]:
     store = open_store(url)
-    with closing(MaterializedView(ClusterLog(store, "default", "c"), Settings())) as found:
+    with closing(MaterializedView(ClusterLog(Context(store), "default", "c"), Settings())) as found:
         found.catch_up()
         return {
             row[KEY].decode(): (row[VALUE] or b"").decode()

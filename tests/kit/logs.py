@@ -6,6 +6,7 @@ from typing import Any
 
 from imap_wal import format
 from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE, Row, pack
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
@@ -23,7 +24,9 @@ SMALL = Settings(preallocate=False)
 def node(store: SegmentStore, name: str = "n1", settings: Settings = SMALL) -> NodeLog:
     return open_node_log(
         LogContext(
-            store, Identity("ns", "c", name), settings, FakeClock(), SeededRandomness(ord(name[-1]))
+            Context(store, clock=FakeClock(), randomness=SeededRandomness(ord(name[-1]))),
+            Identity("ns", "c", name),
+            settings,
         ),
         what="the test",
     )
@@ -31,7 +34,11 @@ def node(store: SegmentStore, name: str = "n1", settings: Settings = SMALL) -> N
 
 def opened(store: SegmentStore, clock: FakeClock, name: str = "n1") -> NodeLog:
     return open_node_log(
-        LogContext(store, Identity("ns", "c", name), SMALL, clock, SeededRandomness(1)),
+        LogContext(
+            Context(store, clock=clock, randomness=SeededRandomness(1)),
+            Identity("ns", "c", name),
+            SMALL,
+        ),
         what="the test",
     )
 
@@ -44,7 +51,9 @@ def append(log: NodeLog, *rows: Row, frames: int = 1) -> None:
 
 
 def cluster(store: SegmentStore, clock: FakeClock | None = None) -> ClusterLog:
-    return ClusterLog(store, "ns", "c", clock or FakeClock(), SeededRandomness(9))
+    return ClusterLog(
+        Context(store, clock=clock or FakeClock(), randomness=SeededRandomness(9)), "ns", "c"
+    )
 
 
 def view(store: SegmentStore, clock: FakeClock | None = None, **settings: Any) -> MaterializedView:

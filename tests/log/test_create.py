@@ -10,6 +10,7 @@ import pytest
 import imap_wal
 from imap_wal import log
 from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
 from imap_wal.errors import (
     InvalidSetting,
     LogExists,
@@ -109,7 +110,9 @@ def test_logs_and_maps_refuse_each_others_folders(memory: MemoryStore) -> None:
 
 
 def test_a_log_is_refused_among_hazelcast_members(memory: MemoryStore) -> None:
-    cluster = ClusterLog(memory, "default", "log", FakeClock(), SeededRandomness(1))
+    cluster = ClusterLog(
+        Context(memory, clock=FakeClock(), randomness=SeededRandomness(1)), "default", "log"
+    )
     cluster.manifests.update(lambda manifest: type(manifest)(incarnation=1))
     claims = claim_manifests(memory, cluster.folder, FakeClock(), SeededRandomness(1))
     claims.update(lambda now: now.with_claim("a cluster id", 1))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from imap_wal import log
+from imap_wal.context import Context
 from imap_wal.entry import VALUE
 from imap_wal.errors import (
     CorruptLog,
@@ -160,6 +161,8 @@ def test_log_in_a_folder_is_readable_by_map_tools(url: str, tmp_path: Path) -> N
         fill(opened, 1, 2)
     store = LocalStore(f"{tmp_path}/log")
     rows = [
-        row for changes in ClusterLog(store, "default", "log").changes() for row in changes.rows
+        row
+        for changes in ClusterLog(Context(store), "default", "log").changes()
+        for row in changes.rows
     ]
     assert [row[VALUE] for row in rows] == [b"1", b"2"]

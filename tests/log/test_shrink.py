@@ -6,6 +6,7 @@ import pytest
 
 import imap_wal
 from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
 from imap_wal.errors import (
     PositionGone,
 )
@@ -23,7 +24,9 @@ from tests.support import FakeClock, eventually, segments
 
 def covered(storage: SegmentStore, cluster: str = "log") -> ClusterLog:
     """The cluster, with a fresh snapshot of all its maps."""
-    found = ClusterLog(storage, "default", cluster, FakeClock(), SeededRandomness(7))
+    found = ClusterLog(
+        Context(storage, clock=FakeClock(), randomness=SeededRandomness(7)), "default", cluster
+    )
     rewrite(found, LocalEngine(Settings()))
     return found
 

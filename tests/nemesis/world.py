@@ -18,6 +18,7 @@ from typing import Any
 
 import hazelcast
 
+from imap_wal.context import Context
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.local_cluster import jars
 from storage_backends import open_store
@@ -128,7 +129,7 @@ class World:
             agent.configure(**(disk.settings if disk else {}))
             agent.defect = defect
             agents.append(agent)
-        log = ClusterLog(open_store(self.logs.as_uri()), "default", "dev")
+        log = ClusterLog(Context(open_store(self.logs.as_uri())), "default", "dev")
         self.disks = Disks(each_own, agents, log, self.say)
         return agents
 

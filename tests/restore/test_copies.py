@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from imap_wal.clock import SeededRandomness, SystemClock
+from imap_wal.context import Context
 from imap_wal.entry import SHARED_SESSIONS, VALUE, is_shared, shared_session
 from imap_wal.format import Position
 from imap_wal.inspect.finding import Deadline, Finding
@@ -219,7 +220,11 @@ def test_a_node_never_continues_the_numbers_of_shared_sessions(
     if clean:
         first.close()
     second = open_node_log(
-        LogContext(memory, first.identity, SMALL, FakeClock(), SeededRandomness(5)),
+        LogContext(
+            Context(memory, clock=FakeClock(), randomness=SeededRandomness(5)),
+            first.identity,
+            SMALL,
+        ),
         what="a test",
         takeover=True,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from imap_wal.context import Context
 from imap_wal.errors import CorruptLog
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention import backfill
@@ -16,7 +17,7 @@ def test_a_backfill_refuses_an_older_cluster_manifest(memory: MemoryStore) -> No
     for number in range(2):
         with embedded(memory) as store:
             store.map("m")["k"] = number
-    log = ClusterLog(memory, "default", "embedded")
+    log = ClusterLog(Context(memory), "default", "embedded")
     manifests = [file.path for file in memory.list(f"{log.folder}/manifest")]
     memory.delete(max(manifests))
     with pytest.raises(CorruptLog, match="older"):

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 from imap_wal import entry, format
 from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
 from imap_wal.format import START
 from imap_wal.manifest import readers
 from imap_wal.read.cluster import ClusterLog
@@ -268,7 +269,9 @@ def both_prunes(log: ClusterLog, **options: Any) -> PruneReport:
     found = []
     for known in (True, False):
         copy = ClusterLog(
-            copy_files(log.store), log.namespace, log.cluster, log.clock, SeededRandomness(3)
+            Context(copy_files(log.store), clock=log.clock, randomness=SeededRandomness(3)),
+            log.namespace,
+            log.cluster,
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(

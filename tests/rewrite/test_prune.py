@@ -11,6 +11,7 @@ import pytest
 
 from imap_wal import entry
 from imap_wal.clock import SystemClock
+from imap_wal.context import Context
 from imap_wal.entry import MAP
 from imap_wal.errors import (
     LostRace,
@@ -43,7 +44,11 @@ def node_again(store: MemoryStore) -> NodeLog:
     from imap_wal.write.opening import open_node_log
 
     return open_node_log(
-        LogContext(store, Identity("ns", "c", "n1"), SMALL, FakeClock(), SeededRandomness(77)),
+        LogContext(
+            Context(store, clock=FakeClock(), randomness=SeededRandomness(77)),
+            Identity("ns", "c", "n1"),
+            SMALL,
+        ),
         what="the test",
         takeover=True,
     )
@@ -189,7 +194,7 @@ def aged(store: SegmentStore, path: str, seconds: float) -> None:
 
 
 def real_log(store: SegmentStore, offset_ms: int = 0) -> ClusterLog:
-    return ClusterLog(store, "ns", "c", SystemClock(offset_ms))
+    return ClusterLog(Context(store, clock=SystemClock(offset_ms)), "ns", "c")
 
 
 def test_prune_removes_only_rewrites_that_died(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import (
     ImapWalError,
@@ -78,7 +79,7 @@ def test_the_report_of_a_rewrite_reads_no_list(
             return result
 
     clock = FakeClock()
-    found = rewrite(ClusterLog(Counting(memory), "ns", "c", clock), Slow(Settings()))
+    found = rewrite(ClusterLog(Context(Counting(memory), clock=clock), "ns", "c"), Slow(Settings()))
     assert not [path for path in lists if reads[path]]
     assert len(found.maps) == 9 and all(each.bytes_before > 1000 for each in found.maps)
 
@@ -385,4 +386,4 @@ def test_failed_publishing_leaves_a_restorable_log(kind: str, when: Any) -> None
 
 
 def cluster_of(store: SegmentStore) -> ClusterLog:
-    return ClusterLog(store, "default", "embedded", FakeClock())
+    return ClusterLog(Context(store, clock=FakeClock()), "default", "embedded")

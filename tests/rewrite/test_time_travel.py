@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imap_wal.agent.membership.forget_node import forget_node
+from imap_wal.context import Context
 from imap_wal.entry import (
     DELETED,
     EXPIRES_AT_MS,
@@ -197,7 +198,7 @@ class Log:
 
     def __init__(self, store: SegmentStore, history_s: int = 4 * 3600) -> None:
         self.store, self.clock, self.history_s = store, FakeClock(), history_s
-        self.log = ClusterLog(store, "ns", "c", self.clock)
+        self.log = ClusterLog(Context(store, clock=self.clock), "ns", "c")
         self.nodes = {name: node(store, name) for name in ("n1", "n2")}
         self.requests = itertools.count(1)
         self.had: dict[int, dict[str, str]] = {}
@@ -393,7 +394,9 @@ def test_a_base_whose_snapshots_were_replaced_is_withdrawn(
 def test_a_base_knows_the_log_of_a_disk_away(memory: MemoryStore) -> None:
     """Otherwise the log above it would seem to be removed when the disk is back."""
     writer = Writer(memory, MemoryStore("the-disk"), 1)
-    away, whole = (ClusterLog(each, "ns", "c", writer.clock) for each in (memory, writer.store))
+    away, whole = (
+        ClusterLog(Context(each, clock=writer.clock), "ns", "c") for each in (memory, writer.store)
+    )
 
     def compact() -> None:
         writer.log.rotate()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from imap_wal.clock import SystemClock
+from imap_wal.context import Context
 from imap_wal.entry import ORDER, TURNS, Row
 from imap_wal.errors import (
     InvalidSetting,
@@ -277,14 +278,18 @@ def test_rewrite_with_a_wrong_clock_is_refused(tmp_path: Path) -> None:
     soon = real.now_ms() + HOUR_MS
     append(node(store), put("a", "1", (1, 1, 1, 1), expires_at_ms=soon))
     for offset_ms in (2 * HOUR_MS, -2 * HOUR_MS):
-        wrong = ClusterLog(store, "ns", "c", SystemClock(offset_ms))
+        wrong = ClusterLog(Context(store, clock=SystemClock(offset_ms)), "ns", "c")
         with pytest.raises(InvalidSetting, match=r"clock is 7,200 s .*--max-clock-skew"):
             rewrite(wrong, ENGINE)
         with pytest.raises(InvalidSetting, match="7,200 s"):
             prune(wrong, ttl_s=60)
     assert store.list("ns/c/snapshot") == [] and store.list("ns/c/clock") == []
-    log = ClusterLog(store, "ns", "c", real)
+    log = ClusterLog(Context(store, clock=real), "ns", "c")
     report = rewrite(log, ENGINE)
     assert report.maps[0].live == 1
     assert report.clock_skew_ms is not None and abs(report.clock_skew_ms) < 5000
-    rewrite(ClusterLog(store, "ns", "c", SystemClock(2 * HOUR_MS)), ENGINE, skew_ms_max=3 * HOUR_MS)
+    rewrite(
+        ClusterLog(Context(store, clock=SystemClock(2 * HOUR_MS)), "ns", "c"),
+        ENGINE,
+        skew_ms_max=3 * HOUR_MS,
+    )

@@ -11,6 +11,7 @@ import pytest
 
 import imap_wal
 from imap_wal import layout
+from imap_wal.context import Context
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import turn as turns
 from imap_wal.rewrite.turn import RewriteRunning, turn
@@ -64,10 +65,11 @@ def test_a_second_rewrite_waits_if_it_may(
 
 def test_the_lock_of_a_killed_rewrite_is_free(tmp_path: Path) -> None:
     code = f"""
+from imap_wal.context import Context
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.turn import turn
 from storage_backends import open_store
-with turn(ClusterLog(open_store("file://{tmp_path}"), "ns", "c"), "the other"):
+with turn(ClusterLog(Context(open_store("file://{tmp_path}")), "ns", "c"), "the other"):
     print("held", flush=True)
     input()
 """
@@ -75,7 +77,7 @@ with turn(ClusterLog(open_store("file://{tmp_path}"), "ns", "c"), "the other"):
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert other.stdout is not None
-    log = ClusterLog(open_store(f"file://{tmp_path}"), "ns", "c")
+    log = ClusterLog(Context(open_store(f"file://{tmp_path}")), "ns", "c")
     try:
         assert other.stdout.readline() == b"held\n"
         assert is_held(log)
@@ -91,7 +93,7 @@ def test_a_lease_is_renewed_while_the_rewrite_runs(
     monkeypatch.setattr(turns, "RENEW_S", 0.01)
     now = [1_000_000]
     objects = LocalObjects(str(tmp_path), clock_ms=lambda: now[0])
-    log = ClusterLog(objects, "ns", "c")
+    log = ClusterLog(Context(objects), "ns", "c")
     with turn(log, "the first"):
         for _ in range(4):
             now[0] += 20_000  # a lease of 30 s
@@ -116,7 +118,7 @@ def test_the_command_waits_for_a_rewrite(
     monkeypatch.setattr(turns, "LOOK_S", 0.01)
     with imap_wal.open(tmp_path, node="n1") as store:
         store.map("m")["k"] = 1
-    log = ClusterLog(open_store(f"file://{tmp_path}"), "default", "embedded")
+    log = ClusterLog(Context(open_store(f"file://{tmp_path}")), "default", "embedded")
     waits = threading.Event()
     monkeypatch.setattr(command, "_waits", lambda holder: waits.set())
     codes: list[int] = []

@@ -14,6 +14,7 @@ from typing import Any
 import imap_wal
 from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.clock import Clock
+from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import (
     Closed,
@@ -184,7 +185,9 @@ class Actor:
 
     def cluster(self) -> ClusterLog:
         return ClusterLog(
-            self.storage(), NAMESPACE, CLUSTER, self.process.clock, self.process.randomness
+            Context(self.storage(), clock=self.process.clock, randomness=self.process.randomness),
+            NAMESPACE,
+            CLUSTER,
         )
 
     def _refused(self, error: Exception, *allowed: type[Exception]) -> None:

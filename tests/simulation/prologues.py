@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import imap_wal
+from imap_wal.context import Context
 from imap_wal.manifest import store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -57,7 +58,9 @@ class _Past:
 
     def cluster(self) -> ClusterLog:
         clock, randomness = self.process.clock, self.process.randomness
-        return ClusterLog(self.storage(), NAMESPACE, CLUSTER, clock, randomness)
+        return ClusterLog(
+            Context(self.storage(), clock=clock, randomness=randomness), NAMESPACE, CLUSTER
+        )
 
     def open(self, node: str = "n1") -> None:
         self.world.extra_ms += 60_000

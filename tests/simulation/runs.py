@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import imap_wal
+from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import ImapWalError, LogError, MissingNode
 from imap_wal.manifest import store
@@ -166,7 +167,9 @@ class Survivor:
 
     def cluster(self) -> ClusterLog:
         clock, randomness = self.process.clock, self.process.randomness
-        return ClusterLog(self.storage(), NAMESPACE, CLUSTER, clock, randomness)
+        return ClusterLog(
+            Context(self.storage(), clock=clock, randomness=randomness), NAMESPACE, CLUSTER
+        )
 
     def open(self, node: str = "n1") -> Any:
         return imap_wal.open(

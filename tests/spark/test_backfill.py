@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
+from imap_wal.context import Context
 from imap_wal.errors import (
     CorruptLog,
     EncryptionError,
@@ -83,7 +84,7 @@ def test_entries_of_a_backfill_are_there_after_all_tasks(tmp_path: Path) -> None
     with imap_wal.open(str(root)) as store:
         store.map("orders", raw=True)[b"a"] = b"newest"
     there["orders"][b"a"] = b"newest"
-    log = ClusterLog(open_store(str(root)), "default", "embedded")
+    log = ClusterLog(Context(open_store(str(root))), "default", "embedded")
     rewrite(log, LocalEngine(SMALL))
     prune(log)
     assert in_log(root) == there
@@ -94,7 +95,7 @@ def test_backfilled_files_are_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """A full file of a map, the largest of many waiting maps, and what is left at the end."""
     with imap_wal.open(str(tmp_path)) as store:
         store.map("orders", raw=True)[b"old"] = b"1"
-    log = ClusterLog(open_store(str(tmp_path)), "default", "embedded")
+    log = ClusterLog(Context(open_store(str(tmp_path))), "default", "embedded")
     monkeypatch.setattr(writer_module, "FULL", 20_000)
     monkeypatch.setattr(writer_module, "WAITING_BYTES", 30_000)
     monkeypatch.setattr("imap_wal.parquet.archive_rows.GROUP_ROWS", 50)
@@ -272,7 +273,7 @@ def test_doctor_names_and_prune_removes_unfinished_backfills(
     writer(tmp_path)
     left = writer(tmp_path)
     part = left.of_partition(0, iter([batch(("orders", b"b", b"1", 0))]))
-    files, log = files_of_backfills(tmp_path), ClusterLog(open_store(str(tmp_path)), *LOG)
+    files, log = files_of_backfills(tmp_path), ClusterLog(Context(open_store(str(tmp_path))), *LOG)
     assert not prune(log).backfill_files, "they may still run"
     assert "without success" not in CliRunner().invoke(group, ["doctor", str(tmp_path)]).output
     monkeypatch.setattr(ended_backfills, "ORPHAN_MS", -1)
@@ -299,7 +300,9 @@ def test_a_backfill_that_prune_removed_is_never_published(
         asked.append(manifest)
         if len(asked) == 2:
             monkeypatch.setattr(ended_backfills, "ORPHAN_MS", -1)
-            assert len(prune(ClusterLog(open_store(str(tmp_path)), *LOG)).backfill_files) == 3
+            assert (
+                len(prune(ClusterLog(Context(open_store(str(tmp_path))), *LOG)).backfill_files) == 3
+            )
         demand(log, manifest)
 
     monkeypatch.setattr(backfill, "_demand_closed", pruned_meanwhile)
@@ -309,7 +312,7 @@ def test_a_backfill_that_prune_removed_is_never_published(
 
 
 def test_covered_backfills_leave_no_node_after_a_prune(tmp_path: Path) -> None:
-    log = ClusterLog(open_store(str(tmp_path)), *LOG)
+    log = ClusterLog(Context(open_store(str(tmp_path))), *LOG)
     for number in range(3):
         made = writer(tmp_path)
         lines = batch(("orders", b"%d" % number, b"1", 0))
@@ -325,7 +328,7 @@ def test_covered_backfills_leave_no_node_after_a_prune(tmp_path: Path) -> None:
 
 def test_a_log_lacks_what_a_removed_node_had(tmp_path: Path) -> None:
     """Otherwise a former snapshot and the log above it would look complete."""
-    made, log = writer(tmp_path), ClusterLog(open_store(str(tmp_path)), *LOG)
+    made, log = writer(tmp_path), ClusterLog(Context(open_store(str(tmp_path))), *LOG)
     made.commit([made.of_partition(0, iter([batch(("orders", b"a", b"1", 0))]))])
     (node,) = log.nodes()
     rewrite(log, LocalEngine())
@@ -338,7 +341,7 @@ def test_a_stream_misses_no_backfill_that_a_prune_removed(tmp_path: Path) -> Non
     """The node is gone. A stream that has not read it fails, and no other one does."""
     with imap_wal.open(str(tmp_path)) as store:
         store.map("orders", raw=True)[b"a"] = b"1"
-    log = ClusterLog(open_store(str(tmp_path)), *LOG)
+    log = ClusterLog(Context(open_store(str(tmp_path))), *LOG)
     reading, behind = Engine(str(tmp_path)), Engine(str(tmp_path))
     reading.rest()
     behind.rest()
@@ -367,7 +370,7 @@ def test_a_backfill_with_wrong_keys_is_refused(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in (tmp_path / "log").rglob("*.json")}
     for wrong in (key_file(tmp_path, "b"), key_file(tmp_path, other("a")), ""):
         with pytest.raises(EncryptionError):
-            backfill.begin(ClusterLog(with_keys(open_store(root), wrong), *LOG))
+            backfill.begin(ClusterLog(Context(with_keys(open_store(root), wrong)), *LOG))
     assert {path: path.read_bytes() for path in (tmp_path / "log").rglob("*.json")} == before
 
 
@@ -385,7 +388,7 @@ def test_a_backfill_into_a_folder_of_a_log_is_refused(tmp_path: Path) -> None:
     inside = tmp_path / "default" / "embedded"
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(InvalidSetting, match="is the folder of one cluster; pass the root"):
-        backfill.begin(ClusterLog(open_store(str(inside)), "default", "embedded"))
+        backfill.begin(ClusterLog(Context(open_store(str(inside))), "default", "embedded"))
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from imap_wal.context import Context
 from imap_wal.embedded.wal_filter import filtered
 from imap_wal.format import Position
 from imap_wal.manifest.node import node_manifests
@@ -58,7 +59,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def log(root: str) -> Iterator[ClusterLog]:
     with closing(open_store(root)) as store:
-        found = ClusterLog(store, "default", "c")
+        found = ClusterLog(Context(store), "default", "c")
         state = found.state()
         assert list(state.missing) == ["n1"]
         assert not state.lacking

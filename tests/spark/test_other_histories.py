@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from imap_wal.clock import SystemRandomness
+from imap_wal.context import Context
 from imap_wal.errors import ImapWalError, OtherHistory
 from imap_wal.layout import Identity
 from imap_wal.write.context import LogContext
@@ -29,7 +30,9 @@ pytestmark = pytest.mark.spark
 
 def written(place: SegmentStore, *values: int) -> None:
     identity, clock = Identity("ns", "c", "n1"), FakeClock()
-    log = open_node_log(LogContext(place, identity, SMALL, clock, SystemRandomness()))
+    log = open_node_log(
+        LogContext(Context(place, clock=clock, randomness=SystemRandomness()), identity, SMALL)
+    )
     for value in values:
         append(log, put(f"k{value}", value, (1, 1, log.epoch, value)))
     log.close()

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import pytest
 
 import imap_wal
+from imap_wal.context import Context
 from imap_wal.errors import Fenced, OutcomeUnknown
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import (
@@ -316,7 +317,7 @@ def test_a_log_on_s3_is_backed_up_beside_writers(s3: S3, tmp_path: Path) -> None
         copied = []
         for number in range(3):
             orders["last"] = number
-            log = ClusterLog(source, "default", "embedded")
+            log = ClusterLog(Context(source), "default", "embedded")
             report = back_up([log], target, clock=SystemClock(), holder="test", keep=2)
             copied.append(report.copied_bytes)
     assert copied[1] < copied[0] / 2
@@ -349,6 +350,6 @@ def test_two_disks_and_a_root_on_s3(tmp_path: Path, s3: S3) -> None:
             assert member.values() == written, "the tail of n1 is on its disk alone"
     for node in settings:
         shutil.rmtree(tmp_path / f"disk-{node}")
-    assert not ClusterLog(open_store(url, s3.options), "default", "c").state().missing
+    assert not ClusterLog(Context(open_store(url, s3.options)), "default", "c").state().missing
     with serving(settings["n1"]), plugin(settings["n1"], cluster_id="last", uuid="p") as member:
         assert member.values() == written

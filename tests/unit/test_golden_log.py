@@ -23,6 +23,7 @@ from click.testing import CliRunner
 
 import imap_wal
 from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
 from imap_wal.manifest import list_files
 from imap_wal.manifest.readers import bases_of_history
 from imap_wal.read.cluster import ClusterLog
@@ -124,7 +125,7 @@ def test_a_golden_log_is_read_whole(name: str, tmp_path: Path) -> None:
 def test_a_golden_history_with_lists_is_read(tmp_path: Path) -> None:
     with zipfile.ZipFile(GOLDEN / "log-part-lists.zip") as archive:
         archive.extractall(tmp_path / "log")
-    log = ClusterLog(open_store((tmp_path / "log").as_uri()), "default", "embedded")
+    log = ClusterLog(Context(open_store((tmp_path / "log").as_uri())), "default", "embedded")
     now = log.manifest().snapshots["orders"]
     (base,) = bases_of_history(log.store, log.folder)
     former = base.snapshots["orders"]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from imap_wal import format
+from imap_wal.context import Context
 from imap_wal.errors import LogError
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.memory import MemoryStore
@@ -79,11 +80,11 @@ def test_files_pruned_during_recovery_are_not_missing(
     left = copy_files(memory)
     if closed:
         node_log(left).close()
-    rewrite(ClusterLog(left, "default", "embedded"), LocalEngine())
+    rewrite(ClusterLog(Context(left), "default", "embedded"), LocalEngine())
     pruned: list[int] = []
 
     def remove(store: MemoryStore) -> None:
-        pruned.append(len(prune(ClusterLog(store, "default", "embedded")).segments))
+        pruned.append(len(prune(ClusterLog(Context(store), "default", "embedded")).segments))
 
     at = 0
     while True:

@@ -160,11 +160,9 @@ def _taken_over(
     that this writer acknowledged. Closing `stack` closes the log."""
     held = open_node_log(
         LogContext(
-            log.store,
+            log.context,
             Identity(log.namespace, log.cluster, node),
             Settings(),
-            log.clock,
-            log.randomness,
         ),
         what="imap-wal forget-node",
         takeover=True,

@@ -13,6 +13,7 @@ from imap_wal.agent.access.keys import read_secret
 from imap_wal.backup.catalogue import Backup
 from imap_wal.backup.run import BackupReport, back_up
 from imap_wal.clock import SystemClock
+from imap_wal.context import Context
 from imap_wal.errors import MissingNode
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.inspect.own_disks import own_disks
@@ -89,7 +90,7 @@ def command(
         place = _opened(target)
         try:
             report = back_up(
-                [ClusterLog(store, view.namespace, view.cluster) for view in clusters],
+                [ClusterLog(Context(store), view.namespace, view.cluster) for view in clusters],
                 place,
                 clock=clock,
                 holder=f"imap-wal backup, process {os.getpid()} on {socket.gethostname()}",

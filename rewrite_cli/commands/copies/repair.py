@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import click
 
+from imap_wal.context import Context
 from imap_wal.errors import LogError, WriterLocked
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.inspect.writer import writer_of
@@ -194,7 +195,7 @@ def _print_conflicts(outcome: _Outcome, prefer: str | None) -> None:
 def _would_decide(store: SegmentStore, view: ClusterView, prefer: str) -> list[Decided]:
     resolution = Resolution(prefer, alone=True)
     with suppress(LogError, NotFound):  # `_conflicts` reports it
-        found = conflicts.find(ClusterLog(store, view.namespace, view.cluster))
+        found = conflicts.find(ClusterLog(Context(store), view.namespace, view.cluster))
         keys = Counter(each.map for each in found if resolution.winner(each.claims) is not None)
         return [Decided(str(view), name, count, "") for name, count in keys.items()]
     return []
@@ -205,7 +206,7 @@ def _conflicts(store: SegmentStore, view: ClusterView, prefer: str | None) -> li
     resolution = Resolution(prefer, alone=True) if prefer else None
     try:
         return conflicts.found(
-            ClusterLog(store, view.namespace, view.cluster), resolution=resolution
+            ClusterLog(Context(store), view.namespace, view.cluster), resolution=resolution
         )
     except (LogError, NotFound):
         out.note(f"{view}: damaged, so it was not checked for conflicts of order; verify the copy")

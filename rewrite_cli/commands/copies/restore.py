@@ -10,7 +10,7 @@ import click
 import msgpack
 
 from imap_wal.backup.unfinished import UnfinishedStore
-from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.entry import KEY, ORDER, VALUE, pack
 from imap_wal.format import ENTRIES, METADATA
 from imap_wal.layout import Identity
@@ -164,11 +164,9 @@ def _copy(cluster: LiveCluster, target: UnfinishedStore) -> dict[str, tuple[int,
     view = cluster.view
     log = open_node_log(
         LogContext(
-            target,
+            Context(target),
             Identity(view.namespace, view.cluster, NODE),
             Settings(),
-            SystemClock(),
-            SystemRandomness(),
         ),
         what="imap-wal restore",
     )

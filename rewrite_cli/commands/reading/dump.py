@@ -12,6 +12,7 @@ from typing import Any
 import click
 import msgpack
 
+from imap_wal.context import Context
 from imap_wal.decoder import Decoder
 from imap_wal.entry import (
     DELETED,
@@ -218,7 +219,7 @@ def _streams(
     *,
     snapshots: bool,
 ) -> Iterator[Iterator[Line]]:
-    log = ClusterLog(store, view.namespace, view.cluster)
+    log = ClusterLog(Context(store), view.namespace, view.cluster)
     decoder = Decoder(
         (item for node in view.nodes for item in _schemas(node.manifest.metadata)), out.note
     )
@@ -266,7 +267,7 @@ def _streams(
 def _note_unread(store: SegmentStore, view: ClusterView, selection: Selection) -> bool:
     """Name the nodes whose log is not read to its end. True if the log of one is missing."""
     with suppress(LogError):  # it is reported where the files are read
-        state = ClusterLog(store, view.namespace, view.cluster).state()
+        state = ClusterLog(Context(store), view.namespace, view.cluster).state()
         absent = unread(view, state, selection.nodes)
         note_left_out(absent)
         named = {each.node for each in absent}

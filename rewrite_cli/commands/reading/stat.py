@@ -11,6 +11,7 @@ import click
 
 from imap_wal.agent.access.keys import KeyPair, read_secret
 from imap_wal.clock import SystemClock
+from imap_wal.context import Context
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, VALUE, Row, has_expired
 from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.inspect.own_disks import OwnDisk, nodes_with_tails, own_disk
@@ -105,7 +106,7 @@ def count_cluster(
     counts: dict[tuple[str, str], Count] = {}
     start = clock.monotonic()
     records = in_conflict = 0
-    log = ClusterLog(store, view.namespace, view.cluster)
+    log = ClusterLog(Context(store), view.namespace, view.cluster)
     try:
         for changes in log.changes(maps=maps or None, policy=RecoveryPolicy.PARTIAL):
             index.add(changes.node, changes.rows, clears=changes.clears)

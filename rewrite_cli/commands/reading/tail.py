@@ -8,6 +8,7 @@ import threading
 
 import click
 
+from imap_wal.context import Context
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import CLEAN, FINDINGS
@@ -84,7 +85,9 @@ def command(
     with selection.open() as (store, clusters):
         followers = [
             Follower(
-                ClusterLog(store, view.namespace, view.cluster), selection.maps, selection.nodes
+                ClusterLog(Context(store), view.namespace, view.cluster),
+                selection.maps,
+                selection.nodes,
             )
             for view in clusters
         ]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import click
 
 from imap_wal.clock import SystemClock
+from imap_wal.context import Context
 from imap_wal.errors import LogError
 from imap_wal.inspect.finding import (
     CLEAN,
@@ -158,7 +159,7 @@ def _read(selection: Selection, deadline: Deadline) -> _Outcome:
 
 def _unfinished(store: SegmentStore, view: ClusterView) -> Iterator[str]:
     with suppress(LogError):  # of a damaged manifest, which is a finding
-        found = unfinished(ClusterLog(store, view.namespace, view.cluster))
+        found = unfinished(ClusterLog(Context(store), view.namespace, view.cluster))
         if found is not None:
             yield unfinished_text(str(view), found)
 
@@ -244,7 +245,7 @@ def _bad(finding: Finding) -> bool:
 
 def _conflicts(store: SegmentStore, view: ClusterView, deadline: Deadline) -> list[Finding]:
     """Keys that two nodes claim; the log's bytes are whole."""
-    log = ClusterLog(store, view.namespace, view.cluster)
+    log = ClusterLog(Context(store), view.namespace, view.cluster)
     try:
         texts = conflicts.found(log, check=deadline.check)
     except OutOfTime:

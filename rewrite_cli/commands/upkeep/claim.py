@@ -9,6 +9,7 @@ import click
 
 from imap_wal.agent.access.keys import read_token, token_hash
 from imap_wal.agent.membership.operator_claim import ClaimReport, set_tokens, take_log
+from imap_wal.context import Context
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
@@ -150,7 +151,7 @@ def _agree_to_tokens(selection: Selection, file: Path | None, *, yes: bool) -> N
 def _set_tokens(selection: Selection, hashes: list[str], *, keep: bool) -> None:
     with selection.open() as (store, clusters):
         for view in clusters:
-            set_tokens(ClusterLog(store, view.namespace, view.cluster), hashes, keep=keep)
+            set_tokens(ClusterLog(Context(store), view.namespace, view.cluster), hashes, keep=keep)
             audit(
                 "token added" if keep else "tokens replaced" if hashes else "tokens forgotten",
                 log=str(view),
@@ -170,6 +171,6 @@ def _others(report: ClaimReport) -> str:
 def _take(selection: Selection, *, dry_run: bool) -> list[ClaimReport]:
     with selection.open() as (store, clusters):
         return [
-            take_log(ClusterLog(store, view.namespace, view.cluster), dry_run=dry_run)
+            take_log(ClusterLog(Context(store), view.namespace, view.cluster), dry_run=dry_run)
             for view in clusters
         ]

@@ -9,6 +9,7 @@ from itertools import chain
 
 import click
 
+from imap_wal.context import Context
 from imap_wal.errors import EncryptionError
 from imap_wal.manifest.decoded_maps import set_decoded
 from imap_wal.read.cluster import ClusterLog
@@ -53,14 +54,16 @@ def command(
     absent = set(maps)
     with selection.open() as (store, clusters):
         for view in clusters:
-            manifests = ClusterLog(store, view.namespace, view.cluster).manifests
+            manifests = ClusterLog(Context(store), view.namespace, view.cluster).manifests
             found = manifests.read()[1].decoded
             if (maps or nothing) and not dry_run:
                 found = set_decoded(manifests, maps)
                 audit("decoded maps set", log=str(view), maps=list(found), url=selection.url)
             elif maps or nothing:
                 found = tuple(sorted(set(maps)))
-            absent = _without_entries(ClusterLog(store, view.namespace, view.cluster), absent)
+            absent = _without_entries(
+                ClusterLog(Context(store), view.namespace, view.cluster), absent
+            )
             rows.append((view.namespace, view.cluster, found))
     if absent:
         out.note(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import click
 
+from imap_wal.context import Context
 from imap_wal.errors import LogError
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.cluster import ClusterLog
@@ -79,7 +80,7 @@ def command(selection: Selection, yes: bool, dry_run: bool, output: str) -> None
         if not dry_run:
             out.agree(f"Forget {names}?", yes)
         for each in found:
-            log = ClusterLog(store, each.view.namespace, each.view.cluster)
+            log = ClusterLog(Context(store), each.view.namespace, each.view.cluster)
             drop_map(log, each.name, dry_run=dry_run)
             if not dry_run:
                 audit("map dropped", log=str(each.view), map=each.name, url=selection.url)
@@ -105,7 +106,9 @@ def command(selection: Selection, yes: bool, dry_run: bool, output: str) -> None
 def _find(store: SegmentStore, view: ClusterView, name: str) -> _Found | None:
     """None: the cluster has no entries of the map. A damaged file may have some."""
     damaged: list[LogError] = []
-    changes = ClusterLog(store, view.namespace, view.cluster).changes((name,), damaged=damaged)
+    changes = ClusterLog(Context(store), view.namespace, view.cluster).changes(
+        (name,), damaged=damaged
+    )
     if any(each.rows for each in changes):
         return _Found(view, name, ())
     return _Found(view, name, tuple(error.file for error in damaged)) if damaged else None

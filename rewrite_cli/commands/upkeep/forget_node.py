@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 import click
 
 from imap_wal.agent.membership.forget_node import ForgetReport, forget_node
+from imap_wal.context import Context
 from imap_wal.errors import InvalidSetting
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.inspect.writer import writer_of
@@ -128,7 +129,10 @@ def _forget(selection: Selection, *, lose: bool, dry_run: bool) -> list[ForgetRe
             _note_writers(store, clusters, selection.nodes)
         return [
             forget_node(
-                ClusterLog(store, view.namespace, view.cluster), node, lose=lose, dry_run=dry_run
+                ClusterLog(Context(store), view.namespace, view.cluster),
+                node,
+                lose=lose,
+                dry_run=dry_run,
             )
             for view in clusters
             for node in selection.nodes

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from imap_wal.context import Context
 from imap_wal.manifest import readers
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.kept import KeptFor, kept_for_readers
@@ -210,7 +211,9 @@ def _keep(selection: Selection, history_s: float | None, skew_ms_max: int) -> No
     if history_s:
         with selection.open(upkeep=True) as (store, clusters):
             for view in clusters:
-                keep(ClusterLog(store, view.namespace, view.cluster), history_s, skew_ms_max)
+                keep(
+                    ClusterLog(Context(store), view.namespace, view.cluster), history_s, skew_ms_max
+                )
 
 
 def _readers(log: ClusterLog, names: tuple[str, ...]) -> dict[str, KeptFor | None]:
@@ -235,7 +238,7 @@ def _kept_for(selection: Selection, names: tuple[str, ...]) -> list[str]:
             f"reader {name!r} of {view}" + (f" ({sizes(kept)} are kept for it)" if kept else "")
             for view in clusters
             for name, kept in _readers(
-                ClusterLog(store, view.namespace, view.cluster), names
+                ClusterLog(Context(store), view.namespace, view.cluster), names
             ).items()
         ]
 
@@ -244,7 +247,7 @@ def _forget(selection: Selection, names: tuple[str, ...]) -> None:
     """Raises `Failed` if a selected cluster has no such reader."""
     with selection.open(upkeep=True) as (store, clusters):
         for view in clusters:
-            log = ClusterLog(store, view.namespace, view.cluster)
+            log = ClusterLog(Context(store), view.namespace, view.cluster)
             for name, kept in _readers(log, names).items():
                 if not readers.forget(store, log.folder, name, log.clock, log.randomness):
                     raise Failed(f"{view}: reader {name!r} was forgotten meanwhile")
@@ -272,7 +275,7 @@ def prune_all(
     with selection.open(upkeep=True) as (store, clusters):
         return [
             prune(
-                ClusterLog(store, view.namespace, view.cluster),
+                ClusterLog(Context(store), view.namespace, view.cluster),
                 dry_run=dry_run,
                 check=check,
                 ttl_s=ttl_s,

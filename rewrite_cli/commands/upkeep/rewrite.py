@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from imap_wal.context import Context
 from imap_wal.errors import LogError
 from imap_wal.manifest.readers import HISTORY
 from imap_wal.read.cluster import ClusterLog
@@ -242,7 +243,7 @@ def rewrite_all(
     done = []
     with selection.open(upkeep=True) as (store, clusters):
         for view in clusters:
-            log = ClusterLog(store, view.namespace, view.cluster)
+            log = ClusterLog(Context(store), view.namespace, view.cluster)
             with nullcontext() if dry_run else turn(log, "imap-wal rewrite", _waits):
                 keep(log, None if dry_run else history_s, skew_ms_max)
                 report = rewrite(
