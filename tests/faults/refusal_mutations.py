@@ -33,7 +33,7 @@ OF_REFUSALS = (
     Mutation(
         "an open publishes before it examines the logs of other nodes",
         "imap_wal/embedded/opening.py",
-        "                others.update(prove_others(context))\n",
+        "                others.update(prove_others(log_context))\n",
         "                pass\n",
         f"{REFUSED}[files-damaged segment]",
     ),
