@@ -12,7 +12,7 @@ import numpy as np
 KEYS = 10_000_000_000
 ENTRY_BYTES = 1_000
 RANGE_BYTES = 256 * 2**20
-"""The size of files of a large map (docs/decisions/0039)."""
+"""The size of files of a large map (docs/decisions/rewrites.md)."""
 RANGES = KEYS * ENTRY_BYTES // RANGE_BYTES
 CHANGES = 365 * 1_000_000_000
 """In a year."""

@@ -43,7 +43,7 @@ Partition: TypeAlias = Callable[[Iterable[Numbered]], Iterable[TaskAnswer]]
 class SparkEngine(TaskEngine):
     """Executes a plan with Spark. The workers must reach the storage: a shared directory or an
     object store. They get the options of the storages, with secrets, inside the tasks, which
-    Spark does not show (`docs/decisions/0038-spark-of-the-user.md`). A dry run writes nothing on
+    Spark does not show (`docs/decisions/spark.md`). A dry run writes nothing on
     the storage, not even runs, and so it is one task. `run` raises `EngineFailed` if Spark cannot
     start or finish, `InvalidSetting` for a log in memory, `LostRace` if the answer of a task is
     missing, and the errors of tasks."""

@@ -5,7 +5,7 @@
                                if it must, and its rows go into the maps
     a function of the user     `wal_filter`
 
-See docs/decisions/0070.
+See docs/decisions/restores.md.
 """
 
 from __future__ import annotations

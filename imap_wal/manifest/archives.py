@@ -1,5 +1,5 @@
 """The archives of a node's log, as its manifest has them: the newest ones in the manifest, and the
-others in list files (docs/decisions/0064-archives-in-list-files.md)."""
+others in list files (docs/decisions/list-files.md)."""
 
 from __future__ import annotations
 

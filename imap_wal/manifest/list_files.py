@@ -1,5 +1,5 @@
 """List files: immutable lists that the manifests of one folder name. Those of a node's log have
-archives (docs/decisions/0064-archives-in-list-files.md), those of a cluster and of its readers have
+archives (docs/decisions/list-files.md), those of a cluster and of its readers have
 files of snapshots (`imap_wal.manifest.part_lists`).
 
     write lists {number}-{nonce} ─▶ publish manifest {number} ─▶ delete what no manifest names

@@ -1,5 +1,5 @@
 """The files of a snapshot, as manifests have them: in the manifest itself, or in list files
-(docs/decisions/0074-parts-in-list-files.md)."""
+(docs/decisions/list-files.md)."""
 
 from __future__ import annotations
 

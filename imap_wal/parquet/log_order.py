@@ -1,5 +1,5 @@
 """Restores the order of the log: archives are sorted by key
-(docs/decisions/0051-archives-are-sorted-runs.md)."""
+(docs/decisions/rewrites.md)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ it leaves segments at or below `archived`. Neither is ever read, and the next ru
 Columns: map, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms, partition;
 the order: incarnation, partition_version, session, request; the position: node, epoch, segment,
 frame, index. Archives are sorted by key and position
-(docs/decisions/0051-archives-are-sorted-runs.md). A snapshot's files have no position, and are
+(docs/decisions/rewrites.md). A snapshot's files have no position, and are
 sorted by key.
 """
 

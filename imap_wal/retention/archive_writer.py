@@ -1,6 +1,6 @@
 """Writes the Parquet files of an archive run, sorted by key: one for each map, or several of
 bounded size, from sealed segments and small archives. See
-docs/decisions/0051-archives-are-sorted-runs.md."""
+docs/decisions/rewrites.md."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
                 └▶ `ProcessEngine` ─▶ `count` processes, each runs a task at a time
 
 On two processors, one process with its threads is faster; more were not measured. See
-docs/decisions/0065-an-archive-is-a-run.md and 0067-a-rewrite-reads-and-stores-in-threads.md.
+docs/decisions/rewrites.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ already a run: the first step reads only its keys and orders. From other files, 
 rows that may still win to a run on the storage, under a name that no other attempt has. No manifest
 names it: after the rewrite it is deleted, or a later `prune` deletes it. A range reads only the row
 groups, and the files of the former snapshot, that overlap it. See
-docs/decisions/0049-spark-without-a-shuffle.md and 0065-an-archive-is-a-run.md.
+docs/decisions/rewrites.md.
 """
 
 from __future__ import annotations

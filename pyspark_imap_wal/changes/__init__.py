@@ -9,5 +9,5 @@
     batch    `spark.read`; a stream is in `pyspark_imap_wal.stream`
     history  the table `history`: all versions of each key, sorted in the same way
 
-See docs/decisions/0059-images-of-changes.md and 0062-a-reader-keeps-its-base.md.
+See docs/decisions/spark.md.
 """

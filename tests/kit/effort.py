@@ -22,7 +22,7 @@ PERCENT = {"dev": 5, "ci": 10, "all": 100, "torture": 1000}
 """Of the 100 examples that hypothesis tries by default."""
 
 thorough = pytest.mark.thorough
-"""Only in `make test-all`. docs/decisions/0076 says what that needs: something quicker in
+"""Only in `make test-all`. docs/decisions/tests.md says what that needs: something quicker in
 `make test` has to prove the same."""
 
 

@@ -9,7 +9,7 @@
 A row has its node at the end, unless that is the first node of the map. If several nodes claim the
 same (incarnation, partition version) for a key, the newest row of each is kept until a newer row is
 found (`rivals`), so the winner does not depend on the order of merging. Everything is read in pages
-of `page_bytes`, derived from `memory_bytes`. See docs/decisions/0016-sorted-runs.md. Cleared
+of `page_bytes`, derived from `memory_bytes`. See docs/decisions/restores.md. Cleared
 entries (`clears`) are left out by reads and by merges of runs.
 """
 

@@ -7,7 +7,7 @@
 
 In memory a run has the first key and the place of every block. An entry names the run that has its
 value, so a listing of keys reads no values. No other process reads these files, so they need no
-sync and no checksum. Nothing is left after a kill. See docs/decisions/0016-sorted-runs.md.
+sync and no checksum. Nothing is left after a kill. See docs/decisions/restores.md.
 """
 
 from __future__ import annotations

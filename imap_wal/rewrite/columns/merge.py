@@ -5,7 +5,7 @@
     sorted_rows                       ─▶ the rows of a map that may still win, for a later merge
 
 Segments, and files that are too small to gain from this, are read as rows, which then become
-columns. See docs/decisions/0044-a-rewrite-by-columns.md and 0065-an-archive-is-a-run.md.
+columns. See docs/decisions/rewrites.md.
 """
 
 from __future__ import annotations

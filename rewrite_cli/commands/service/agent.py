@@ -90,7 +90,7 @@ def command(
         return
     configure_logging(log_format)
     # Before pyarrow is imported. Its own allocator keeps what was freed: see
-    # docs/decisions/0068-an-agent-uses-the-systems-allocator.md.
+    # docs/decisions/agents.md.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     from imap_wal.agent.monitoring.traces import traced
     from imap_wal.agent.process import run

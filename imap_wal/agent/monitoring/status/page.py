@@ -6,7 +6,7 @@
 An event stream that ends after each event needs no open connection, so the listener's bounds apply
 to it as to every page. Script and style are in the page, and its policy names their hashes: nothing
 else is loaded or run. Names in the state come from others: they are escaped in the HTML, and the
-script only sets `textContent`. See docs/decisions/0054.
+script only sets `textContent`. See docs/decisions/0048-metrics-that-cannot-hurt.md.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import java.util.function.Supplier;
  * were queued meanwhile, wakes the callers that are done, and makes one that is not done the next
  * leader. So a single caller needs one round trip and no change of threads, and many callers share
  * one round trip. While the leader waits for an answer, another caller may send a second append
- * ({@code docs/decisions/0013}).
+ * ({@code docs/decisions/commits.md}).
  *
  * <p>There are two locks: {@link #lock} for the fields here, and the wire, for writing to the
  * connection and changing it. A thread that needs both takes {@link #lock} first, and waits for the
