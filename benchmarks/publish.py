@@ -37,13 +37,13 @@ def section(part: str, rows: Sequence[dict[str, Any]]) -> str:
     ]
     lines += [
         "",
-        "| measurement | median | range | unit | ratio | to |",
-        "|---|---:|---|---|---:|---|",
+        "| measurement | median | range | ratio | to |",
+        "|---|---:|---|---:|---|",
     ]
     for row in measured:
-        spread = f"{row['least']:,} … {row['most']:,}" if "least" in row else ""
+        spread = f"{row['least']:,}–{row['most']:,}" if "least" in row else ""
         lines.append(
-            f"| {row['measurement']} | {row['median']:,} | {spread} | {row['unit']} | "
+            f"| {row['measurement']} | {row['median']:,} {row['unit']} | {spread} | "
             f"{row['ratio']:g} | {row['to']} |"
         )
     lines += [f"\nOn another machine: {name}." for name in elsewhere(measured)]
