@@ -39,6 +39,7 @@ from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.inspect.parquet_check import check_parquet
 from imap_wal.inspect.segment_check import check_segment
 from imap_wal.manifest import key_checks
+from imap_wal.manifest.older import NO_MANIFEST_ADVICE
 from imap_wal.manifest.part_lists import lists_of as lists_of_parts
 from imap_wal.manifest.reader_manifest import ReaderManifest
 from imap_wal.manifest.readers import examined
@@ -329,7 +330,7 @@ def _manifest(path: str, newer: str) -> Finding:
 
 def _no_manifest(folder: str, whose: str, there: str) -> Finding:
     what = f"there is no manifest of {whose} here, but {there}"
-    return Finding(f"{folder}/manifest", "manifest", CORRUPT, what=what, advice=ADVICE)
+    return Finding(f"{folder}/manifest", "manifest", CORRUPT, what=what, advice=NO_MANIFEST_ADVICE)
 
 
 def _archives(node: NodeView) -> int:

@@ -18,6 +18,12 @@ MISSING_ADVICE = (
     "recovery_policy='partial'; if the node will not return: `imap-wal forget-node`"
 )
 
+NO_MANIFEST_ADVICE = "bring a manifest back from a copy, or restore a backup"
+OLDER_ADVICE = (
+    "bring the newer manifests back from a copy, or write a repaired copy of the log with "
+    "`imap-wal repair`"
+)
+
 RESTORE_UNFINISHED = "a restore into this place has not ended"
 RESTORE_ADVICE = (
     "run the same `imap-wal backup-restore` again, or remove this folder and restore again"
@@ -56,13 +62,9 @@ def without_gap(manifest: NodeManifest, wal: WalFolder) -> tuple[SegmentFile, ..
     return tuple(each for each in wal.segments if each.number < missing.start)
 
 
-def older_manifest(path: str, evidence: str) -> CorruptLog:
+def older_manifest(path: str, evidence: str, advice: str = OLDER_ADVICE) -> CorruptLog:
     """The error for a manifest that an older copy has replaced."""
     what = f"the manifests here are older than the files beside them ({evidence})"
-    advice = (
-        "bring the newer manifests back from a copy, or write a repaired copy of the log with "
-        "`imap-wal repair`"
-    )
     return CorruptLog(path, 0, what, advice)
 
 
@@ -128,15 +130,15 @@ def current_cluster(
         # Another process may have begun and rewritten this cluster meanwhile.
         number, cluster = clusters.read()
         if not number:
-            raise older_manifest(clusters.folder, "there are snapshots, but no manifest")
+            why = "there are snapshots, but no manifest"
+            raise older_manifest(clusters.folder, why, NO_MANIFEST_ADVICE)
     for folder in nodes if not number else ():
         # Segments are listed first: each is begun after a manifest of its node was published.
         path = f"{cluster_folder}/nodes/{folder}"
         segments = any(layout.parse_wal_path(file.path) for file in store.list(f"{path}/wal"))
         if segments and not node_manifests(store, path, clock, randomness).read()[0]:
-            raise older_manifest(
-                f"{path}/manifest", f"there are segments in {path}/wal, but no manifest"
-            )
+            why = f"there are segments in {path}/wal, but no manifest"
+            raise older_manifest(f"{path}/manifest", why, NO_MANIFEST_ADVICE)
     for folder, seen in nodes.items():
         if seen.newer_than(cluster.seen(number)):
             raise older_manifest(

@@ -159,10 +159,7 @@ class ClusterLog:
             number, manifest = manifests.read()
             wal = sorted_out(listed, manifest.archived, manifest.begins)
             if not number and wal.segments:
-                why = (
-                    f"there are segments in {folder}/wal, but no manifest in {folder}/manifest "
-                    "(`imap-wal repair` makes one)"
-                )
+                why = f"there are segments in {folder}/wal, but no manifest in {folder}/manifest"
                 return NodeState(name, folder, manifest, (), why)
             if not manifest.is_whole(wal):
                 if manifest.address and not wal.logs:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from imap_wal.inspect import older_manifests
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.manifest.claims import CLOSED_ADVICE, ClaimManifest
-from imap_wal.manifest.node import LOG
 from imap_wal.repair.report import COPIED, REWRITTEN, Extent, Item
 
 OF_NO_CLUSTER = "imap-wal repair"
@@ -37,20 +36,13 @@ class ClaimsRepair:
         what to say about them."""
         view, older = self.view, older_manifests.of_claims(self.view)
         name = f"{view.claims_folder}/{view.claims_number:010d}.json"
-        unknown = self._unknown
-        if not self.lost and not older and not unknown:
+        if not self.lost and not older:
             return None, Item(name, "manifest", "clean", COPIED) if view.claims_number else None
         closed = (
             view.claims.closed or view.manifest.token or bool(view.claims.tokens) or self.is_older
         )
-        # A claim shows that members write here. Without any manifest it may be a log of programs.
-        claims = view.claims if unknown else view.claims.with_claim(OF_NO_CLUSTER, incarnation)
+        claims = view.claims.with_claim(OF_NO_CLUSTER, incarnation)
         what = f"it is older than the manifest of the cluster ({older})"
-        if unknown:
-            name, what = (
-                view.claims_folder,
-                "no manifest of claims and none of the cluster can be read",
-            )
         if self.lost:
             name = f"{view.claims_folder}/{view.claims_number + self.lost:010d}.json"
             what = (
@@ -67,13 +59,3 @@ class ClaimsRepair:
         return replace(claims, closed=closed), Item(
             name, "manifest", "corrupt", REWRITTEN, given_up=Extent(), what=what, to=to
         )
-
-    @property
-    def _unknown(self) -> bool:
-        """Whether there are neither claims nor a manifest of the cluster, and agents may have
-        written the log: then it is unknown whether it had a token."""
-        view = self.view
-        of_agents = any(
-            node.manifest.kind != LOG and not node.manifest.embedded for node in view.nodes
-        )
-        return of_agents and not view.claims_number and not view.manifest_number

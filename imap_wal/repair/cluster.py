@@ -28,11 +28,12 @@ from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.document import with_checksum
 from imap_wal.manifest.node import node_manifests
+from imap_wal.manifest.older import NO_MANIFEST_ADVICE
+from imap_wal.manifest.store import C, ManifestLog
 from imap_wal.names import encode
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.repair.claims import ClaimsRepair
 from imap_wal.repair.cluster_manifest import ManifestRepair
-from imap_wal.repair.manifest import encoded, with_made_manifests
 from imap_wal.repair.node import NodeRepair
 from imap_wal.repair.node_plan import NodePlan
 from imap_wal.repair.report import COPIED, GIVEN_UP, LEFT_OUT, Extent, Item
@@ -45,6 +46,7 @@ from imap_wal.rewrite.run import rewrite
 from imap_wal.security.encryption import keys_of, with_fixed_keys, with_keys_of
 from imap_wal.settings import RecoveryPolicy
 from storage_backends import SegmentStore
+from storage_backends.memory import MemoryStore, forget
 
 UNFINISHED = "of an imap-wal repair that did not finish"
 """A marker has this in place of the format number, so a reader's error says "manifest format of an
@@ -67,7 +69,6 @@ class ClusterRepair:
     """Manifest folder → how many of its newest manifests cannot be read."""
     clock: Clock = field(default_factory=SystemClock)
     randomness: Randomness = field(default_factory=SystemRandomness)
-    """Entries to leave out, of the one node that is repaired."""
     items: list[Item] = field(default_factory=list)
     _nodes: list[NodeRepair] = field(default_factory=list)
     _snapshots: SnapshotRepair = field(init=False)
@@ -80,12 +81,10 @@ class ClusterRepair:
         self.store = with_fixed_keys(self.store)  # `plan` compares them, `write` uses them
 
     def plan(self) -> None:
-        """Read everything and fill `items`. Raises `NotRepairable` if manifests are missing and the
-        files do not contain enough to make new ones."""
+        """Read everything and fill `items`. Raises `NotRepairable` if no manifest of the cluster or
+        of a node is left."""
         self._demand_repairable()
-        view = self.view = with_made_manifests(
-            self.store, self.view, self.wants_node, self.randomness.name()
-        )
+        view = self.view
         self._snapshots = SnapshotRepair(self.store, view, self.clock, self.tell, self.items)
         view = self.view = self._snapshots.find_again()
         lost = self.lost_manifests.get(f"{view.folder}/manifest", 0)
@@ -98,13 +97,18 @@ class ClusterRepair:
             self._snapshots.decide(name, snapshot)
         self._note_missing_nodes()
         for node in view.nodes:
-            if self.wants_node(node.name):
+            # A node without a manifest and without files was forgotten, or its open failed.
+            if self.wants_node(node.name) and node.manifest_number:
                 self._plan_node(node)
         self._note_left_out()
         self._plan_manifest()
 
     def _demand_repairable(self) -> None:
+        if not self.view.manifest_number:
+            raise _without_manifest(f"cluster {self.view}", self.view.folder)
         for node in self.view.nodes:
+            if node.of_no_manifest and self.wants_node(node.name):
+                raise _without_manifest(f"node {node.name!r}", node.folder)
             what, way_out = (
                 older_manifests.other_log(self.store, self.view, node)
                 if self.wants_node(node.name)
@@ -233,7 +237,7 @@ class ClusterRepair:
         folder, number, content = repair.node.folder, repair.node.manifest_number, repair.manifest
         if content is None:
             return self._manifest_file(folder, number)
-        return encoded(
+        return _encoded(
             lambda store: node_manifests(store, folder, self.clock, self.randomness),
             repair.number,
             content,
@@ -243,7 +247,7 @@ class ClusterRepair:
         view, content = self.view, self._claims
         if content is None:
             return self._manifest_file(f"{view.folder}/claims", view.claims_number)
-        return encoded(
+        return _encoded(
             lambda store: claim_manifests(store, view.folder, self.clock, self.randomness),
             self._claims_repair.number,
             content,
@@ -255,7 +259,7 @@ class ClusterRepair:
             lists = [(path, self.store.read(path)) for path in self._manifest_repair.lists]
             return [*lists, *self._manifest_file(folder, number)]
         content = replace(self._manifest, snapshots=self._snapshots.planned)
-        return encoded(
+        return _encoded(
             lambda store: cluster_manifests(store, folder, self.clock, self.randomness),
             self._manifest_repair.number,
             content,
@@ -268,7 +272,6 @@ class ClusterRepair:
     def _plan_manifest(self) -> None:
         fitting = self._manifest_repair.fitting(self._nodes, self._claims_repair.lost)
         self._snapshots.planned = dict(fitting.snapshots)
-        self.items += self._manifest_repair.unknown_logs(fitting)
         self._claims, item = self._claims_repair.plan(fitting.incarnation)
         if item is not None:
             self.items.append(item)
@@ -280,6 +283,27 @@ class ClusterRepair:
             ]
 
 
+def _without_manifest(whose: str, folder: str) -> NotRepairable:
+    return NotRepairable(
+        f"no manifest of {whose} is left in {folder}/manifest; {NO_MANIFEST_ADVICE}"
+    )
+
+
 def _create(target: SegmentStore, files: Files) -> None:
     for path, content in files:
         target.create(path, content)
+
+
+def _encoded(log: Callable[[SegmentStore], ManifestLog[C]], number: int, content: C) -> Files:
+    """Manifest `number` with this content, and the lists that it names, which come first."""
+    name = f"imap-wal-repair-{SystemRandomness().name()}"
+    scratch = MemoryStore(name)
+    try:
+        manifests = log(scratch)
+        manifests.publish(number - 1, content)
+        path = manifests.next_path(number - 1)
+        lists = [file.path for file in scratch.list("") if layout.list_number(file.path)]
+        return [(file, scratch.read(file)) for file in (*lists, path)]
+    finally:
+        scratch.close()
+        forget(name)

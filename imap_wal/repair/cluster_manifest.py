@@ -14,7 +14,7 @@ from imap_wal.manifest.part_lists import lists_of, names_of
 from imap_wal.manifest.snapshots import LowWaterMark
 from imap_wal.parquet import salvage
 from imap_wal.repair.node import Highest, NodeRepair
-from imap_wal.repair.report import COPIED, GIVEN_UP, REWRITTEN, Extent, Item
+from imap_wal.repair.report import COPIED, REWRITTEN, Extent, Item
 from imap_wal.repair.snapshots import SnapshotRepair
 from imap_wal.security.encryption import keys_of
 from storage_backends import SegmentStore
@@ -38,9 +38,8 @@ class ManifestRepair:
 
     @property
     def older(self) -> bool:
-        """Whether the cluster's manifest in use is older than the files next to it: newer manifests
-        are lost, or all of them."""
-        return self._lost > 0 or bool(self._newer) or not self._view.manifest_number
+        """Whether the cluster's manifest in use is older than the files next to it."""
+        return self._lost > 0 or bool(self._newer)
 
     @property
     def number(self) -> int:
@@ -104,7 +103,7 @@ class ManifestRepair:
     def plan(self, fitting: ClusterManifest) -> tuple[ClusterManifest | None, Item]:
         """The copy's manifest, None if the present one is copied, and what to say about it."""
         view, folder = self._view, f"{self._view.folder}/manifest"
-        name = f"{folder}/{view.manifest_number:010d}.json" if view.manifest_number else folder
+        name = f"{folder}/{view.manifest_number:010d}.json"
         changed = self._snapshots.rewritten or self._snapshots.lists_changed
         if fitting == view.manifest and not changed and not self.older:
             return None, Item(name, "manifest", "clean", COPIED)
@@ -126,27 +125,6 @@ class ManifestRepair:
         names = names_of(lists_of(self._view.manifest.snapshots))
         return [layout.list_path(self._view.folder, name) for name in sorted(names)]
 
-    def unknown_logs(self, fitting: ClusterManifest) -> list[Item]:
-        """Without any manifest: the logs that were opened in this cluster and have no files
-        here."""
-        if self._view.manifest_number:
-            return []
-        known = {*fitting.nodes.values(), *(node.manifest.directory for node in self._view.nodes)}
-        return [
-            Item(
-                layout.opened_path(self._view.folder, directory, self._view.opened[directory]),
-                "node",
-                "missing",
-                GIVEN_UP,
-                given_up=Extent(),
-                what=(
-                    f"log {directory} was opened in this cluster, but no file of it is here: it "
-                    "was lost, or another log replaced it"
-                ),
-            )
-            for directory in sorted(self._view.opened.keys() - known)
-        ]
-
     def _losses(self, manifest: ClusterManifest) -> Mapping[str, int]:
         """Losses after which no promise of a node is valid: a promise does not say which copies the
         repair has kept, and a lost manifest may have counted more losses."""
@@ -160,15 +138,6 @@ class ManifestRepair:
     def _why_rewritten(self) -> tuple[str, str]:
         """The status of the manifest that was found, and what is said about the new one."""
         view = self._view
-        if not view.manifest_number:
-            return "missing", (
-                "no manifest of the cluster can be read: this one is made from the files that "
-                f"exist here{self._forgotten()}"
-            ) + (
-                ""
-                if view.logs
-                else "; no log of a node is here, so changes after the snapshots are lost"
-            )
         if self._lost:
             return "corrupt", (
                 f"the newest manifest cannot be read; number {view.manifest_number} is used in "

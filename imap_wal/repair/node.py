@@ -82,8 +82,6 @@ class NodeRepair:
             # Both refer to the segments of another history of this log, not to these files.
             self._plan.manifest = replace(self._plan.manifest, begins=(0, 0), epochs=())
             archives.adopt()
-            if self.made:
-                self._begin_where_segments_do()
         below = archives.decide()
         SegmentPlanner(self._plan).decide(given_up=below is not None)
         if self.older or look_at_entries:
@@ -104,15 +102,8 @@ class NodeRepair:
 
     @property
     def older(self) -> bool:
-        """Whether the manifest in use is older than the files: the newer manifests are lost, or all
-        are."""
-        return self._lost_manifests > 0 or bool(self._evidence.newer) or self.made
-
-    @property
-    def made(self) -> bool:
-        """Whether no manifest is left. Then the one in use was made from the files
-        (`imap_wal.repair.manifest`)."""
-        return not self._plan.node.manifest_number
+        """Whether the manifest in use is older than the files: the newer manifests are lost."""
+        return self._lost_manifests > 0 or bool(self._evidence.newer)
 
     @property
     def number(self) -> int:
@@ -145,27 +136,10 @@ class NodeRepair:
             path = layout.list_path(self.node.folder, each.name)
             target.create(path, self._plan.store.read(path))
 
-    def _begin_where_segments_do(self) -> None:
-        """For a manifest that was made from the files. The segments before the first remaining one
-        were archived, or removed because a snapshot covers them. No file shows whether one was
-        lost. Only after these segments does a reader in log order get everything."""
-        wal = self._plan.wal()
-        if wal.segments and wal.segments[0].number > self._plan.manifest.archived[1] + 1:
-            first = wal.segments[0]
-            self._plan.manifest = replace(
-                self._plan.manifest, archived=(first.epoch, first.number - 1)
-            )
-        if self._plan.manifest.archived[1]:
-            self._plan.manifest = replace(
-                self._plan.manifest, removed=Position(*self._plan.manifest.archived, 0, 0)
-            )
-
     # ---- the manifest ----
 
     def _plan_manifest(self) -> None:
-        name = f"{self._plan.node.folder}/manifest" + (
-            "" if self.made else f"/{self._plan.node.manifest_number:010d}.json"
-        )
+        name = f"{self._plan.node.folder}/manifest/{self._plan.node.manifest_number:010d}.json"
         if not self._plan.changed:
             self._plan.items.append(Item(name, "manifest", "clean", COPIED))
             self._plan.items += [
@@ -201,19 +175,6 @@ class NodeRepair:
 
     def _about_manifest(self) -> tuple[str, Extent | None, str]:
         """For the report: the state of the manifest, what is lost with it, and a text."""
-        if self.made:
-            what = (
-                "no manifest of this node can be read: this one is made from the names and "
-                "headers of its files; they do not show "
-                f"whether segments after number {self._plan.newest} are missing, nor the schemas "
-                "of Compact values in archived segments"
-            )
-            if archived := self._plan.manifest.archived[1]:
-                what += (
-                    f"; segments 1 to {archived} are not here: their entries are lost, "
-                    "except those in archives and snapshots"
-                )
-            return "missing", Extent(), what
         if self._lost_manifests:
             what = (
                 f"the newest manifest cannot be read; number {self._plan.node.manifest_number} is "

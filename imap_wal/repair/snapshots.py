@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -10,15 +9,12 @@ from typing import Any
 
 from imap_wal import names
 from imap_wal.clock import Clock
-from imap_wal.entry import KEY
 from imap_wal.errors import ShortLog
 from imap_wal.inspect.inventory import ClusterView
-from imap_wal.manifest.parts import Parts
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.parquet import salvage
 from imap_wal.parquet.writer import checksum
 from imap_wal.repair.report import COPIED, GIVEN_UP, REWRITTEN, Extent, Item
-from imap_wal.security.encryption import keys_of, opened_border
 from storage_backends import NotFound, SegmentStore, StoredFile
 from storage_backends.paths import number_in
 
@@ -60,7 +56,7 @@ class SnapshotRepair:
         for name in {each.map: None for each in view.damaged_lists}:
             damaged = [each for each in view.damaged_lists if each.map == name]
             wanted = sum(each.list.parts for each in damaged)
-            found = self._parts_again(name, snapshots[name], wanted)
+            found = self._parts_again(name, snapshots[name])
             fits = len(found) == wanted and self._sizes_fit(snapshots[name], found)
             files = [*_files(snapshots[name]), *((file.path, 0) for file in found)]
             snapshots[name] = replace(
@@ -90,10 +86,9 @@ class SnapshotRepair:
         self._view = replace(view, manifest=manifest)
         return self._view
 
-    def _parts_again(self, name: str, snapshot: Snapshot, wanted: int) -> list[StoredFile]:
-        """The files of a map's snapshot that are not named. If there are too many, some belong to
-        former snapshots: then the newest of those are taken whose keys are where the damaged lists
-        were, and in no other file."""
+    def _parts_again(self, name: str, snapshot: Snapshot) -> list[StoredFile]:
+        """The files of a map's snapshot that are not named, with those of former snapshots that
+        were not removed: the newest change of each key is in one of them."""
         named = set(snapshot.files)
         found = []
         for file in self._store.list(f"{self._view.folder}/snapshot"):
@@ -106,65 +101,8 @@ class SnapshotRepair:
                 and file.path not in named
                 and names.map_of(component, self._view.manifest.snapshots) == name
             ):
-                found.append((number, file))
-        if len(found) <= wanted:
-            return [file for _, file in found]
-        kept: list[StoredFile] = []
-        spans: list[tuple[bytes, bytes]] = []
-        holes = self._holes(name)
-        for _, file in sorted(found, key=lambda each: (-each[0], each[1].path)):
-            self._tell(file.path)
-            span = self._span(file.path)
-            if span is None or not any(
-                (above is None or above < span[0]) and (below is None or span[1] < below)
-                for above, below in holes
-            ):
-                continue
-            place = bisect(spans, span)  # they are in order, and none overlaps another
-            is_free = (place == 0 or spans[place - 1][1] < span[0]) and (
-                place == len(spans) or span[1] < spans[place][0]
-            )
-            if is_free:
-                kept.append(file)
-                spans.insert(place, span)
-        return kept
-
-    def _holes(self, name: str) -> list[tuple[bytes | None, bytes | None]]:
-        """For each damaged list of a map, the last key of the file before it, and the border of the
-        file after it; None: there is no such file, or it is unknown."""
-        listed = self._view.manifest.snapshots[name].listed
-        damaged = {each.list for each in self._view.damaged_lists}
-        holes: list[tuple[bytes | None, bytes | None]] = []
-        last: bytes | None = None
-        within = False
-        for each in listed.lists if listed is not None else ():
-            if each in damaged:
-                within = True
-                continue
-            parts = listed.read(each) if listed is not None else Parts()
-            if within:
-                holes.append((last, self._border(parts.borders[0]) if parts.borders else None))
-            span = self._span(parts.files[-1])
-            last, within = span[1] if span is not None else last, False
-        return [*holes, (last, None)] if within else holes
-
-    def _border(self, text: str) -> bytes | None:
-        try:
-            return opened_border(keys_of(self._store), text)
-        except ValueError:
-            return None
-
-    def _span(self, path: str) -> tuple[bytes, bytes] | None:
-        """The first and the last key of a file; None if it has none, or cannot be read."""
-        first: bytes | None = None
-        last = b""
-        try:
-            for row in salvage.rows_of(self._store, path, log=None):
-                key = row[KEY] or b""
-                first, last = key if first is None else min(first, key), max(last, key)
-        except NotFound:
-            return None
-        return None if first is None else (first, last)
+                found.append(file)
+        return found
 
     def _sizes_fit(self, snapshot: Snapshot, found: Sequence[StoredFile]) -> bool:
         known = sum(snapshot.sizes) if len(snapshot.sizes) == len(snapshot.files) else -1
@@ -173,7 +111,7 @@ class SnapshotRepair:
     def unnamed(self) -> dict[str, list[StoredFile]]:
         """Map → files that its snapshot does not name, of the same or a newer generation. A lost
         manifest may have named them, and the log below them may have been removed. All of them are
-        needed: a rewrite keeps files of earlier generations. If no manifest is left, all files."""
+        needed: a rewrite keeps files of earlier generations."""
         found: dict[str, list[StoredFile]] = {}
         for file in self._store.list(f"{self._view.folder}/snapshot"):
             *_, name, generation, part = file.path.split("/")
@@ -187,11 +125,7 @@ class SnapshotRepair:
                 continue
             self.generation = max(self.generation, number)
             known = self._view.manifest.snapshots.get(map_name)
-            if (
-                known is None
-                or not self._view.manifest_number
-                or (number >= known.generation and file.path not in known.files)
-            ):
+            if known is None or (number >= known.generation and file.path not in known.files):
                 found.setdefault(map_name, []).append(file)
         return found
 

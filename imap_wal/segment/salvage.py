@@ -1,15 +1,14 @@
 """Reads the readable part of a damaged segment: its whole frames, and the gaps between them.
 
 A frame is valid only with the segment's id and at its own offset, so frames after a gap are found
-by trying every place that may be one. If the header is damaged, the seed of the frames' CRCs is
-recovered: from the id if that is whole, otherwise from two frames. A CRC is linear, so for one
-frame exactly one seed fits; if the same seed fits another frame, that is not by chance.
+by trying every place that may be one. If the header is damaged and the bytes of its id are whole,
+the first frame that is valid with this id proves that.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 import google_crc32c
@@ -27,7 +26,7 @@ from imap_wal.format import (
     SegmentHeader,
 )
 from imap_wal.security.encryption import SegmentCipher, cipher_of, cipher_that_opens, keys_of
-from imap_wal.segment.frame_search import FrameSearch, shifted
+from imap_wal.segment.frame_search import FrameSearch
 from storage_backends import SegmentStore
 
 _ID_AT, _ID_BYTES = 15, 16
@@ -236,11 +235,11 @@ def _chain(data: bytes, offset: int) -> Iterator[tuple[int, int, int, int]]:
         offset = end
 
 
-# ---- the seed of a segment whose header is damaged -----------------------------------------------
+# ---- a segment whose header is damaged -----------------------------------------------------------
 
 
 def _find_seed(data: bytes, home: Home) -> tuple[int, int] | None:
-    """(seed, offset of the first frame)."""
+    """(seed, offset of the first frame); None if no frame is valid with the id in the header."""
     names = home[:3]
     longest = len(
         SegmentHeader(
@@ -254,25 +253,10 @@ def _find_seed(data: bytes, home: Home) -> tuple[int, int] | None:
     said = format.header_bytes_needed(data)
     by_id = int(google_crc32c.value(data[_ID_AT : _ID_AT + _ID_BYTES]))
     for first in dict.fromkeys((said, *range(shortest, longest + 1))):
-        solved: Counter[int] = Counter()
-        for tried, (offset, _, _, end) in enumerate(_chain(data, first)):
+        for offset, *_ in islice(_chain(data, first), _TRIED_FRAMES):
             if isinstance(format.decode_frame(by_id, data, offset, offset), Frame):
                 return by_id, first
-            if tried >= _TRIED_FRAMES:
-                break
-            seed = _solve(data, offset, end)
-            solved[seed] += 1
-            if solved[seed] == 2:
-                return seed, first
     # The first frames may be damaged too.
     if next(FrameSearch(by_id, data).after(shortest), None) is not None:
         return by_id, said if shortest <= said <= longest else shortest
     return None
-
-
-def _solve(data: bytes, offset: int, end: int) -> int:
-    """The only seed with which the frame at `offset` is valid, if its bytes are whole."""
-    length, checksum, type_count = FRAME_HEADER.unpack_from(data, offset)
-    before = format.frame_seed(0, offset, length, type_count)
-    rest = int(google_crc32c.extend(before, data[offset + FRAME_HEADER_BYTES : end]))
-    return shifted(checksum ^ rest, -(format.SEED_BYTES + length))
