@@ -12,13 +12,14 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from imap_wal import layout
 from imap_wal.format import START, Position
-from imap_wal.inspect.inventory import ClusterView, NodeView, take_inventory
+from imap_wal.inspect.inventory import take_inventory
 from imap_wal.manifest import epochs
 from imap_wal.manifest.reader_manifest import ReaderManifest
 from imap_wal.manifest.readers import readers_of
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT
 from imap_wal.read.scan_list import snapshot_scans
+from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.rewrite.ranges import borders_of
 from imap_wal.security.encryption import open_store
 from pyspark_imap_wal.batch import demand_known, logs_of
@@ -82,8 +83,8 @@ def _wanted(name: str | None, names: Collection[str]) -> bool:
     return not names or name in names
 
 
-def _files(store: SegmentStore, view: ClusterView) -> Iterator[Line]:
-    for node in view.nodes:
+def _files(store: SegmentStore, view: ClusterState) -> Iterator[Line]:
+    for node in view.all_nodes:
         yield from _segments(node)
         yield from _archives(view, node)
     for name, snapshot in sorted(view.manifest.snapshots.items()):
@@ -102,7 +103,7 @@ def _files(store: SegmentStore, view: ClusterView) -> Iterator[Line]:
             }
 
 
-def _segments(node: NodeView) -> Iterator[Line]:
+def _segments(node: NodeState) -> Iterator[Line]:
     marked = _marking(node)
     wal = node.wal
     states = {
@@ -123,11 +124,11 @@ def _segments(node: NodeView) -> Iterator[Line]:
             }
 
 
-def _marking(node: NodeView) -> Callable[[Position], str]:
+def _marking(node: NodeState) -> Callable[[Position], str]:
     return lambda position: str(epochs.marked(node.manifest.epochs, position))
 
 
-def _archives(view: ClusterView, node: NodeView) -> Iterator[Line]:
+def _archives(view: ClusterState, node: NodeState) -> Iterator[Line]:
     marked = _marking(node)
     marks = view.manifest.marks(node.name, node.manifest.directory)
     for archive in node.manifest.archives:
@@ -146,7 +147,7 @@ def _archives(view: ClusterView, node: NodeView) -> Iterator[Line]:
         }
 
 
-def _snapshots(store: SegmentStore, view: ClusterView) -> Iterator[Line]:
+def _snapshots(store: SegmentStore, view: ClusterState) -> Iterator[Line]:
     current = view.manifest.snapshots
     kept: dict[tuple[str, int], tuple[Snapshot, str | None]] = {}
     for reader, state in sorted(readers_of(store, view.folder).items()):
@@ -170,7 +171,7 @@ def _snapshots(store: SegmentStore, view: ClusterView) -> Iterator[Line]:
         }
 
 
-def _nodes(store: SegmentStore, view: ClusterView) -> Iterator[Line]:
+def _nodes(store: SegmentStore, view: ClusterState) -> Iterator[Line]:
     readers = readers_of(store, view.folder)
     signs = {
         sign: {layout.parse_sign_path(file.path) for file in store.list(folder)}
@@ -179,7 +180,7 @@ def _nodes(store: SegmentStore, view: ClusterView) -> Iterator[Line]:
             ("present", layout.present_folder(view.folder)),
         )
     }
-    folders = {node.name: node for node in (*view.nodes, *view.forgotten)}
+    folders = {node.name: node for node in (*view.all_nodes, *view.forgotten)}
     for name in sorted({*folders, *view.missing_nodes}):
         yield {
             "node": name,
@@ -190,14 +191,14 @@ def _nodes(store: SegmentStore, view: ClusterView) -> Iterator[Line]:
         }
 
 
-def _log(node: NodeView) -> Line:
+def _log(node: NodeState) -> Line:
     """What a node's folder has."""
     manifest = node.manifest
     return {
         "directory": manifest.directory or None,
         "incarnation": manifest.cluster.incarnation,
         "epoch": manifest.epoch,
-        "segments": len(node.segments),
+        "segments": len(node.all_segments),
         "segment_bytes": node.wal_bytes,
         "archives": len(manifest.archives),
         "archive_rows": sum(archive.records for archive in manifest.archives),
@@ -210,7 +211,7 @@ def _readers(readers: Mapping[str, ReaderManifest], node: str) -> dict[str, str]
     return {name: str(reader.positions.get(node, START)) for name, reader in readers.items()}
 
 
-TABLES: dict[str, Callable[[SegmentStore, ClusterView], Iterator[Line]]] = {
+TABLES: dict[str, Callable[[SegmentStore, ClusterState], Iterator[Line]]] = {
     "files": _files,
     "snapshots": _snapshots,
     "nodes": _nodes,

@@ -175,7 +175,7 @@ def archive_and_rewrite(url: str, report: Report, playback: Playback) -> None:
     start = playback.now()
     with Selection(url).open() as (store, clusters):
         for view in clusters:
-            for node in view.nodes:
+            for node in view.all_nodes:
                 archive_offline(
                     store, Identity(view.namespace, view.cluster, node.name), node.folder
                 )

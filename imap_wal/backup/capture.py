@@ -34,7 +34,6 @@ from imap_wal import layout
 from imap_wal.backup.catalogue import DamagedFile
 from imap_wal.backup.view import CapturedFile, FileView
 from imap_wal.errors import LogError, LostRace, MissingNode, UnsupportedVersion
-from imap_wal.inspect.inventory import place_of
 from imap_wal.manifest import readers
 from imap_wal.manifest.archives import ListFile
 from imap_wal.manifest.parts import PartList
@@ -288,7 +287,7 @@ def _of_moment(
 def _places(state: ClusterState, node: NodeState) -> Iterator[Place]:
     for index, segment in enumerate(node.segments, 1):
         followed = index < len(node.segments)
-        yield place_of(state.manifest, node.name, node.manifest, segment, followed=followed)
+        yield state.place(node, node.manifest, segment, followed=followed)
 
 
 def _former_snapshots(

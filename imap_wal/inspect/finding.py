@@ -17,6 +17,7 @@ CLEAN, TORN, CORRUPT, UNSUPPORTED = (
     verdicts.CORRUPT,
     verdicts.UNSUPPORTED,
 )
+CONFLICT = "conflict"
 ADVICE = "bring the file back from a copy, or write a repaired copy of the log: imap-wal repair"
 CUT = "the next start cuts it off"
 

@@ -8,42 +8,42 @@ from dataclasses import replace
 
 from imap_wal import layout
 from imap_wal.errors import LogError
-from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.evidence import Evidence, of_files
 from imap_wal.manifest.node import NodeManifest, Seen
-from imap_wal.manifest.older import foreign_wal, older_epoch, unseen_segments
+from imap_wal.manifest.older import older_epoch
+from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import NotFound, SegmentStore
 
 
 def of_node(
-    node: NodeView,
+    node: NodeState,
     manifest: NodeManifest,
     cluster: ClusterManifest,
     opened: Mapping[str, int] | None = None,
 ) -> Evidence:
     """The evidence in the names of a node's files and in the marks of snapshots that they are newer
     than this manifest of the node."""
-    found = of_files(node.files, manifest, {each.name for each in node.wal.segments})
+    evidence = of_files(node.files, manifest, {segment.name for segment in node.wal.segments})
     # On object stores, the manifest records only from time to time which segments were created.
-    there = [each.number for each in node.wal.segments]
-    last = max([manifest.newest, manifest.checkpoint.segment, manifest.archived[1], *there])
+    numbers = [segment.number for segment in node.wal.segments]
+    last = max([manifest.newest, manifest.checkpoint.segment, manifest.archived[1], *numbers])
     opened = opened or {}
-    found = replace(
-        found,
-        epoch=max(found.epoch, opened.get(manifest.directory, 0)),
-        newer=found.newer or older_epoch(manifest, opened),
+    evidence = replace(
+        evidence,
+        epoch=max(evidence.epoch, opened.get(manifest.directory, 0)),
+        newer=evidence.newer or older_epoch(manifest, opened),
     )
     for name, mark in cluster.marks(node.name, manifest.directory).items():
-        found = replace(found, epoch=max(found.epoch, mark.epoch))
+        evidence = replace(evidence, epoch=max(evidence.epoch, mark.epoch))
         if mark.epoch > manifest.epoch or (manifest.newest and mark.segment > last):
             newer = f"the snapshot of map {name!r} has entries of this node up to {mark}"
-            found = replace(found, newer=found.newer or newer)
-    return found
+            evidence = replace(evidence, newer=evidence.newer or newer)
+    return evidence
 
 
-def of_cluster(view: ClusterView) -> tuple[Seen, str]:
+def of_cluster(view: ClusterState) -> tuple[Seen, str]:
     """The newest state of the cluster's manifest that a node has seen or that the claims show; and
     why the present manifest is older ("" if it is not)."""
     manifest = view.manifest
@@ -53,19 +53,16 @@ def of_cluster(view: ClusterView) -> tuple[Seen, str]:
             f"incarnation {view.claims.newest} was claimed, but the last one given here is "
             f"{manifest.incarnation}"
         )
-    for node in (*view.nodes, *view.forgotten):
-        known = node.manifest.cluster
-        seen = seen.up_to(known)
-        if known.newer_than(manifest.seen(view.manifest_number)):
-            newer = (
-                newer
-                or f"node {node.name!r} has seen {known}, but here is "
-                f"{manifest.seen(view.manifest_number)}"
-            )
+    for node in (*view.all_nodes, *view.forgotten):
+        node_seen = node.manifest.cluster
+        seen = seen.up_to(node_seen)
+        if node_seen.newer_than(manifest.seen(view.number)):
+            present = manifest.seen(view.number)
+            newer = newer or f"node {node.name!r} has seen {node_seen}, but here is {present}"
     return seen, newer
 
 
-def of_claims(view: ClusterView) -> str:
+def of_claims(view: ClusterState) -> str:
     """Why the manifest of claims is older than the cluster's; "" if it is not."""
     if view.begun > view.claims.newest:
         return f"incarnation {view.begun} has begun, but the last claim is {view.claims.newest}"
@@ -74,7 +71,7 @@ def of_claims(view: ClusterView) -> str:
     return ""
 
 
-def other_log(store: SegmentStore, view: ClusterView, node: NodeView) -> tuple[str, str]:
+def other_log(store: SegmentStore, view: ClusterState, node: NodeState) -> tuple[str, str]:
     """Why a node's folder is the copied or renamed folder of another node, and what to do about it.
     Two empty texts if it is not. It is if its log is registered for another node, or if all its
     segments name the other node."""
@@ -82,8 +79,8 @@ def other_log(store: SegmentStore, view: ClusterView, node: NodeView) -> tuple[s
     owner = next(
         (
             name
-            for name, each in sorted(view.manifest.nodes.items())
-            if each == directory and directory
+            for name, registered in sorted(view.manifest.nodes.items())
+            if registered == directory and directory
         ),
         node.name,
     )
@@ -97,41 +94,31 @@ def other_log(store: SegmentStore, view: ClusterView, node: NodeView) -> tuple[s
         f"this folder has the log of node {owner!r}, which belongs in {home}: it was copied here "
         "or renamed"
     )
-    known = home.startswith(f"{view.folder}/")  # otherwise of a cluster that is not examined
-    there = any(other.folder == home for other in view.nodes)
+    is_examined = home.startswith(f"{view.folder}/")  # otherwise of a cluster that is not examined
+    there = any(other.folder == home for other in view.all_nodes)
     advice = (
         f"move it back to {home}"
-        if known and not there
+        if is_examined and not there
         else "move this folder away"
-        if known
+        if is_examined
         else f"move it away, or back to {home}"
     )
-    if node.name in view.manifest.nodes and known:
+    if node.name in view.manifest.nodes and is_examined:
         advice += f", and bring the log of node {node.name!r} back"
     return what, advice
 
 
-def _homes(store: SegmentStore, node: NodeView) -> dict[str, str]:
+def _homes(store: SegmentStore, node: NodeState) -> dict[str, str]:
     """Node folder → node, from the readable headers of segments, newest first. If the newest is in
     its own folder, the others are not read."""
-    found: dict[str, str] = {}
+    homes: dict[str, str] = {}
     for segment in reversed(node.wal.segments):
         try:
             header = SegmentReader(store, segment.path).header
         except (LogError, NotFound):
             continue
         folder = layout.Identity(header.namespace, header.cluster, header.node).node_folder
-        found[folder] = header.node
+        homes[folder] = header.node
         if folder == node.folder:
             break
-    return found
-
-
-def misplaced_wal(node: NodeView) -> str:
-    """Why the segments beside a node's manifest belong to another log; "" if they do not."""
-    manifest = node.manifest
-    if manifest.is_whole(node.wal):
-        return ""
-    if manifest.address and not node.wal.logs:
-        return unseen_segments(manifest, node.wal, "")
-    return foreign_wal(node.folder, manifest, node.wal.logs)
+    return homes

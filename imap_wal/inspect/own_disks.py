@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from imap_wal import format, layout
 from imap_wal.errors import LogError
-from imap_wal.inspect.inventory import ClusterView, NodeView
+from imap_wal.read.state import ClusterState, NodeState
 from storage_backends import StorageError
 from storage_backends.own_disk import Tails
 
@@ -35,20 +35,20 @@ class DiskTail:
     seconds: float
 
 
-def own_disks(view: ClusterView, now_ms: int) -> tuple[OwnDisk, ...]:
+def own_disks(view: ClusterState, now_ms: int) -> tuple[OwnDisk, ...]:
     """The nodes with segments that are not in the root."""
     return tuple(own_disk(node, now_ms) for node in nodes_with_tails(view))
 
 
-def nodes_with_tails(view: ClusterView) -> Iterator[NodeView]:
+def nodes_with_tails(view: ClusterState) -> Iterator[NodeState]:
     """The nodes with segments that are not in the root, as views."""
     missing = set(view.missing_nodes)
-    for node in view.nodes:
+    for node in view.all_nodes:
         if node.is_on_own_disk and node.name not in missing:
             yield node
 
 
-def own_disk(node: NodeView, now_ms: int) -> OwnDisk:
+def own_disk(node: NodeState, now_ms: int) -> OwnDisk:
     """The segments that are not in the root, of one of `nodes_with_tails`."""
     unseen = node.manifest.unseen(node.wal)
     times = (file.modified_ms for file in node.files if layout.parse_wal_path(file.path))
@@ -57,7 +57,7 @@ def own_disk(node: NodeView, now_ms: int) -> OwnDisk:
     return OwnDisk(node.name, unseen[0], unseen[-1], seconds)
 
 
-def asked(node: NodeView, tails: Tails, now_ms: int) -> DiskTail | None:
+def asked(node: NodeState, tails: Tails, now_ms: int) -> DiskTail | None:
     """The tail of a node (one of `nodes_with_tails`), from its agent; None: the agent does not
     answer, or the answer cannot be read."""
     first = node.manifest.unseen(node.wal)[0]

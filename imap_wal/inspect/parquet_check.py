@@ -33,18 +33,18 @@ def check_parquet(
     store: SegmentStore, scan: FileScan, records: int | None, wanted: int, deadline: Deadline
 ) -> Finding:
     """`wanted`: the checksum of the whole file in the manifest; 0: the manifest has none."""
-    found = Finding(scan.path, scan.kind, CORRUPT, advice=ADVICE)
+    finding = Finding(scan.path, scan.kind, CORRUPT, advice=ADVICE)
     if scan.first > START:
-        found = replace(
-            found, first_lost=str(scan.first), last_lost=str(scan.last), lost_records=records
+        finding = replace(
+            finding, first_lost=str(scan.first), last_lost=str(scan.last), lost_records=records
         )
     try:
-        found = replace(found, bytes=store.size(scan.path))
+        finding = replace(finding, bytes=store.size(scan.path))
         with store.open_input(scan.path) as file:
             crc = _checksum(file, deadline) if wanted else 0
         if crc != wanted:
             what = "the file does not match the checksum in the manifest"
-            return _readable(store, replace(found, offset=0, what=what), scan, records)
+            return _readable(store, replace(finding, offset=0, what=what), scan, records)
         count = 0
         for batch in (
             read_archive(store, scan) if scan.kind == ARCHIVE else read_snapshot(store, scan)
@@ -56,45 +56,45 @@ def check_parquet(
         if lost is None:
             what = "merged or removed while it was being verified"
             return Finding(scan.path, scan.kind, CLEAN, what=what)
-        return replace(found, offset=0, what=lost.what)
+        return replace(finding, offset=0, what=lost.what)
     except EncryptionError as error:
         if wanted and error.is_missing:
             return Finding(
                 scan.path,
                 scan.kind,
                 CLEAN,
-                found.bytes,
+                finding.bytes,
                 records or 0,
                 what=error.what,
                 unopened=True,
             )
-        return replace(found, offset=0, what=error.what, advice=error.advice)
+        return replace(finding, offset=0, what=error.what, advice=error.advice)
     except LogError as error:
-        said = damaged(scan.path, scan.kind, found.bytes, error, None)
+        said = damaged(scan.path, scan.kind, finding.bytes, error, None)
         return _readable(
             store,
             replace(
-                found, status=said.status, offset=said.offset, what=said.what, advice=said.advice
+                finding, status=said.status, offset=said.offset, what=said.what, advice=said.advice
             ),
             scan,
             records,
         )
     if records is not None and count != records:
         return replace(
-            found,
+            finding,
             records=count,
             lost_records=records - count,
             what=f"{count} records, but the manifest says {records}",
         )
-    return Finding(scan.path, scan.kind, CLEAN, found.bytes, count)
+    return Finding(scan.path, scan.kind, CLEAN, finding.bytes, count)
 
 
 def _checksum(file: BinaryIO, deadline: Deadline) -> int:
-    found = 0
+    crc = 0
     while data := file.read(CHUNK_BYTES):
-        found = google_crc32c.extend(found, data)
+        crc = google_crc32c.extend(crc, data)
         deadline.check()
-    return found
+    return crc
 
 
 def _still_named(store: SegmentStore, scan: FileScan) -> LogError | None:
@@ -109,16 +109,18 @@ def _still_named(store: SegmentStore, scan: FileScan) -> LogError | None:
     return missing.snapshot_file(scan.path, clusters.read()[1])
 
 
-def _readable(store: SegmentStore, found: Finding, scan: FileScan, records: int | None) -> Finding:
+def _readable(
+    store: SegmentStore, finding: Finding, scan: FileScan, records: int | None
+) -> Finding:
     """Add the facts about the part of a damaged file that `repair` can read."""
     try:
-        kept = count_readable(
+        readable = count_readable(
             store, scan.path, log=scan.directory if scan.kind == ARCHIVE else None
         )
     except EncryptionError as error:
-        return replace(found, what=f"{found.what}; {error.what}")
+        return replace(finding, what=f"{finding.what}; {error.what}")
     return replace(
-        found,
-        records=kept.records,
-        lost_records=kept.lost if records is None else records - kept.records,
+        finding,
+        records=readable.records,
+        lost_records=readable.lost if records is None else records - readable.records,
     )

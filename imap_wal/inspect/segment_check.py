@@ -19,8 +19,8 @@ from imap_wal.inspect.finding import (
     Deadline,
     Finding,
 )
-from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.read.scan import demand_entries
+from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.segment.listing import SegmentFile
 from imap_wal.segment.salvage import last_lost, scan_segment
 from imap_wal.segment.verdict import FOREIGN, HEADER_TORN, SHORT, Verdict, judge, said_by
@@ -42,8 +42,8 @@ class _Read(NamedTuple):
 
 def _read_segment(
     store: SegmentStore,
-    view: ClusterView,
-    node: NodeView,
+    view: ClusterState,
+    node: NodeState,
     segment: SegmentFile,
     later: Sequence[SegmentFile],
     deadline: Deadline,
@@ -52,7 +52,9 @@ def _read_segment(
     place = view.place(node, manifest, segment, followed=bool(later))
     # All frames, without a gap.
     paths = [
-        each.path for index, each in enumerate(later) if each.number == segment.number + 1 + index
+        after.path
+        for index, after in enumerate(later)
+        if after.number == segment.number + 1 + index
     ]
     records, ended_at = 0, -1
     wrong: list[str] = []
@@ -92,75 +94,77 @@ def _read_segment(
 
 def check_segment(
     store: SegmentStore,
-    view: ClusterView,
-    node: NodeView,
+    view: ClusterState,
+    node: NodeState,
     segment: SegmentFile,
     later: Sequence[SegmentFile],
     deadline: Deadline,
 ) -> Finding:
-    found = Finding(segment.path, "segment", CLEAN, segment.bytes)
+    finding = Finding(segment.path, "segment", CLEAN, segment.bytes)
     try:
         read = _read_segment(store, view, node, segment, later, deadline)
     except NotFound:
-        return replace(found, bytes=0, what="archived while it was being verified")
+        return replace(finding, bytes=0, what="archived while it was being verified")
     verdict, records, wrong = read.verdict, read.records, read.wrong
     if read.unread is not None and verdict.status in (CLEAN, TORN, CORRUPT):
-        return _not_opened(found, read.unread, verdict, records)
+        return _not_opened(finding, read.unread, verdict, records)
     if verdict.status == CLEAN and wrong:
         more = [f"and {len(wrong) - NAMED_MAX} more"] if len(wrong) > NAMED_MAX else []
         return replace(
-            found,
+            finding,
             status=CORRUPT,
             records=records,
             what="; ".join(wrong[:NAMED_MAX] + more),
             advice="bring the file back from a copy, or restore a backup",
         )
     if verdict.status == CLEAN:
-        return replace(found, records=records)
-    found = replace(
-        found,
+        return replace(finding, records=records)
+    finding = replace(
+        finding,
         offset=verdict.end,
         first_lost=str(verdict.lost),
         what=verdict.what,
         advice=verdict.advice,
     )
     if verdict.status == UNSUPPORTED:
-        return replace(found, status=UNSUPPORTED)
+        return replace(finding, status=UNSUPPORTED)
     if verdict.status == FOREIGN:
-        return replace(found, status=CORRUPT)
+        return replace(finding, status=CORRUPT)
     if verdict.is_tail:
-        found = replace(found, status=TORN, advice=CUT)
+        finding = replace(finding, status=TORN, advice=CUT)
         return (
-            found
+            finding
             if verdict.status == HEADER_TORN
-            else _lost(found, segment, store, view.home(node, segment))
+            else _lost(finding, segment, store, view.home(node, segment))
         )
-    found = replace(found, status=CORRUPT, advice=ADVICE)
+    finding = replace(finding, status=CORRUPT, advice=ADVICE)
     if verdict.status == SHORT and verdict.end:
         named = node.manifest.checkpoint
         last = str(named) if named[:2] == (segment.epoch, segment.number) else None
-        return replace(found, records=records, last_lost=last)
-    return _lost(found, segment, store, view.home(node, segment))
+        return replace(finding, records=records, last_lost=last)
+    return _lost(finding, segment, store, view.home(node, segment))
 
 
-def _not_opened(found: Finding, error: EncryptionError, verdict: Verdict, records: int) -> Finding:
+def _not_opened(
+    finding: Finding, error: EncryptionError, verdict: Verdict, records: int
+) -> Finding:
     """The finding about an encrypted file that the keys do not decrypt. If the key is missing, only
     the checksums were verified, and `what` says so. It is damage if another key has the file's key
     id, or if the file is not encrypted although the keys require it."""
     what = error.what
     if verdict.status != CLEAN:
-        found = replace(
-            found,
+        finding = replace(
+            finding,
             offset=verdict.end,
             first_lost=str(verdict.lost),
             frames_after=verdict.frames_after,
         )
         what = f"{verdict.what}; {what}"
     if verdict.is_damage or not error.is_missing:
-        return replace(found, status=CORRUPT, records=records, what=what, advice=error.advice)
+        return replace(finding, status=CORRUPT, records=records, what=what, advice=error.advice)
     if verdict.is_tail:
-        return replace(found, status=TORN, records=records, what=what, advice=CUT, unopened=True)
-    return replace(found, records=records, what=what, unopened=True)
+        return replace(finding, status=TORN, records=records, what=what, advice=CUT, unopened=True)
+    return replace(finding, records=records, what=what, unopened=True)
 
 
 def _wrong_entries(segment: SegmentFile, frame: Frame) -> list[str]:
@@ -174,12 +178,12 @@ def _wrong_entries(segment: SegmentFile, frame: Frame) -> list[str]:
     return []
 
 
-def _lost(found: Finding, segment: SegmentFile, store: SegmentStore, home: Home) -> Finding:
+def _lost(finding: Finding, segment: SegmentFile, store: SegmentStore, home: Home) -> Finding:
     """Add the known facts about damaged frames. `records` are those that `repair` can read."""
     try:
         scan = scan_segment(store, segment.path, home)
     except EncryptionError as error:
-        return replace(found, what=f"{found.what}; {error.what}")
+        return replace(finding, what=f"{finding.what}; {error.what}")
     gaps = scan.gaps
     counted = all(gap.records is not None for gap in gaps)
     last = last_lost(segment.epoch, segment.number, gaps[-1]) if gaps else None
@@ -187,7 +191,7 @@ def _lost(found: Finding, segment: SegmentFile, store: SegmentStore, home: Home)
         sum(frame.offset >= gaps[0].start for frame in scan.frames) if gaps else len(scan.frames)
     )
     return replace(
-        found,
+        finding,
         records=scan.records,
         last_lost=str(last) if last is not None else None,
         frames_after=after,

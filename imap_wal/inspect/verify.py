@@ -2,14 +2,17 @@
 
     plan    finds missing files in listings and manifests; makes a `Unit` for each other file
     check   reads the units, newest first, until the time is over: `segment_check`, `parquet_check`
+    order   looks for keys that two nodes claim
+    quick   what `verify --quick` and `doctor` report: `plan`, and `order` unless the log is large
 
-A finding has one of four statuses (`imap_wal.segment.verdict` has those of a segment):
+A finding has one of these statuses (`imap_wal.segment.verdict` has those of a segment):
 
     clean        whole
     torn-tail    a torn tail, or a torn header: the next open cuts it off
     corrupt      bytes changed, missing or of another log; `first_lost` is the first position that
                  cannot be read
     unsupported  written by a newer version
+    conflict     two nodes claim one change; the bytes are whole
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain, zip_longest
+from typing import NamedTuple
 
 from imap_wal import layout
+from imap_wal.context import Context
 from imap_wal.errors import LogError
 from imap_wal.format import Position
 from imap_wal.inspect import older_manifests
@@ -28,14 +33,15 @@ from imap_wal.inspect.advice import MISSING
 from imap_wal.inspect.finding import (
     ADVICE,
     CLEAN,
+    CONFLICT,
     CORRUPT,
+    TORN,
     Deadline,
     Finding,
     OutOfTime,
     Unit,
     damaged,
 )
-from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.inspect.parquet_check import check_parquet
 from imap_wal.inspect.segment_check import check_segment
 from imap_wal.manifest import key_checks
@@ -45,9 +51,16 @@ from imap_wal.manifest.reader_manifest import ReaderManifest
 from imap_wal.manifest.readers import examined
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.manifest.store import manifest_number
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT, FileScan
+from imap_wal.read.newest.rivals import ADVICE as RESOLVE
+from imap_wal.read.state import ClusterState, NodeState
+from imap_wal.rewrite import conflicts
 from imap_wal.security.encryption import keys_of
 from storage_backends import NotFound, SegmentStore
+
+ORDER_BYTES_MAX = 1024**3
+"""In a larger log, only a full `verify` looks for conflicts of order: that reads all files."""
 
 
 def check(
@@ -69,21 +82,67 @@ def check(
     return findings, left[len(findings) :]
 
 
+class Quick(NamedTuple):
+    """What is found without reading the files. `unread`: those files. `unordered`: why conflicts of
+    order were not looked for; "" if they were, or if only one node writes."""
+
+    findings: list[Finding]
+    unread: list[Unit]
+    unordered: str
+
+
+def quick(
+    store: SegmentStore, view: ClusterState, wants_node: Callable[[str], bool] | None = None
+) -> Quick:
+    """What listings and manifests show. `wants_node`: which nodes are examined; None: all, and
+    conflicts of order too. Raises `StorageError`."""
+    findings, units = plan(store, view, wants_node or (lambda _: True))
+    if wants_node is not None or len(conflicts.writers(view.manifest)) < 2:
+        return Quick(findings, units, "")
+    if any(is_problem(finding) for finding in findings):
+        return Quick(findings, units, "not checked: the log is damaged")
+    size = view.snapshot_bytes + sum(node.wal_bytes + node.archive_bytes for node in view.all_nodes)
+    if size > ORDER_BYTES_MAX:
+        return Quick(findings, units, f"not checked: that would read {size / 1024**3:.1f} GiB")
+    try:
+        findings += order(store, view)
+    except NotFound:
+        return Quick(findings, units, "not checked: files changed meanwhile")
+    except LogError as error:
+        findings.append(damaged(error.file, "order", 0, error, None))
+    return Quick(findings, units, "")
+
+
+def order(
+    store: SegmentStore, view: ClusterState, check: Callable[[], None] = lambda: None
+) -> list[Finding]:
+    """Keys that two nodes claim. If several nodes write, all files are read. `check` may raise.
+    Raises `LogError`, and `NotFound` if files changed meanwhile."""
+    log = ClusterLog(Context(store), view.namespace, view.cluster)
+    texts = conflicts.found(log, check=check)
+    return [Finding(view.folder, "order", CONFLICT, what=text, advice=RESOLVE) for text in texts]
+
+
+def is_problem(finding: Finding) -> bool:
+    """Whether `verify` and `doctor` end with exit code 3 because of it."""
+    return finding.status not in (CLEAN, TORN)
+
+
 def plan(
-    store: SegmentStore, view: ClusterView, wants_node: Callable[[str], bool]
+    store: SegmentStore, view: ClusterState, wants_node: Callable[[str], bool]
 ) -> tuple[list[Finding], list[Unit]]:
     """The findings that do not require reading a cluster's files, and the files to read. A missing
     node is a finding about its folder."""
     readers, damaged_readers = examined(store, view.folder)
     findings = [*_plan_manifests(store, view, damaged_readers), *_part_lists(view)]
     units = [*_snapshot_units(store, view, readers.values())]
-    without = {node.name for node in view.nodes if node.of_no_manifest}
+    without = {node.name for node in view.all_nodes if node.of_no_manifest}
     others = {
         node.name: other
-        for node in view.nodes
+        for node in view.all_nodes
         if wants_node(node.name) and (other := older_manifests.other_log(store, view, node))[0]
     }
-    for node in view.nodes:
+    for node in view.all_nodes:
         if node.name in others:
             what, way_out = others[node.name]
             what += (
@@ -91,7 +150,7 @@ def plan(
                 "read"
             )
             findings.append(Finding(node.folder, "node", CORRUPT, what=what, advice=way_out))
-    renamed = {node.manifest.directory for node in view.nodes if node.name in others}
+    renamed = {node.manifest.directory for node in view.all_nodes if node.name in others}
     for name in view.missing_nodes:
         if (
             wants_node(name)
@@ -105,20 +164,20 @@ def plan(
             findings.append(
                 Finding(f"{view.folder}/nodes/{name}", "node", CORRUPT, what=what, advice=MISSING)
             )
-    for node in view.nodes:
+    for node in view.all_nodes:
         if wants_node(node.name) and node.name not in others:
             findings += _plan_node(store, view, node, units)
     return findings, units
 
 
 def _plan_manifests(
-    store: SegmentStore, view: ClusterView, readers: Mapping[str, LogError]
+    store: SegmentStore, view: ClusterState, readers: Mapping[str, LogError]
 ) -> Iterator[Finding]:
     """Findings about the manifests of the cluster: its own, the claims, and damaged ones of
     readers."""
-    newest = f"{view.folder}/manifest/{view.manifest_number:010d}.json"
+    newest = f"{view.folder}/manifest/{view.number:010d}.json"
     if view.of_no_manifest:
-        whose = "the cluster" if view.logs else "the cluster and no log of a node"
+        whose = "the cluster" if view.begun_logs else "the cluster and no log of a node"
         yield _no_manifest(view.folder, whose, view.of_no_manifest)
     else:
         yield _manifest(newest, older_manifests.of_cluster(view)[1])
@@ -135,19 +194,19 @@ def _plan_manifests(
         yield Finding(error.file, kind, CORRUPT, what=error.what, advice=error.advice)
 
 
-def _part_lists(view: ClusterView) -> Iterator[Finding]:
-    wrong = {each.list: each.error for each in view.damaged_lists}
+def _part_lists(view: ClusterState) -> Iterator[Finding]:
+    wrong = {damage.list: damage.error for damage in view.damaged_lists}
     for lists in lists_of_parts(view.manifest.snapshots).values():
-        for each in lists:
-            path = layout.list_path(view.folder, each.name)
-            if each in wrong:
-                yield damaged(path, "list", each.bytes, wrong[each], None)
+        for file in lists:
+            path = layout.list_path(view.folder, file.name)
+            if file in wrong:
+                yield damaged(path, "list", file.bytes, wrong[file], None)
             else:
-                yield Finding(path, "list", CLEAN, each.bytes)
+                yield Finding(path, "list", CLEAN, file.bytes)
 
 
 def _snapshot_units(
-    store: SegmentStore, view: ClusterView, readers: Iterable[ReaderManifest]
+    store: SegmentStore, view: ClusterState, readers: Iterable[ReaderManifest]
 ) -> Iterator[Unit]:
     """The files of the snapshots, and of former ones that are kept for readers, such as the
     history. A former one that is missing is no damage: the reader begins again, or the former
@@ -178,18 +237,18 @@ def _units_of(store: SegmentStore, name: str, snapshot: Snapshot) -> Iterator[Un
         )
 
 
-def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[str]:
+def foreign_files(view: ClusterState, wants_node: Callable[[str], bool]) -> list[str]:
     """Files in nodes' folders that imap-wal did not write. They are ignored."""
-    known = {archive.path for node in view.nodes for archive in node.archives}
-    found = []
-    for node in view.nodes:
+    archives = {archive.path for node in view.all_nodes for archive in node.archives}
+    foreign = []
+    for node in view.all_nodes:
         if not wants_node(node.name):
             continue
-        segments = {segment.path for segment in node.segments}
+        segments = {segment.path for segment in node.all_segments}
         for file in node.files:
             rest = file.path.removeprefix(f"{node.folder}/")
             ours = (
-                file.path in segments | known
+                file.path in segments | archives
                 or rest.partition("/")[0] == layout.LOCK  # a file, or a folder of leases
                 or rest.startswith("lost/")
                 or layout.list_number(file.path)
@@ -200,12 +259,12 @@ def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[
                 or rest.endswith((".fenced", ".writer", ".log"))
                 or (rest.startswith("archive/") and rest.endswith(".parquet"))
             ):
-                found.append(file.path)
-    return found
+                foreign.append(file.path)
+    return foreign
 
 
 def _plan_node(
-    store: SegmentStore, view: ClusterView, node: NodeView, units: list[Unit]
+    store: SegmentStore, view: ClusterState, node: NodeState, units: list[Unit]
 ) -> Iterator[Finding]:
     yield from _lists(node)
     manifest = replace(node.manifest, archives=node.archives)
@@ -217,26 +276,25 @@ def _plan_node(
         )
     else:
         yield _manifest(
-            f"{node.folder}/manifest/{node.manifest_number:010d}.json",
+            f"{node.folder}/manifest/{node.number:010d}.json",
             older_manifests.of_node(node, manifest, view.manifest, view.opened).newer,
         )
     units += _archive_units(store, node)
     yield from _plan_wal(store, view, node, units)
 
 
-def _lists(node: NodeView) -> Iterator[Finding]:
+def _lists(node: NodeState) -> Iterator[Finding]:
     wrong = dict(node.damaged_lists)
-    for each in node.manifest.listed.lists:
-        path = layout.list_path(node.folder, each.name)
-        if each in wrong:
-            first, last = str(each.lowest), str(each.highest)
-            found = damaged(path, "list", each.bytes, wrong[each], first)
-            yield replace(found, last_lost=last)
+    for file in node.manifest.listed.lists:
+        path = layout.list_path(node.folder, file.name)
+        if file in wrong:
+            finding = damaged(path, "list", file.bytes, wrong[file], str(file.lowest))
+            yield replace(finding, last_lost=str(file.highest))
         else:
-            yield Finding(path, "list", CLEAN, each.bytes)
+            yield Finding(path, "list", CLEAN, file.bytes)
 
 
-def _archive_units(store: SegmentStore, node: NodeView) -> Iterator[Unit]:
+def _archive_units(store: SegmentStore, node: NodeState) -> Iterator[Unit]:
     """The archives of a node, the newest first."""
     for age, archive in enumerate(
         sorted(node.archives, key=lambda archive: archive.last, reverse=True)
@@ -260,11 +318,11 @@ def _archive_units(store: SegmentStore, node: NodeView) -> Iterator[Unit]:
 
 
 def _plan_wal(
-    store: SegmentStore, view: ClusterView, node: NodeView, units: list[Unit]
+    store: SegmentStore, view: ClusterState, node: NodeState, units: list[Unit]
 ) -> Iterator[Finding]:
     """Findings of the listing of segments. Appends each segment that counts to `units`."""
     manifest = node.manifest
-    misplaced = older_manifests.misplaced_wal(node)
+    misplaced = node.misplaced
     elsewhere = bool(misplaced and manifest.address and not node.wal.logs)
     if elsewhere:
         yield Finding(f"{node.folder}/wal", "node", CLEAN, what=f"{misplaced}: not verified")
@@ -333,11 +391,11 @@ def _no_manifest(folder: str, whose: str, there: str) -> Finding:
     return Finding(f"{folder}/manifest", "manifest", CORRUPT, what=what, advice=NO_MANIFEST_ADVICE)
 
 
-def _archives(node: NodeView) -> int:
+def _archives(node: NodeState) -> int:
     return sum(layout.parse_archive_path(file.path) is not None for file in node.files)
 
 
-def _missing(node: NodeView, epoch: int, numbers: range, what: str) -> Iterator[Finding]:
+def _missing(node: NodeState, epoch: int, numbers: range, what: str) -> Iterator[Finding]:
     if numbers:
         lost = str(Position(epoch, numbers.start, 0, 0))
         more = f" ({len(numbers)} in a row)" if len(numbers) > 1 else ""

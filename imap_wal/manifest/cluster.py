@@ -263,6 +263,9 @@ class ClusterManifestLog(ManifestLog[ClusterManifest]):
         dropped = dropped_names(former.dropped_lists, names_of(known), named, number, floor)
         return replace(content, dropped_lists=dropped)
 
+    def _demand_whole(self, content: ClusterManifest) -> None:
+        len(content.snapshots)
+
     def _settled(
         self, number: int, content: ClusterManifest, former: ClusterManifest
     ) -> dict[str, Snapshot]:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 import msgspec
 
 from imap_wal.clock import Clock, Randomness
-from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
+from imap_wal.errors import CorruptLog, LogError, LostRace, UnsupportedVersion
 from imap_wal.manifest.document import (
     MANIFEST_ADVICE,
     OTHER_FORMAT_ADVICE,
@@ -128,6 +128,24 @@ class ManifestLog(Generic[C]):
             "the newest manifest is listed here, but cannot be read; try again", self.folder
         )
 
+    def read_past_damage(self) -> tuple[int, C, tuple[LogError, ...]]:
+        """The same, but manifests that are damaged are left out; their errors, newest first."""
+        errors: list[LogError] = []
+        with suppress(CorruptLog):
+            number, content = self.read()
+            self._demand_whole(content)
+            return number, content, ()
+        for number in sorted(self._files(), reverse=True):
+            try:
+                content = self._decode(number)[1]
+                self._demand_whole(content)
+                return number, content, tuple(errors)
+            except CorruptLog as error:
+                errors.append(error)
+            except NotFound:  # a writer deletes the oldest ones
+                continue
+        return 0, self._empty, tuple(errors)
+
     def former(self) -> Iterator[C]:
         """The manifests before the newest one that are still there, newest first. Raises
         `CorruptLog` and `UnsupportedVersion`, as `read` does."""
@@ -178,6 +196,9 @@ class ManifestLog(Generic[C]):
     def _prepared(self, number: int, floor: int, content: C) -> C:
         """What manifest `number` says for `content`; what it needs beside it is written now."""
         return content
+
+    def _demand_whole(self, content: C) -> None:
+        """Raises `CorruptLog` if a part that is parsed at its first use is damaged."""
 
     def _finish(self, number: int, content: C) -> None:
         """Manifest `number` was published with this content, as the successor of `_follows`."""

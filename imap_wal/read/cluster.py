@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -22,8 +23,9 @@ from imap_wal.entry import KEY, Row
 from imap_wal.errors import LogError, MissingNode, ShortLog
 from imap_wal.format import START, Position
 from imap_wal.manifest import missing
+from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
-from imap_wal.manifest.node import NodeManifestLog, node_manifests
+from imap_wal.manifest.node import NodeManifest, NodeManifestLog, node_manifests
 from imap_wal.manifest.older import (
     MISSING_ADVICE,
     current_cluster,
@@ -31,8 +33,9 @@ from imap_wal.manifest.older import (
     older_manifest,
     opened_epochs,
     unseen_segments,
-    without_gap,
 )
+from imap_wal.manifest.store import C, ManifestLog
+from imap_wal.names import decode
 from imap_wal.read.file_scan import (
     SEGMENT,
     SNAPSHOT,
@@ -43,7 +46,7 @@ from imap_wal.read.file_scan import (
 from imap_wal.read.scan import ahead, read_scan
 from imap_wal.read.scan_list import cluster_scans, node_scans, replacing_scans, segment_scan
 from imap_wal.read.state import ClusterState, NodeState
-from imap_wal.segment.listing import sorted_out
+from imap_wal.segment.listing import WalFolder, sorted_out
 from imap_wal.settings import RecoveryPolicy
 from storage_backends import NotFound, SegmentStore
 from storage_backends.own_disk import why_away
@@ -83,97 +86,159 @@ class ClusterLog:
         return layout.node_folder(self.folder, node)
 
     def state(self) -> ClusterState:
-        """Read all manifests and listings. `ShortLog` names a missing segment, `CorruptLog` a
-        cluster's manifest that is older than what a node has seen of it.
+        """`look`, without damage. Raises the errors of `ClusterState.without_damage` and `look`."""
+        return self.look().without_damage()
+
+    def look(self, *, everything: bool = False) -> ClusterState:
+        """All manifests and listings as they are now; damage is a value in the result.
+        `everything`: also the folders of nodes that are not registered, all their files, the
+        claims, and what is before a manifest that cannot be read. Otherwise that is an error.
 
         Nodes are read first, the cluster's manifest after them: then anything removed from a node
         before it was read is in a snapshot that this manifest names. Each removal records in the
         node's manifest which manifest of the cluster justified it; an older one, from a stale
-        listing, is refused. Raises `NotFound` if nodes joined or left during each attempt, and the
-        errors of `node`."""
-        evidence, where = "", self.manifests.folder
-        registered = self.manifest().nodes
+        listing, is damage. Something may have changed between the reads: it is damage only if
+        the last look still shows it. Raises `NotFound` if nodes joined or left during each attempt,
+        and the errors of `ManifestLog.read`."""
+        registered: Mapping[str, str] = {} if everything else self.manifest().nodes
+        state: ClusterState | None = None
         for _ in range(ATTEMPTS):
-            found = {name: self.node(name) for name in sorted(registered)}
-            number, manifest = self.manifests.read()
-            if manifest.nodes != registered:
+            names: Iterable[str] = registered
+            if everything:
+                names = [decode(name) for name in self.store.folders(f"{self.folder}/nodes")]
+            nodes = {name: self.look_at(name, everything=everything) for name in sorted(names)}
+            number, manifest, lost = _read(self.manifests, everything=everything)
+            if not everything and manifest.nodes != registered:
                 registered = manifest.nodes
                 continue
-            if not number:  # a log that is just being created, or one that lost its manifest
+            state = self._state(number, manifest, nodes)
+            agree = True
+            if everything:
+                state = self._with_everything(state, nodes, lost)
+                agree = state.claims.newest <= manifest.incarnation and (
+                    state.claims.names_token or not manifest.token
+                )
+            lasting = not number or any(node.damage for node in nodes.values())
+            if agree and (lasting or not state.damage):
+                break
+        if state is None:
+            raise NotFound(
+                "nodes joined or left this cluster at each attempt to read it; try again",
+                self.folder,
+            )
+        return state
+
+    def _state(
+        self, number: int, manifest: ClusterManifest, nodes: dict[str, NodeState]
+    ) -> ClusterState:
+        damage = [node.damage for node in nodes.values() if node.damage is not None]
+        if not number:  # a log that is just being created, or one that lost its manifest
+            try:
                 current_cluster(
                     self.store, self.folder, self.manifests, self.clock, self.randomness
                 )
-            seen = manifest.seen(number)
-            ahead = [name for name, node in found.items() if node.manifest.cluster.newer_than(seen)]
-            if ahead:
-                of_node = found[ahead[0]].manifest.cluster
-                evidence = f"node {ahead[0]!r} has seen {of_node}, but here is {seen}"
-                where = self.manifests.folder
-                continue
-            opened = opened_epochs(self.store, self.folder)
-            older = {
-                node.folder: why
-                for name, node in found.items()
-                if (why := node.why_older(manifest, opened))
-            }
-            if older:
-                folder, evidence = next(iter(older.items()))
-                where = f"{folder}/manifest"
-                # It may also be newer entries that a rewrite has covered since the node was read,
-                # or an open that has ended.
-                continue
-            missing = {
-                name: why
-                for name, directory in sorted(registered.items())
-                if (why := found[name].why_missing(directory))
-            }
-            return ClusterState(
-                manifest,
-                {name: node for name, node in found.items() if name not in missing},
-                missing,
-                number,
-                {name: found[name] for name in missing if found[name].is_part_of(registered[name])},
-            )
-        if evidence:
-            raise older_manifest(where, evidence)
-        raise NotFound(
-            "nodes joined or left this cluster at each attempt to read it; try again", self.folder
+            except LogError as error:
+                damage.append(error)
+        seen = manifest.seen(number)
+        for name, node in nodes.items():
+            if node.manifest.cluster.newer_than(seen):
+                why = f"node {name!r} has seen {node.manifest.cluster}, but here is {seen}"
+                damage.append(older_manifest(self.manifests.folder, why))
+        opened = opened_epochs(self.store, self.folder)
+        # It may also be newer entries that a rewrite has covered since the node was read, or an
+        # open that has ended.
+        damage += [
+            older_manifest(f"{node.folder}/manifest", why)
+            for node in nodes.values()
+            if (why := node.why_older(manifest, opened))
+        ]
+        registered = manifest.nodes
+        there = {
+            name: nodes.get(name)
+            or NodeState(name, self.node_folder(name), NodeManifest(), WalFolder(()))
+            for name in registered
+        }
+        missing = {
+            name: why
+            for name, directory in sorted(registered.items())
+            if (why := there[name].why_missing(directory))
+        }
+        return ClusterState(
+            manifest,
+            {name: there[name] for name in sorted(registered) if name not in missing},
+            missing,
+            number,
+            {name: there[name] for name in missing if there[name].is_part_of(registered[name])},
+            tuple(damage),
+            self.namespace,
+            self.cluster,
+            opened,
+        )
+
+    def _with_everything(
+        self, state: ClusterState, nodes: Mapping[str, NodeState], lost: tuple[LogError, ...]
+    ) -> ClusterState:
+        claims = claim_manifests(self.store, self.folder, self.clock, self.randomness)
+        number, claim, lost_claims = _read(claims, everything=True)
+        snapshots = () if state.number else self.store.list(f"{self.folder}/snapshot")
+        lost_by_folder = {
+            **{f"{node.folder}/manifest": node.lost for node in nodes.values()},
+            self.manifests.folder: lost,
+            claims.folder: lost_claims,
+        }
+        return replace(
+            state,
+            folders=tuple(nodes.values()),
+            claims=claim,
+            claims_number=number,
+            snapshot_files=sum(file.path.endswith(".parquet") for file in snapshots),
+            lost={folder: errors for folder, errors in lost_by_folder.items() if errors},
         )
 
     def _node_manifests(self, name: str) -> NodeManifestLog:
-        known = self._nodes.get(name)
-        if known is None:
+        manifests = self._nodes.get(name)
+        if manifests is None:
             folder = self.node_folder(name)
-            known = node_manifests(self.store, folder, self.clock, self.randomness)
-        return self._nodes.setdefault(name, known)
+            manifests = node_manifests(self.store, folder, self.clock, self.randomness)
+        return self._nodes.setdefault(name, manifests)
 
     def node(self, name: str) -> NodeState:
         """One node's log; an empty manifest if there is none. Raises `ShortLog` if a segment is
         missing, and the errors of `ManifestLog.read`."""
+        return self.look_at(name).without_damage()
+
+    def look_at(self, name: str, *, everything: bool = False) -> NodeState:
+        """`look`, of one node."""
         folder, manifests = self.node_folder(name), self._node_manifests(name)
-        gap: ShortLog | None = None
         for _ in range(ATTEMPTS):
             # The listing first: then the manifest knows of segments that are archived meanwhile,
             # and they do not seem to be missing.
-            listed = self.store.list(f"{folder}/wal")
-            number, manifest = manifests.read()
-            wal = sorted_out(listed, manifest.archived, manifest.begins)
-            if not number and wal.segments:
-                why = f"there are segments in {folder}/wal, but no manifest in {folder}/manifest"
-                return NodeState(name, folder, manifest, (), why)
-            if not manifest.is_whole(wal):
-                if manifest.address and not wal.logs:
-                    why = unseen_segments(manifest, wal, why_away(self.store, folder))
-                    return NodeState(name, folder, manifest, without_gap(manifest, wal), why)
-                return NodeState(
-                    name, folder, manifest, (), foreign_wal(folder, manifest, wal.logs)
-                )
-            last = max(manifest.checkpoint.segment, manifest.newest)
-            gap = missing.segment(folder, manifest, wal.segments, last)
+            files = tuple(self.store.list(folder if everything else f"{folder}/wal"))
+            number, manifest, lost = _read(manifests, everything=everything)
+            wal = sorted_out(
+                (file for file in files if file.path.startswith(f"{folder}/wal/")),
+                manifest.archived,
+                manifest.begins,
+            )
+            why, gap = self._why_missing(folder, number, manifest, wal), None
+            if not why:
+                last = max(manifest.checkpoint.segment, manifest.newest)
+                gap = missing.segment(folder, manifest, wal.segments, last)
+            everything_here = files if everything else ()
+            state = NodeState(name, folder, manifest, wal, why, number, gap, everything_here, lost)
             if gap is None:
-                return NodeState(name, folder, manifest, wal.segments)
-        assert gap is not None
-        raise gap
+                break
+        return state
+
+    def _why_missing(self, folder: str, number: int, manifest: NodeManifest, wal: WalFolder) -> str:
+        """Why the segments of a node's log cannot be read here; "" if they can."""
+        if not number and wal.segments:
+            return f"there are segments in {folder}/wal, but no manifest in {folder}/manifest"
+        if manifest.is_whole(wal):
+            return ""
+        if manifest.address and not wal.logs:
+            return unseen_segments(manifest, wal, why_away(self.store, folder))
+        return foreign_wal(folder, manifest, wal.logs)
 
     def lost(self, error: NotFound) -> ShortLog | NotFound:
         """The error for a file that was not found again: `ShortLog` if the manifests, read again,
@@ -182,9 +247,9 @@ class ClusterLog:
             manifest = node_manifests(
                 self.store, self.node_folder(name), self.clock, self.randomness
             ).read()[1]
-            found = missing.archive(error.path, name, manifest)
-            if found is not None:
-                return found
+            lost = missing.archive(error.path, name, manifest)
+            if lost is not None:
+                return lost
         return missing.snapshot_file(error.path, self.manifest()) or error
 
     def changes(
@@ -363,15 +428,20 @@ class ClusterLog:
     def find(self, name: str, key: bytes) -> list[tuple[str, Position, Row]]:
         """All entries of one key that count, with node and position (START: in a snapshot). Reads
         the whole log. Raises the errors of `changes`."""
-        found: list[tuple[str, Position, Row]] = []
+        entries: list[tuple[str, Position, Row]] = []
         for changes in self.changes(maps=(name,), policy=RecoveryPolicy.PARTIAL, positions=True):
             places = changes.positions or [START] * len(changes.rows)
-            found += [
+            entries += [
                 (changes.node, place, row)
                 for row, place in zip(changes.rows, places, strict=True)
                 if row[KEY] == key
             ]
-        return found
+        return entries
+
+
+def _read(manifests: ManifestLog[C], *, everything: bool) -> tuple[int, C, tuple[LogError, ...]]:
+    """The newest manifest, its number, and the errors of newer ones, as for `look`."""
+    return manifests.read_past_damage() if everything else (*manifests.read(), ())
 
 
 def _demand_same(node: str, planned: str, directory: str) -> None:

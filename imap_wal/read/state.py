@@ -1,32 +1,132 @@
-"""The logs of a cluster as they were when they were looked at: manifests and listings."""
+"""The logs of a cluster as they were when they were looked at: manifests, listings, and damage. A
+reader that needs a whole log turns the damage into an error (`without_damage`); `verify` and
+`repair` describe it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple, Self
 
 from imap_wal import layout
-from imap_wal.errors import MissingNode
-from imap_wal.format import START, Position
+from imap_wal.errors import LogError, MissingNode
+from imap_wal.format import START, Home, Position
 from imap_wal.manifest import epochs
+from imap_wal.manifest.archives import Archive, ListFile
+from imap_wal.manifest.claims import ClaimManifest
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.node import NodeManifest, Seen
-from imap_wal.manifest.older import MISSING_ADVICE, mark_beyond, older_epoch
+from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, Seen
+from imap_wal.manifest.older import MISSING_ADVICE, mark_beyond, older_epoch, without_gap
+from imap_wal.manifest.parts import PartList
+from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.read.file_scan import Overtaken
-from imap_wal.segment.listing import SegmentFile
+from imap_wal.segment.listing import SegmentFile, WalFolder
+from imap_wal.segment.verdict import Place
 from imap_wal.settings import RecoveryPolicy
+from storage_backends import StoredFile
 
 
-@dataclass(frozen=True, slots=True)
+class DamagedPartList(NamedTuple):
+    """A list of files of a map's snapshot that cannot be read."""
+
+    map: str
+    list: PartList
+    error: LogError
+
+
+@dataclass(frozen=True)
 class NodeState:
-    """One node's log when it was read. `segments` are those that are not archived, in order,
-    without gaps. `missing`: why its segments cannot be read here; "" if they can."""
+    """One node's log when it was looked at.
+
+    Attributes:
+        name: The node.
+        folder: Its folder.
+        manifest: Its manifest; an empty one if there is none.
+        wal: The listing of its segments.
+        missing: Why its segments cannot be read here; "" if they can.
+        number: The number of the manifest; 0: there is none.
+        damage: The first missing segment, if one is missing.
+        files: All files in the folder. This and the following are only in a look at everything.
+        lost: The errors of newer manifests that cannot be read, newest first.
+    """
 
     name: str
     folder: str
     manifest: NodeManifest
-    segments: tuple[SegmentFile, ...]
+    wal: WalFolder
     missing: str = ""
+    number: int = 0
+    damage: LogError | None = None
+    files: tuple[StoredFile, ...] = ()
+    lost: tuple[LogError, ...] = ()
+
+    @cached_property
+    def segments(self) -> tuple[SegmentFile, ...]:
+        """The segments to read, in order: those that are not archived, without gaps."""
+        if not self.missing:
+            return self.wal.segments
+        uploaded = self.manifest.address and not self.wal.logs
+        return without_gap(self.manifest, self.wal) if uploaded else ()
+
+    @property
+    def all_segments(self) -> tuple[SegmentFile, ...]:
+        """All files with the name of a segment, including those that do not count."""
+        wal = self.wal
+        return (*wal.archived, *wal.segments, *wal.copied, *wal.void)
+
+    def without_damage(self) -> Self:
+        """This log. Raises `ShortLog` if a segment is missing."""
+        if self.damage is not None:
+            raise self.damage
+        return self
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether there is no log here because all of it was forgotten."""
+        return self.manifest.forgotten and self.manifest.empty
+
+    @property
+    def of_no_manifest(self) -> bool:
+        """Whether there are segments or archives here, but no manifest."""
+        return not self.number and bool(
+            self.all_segments or any(layout.parse_archive_path(file.path) for file in self.files)
+        )
+
+    @property
+    def is_on_own_disk(self) -> bool:
+        """Whether segments of this log are not in the root, and the manifest has the address of the
+        agent that has them on its disk. Whether that agent runs is not checked."""
+        return bool(self.manifest.address) and not self.manifest.is_whole(self.wal)
+
+    @property
+    def misplaced(self) -> str:
+        """Why the segments beside the manifest are not all of this log; "" if they are."""
+        return self.missing if self.number else ""
+
+    @cached_property
+    def wal_bytes(self) -> int:
+        return sum(segment.bytes for segment in self.all_segments)
+
+    @cached_property
+    def _archives(self) -> tuple[tuple[Archive, ...], tuple[tuple[ListFile, LogError], ...]]:
+        damaged: list[tuple[ListFile, LogError]] = []
+        archives = self.manifest.listed.readable(damaged)
+        return archives, tuple(damaged)
+
+    @property
+    def archives(self) -> tuple[Archive, ...]:
+        """The archives in the manifest, without those of damaged lists."""
+        return self._archives[0]
+
+    @property
+    def damaged_lists(self) -> tuple[tuple[ListFile, LogError], ...]:
+        """The lists of archives that cannot be read, with their errors."""
+        return self._archives[1]
+
+    @cached_property
+    def archive_bytes(self) -> int:
+        return sum(archive.bytes for archive in self.manifest.archives)
 
     @property
     def last(self) -> tuple[int, int]:
@@ -59,18 +159,191 @@ class NodeState:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClusterState:
-    """All logs of a cluster. `missing`: registered nodes whose log is missing, with the reason.
-    `parts`: of those whose own disk cannot be read, what they uploaded. `demand` returns the state
-    to read."""
+    """All logs of a cluster when they were looked at. `demand` returns the state to read.
+
+    Attributes:
+        manifest: The cluster's manifest; an empty one if there is none.
+        nodes: The registered nodes whose log can be read.
+        missing: The registered nodes whose log is missing, with the reason.
+        number: The number of the cluster's manifest; 0: there is none.
+        parts: Of missing nodes whose own disk cannot be read, what they uploaded.
+        damage: Missing segments, and manifests that are older than the files beside them.
+        namespace, cluster: The names of the cluster.
+        opened: Log directory → the newest epoch in which it was opened.
+        folders: All nodes that have a folder, registered or not. This and the following are only
+            in a look at everything.
+        claims: The manifest of claims.
+        claims_number: Its number; 0: there is none.
+        snapshot_files: The number of snapshot files, if there is no manifest of the cluster.
+        lost: Manifest folder → the errors of newer manifests that cannot be read, newest first.
+    """
 
     manifest: ClusterManifest
     nodes: Mapping[str, NodeState]
     missing: Mapping[str, str]
     number: int = 0
-    """The number of the cluster's manifest."""
     parts: Mapping[str, NodeState] = field(default_factory=dict)
+    damage: tuple[LogError, ...] = ()
+    namespace: str = ""
+    cluster: str = ""
+    opened: Mapping[str, int] = field(default_factory=dict)
+    folders: tuple[NodeState, ...] = ()
+    claims: ClaimManifest = field(default_factory=ClaimManifest)
+    claims_number: int = 0
+    snapshot_files: int = 0
+    lost: Mapping[str, tuple[LogError, ...]] = field(default_factory=dict)
+
+    def without_damage(self) -> Self:
+        """These logs. Raises the first damage: `ShortLog` names a missing segment, `CorruptLog` a
+        manifest that is older than the files beside it."""
+        if self.damage:
+            raise self.damage[0]
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.cluster}"
+
+    @property
+    def folder(self) -> str:
+        return layout.cluster_folder(self.namespace, self.cluster)
+
+    @property
+    def claims_folder(self) -> str:
+        """The folder of the manifests of claims."""
+        return f"{self.folder}/claims/manifest"
+
+    # ---- what has a folder ----
+
+    @property
+    def all_nodes(self) -> tuple[NodeState, ...]:
+        """All logs that have a folder, readable or not."""
+        return tuple(node for node in self.folders if not node.forgotten)
+
+    @property
+    def forgotten(self) -> tuple[NodeState, ...]:
+        """Folders of forgotten nodes, without a log (see
+        `imap_wal.agent.membership.forget_node`)."""
+        return tuple(node for node in self.folders if node.forgotten)
+
+    @property
+    def of_no_manifest(self) -> str:
+        """The files that exist without a manifest of the cluster; "" if there is one, or if there
+        are no files."""
+        if self.number:
+            return ""
+        logs = f"the logs of {', '.join(map(repr, self.begun_logs))}" if self.begun_logs else ""
+        snapshots = f"{self.snapshot_files} files of snapshots" if self.snapshot_files else ""
+        return " and ".join(filter(None, (logs, snapshots)))
+
+    @property
+    def begun_logs(self) -> list[str]:
+        """Nodes whose log was registered. A log is registered before its first entry. An open that
+        failed before that left a manifest, and no entry is lost."""
+        return [
+            node.name
+            for node in self.all_nodes
+            if node.of_no_manifest
+            or node.manifest.archives
+            or node.manifest.cluster != NOTHING_SEEN
+            or node.manifest.directory in self.opened
+        ]
+
+    @property
+    def begun(self) -> int:
+        """The newest incarnation that began with a cluster lifetime; 0 if there is none."""
+        return max((lifetime.incarnation for lifetime in self.manifest.lifetimes), default=0)
+
+    @property
+    def missing_nodes(self) -> list[str]:
+        """Nodes that have written, and whose log is missing or was replaced by another log of the
+        same name."""
+        present = {node.name: node.manifest.directory for node in self.all_nodes}
+        return sorted(
+            name
+            for name, directory in self.manifest.nodes.items()
+            if present.get(name) != directory
+        )
+
+    @property
+    def unreadable_nodes(self) -> list[str]:
+        """Missing nodes, and nodes without segments: their disk may not be mounted. A restart
+        refuses to continue without them."""
+        away = [node.name for node in self.all_nodes if not node.manifest.is_whole(node.wal)]
+        return sorted({*self.missing_nodes, *away})
+
+    @property
+    def returned_nodes(self) -> list[str]:
+        """Forgotten nodes whose folder has the forgotten log again, such as that of a lost disk
+        that came back. It is not read, and cannot be opened."""
+        forgotten = self.manifest.forgotten
+        return [node.name for node in self.all_nodes if node.manifest.directory in forgotten]
+
+    def state_of(self, name: str) -> str:
+        """The state of a node, for people: MISSING, "own disk", forgotten, closed, or "open or
+        crashed". "own disk": a part of its log is only there (`NodeState.is_on_own_disk`)."""
+        nodes = {node.name: node for node in self.folders}
+        if name in self.unreadable_nodes:
+            on_disk = name not in self.missing_nodes and nodes[name].is_on_own_disk
+            return "own disk" if on_disk else "MISSING"
+        if name in self.returned_nodes or nodes[name].forgotten:
+            return "forgotten"
+        return "closed" if nodes[name].manifest.clean else "open or crashed"
+
+    @cached_property
+    def _snapshots(self) -> tuple[dict[str, Snapshot], tuple[DamagedPartList, ...]]:
+        damaged: list[DamagedPartList] = []
+        snapshots = dict(self.manifest.snapshots.items())
+        for name, snapshot in self.manifest.snapshots.items():
+            wrong: list[tuple[PartList, LogError]] = []
+            if snapshot.listed is not None:
+                parts = snapshot.listed.readable(wrong)
+                snapshots[name] = snapshot.with_parts(parts) if wrong else snapshot
+            damaged += [DamagedPartList(name, file, error) for file, error in wrong]
+        return snapshots, tuple(damaged)
+
+    @property
+    def snapshots(self) -> dict[str, Snapshot]:
+        """Map → its snapshot, without the files of damaged lists."""
+        return self._snapshots[0]
+
+    @property
+    def damaged_lists(self) -> tuple[DamagedPartList, ...]:
+        """The lists of files of snapshots that cannot be read."""
+        return self._snapshots[1]
+
+    @property
+    def snapshot_bytes(self) -> int:
+        return sum(snapshot.bytes for snapshot in self.manifest.snapshots.values())
+
+    def names(self, node: NodeState) -> tuple[str, str, str]:
+        """The names of a node's log: namespace, cluster, node."""
+        return self.namespace, self.cluster, node.name
+
+    def home(self, node: NodeState, segment: SegmentFile) -> Home:
+        """The place of a segment of that node, from its name and the node's manifest."""
+        return Home(*self.names(node), node.manifest.directory, segment.epoch, segment.number)
+
+    def place(
+        self, node: NodeState, manifest: NodeManifest, segment: SegmentFile, *, followed: bool
+    ) -> Place:
+        """A segment's place in the log of a node, by all manifests. A snapshot's mark names a frame
+        that existed, just as a checkpoint does: if the frame is missing, entries of the log are
+        lost, though the snapshot has them."""
+        name, checkpoint = segment.name, manifest.checkpoint
+        marks = self.manifest.marks(node.name, manifest.directory).values()
+        return Place(
+            segment.path,
+            manifest.directory,
+            *name,
+            followed,
+            max((end for end in (*marks, checkpoint) if end[:2] == name), default=checkpoint),
+            max(manifest.newest, checkpoint.segment),
+            epochs.ids(manifest.epochs, segment.epoch),
+        )
+
+    # ---- what is read ----
 
     @property
     def lacking(self) -> Mapping[str, str]:
@@ -103,17 +376,17 @@ class ClusterState:
 
     def removed(self) -> dict[str, Position]:
         """Node → the position up to which its log may lack entries that snapshots cover."""
-        return {node: each.manifest.removed for node, each in self.nodes.items()} | self.gone()
+        return {name: node.manifest.removed for name, node in self.nodes.items()} | self.gone()
 
     def gone(self) -> dict[str, Position]:
         """The nodes of backfills that a prune has removed, and their last positions. Snapshots
         cover them, and their names are never used again."""
-        found: dict[str, Position] = {}
+        ends: dict[str, Position] = {}
         for snapshot in self.manifest.snapshots.values():
             for node, mark in snapshot.marks.items():
                 if node not in self.manifest.nodes and layout.is_backfill(node):
-                    found[node] = max(mark.position, found.get(node, START))
-        return found
+                    ends[node] = max(mark.position, ends.get(node, START))
+        return ends
 
     def end_of_gone(self, node: str, directory: str) -> Position | None:
         """The last position of a log that was forgotten, or of a backfill that a prune has removed;

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from imap_wal.inspect import older_manifests
-from imap_wal.inspect.inventory import ClusterView
 from imap_wal.manifest.claims import CLOSED_ADVICE, ClaimManifest
+from imap_wal.read.state import ClusterState
 from imap_wal.repair.report import COPIED, REWRITTEN, Extent, Item
 
 OF_NO_CLUSTER = "imap-wal repair"
@@ -18,7 +18,7 @@ class ClaimsRepair:
     """`lost`: how many of the newest manifests of claims cannot be read. `is_older`: the cluster's
     manifest in use is older than the files next to it."""
 
-    view: ClusterView
+    view: ClusterState
     lost: int
     is_older: bool
 

@@ -12,7 +12,7 @@ the copy cannot be opened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -21,7 +21,6 @@ from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.context import Context
 from imap_wal.errors import NotRepairable
 from imap_wal.inspect import older_manifests
-from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.inspect.verify import foreign_files
 from imap_wal.manifest import key_checks, readers
 from imap_wal.manifest.claims import ClaimManifest, claim_manifests
@@ -29,9 +28,10 @@ from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.document import with_checksum
 from imap_wal.manifest.node import node_manifests
 from imap_wal.manifest.older import NO_MANIFEST_ADVICE
-from imap_wal.manifest.store import C, ManifestLog
+from imap_wal.manifest.store import C, ManifestLog, manifest_number
 from imap_wal.names import encode
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.repair.claims import ClaimsRepair
 from imap_wal.repair.cluster_manifest import ManifestRepair
 from imap_wal.repair.node import NodeRepair
@@ -52,6 +52,8 @@ UNFINISHED = "of an imap-wal repair that did not finish"
 """A marker has this in place of the format number, so a reader's error says "manifest format of an
 imap-wal repair that did not finish"."""
 
+FAR = 1_000_000
+
 Files: TypeAlias = list[tuple[str, bytes]]
 """Path and content of files, in the order in which they are written."""
 
@@ -61,12 +63,10 @@ class ClusterRepair:
     """See the module's docstring. `plan` fills `items` and the other fields; `write` uses them."""
 
     store: SegmentStore
-    view: ClusterView
+    view: ClusterState
     mode: str
     wants_node: Callable[[str], bool]
     tell: Callable[[str], None]
-    lost_manifests: Mapping[str, int] = field(default_factory=dict)
-    """Manifest folder → how many of its newest manifests cannot be read."""
     clock: Clock = field(default_factory=SystemClock)
     randomness: Randomness = field(default_factory=SystemRandomness)
     items: list[Item] = field(default_factory=list)
@@ -87,7 +87,7 @@ class ClusterRepair:
         view = self.view
         self._snapshots = SnapshotRepair(self.store, view, self.clock, self.tell, self.items)
         view = self.view = self._snapshots.find_again()
-        lost = self.lost_manifests.get(f"{view.folder}/manifest", 0)
+        lost = self._lost(f"{view.folder}/manifest", view.number)
         self._manifest_repair = ManifestRepair(
             self.store, view, lost, self.wants_node, self._snapshots
         )
@@ -96,26 +96,33 @@ class ClusterRepair:
             snapshot = self._snapshots.adopted(name, unnamed.get(name, []))
             self._snapshots.decide(name, snapshot)
         self._note_missing_nodes()
-        for node in view.nodes:
+        for node in view.all_nodes:
             # A node without a manifest and without files was forgotten, or its open failed.
-            if self.wants_node(node.name) and node.manifest_number:
+            if self.wants_node(node.name) and node.number:
                 self._plan_node(node)
         self._note_left_out()
         self._plan_manifest()
 
+    def _lost(self, folder: str, number: int) -> int:
+        """How many manifests after `number` in this folder cannot be read. Numbers grow by one and
+        old manifests are kept, so a file with a number far above the others is not a manifest."""
+        newest = number
+        for error in reversed(self.view.lost.get(folder, ())):
+            later = manifest_number(error.file.rpartition("/")[2]) or 0
+            if number and later > newest + FAR:
+                break
+            newest = max(newest, later)
+        return newest - number
+
     def _demand_repairable(self) -> None:
-        if not self.view.manifest_number:
+        if not self.view.number:
             raise _without_manifest(f"cluster {self.view}", self.view.folder)
-        for node in self.view.nodes:
-            if node.of_no_manifest and self.wants_node(node.name):
-                raise _without_manifest(f"node {node.name!r}", node.folder)
-            what, way_out = (
-                older_manifests.other_log(self.store, self.view, node)
-                if self.wants_node(node.name)
-                else ("", "")
-            )
+        for node in filter(lambda node: self.wants_node(node.name), self.view.all_nodes):
+            what, way_out = older_manifests.other_log(self.store, self.view, node)
             if what:
                 raise NotRepairable(f"{node.folder}: {what}; {way_out}, then repair")
+            if node.of_no_manifest:
+                raise _without_manifest(f"node {node.name!r}", node.folder)
         key_checks.demand_same(
             keys_of(self.store).key_ring, self.view.manifest.keys, f"{self.view.folder}/manifest"
         )
@@ -140,8 +147,8 @@ class ClusterRepair:
                     )
                 )
 
-    def _plan_node(self, node: NodeView) -> None:
-        lost = self.lost_manifests.get(f"{node.folder}/manifest", 0)
+    def _plan_node(self, node: NodeState) -> None:
+        lost = self._lost(f"{node.folder}/manifest", node.number)
         plan = NodePlan(
             self.store,
             self.view,
@@ -176,7 +183,7 @@ class ClusterRepair:
             Item(path, "foreign", "clean", LEFT_OUT, what="not a file of imap-wal")
             for path in foreign_files(view, self.wants_node)
         ]
-        for node in view.nodes:
+        for node in view.all_nodes:
             if self.wants_node(node.name):
                 aside = [
                     file.path for file in node.files if file.path.startswith(f"{node.folder}/lost/")
@@ -218,7 +225,9 @@ class ClusterRepair:
         log = ClusterLog(context, self.view.namespace, self.view.cluster)
         resolution = Resolution(prefer, alone=True)
         maps = {
-            each.map for each in conflicts.find(log) if resolution.winner(each.claims) is not None
+            conflict.map
+            for conflict in conflicts.find(log)
+            if resolution.winner(conflict.claims) is not None
         }
         if not maps:
             return []
@@ -230,11 +239,11 @@ class ClusterRepair:
 
     @property
     def _claims_repair(self) -> ClaimsRepair:
-        lost = self.lost_manifests.get(self.view.claims_folder, 0)
+        lost = self._lost(self.view.claims_folder, self.view.claims_number)
         return ClaimsRepair(self.view, lost, self._manifest_repair.older)
 
     def _node_manifest(self, repair: NodeRepair) -> Files:
-        folder, number, content = repair.node.folder, repair.node.manifest_number, repair.manifest
+        folder, number, content = repair.node.folder, repair.node.number, repair.manifest
         if content is None:
             return self._manifest_file(folder, number)
         return _encoded(
@@ -254,7 +263,7 @@ class ClusterRepair:
         )
 
     def _cluster_manifest(self) -> Files:
-        folder, number = self.view.folder, self.view.manifest_number
+        folder, number = self.view.folder, self.view.number
         if self._manifest is None:
             lists = [(path, self.store.read(path)) for path in self._manifest_repair.lists]
             return [*lists, *self._manifest_file(folder, number)]

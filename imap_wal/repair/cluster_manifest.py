@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from imap_wal import layout
 from imap_wal.inspect import older_manifests
-from imap_wal.inspect.inventory import ClusterView
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.part_lists import lists_of, names_of
 from imap_wal.manifest.snapshots import LowWaterMark
 from imap_wal.parquet import salvage
+from imap_wal.read.state import ClusterState
 from imap_wal.repair.node import Highest, NodeRepair
 from imap_wal.repair.report import COPIED, REWRITTEN, Extent, Item
 from imap_wal.repair.snapshots import SnapshotRepair
@@ -27,7 +27,7 @@ class ManifestRepair:
     def __init__(
         self,
         store: SegmentStore,
-        view: ClusterView,
+        view: ClusterState,
         lost: int,
         wants_node: Callable[[str], bool],
         snapshots: SnapshotRepair,
@@ -44,7 +44,7 @@ class ManifestRepair:
     @property
     def number(self) -> int:
         """The number of the copy's manifest. A node refuses a lower number than it has seen."""
-        return max(self._view.manifest_number + self._lost, self._seen.number) + 1
+        return max(self._view.number + self._lost, self._seen.number) + 1
 
     def fitting(self, nodes: Sequence[NodeRepair], claims_lost: int) -> ClusterManifest:
         """The manifest of the copy: its positions are those of the repaired logs. `claims_lost`:
@@ -103,7 +103,7 @@ class ManifestRepair:
     def plan(self, fitting: ClusterManifest) -> tuple[ClusterManifest | None, Item]:
         """The copy's manifest, None if the present one is copied, and what to say about it."""
         view, folder = self._view, f"{self._view.folder}/manifest"
-        name = f"{folder}/{view.manifest_number:010d}.json"
+        name = f"{folder}/{view.number:010d}.json"
         changed = self._snapshots.rewritten or self._snapshots.lists_changed
         if fitting == view.manifest and not changed and not self.older:
             return None, Item(name, "manifest", "clean", COPIED)
@@ -128,11 +128,13 @@ class ManifestRepair:
     def _losses(self, manifest: ClusterManifest) -> Mapping[str, int]:
         """Losses after which no promise of a node is valid: a promise does not say which copies the
         repair has kept, and a lost manifest may have counted more losses."""
-        promises = [node.manifest.copied for node in self._view.nodes if node.manifest.copied[0]]
+        promises = [
+            node.manifest.copied for node in self._view.all_nodes if node.manifest.copied[0]
+        ]
         if not promises:
             return manifest.losses
         above = max(losses for _, _, losses in promises) + 1
-        names = {*manifest.nodes, *manifest.losses, *(node.name for node in self._view.nodes)}
+        names = {*manifest.nodes, *manifest.losses, *(node.name for node in self._view.all_nodes)}
         return {name: max(above, manifest.losses.get(name, 0)) for name in sorted(names)}
 
     def _why_rewritten(self) -> tuple[str, str]:
@@ -140,7 +142,7 @@ class ManifestRepair:
         view = self._view
         if self._lost:
             return "corrupt", (
-                f"the newest manifest cannot be read; number {view.manifest_number} is used in "
+                f"the newest manifest cannot be read; number {view.number} is used in "
                 f"its place{self._forgotten()}"
             )
         if self._newer:
@@ -152,24 +154,24 @@ class ManifestRepair:
 
     def _registered(self) -> dict[str, str]:
         """Node → log directory. If the manifest is older, also the nodes that joined later."""
-        known = dict(self._view.manifest.nodes)
+        registered = dict(self._view.manifest.nodes)
         if self.older:
-            for node in self._view.nodes:
+            for node in self._view.all_nodes:
                 if node.manifest.directory:
-                    known.setdefault(node.name, node.manifest.directory)
-        return known
+                    registered.setdefault(node.name, node.manifest.directory)
+        return registered
 
     def _highest(self, nodes: Sequence[NodeRepair]) -> Highest:
         """If the manifest is older: the highest numbers in all readable entries."""
-        found = Highest()
+        highest = Highest()
         for repair in nodes:
-            found = found.up_to(repair.highest)
+            highest = highest.up_to(repair.highest)
         if self.older:
             for snapshot in self._snapshots.planned.values():
                 for path in snapshot.files:
                     for row in salvage.rows_of(self._store, path, log=None):
-                        found = found.with_row(row)
-        return found
+                        highest = highest.with_row(row)
+        return highest
 
     def _forgotten(self) -> str:
         adopted = (

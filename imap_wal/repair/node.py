@@ -17,11 +17,11 @@ from imap_wal.entry import ORDER, Row, is_shared
 from imap_wal.errors import EncryptionError, UnsupportedVersion
 from imap_wal.format import START, Position
 from imap_wal.inspect import older_manifests
-from imap_wal.inspect.inventory import NodeView
 from imap_wal.manifest.archives import ListFile
 from imap_wal.manifest.evidence import Evidence
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest
 from imap_wal.parquet import salvage
+from imap_wal.read.state import NodeState
 from imap_wal.repair import node_copy
 from imap_wal.repair.node_archives import ArchivePlanner
 from imap_wal.repair.node_plan import NodePlan
@@ -58,7 +58,7 @@ class NodeRepair:
         """The highest numbers in entries; filled if an older manifest is used."""
 
     @property
-    def node(self) -> NodeView:
+    def node(self) -> NodeState:
         return self._plan.node
 
     @property
@@ -91,8 +91,8 @@ class NodeRepair:
     def _put_strangers_aside(self) -> None:
         plan, manifest = self._plan, self._plan.manifest
         numbers = manifest.archived[1], manifest.newest, manifest.checkpoint.segment
-        known = max(*numbers, *(mark.segment for mark in plan.marks()))
-        plan.node, strangers = without_strangers(plan.store, plan.view, plan.node, known)
+        newest = max(*numbers, *(mark.segment for mark in plan.marks()))
+        plan.node, strangers = without_strangers(plan.store, plan.view, plan.node, newest)
         for segment, why in strangers.items():
             what = f"{why}; its bytes are kept in {plan.put_aside(segment)}"
             lost = Extent(bytes=segment.bytes)
@@ -108,7 +108,7 @@ class NodeRepair:
     @property
     def number(self) -> int:
         """The number of the node's manifest in the copy."""
-        return self._plan.node.manifest_number + self._lost_manifests + self._plan.changed
+        return self._plan.node.number + self._lost_manifests + self._plan.changed
 
     @property
     def wal_id(self) -> str:
@@ -132,19 +132,19 @@ class NodeRepair:
     def write(self, target: SegmentStore) -> None:
         """Write archives, their lists and segments; the caller writes the manifests later."""
         node_copy.write(self._plan, target)
-        for each in self.lists:
-            path = layout.list_path(self.node.folder, each.name)
+        for file in self.lists:
+            path = layout.list_path(self.node.folder, file.name)
             target.create(path, self._plan.store.read(path))
 
     # ---- the manifest ----
 
     def _plan_manifest(self) -> None:
-        name = f"{self._plan.node.folder}/manifest/{self._plan.node.manifest_number:010d}.json"
+        name = f"{self._plan.node.folder}/manifest/{self._plan.node.number:010d}.json"
         if not self._plan.changed:
             self._plan.items.append(Item(name, "manifest", "clean", COPIED))
             self._plan.items += [
-                Item(layout.list_path(self.node.folder, each.name), "list", "clean", COPIED)
-                for each in self.lists
+                Item(layout.list_path(self.node.folder, file.name), "list", "clean", COPIED)
+                for file in self.lists
             ]
             return
         manifest = self._plan.manifest
@@ -177,7 +177,7 @@ class NodeRepair:
         """For the report: the state of the manifest, what is lost with it, and a text."""
         if self._lost_manifests:
             what = (
-                f"the newest manifest cannot be read; number {self._plan.node.manifest_number} is "
+                f"the newest manifest cannot be read; number {self._plan.node.number} is "
                 "used in its place, with the files beside it"
             )
             return "corrupt", Extent(), what
@@ -195,14 +195,14 @@ class NodeRepair:
 
     def _look_at_entries(self) -> None:
         """Fill `highest` from all entries that can be read."""
-        found = self.highest
+        highest = self.highest
         for archive, *_ in self._plan.archives:
             for row in salvage.rows_of(
                 self._plan.store,
                 self._plan.sources.get(archive.path, archive.path),
                 log=self._plan.manifest.directory,
             ):
-                found = found.with_row(row)
+                highest = highest.with_row(row)
         for segment in self._plan.wal().segments:
             with suppress(UnsupportedVersion, EncryptionError):  # the latter was put aside
                 scan = scan_segment(
@@ -212,8 +212,8 @@ class NodeRepair:
                 for place in scan.frames:
                     if place.kind in format.OF_ENTRIES:
                         for row in _readable(scan.payload(data, place), place.count):
-                            found = found.with_row(row)
-        self.highest = found
+                            highest = highest.with_row(row)
+        self.highest = highest
 
 
 def _readable(payload: bytes, count: int) -> list[Row]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from imap_wal.clock import Clock, Randomness
 from imap_wal.format import START, Position, SegmentHeader, epoch_id
-from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.epochs import Epoch, forked, ids, segment_id
 from imap_wal.manifest.node import NodeManifest
+from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.repair.report import Item
 from imap_wal.repair.segment import Segment
 from imap_wal.security.encryption import keys_of, sealed
@@ -40,8 +40,8 @@ class NodePlan:
     """`node_archives` and `node_segments` fill it; `node_copy` writes it."""
 
     store: SegmentStore
-    view: ClusterView
-    node: NodeView
+    view: ClusterState
+    node: NodeState
     mode: str
     clock: Clock
     randomness: Randomness

@@ -8,7 +8,6 @@ from dataclasses import replace
 from imap_wal import format, layout
 from imap_wal.errors import EncryptionError, NotRepairable
 from imap_wal.format import START, Position
-from imap_wal.inspect import older_manifests
 from imap_wal.repair.node_plan import NodePlan, Write
 from imap_wal.repair.report import (
     COPIED,
@@ -88,7 +87,7 @@ class SegmentPlanner:
         """The segments that count, by number, and items for the others."""
         plan = self._plan
         wal = plan.wal()
-        misplaced = older_manifests.misplaced_wal(plan.node)
+        misplaced = plan.node.misplaced
         if misplaced:
             plan.changed = True
             path = f"{plan.node.folder}/wal"

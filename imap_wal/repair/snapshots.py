@@ -10,10 +10,10 @@ from typing import Any
 from imap_wal import names
 from imap_wal.clock import Clock
 from imap_wal.errors import ShortLog
-from imap_wal.inspect.inventory import ClusterView
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.parquet import salvage
 from imap_wal.parquet.writer import checksum
+from imap_wal.read.state import ClusterState
 from imap_wal.repair.report import COPIED, GIVEN_UP, REWRITTEN, Extent, Item
 from storage_backends import NotFound, SegmentStore, StoredFile
 from storage_backends.paths import number_in
@@ -27,7 +27,7 @@ class SnapshotRepair:
     def __init__(
         self,
         store: SegmentStore,
-        view: ClusterView,
+        view: ClusterState,
         clock: Clock,
         tell: Callable[[str], None],
         items: list[Item],
@@ -45,7 +45,7 @@ class SnapshotRepair:
         self.taken_in: list[str] = []
         """Files of snapshots that no manifest names but the copy keeps."""
 
-    def find_again(self) -> ClusterView:
+    def find_again(self) -> ClusterState:
         """The cluster without damaged lists: their files are found by their folders, as far as
         possible. The log below a snapshot is removed, so without them its entries are lost."""
         view = self._view

@@ -12,8 +12,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from imap_wal.errors import EncryptionError, LogError, UnsupportedVersion
-from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.manifest import key_checks
+from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.security.encryption import keys_of
 from imap_wal.segment.listing import SegmentFile, WalFolder, sorted_out
 from imap_wal.segment.reader import SegmentReader
@@ -28,13 +28,13 @@ NOT_OURS = "because of its name other segments would not count, and nothing in i
 
 
 def without_strangers(
-    store: SegmentStore, view: ClusterView, node: NodeView, known: int
-) -> tuple[NodeView, dict[SegmentFile, str]]:
+    store: SegmentStore, view: ClusterState, node: NodeState, known: int
+) -> tuple[NodeState, dict[SegmentFile, str]]:
     """The node without those files, and for each of them the reason. `known`: the highest number
     that manifests have; 0: they have none."""
     found: dict[SegmentFile, str] = {}
     reach = known
-    for segment in sorted(node.segments, key=lambda each: each.number):
+    for segment in sorted(node.all_segments, key=lambda each: each.number):
         if reach and segment.number > reach + MISSING_MAX:
             found[segment] = FAR
         else:
@@ -51,7 +51,7 @@ def without_strangers(
 
 
 def is_foreign(
-    store: SegmentStore, view: ClusterView, node: NodeView, error: EncryptionError
+    store: SegmentStore, view: ClusterState, node: NodeState, error: EncryptionError
 ) -> bool:
     """Whether a segment with this error can be put aside, because all keys are given that were ever
     used to write here. One without encryption is put aside only beside encrypted ones: otherwise
@@ -59,7 +59,7 @@ def is_foreign(
     if not key_checks.all_given(keys_of(store).key_ring, view.manifest.keys):
         return False
     return bool(error.key_id or error.is_missing) or any(
-        _is_encrypted(store, each.path) for each in node.segments
+        _is_encrypted(store, each.path) for each in node.all_segments
     )
 
 
@@ -73,14 +73,16 @@ def _is_encrypted(store: SegmentStore, path: str) -> bool:
     return bool(reader.header.key_id)
 
 
-def _hides_others(node: NodeView, found: Collection[SegmentFile], segment: SegmentFile) -> bool:
+def _hides_others(node: NodeState, found: Collection[SegmentFile], segment: SegmentFile) -> bool:
     gone = {each.path for each in found}
     with_it = {each.path for each in _listed(node, gone).segments}
     without = {each.path for each in _listed(node, {*gone, segment.path}).segments}
     return not without <= with_it
 
 
-def _is_ours(store: SegmentStore, view: ClusterView, node: NodeView, segment: SegmentFile) -> bool:
+def _is_ours(
+    store: SegmentStore, view: ClusterState, node: NodeState, segment: SegmentFile
+) -> bool:
     home = view.home(node, segment)
     try:
         scan = scan_segment(store, segment.path, home)
@@ -91,7 +93,7 @@ def _is_ours(store: SegmentStore, view: ClusterView, node: NodeView, segment: Se
     return bool(scan.frames) or (scan.header is not None and home.admits(scan.header.home))
 
 
-def _listed(node: NodeView, gone: Collection[str]) -> WalFolder:
+def _listed(node: NodeState, gone: Collection[str]) -> WalFolder:
     return sorted_out(
         (
             file

@@ -18,11 +18,12 @@ from imap_wal import layout
 from imap_wal.checks import check_source, location
 from imap_wal.context import Context
 from imap_wal.errors import InvalidSetting, LogError
-from imap_wal.inspect.inventory import ClusterView, take_inventory
+from imap_wal.inspect.inventory import take_inventory
 from imap_wal.manifest.older import RESTORE_ADVICE, RESTORE_UNFINISHED
 from imap_wal.manifest.roots import why_no_root
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.map_names import why_no_map
+from imap_wal.read.state import ClusterState
 from imap_wal.security.credentials import Credentials
 from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
@@ -111,7 +112,7 @@ class Selection:
         *,
         upkeep: bool = False,
         tails: Callable[[SegmentStore], Tails] = Unasked,
-    ) -> Iterator[tuple[SegmentStore, list[ClusterView]]]:
+    ) -> Iterator[tuple[SegmentStore, list[ClusterState]]]:
         """The store and its clusters within the selection; `Failed` if there is none. `damaged`
         gets the names of clusters whose manifests cannot be read, unless all are damaged; without
         it, they are an error. `upkeep`: on a full disk, the command may use the reserve of the
@@ -137,7 +138,7 @@ class Selection:
             if not found:
                 raise Failed(self.nothing(store))
             for kind, wanted, present in (
-                ("node", self.nodes, {node.name for view in found for node in view.nodes}),
+                ("node", self.nodes, {node.name for view in found for node in view.all_nodes}),
             ):
                 absent = set(wanted) - present
                 if absent:
@@ -160,7 +161,7 @@ class Selection:
                     )
             store.close()
 
-    def _demand_maps(self, store: SegmentStore, found: list[ClusterView]) -> None:
+    def _demand_maps(self, store: SegmentStore, found: list[ClusterState]) -> None:
         """`Failed` for a map that none of the logs has: an empty result would look like an empty
         map. Damaged files may have it; then the command itself reports the damage."""
         logs = [ClusterLog(Context(store), view.namespace, view.cluster) for view in found]

@@ -1,4 +1,4 @@
-"""The logs of one cluster: their links, level, writers, readers and order."""
+"""The logs of one cluster: what `verify --quick` finds, their links, writers and readers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ from imap_wal.context import Context
 from imap_wal.disposal import ADVICE as LINK_ADVICE
 from imap_wal.disposal import EFFECT as LINK_EFFECT
 from imap_wal.errors import LogError
-from imap_wal.inspect.advice import MISSING
-from imap_wal.inspect.finding import CLEAN
-from imap_wal.inspect.inventory import ClusterView
 from imap_wal.inspect.own_disks import nodes_with_tails
-from imap_wal.inspect.verify import plan
+from imap_wal.inspect.verify import is_problem, quick
 from imap_wal.inspect.writer import writer_of
 from imap_wal.layout import parse_sign_path
 from imap_wal.manifest.claims import CLOSED_ADVICE
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.newest.rivals import ADVICE
+from imap_wal.read.state import ClusterState
 from imap_wal.retention.ended_backfills import ended_backfills
 from imap_wal.retention.kept import kept_for_readers
-from imap_wal.rewrite import conflicts
 from imap_wal.segment.verdict import INCOMPLETE
 from rewrite_cli.console import output
 from rewrite_cli.console.check import OK, PROBLEM, WARNING, Check
@@ -32,38 +28,21 @@ from rewrite_cli.entries.own_disks import tail_check
 from storage_backends import NotFound, SegmentStore
 from storage_backends.links import links
 
-ORDER_BYTES_MAX = 1024**3
-"""For a larger log, only `verify` looks for conflicts of order."""
-
 
 def log_checks(
-    store: SegmentStore, view: ClusterView, key: KeyPair | None, failed: Collection[str] = ()
+    store: SegmentStore, view: ClusterState, key: KeyPair | None, failed: Collection[str] = ()
 ) -> Iterator[Check]:
     """Whether the logs of a cluster are whole and in order, and who writes and reads them.
     `key`, `failed`: as for `storage_checks`."""
     name = f"cluster {view}"
-    without = {node.name for node in view.nodes if node.of_no_manifest}  # reported below
-    tails = list(nodes_with_tails(view))
-    elsewhere = without | {node.name for node in tails}
-    away = [node for node in view.unreadable_nodes if node not in elsewhere]
-    if away:
-        nodes = ", ".join(map(repr, away))
-        yield Check(
-            name,
-            PROBLEM,
-            f"the log of {nodes} is missing: a restart refuses to continue without it",
-            'bring its disk back, start with recovery_policy = "partial", or forget the '
-            "node: `imap-wal forget-node`",
-        )
-    disks = [tail_check(store, view, node, key) for node in tails]
+    disks = [tail_check(store, view, node, key) for node in nodes_with_tails(view)]
     yield from disks
-    found = [
-        each
-        for each in plan(store, view, lambda _: True)[0]
-        if each.status != CLEAN and each.advice != MISSING
-    ]
-    for finding in found:
+    findings, _, unordered = quick(store, view)
+    damage = [finding for finding in findings if is_problem(finding)]
+    for finding in damage:
         yield Check(name, PROBLEM, f"{finding.file}: {finding.what}", finding.advice)
+    if unordered:
+        yield Check(name, OK, f"conflicts of order: {unordered}", "`imap-wal verify` reads all")
     yield from _absent(store, view)
     if view.claims.closed:
         what = (
@@ -71,13 +50,11 @@ def log_checks(
             "Hazelcast cluster can claim it"
         )
         yield Check(name, PROBLEM, what, CLOSED_ADVICE)
-    folders = [f"{node.folder}/{part}" for node in view.nodes for part in ("wal", "archive")]
+    folders = [f"{node.folder}/{part}" for node in view.all_nodes for part in ("wal", "archive")]
     for link in sorted(set(links(store.url, folders).values())):
         yield Check(name, WARNING, f"{link} is a symbolic link: {LINK_EFFECT}", LINK_ADVICE)
     crashed = yield from _writers(store, view, failed)
-    total = sum(node.wal_bytes + node.archive_bytes for node in view.nodes)
-    if len(conflicts.writers(view.manifest)) > 1:
-        yield from _order(store, view, total + view.snapshot_bytes)
+    total = sum(node.wal_bytes + node.archive_bytes for node in view.all_nodes)
     kept = yield from _readers(store, view)
     yield from _backfills(store, view)
     if total > 1024**3 and total - kept > 10 * max(view.snapshot_bytes, 1):
@@ -87,27 +64,27 @@ def log_checks(
             f"{output.size(total)} of log, {output.size(view.snapshot_bytes)} of snapshots",
             "`imap-wal stat` shows what is dead; `imap-wal rewrite`, then `prune`",
         )
-    late = any(each.status != OK for each in disks)
-    if not found and not away and not without and not late and not crashed:
+    late = any(check.status != OK for check in disks)
+    if not damage and not late and not crashed:
         yield Check(
             name,
             OK,
-            f"{output.count(len(view.nodes), 'node')}, "
-            f"{'epoch' if len(view.nodes) == 1 else 'epochs'} "
-            f"{', '.join(str(node.manifest.epoch) for node in view.nodes)}",
+            f"{output.count(len(view.all_nodes), 'node')}, "
+            f"{'epoch' if len(view.all_nodes) == 1 else 'epochs'} "
+            f"{', '.join(str(node.manifest.epoch) for node in view.all_nodes)}",
         )
 
 
-def _absent(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
+def _absent(store: SegmentStore, view: ClusterState) -> Iterator[Check]:
     """Nodes that had members and whose agents ended, while agents of other nodes run."""
     alive = {parse_sign_path(path) for path in signs(store, view.folder)}
     running = {*alive, *present(store, view.folder)}
-    for node in view.nodes if running else ():
+    for node in view.all_nodes if running else ():
         if node.manifest.plugins and node.name not in running:
             yield without_agent(f"cluster {view}", node.name)
 
 
-def _backfills(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
+def _backfills(store: SegmentStore, view: ClusterState) -> Iterator[Check]:
     """The files of backfills that ended without success."""
     log = ClusterLog(Context(store), view.namespace, view.cluster)
     left = [each for each in ended_backfills(log, dry_run=True) if not each.directory]
@@ -125,12 +102,12 @@ def _backfills(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
 
 
 def _writers(
-    store: SegmentStore, view: ClusterView, failed: Collection[str]
+    store: SegmentStore, view: ClusterState, failed: Collection[str]
 ) -> Generator[Check, None, list[str]]:
     """Who writes the nodes' logs. Returns the nodes that were not closed and have no writer."""
     name = f"cluster {view}"
     returned, crashed = view.returned_nodes, []
-    for node in view.nodes:
+    for node in view.all_nodes:
         if node.name in returned:
             yield Check(
                 name,
@@ -139,7 +116,7 @@ def _writers(
                 "is not read, and no process can write it",
                 "move this folder away; then a new log can begin under this name",
             )
-    for node in view.nodes:
+    for node in view.all_nodes:
         if node.manifest.clean or node.name in returned or not store.capabilities.locks:
             continue
         writer = writer_of(store, node.folder, "imap-wal doctor")
@@ -162,7 +139,7 @@ def _writers(
     return crashed
 
 
-def _readers(store: SegmentStore, view: ClusterView) -> Generator[Check, None, int]:
+def _readers(store: SegmentStore, view: ClusterState) -> Generator[Check, None, int]:
     """Readers outside of the cluster, for which files are kept. Returns how much of the log is only
     there for them."""
     name = f"readers of {view}"
@@ -182,22 +159,3 @@ def _readers(store: SegmentStore, view: ClusterView) -> Generator[Check, None, i
             name, WARNING if each.is_stale else OK, what, each.advice if each.is_stale else ""
         )
     return max((each.log_bytes for each in kept), default=0)
-
-
-def _order(store: SegmentStore, view: ClusterView, size: int) -> Iterator[Check]:
-    """Keys that two nodes claim. To find them, all files are read."""
-    name = f"order of {view}"
-    if size > ORDER_BYTES_MAX:
-        what = f"not checked: that would read {output.size(size)}"
-        yield Check(name, OK, what, "`imap-wal verify` reads everything, and checks it")
-        return
-    log = ClusterLog(Context(store), view.namespace, view.cluster)
-    try:
-        texts = conflicts.found(log)
-    except (LogError, NotFound) as error:
-        yield Check(
-            name, WARNING, f"not checked: {error}", "run `imap-wal verify` to see what is damaged"
-        )
-        return
-    for text in texts:
-        yield Check(name, PROBLEM, text, ADVICE)

@@ -20,13 +20,13 @@ from imap_wal.entry import (
     is_clear,
 )
 from imap_wal.format import Position
-from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.beginning import first_after
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import from_manifest
 from imap_wal.read.newest.clears import Floors
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Noted
+from imap_wal.read.state import ClusterState
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.console.output import note
 from rewrite_cli.console.progress import Tell
@@ -44,7 +44,7 @@ class Search:
     """What is searched, and how it is read."""
 
     store: SegmentStore
-    view: ClusterView
+    view: ClusterState
     map: str
     matches: Matcher
     partial: bool = False
@@ -83,7 +83,7 @@ class Found:
     """What was found in a cluster. `keys`: those that match, usually one. `begins_ms`: the time of
     the map's first entry, if the wanted moment is before it."""
 
-    view: ClusterView
+    view: ClusterState
     keys: list[KeyHistory]
     left_out: list[LeftOut]
     begins_ms: int | None = None
@@ -152,7 +152,7 @@ def _read(search: Search, *, covered: bool) -> _Lines:
     policy = RecoveryPolicy.PARTIAL if search.partial else RecoveryPolicy.FULL
     view = search.view
     log = ClusterLog(Context(search.store), view.namespace, view.cluster)
-    schemas = (from_manifest(item) for node in view.nodes for item in node.manifest.metadata)
+    schemas = (from_manifest(item) for node in view.all_nodes for item in node.manifest.metadata)
     decoder = Decoder(schemas, note)
     lines: list[Line] = []
     clears: list[Line] = []

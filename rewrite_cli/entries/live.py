@@ -16,7 +16,6 @@ from imap_wal.context import Context
 from imap_wal.decoder import Decoder
 from imap_wal.entry import MAP, TIMESTAMP_MS, Row
 from imap_wal.errors import LogError
-from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.beginning import first_after
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.newest.index import NewestIndex
@@ -41,7 +40,7 @@ MEMORY_BYTES = Settings().restore_memory_bytes
 class LiveCluster:
     """The merged entries of one cluster, within a selection."""
 
-    view: ClusterView
+    view: ClusterState
     maps: list[str]
     """The maps with live entries; for the state at an earlier time, all maps."""
     names: list[str]
@@ -114,7 +113,7 @@ def load_parquet() -> None:
 
 def merge_all(
     store: SegmentStore,
-    views: Iterable[ClusterView],
+    views: Iterable[ClusterState],
     selection: Selection,
     stack: ExitStack,
     tell: Tell,
@@ -160,7 +159,7 @@ class _Past(Protocol):
     """What was read of a cluster. `begins_ms`: as in `LiveCluster`."""
 
     @property
-    def view(self) -> ClusterView: ...
+    def view(self) -> ClusterState: ...
 
     @property
     def begins_ms(self) -> int | None: ...
@@ -182,7 +181,7 @@ def demand_begun(read: Collection[_Past], as_of_ms: int | None) -> None:
 
 def _merge(
     store: SegmentStore,
-    view: ClusterView,
+    view: ClusterState,
     selection: Selection,
     stack: ExitStack,
     tell: Tell,
@@ -203,7 +202,7 @@ def _merge(
 
 def _now(
     log: ClusterLog,
-    view: ClusterView,
+    view: ClusterState,
     selection: Selection,
     stack: ExitStack,
     tell: Tell,
@@ -253,7 +252,7 @@ def state_at(
 
 def _as_of(
     log: ClusterLog,
-    view: ClusterView,
+    view: ClusterState,
     selection: Selection,
     stack: ExitStack,
     tell: Tell,
@@ -275,7 +274,7 @@ def _as_of(
 
 def _read_as_of(
     log: ClusterLog,
-    view: ClusterView,
+    view: ClusterState,
     selection: Selection,
     stack: ExitStack,
     tell: Tell,
@@ -330,6 +329,6 @@ def _read_as_of(
     )
 
 
-def _names(merged: Iterable[str], view: ClusterView, selection: Selection) -> list[str]:
+def _names(merged: Iterable[str], view: ClusterState, selection: Selection) -> list[str]:
     """The merged maps, and those of which a snapshot has dropped all entries."""
     return sorted(name for name in {*merged, *view.manifest.snapshots} if selection.wants_map(name))

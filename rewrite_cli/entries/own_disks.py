@@ -7,9 +7,9 @@ from collections.abc import Callable
 from imap_wal import layout
 from imap_wal.agent.access.keys import KeyPair
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.inspect.own_disks import DiskTail, asked, own_disk
 from imap_wal.inspect.writer import writer_of
+from imap_wal.read.state import ClusterState, NodeState
 from rewrite_cli.console import output
 from rewrite_cli.console.check import OK, PROBLEM, Check
 from storage_backends import SegmentStore
@@ -21,7 +21,7 @@ UPLOAD_LATE_S = 600
 
 
 def tail_check(
-    store: SegmentStore, view: ClusterView, node: NodeView, key: KeyPair | None
+    store: SegmentStore, view: ClusterState, node: NodeState, key: KeyPair | None
 ) -> Check:
     """What is only on a node's own disk. While its agent runs, that is normal for some minutes."""
     now_ms, name = SystemClock().now_ms(), f"cluster {view}"
@@ -62,7 +62,7 @@ def tails_with(key: KeyPair | None) -> Callable[[SegmentStore], Tails]:
 
 
 def tail_of(
-    store: SegmentStore, node: NodeView, key: KeyPair | None, now_ms: int
+    store: SegmentStore, node: NodeState, key: KeyPair | None, now_ms: int
 ) -> DiskTail | None:
     """What the node's agent reports about its disk; None: it does not answer this command. `key`:
     as for `tails_with`."""
@@ -73,7 +73,7 @@ def tail_of(
         tails.close()
 
 
-def _is_locked(store: SegmentStore, node: NodeView) -> bool | None:
+def _is_locked(store: SegmentStore, node: NodeState) -> bool | None:
     """Whether a process writes the log of a node; None: the storage does not show it."""
     if not store.capabilities.locks or not store.exists(layout.lock_path(node.folder)):
         return None

@@ -147,7 +147,7 @@ def _load_raw(
     view = merged.view
     log = ClusterLog(Context(store), view.namespace, view.cluster)
     decoder = Decoder(
-        (from_manifest(item) for node in view.nodes for item in node.manifest.metadata), note
+        (from_manifest(item) for node in view.all_nodes for item in node.manifest.metadata), note
     )
     decoder.add_metadata(merged.metadata)
     mine = [name for name in names if name in merged.names]

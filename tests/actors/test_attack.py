@@ -15,9 +15,9 @@ from imap_wal.agent.open_log import OpenLog
 from imap_wal.context import Context
 from imap_wal.embedded.store import Store
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace
+from imap_wal.inspect.inventory import looks_at
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.repair.cluster import ClusterRepair
-from imap_wal.repair.inventory import tolerant_inventory
 from imap_wal.repair.report import SALVAGE
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
@@ -77,10 +77,10 @@ def test_a_third_open_succeeds_after_two_that_died(tmp_path: Path) -> None:
 
 def repaired(store: SegmentStore, target: Path) -> dict[str, Any]:
     """The contents of map "m" in a repaired copy."""
-    views, lost = tolerant_inventory(store, (), ())
+    views = looks_at(store)
     copy = LocalObjects(str(target))
     for view in views:
-        repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None, lost)
+        repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None)
         repair.plan()
         repair.write(copy)
     with embedded(copy, "n1") as found:

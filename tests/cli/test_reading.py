@@ -283,7 +283,7 @@ def test_an_unmounted_segment_disk_is_a_missing_node(run: Run, tmp_path: Path) -
     assert [
         check["what"]
         for check in doctor.json["checks"]
-        if check["status"] == "problem" and "'n1'" in check["what"]
+        if check["status"] == "problem" and "nodes/n1/wal" in check["what"]
     ]
     assert [node["state"] for node in run("ls", url, "-o", "json").json["nodes"]] == ["MISSING"]
     assert run("drop", url, "--map", "m", "--yes").code != 0

@@ -10,8 +10,8 @@ import pytest
 
 import imap_wal
 from imap_wal.errors import ImapWalError
+from imap_wal.inspect.inventory import looks_at
 from imap_wal.repair.cluster import ClusterRepair
-from imap_wal.repair.inventory import tolerant_inventory
 from imap_wal.repair.report import SALVAGE
 from storage_backends import open_store
 from tests.cli.conftest import Ended, Run
@@ -115,8 +115,8 @@ def test_an_interrupted_repair_is_not_taken_for_a_log(run: Run, url: str, tmp_pa
         for name in ("create", "create_from"):
             of = getattr(target, name)
             setattr(target, name, lambda path, data, of=of: create(path, data, of))
-        views, lost = tolerant_inventory(store_of(url), (), ())
-        repair = ClusterRepair(store_of(url), views[0], SALVAGE, always, lambda _: None, lost)
+        (view,) = looks_at(store_of(url))
+        repair = ClusterRepair(store_of(url), view, SALVAGE, always, lambda _: None)
         repair.plan()
         try:
             repair.write(target)

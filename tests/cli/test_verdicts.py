@@ -19,11 +19,10 @@ from imap_wal.clock import SystemClock
 from imap_wal.context import Context
 from imap_wal.errors import LogError
 from imap_wal.inspect.finding import Deadline, Finding
-from imap_wal.inspect.inventory import take_inventory
+from imap_wal.inspect.inventory import looks_at, take_inventory
 from imap_wal.inspect.verify import check, plan
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.repair.cluster import ClusterRepair
-from imap_wal.repair.inventory import tolerant_inventory
 from imap_wal.repair.report import POINT_IN_TIME, SALVAGE
 from imap_wal.segment.reader import SegmentReader
 from storage_backends.memory import MemoryStore, forget
@@ -132,8 +131,8 @@ def verified(store: MemoryStore) -> list[Finding]:
 
 def repaired(store: MemoryStore, mode: str) -> tuple[dict[str, str], MemoryStore]:
     """Path → status; and the copy."""
-    (view,), lost = tolerant_inventory(store, (), ())
-    repair = ClusterRepair(store, view, mode, lambda _: True, lambda _: None, lost)
+    (view,) = looks_at(store)
+    repair = ClusterRepair(store, view, mode, lambda _: True, lambda _: None)
     repair.plan()
     copy = MemoryStore(f"verdicts-{next(numbers)}")
     repair.write(copy)

@@ -144,6 +144,28 @@ def test_a_missing_archive_and_a_missing_segment_are_named(
     assert len(statuses(found.json)) == 2
 
 
+def test_verify_quick_and_doctor_find_the_same(run: Run, log: Path, tmp_path: Path) -> None:
+    """Both find a missing segment, and read no byte of the others."""
+    assert run("verify", tmp_path / "log", "--quick").code == 0
+    first, middle, _ = sorted(log.glob("*.wal"))
+    first.write_bytes(first.read_bytes()[:-60])
+    assert run("verify", tmp_path / "log", "--quick").code == 0
+    middle.unlink()
+    quick, doctor = (
+        run("verify", tmp_path / "log", "--quick", "-o", "json"),
+        run("doctor", tmp_path / "log", "-o", "json"),
+    )
+    assert quick.code == doctor.code == 3
+    (finding,) = [file for file in quick.json["files"] if file["status"] != "clean"]
+    assert f"{finding['file']}: {finding['what']}" in [
+        check["what"] for check in doctor.json["checks"] if check["status"] == "problem"
+    ]
+    assert {Path(file["file"]).name for file in quick.json["unchecked"]} == {
+        path.name for path in log.glob("*.wal")
+    }
+    assert run("verify", tmp_path / "log", "--quick", "--max-duration", "1s").code == 2
+
+
 def test_a_damaged_archive_is_named(run: Run, url: str, root: Path) -> None:
     archive = next((root / "prod/eu/nodes/n1/archive").rglob("*.parquet"))
     data = bytearray(archive.read_bytes())

@@ -16,7 +16,7 @@ from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState, NodeState
-from imap_wal.segment.listing import SegmentFile
+from imap_wal.segment.listing import SegmentFile, WalFolder
 from imap_wal.settings import RecoveryPolicy
 from storage_backends.factory import open_store
 from tests.agent.harness import plugin, serving
@@ -219,7 +219,7 @@ class Model:
         for name, node in self.nodes.items():
             seen = sorted(node.root)
             files = tuple(SegmentFile(1, number, f"{name}/{number}", 1) for number in seen)
-            state = NodeState(name, name, node.manifest, files)
+            state = NodeState(name, name, node.manifest, WalFolder(files))
             if node.up or not node.unseen():
                 nodes[name] = state
             else:

@@ -256,16 +256,16 @@ MUTATIONS = (
     ),
     Mutation(
         "verify does not look for conflicts of order",
-        "rewrite_cli/commands/reading/verify.py",
-        "        texts = conflicts.found(log, check=deadline.check)\n",
-        "        texts: list[str] = []\n",
+        "imap_wal/inspect/verify.py",
+        "    texts = conflicts.found(log, check=check)\n",
+        "    texts: list[str] = []\n",
         "tests/cli/test_conflicts.py::test_commands_name_map_key_and_positions_of_a_conflict[verify]",
     ),
     Mutation(
         "doctor does not look for conflicts of order",
-        "rewrite_cli/doctor/logs.py",
-        "        texts = conflicts.found(log)\n",
-        "        texts: list[str] = []\n",
+        "imap_wal/inspect/verify.py",
+        "        findings += order(store, view)\n",
+        "        findings += []\n",
         "tests/cli/test_conflicts.py::test_commands_name_map_key_and_positions_of_a_conflict[doctor]",
     ),
     Mutation(

@@ -18,7 +18,7 @@ from tests.cli.conftest import Run, run
 __all__ = ["run"]
 
 CLUSTER = "log/default/c"
-CLAIMS = f"{CLUSTER}/claims/manifest"
+CLAIMS = (f"{CLUSTER}/claims/manifest",)
 
 
 @pytest.fixture

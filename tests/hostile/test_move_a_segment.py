@@ -13,11 +13,11 @@ from imap_wal import format, layout
 from imap_wal.clock import SeededRandomness
 from imap_wal.errors import EncryptionError, ImapWalError, LogError
 from imap_wal.format import Frame, Home
+from imap_wal.inspect.inventory import looks_at
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.node import node_manifests
 from imap_wal.repair.cluster import ClusterRepair
-from imap_wal.repair.inventory import tolerant_inventory
 from imap_wal.repair.report import EMPTIED, POINT_IN_TIME, SALVAGE
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.security.encryption import KeyedStore
@@ -130,8 +130,8 @@ def contents_of(store: KeyedStore, recovery: str) -> set[str]:
 
 
 def repaired(store: SegmentStore, mode: str) -> KeyedStore:
-    (view,), lost = tolerant_inventory(store, (), ())
-    repair = ClusterRepair(store, view, mode, lambda _: True, lambda _: None, lost)
+    (view,) = looks_at(store)
+    repair = ClusterRepair(store, view, mode, lambda _: True, lambda _: None)
     repair.plan()
     forget("repaired")
     copy = keyed(MemoryStore("repaired"), "a")
@@ -254,8 +254,8 @@ def test_a_segment_that_was_put_there_stops_no_repair(key: str, change: str) -> 
     )
     path = layout.wal_path(IDENTITY.node_folder, home.epoch, home.number)
     store.create(path, strange)
-    (view,), lost = tolerant_inventory(store, (), ())
-    repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None, lost)
+    (view,) = looks_at(store)
+    repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None)
     repair.plan()
     (item,) = [each for each in repair.items if each.file == path]
     assert item.action == EMPTIED and item.given_up is not None, item
@@ -293,8 +293,8 @@ def test_a_segment_without_encryption_stops_no_repair(where: str, directory: str
     overwrite(store, path, strange)
     gone = {"own-2", "own-3"} if where == "in its place" else set[str]()
     assert keys_after_repair(store, SALVAGE) == {f"own-{number}" for number in range(6)} - gone
-    (view,), lost = tolerant_inventory(store, (), ())
-    repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None, lost)
+    (view,) = looks_at(store)
+    repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None)
     repair.plan()
     (item,) = [each for each in repair.items if each.file == path]
     assert item.given_up is not None and item.what

@@ -13,10 +13,10 @@ from imap_wal import log
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.context import Context
 from imap_wal.errors import EncryptionError
+from imap_wal.inspect.inventory import looks_at
 from imap_wal.manifest.node import node_manifests
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.repair.cluster import ClusterRepair
-from imap_wal.repair.inventory import tolerant_inventory
 from imap_wal.repair.report import SALVAGE
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -244,8 +244,8 @@ def test_a_copy_has_the_keys_that_the_repair_compared(
     content = store.read(path)
     overwrite(store, path, content[:40] + bytes([content[40] ^ 1]) + content[41:])
     file, copy = Path(source.removeprefix("file:")), str(tmp_path / "copy")
-    (view,), lost = tolerant_inventory(store, (), ())
-    repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None, lost)
+    (view,) = looks_at(store)
+    repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None)
     repair.plan()
     file.write_text(other("a"))
     repair.write(with_keys(open_store(copy), source))

@@ -7,8 +7,8 @@ from typing import Any
 
 import imap_wal
 from imap_wal import format
+from imap_wal.inspect.inventory import looks_at
 from imap_wal.repair.cluster import ClusterRepair
-from imap_wal.repair.inventory import tolerant_inventory
 from imap_wal.repair.report import SALVAGE
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import SegmentStore, open_store
@@ -25,10 +25,10 @@ def repaired(store: SegmentStore, name: str, mode: str = SALVAGE) -> tuple[Memor
     plans = []
     target = MemoryStore(name)
     for dry_run in (True, False):
-        views, lost = tolerant_inventory(store, (), ())
+        views = looks_at(store)
         items: list[Any] = []
         for view in views:
-            repair = ClusterRepair(store, view, mode, always, lambda _: None, lost)
+            repair = ClusterRepair(store, view, mode, always, lambda _: None)
             repair.plan()
             items += [item.to_json() for item in repair.items]
             if not dry_run:

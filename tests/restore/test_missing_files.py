@@ -10,7 +10,7 @@ import pytest
 
 import imap_wal
 from imap_wal.context import Context
-from imap_wal.errors import ShortLog
+from imap_wal.errors import CorruptLog, ShortLog
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import LogReader
 from imap_wal.read.view import MaterializedView
@@ -112,3 +112,32 @@ def test_file_that_no_manifest_names_is_not_missing(url: str) -> None:
     """A file that no manifest names any more is not called missing."""
     error = NotFound("no such file", f"{NODE}/archive/b/of-an-earlier-manifest.parquet")
     assert log_of(url).lost(error) is error
+
+
+def test_a_missing_segment_is_a_value_of_a_look(url: str) -> None:
+    """A reader that needs a whole log makes an error of it."""
+    log = log_of(url)
+    assert log.look(everything=True).damage == log.look().damage == ()
+    remove(url, log.node("n1").segments[0].path)
+    for everything in (False, True):
+        state = log.look(everything=everything)
+        (damage,) = state.damage
+        assert isinstance(damage, ShortLog) and state.nodes["n1"].damage == damage
+        with pytest.raises(ShortLog, match="this segment is missing"):
+            state.without_damage()
+    with pytest.raises(ShortLog, match="this segment is missing"):
+        log.state()
+
+
+def test_a_look_at_everything_goes_past_a_damaged_manifest(url: str) -> None:
+    log = log_of(url)
+    number = log.look().nodes["n1"].number
+    path = Path(url.removeprefix("file://")) / NODE / f"manifest/{number:010d}.json"
+    path.write_bytes(b"damaged")
+    state = log_of(url).look(everything=True)
+    ((folder, errors),) = state.lost.items()
+    assert folder == f"{NODE}/manifest"
+    assert [error.file for error in errors] == [f"{folder}/{number:010d}.json"]
+    assert state.folders[0].number == number - 1
+    with pytest.raises(CorruptLog, match="not JSON"):
+        log_of(url).look()

@@ -241,16 +241,16 @@ def _operate(plan: Plan, stage: Stage, older: dict[str, Medium], op: tuple[Any, 
 
 def _judge_repair(plan: Plan, stage: Stage, operator: Survivor, mode: str) -> None:
     """A repaired copy must open. If the log was not damaged, the copy has all of it."""
+    from imap_wal.inspect.inventory import looks_at
     from imap_wal.repair.cluster import ClusterRepair
-    from imap_wal.repair.inventory import tolerant_inventory
 
     store, media = operator.storage(), {"root": Medium()}
     target = open_sim(operator.world, operator.process, media, stage.kind)
     try:
-        views, lost = tolerant_inventory(store, (), ())
+        views = looks_at(store)
         for view in views:
             repair = ClusterRepair(
-                store, view, mode, lambda _: True, lambda _: None, lost, operator.process.clock,
+                store, view, mode, lambda _: True, lambda _: None, operator.process.clock,
                 operator.process.randomness,
             )  # fmt: skip
             repair.plan()

@@ -105,7 +105,7 @@ def test_nodes_have_their_state_and_readers(spark: Any, tmp_path: Path, store: A
     assert (first["node"], first["state"], first["archives"]) == ("n1", "open or crashed", 4)
     assert (second["node"], second["state"], second["segments"]) == ("n2", "closed", 1)
     assert second["readers"] == {"lake": str(place)} and first["readers"].keys() == {"lake"}
-    assert first["segment_bytes"] == view.nodes[0].wal_bytes
+    assert first["segment_bytes"] == view.all_nodes[0].wal_bytes
     assert first["directory"] == view.manifest.nodes["n1"] and first["sign"] is None
     (only,) = lines(spark, tmp_path, "nodes", node="n2")
     assert only == second

@@ -11,12 +11,12 @@ from imap_wal import layout
 from imap_wal.errors import CorruptLog
 from imap_wal.format import Position
 from imap_wal.inspect import older_manifests
-from imap_wal.inspect.inventory import NodeView
 from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.evidence import of_files
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.snapshots import LowWaterMark, Snapshot
+from imap_wal.read.state import NodeState
 from imap_wal.segment.listing import sorted_out
 from imap_wal.write.registration import demand_current
 from storage_backends import StoredFile
@@ -58,7 +58,7 @@ def test_open_and_verify_agree_on_files_newer_than_manifest(path: str, newer: bo
     wal = sorted_out(in_wal, MANIFEST.archived)
     found = of_files([file], MANIFEST, {each.name for each in wal.segments})
     assert bool(found.newer) == newer
-    view = NodeView("n1", NODE, 1, MANIFEST, wal, (file,))
+    view = NodeState("n1", NODE, MANIFEST, wal, number=1, files=(file,))
     assert older_manifests.of_node(view, MANIFEST, ClusterManifest()) == found
     store = MemoryStore(f"evidence-{next(numbers)}")
     store.create(path, b"x")
@@ -90,5 +90,6 @@ def test_object_snapshot_before_its_manifest_is_no_evidence() -> None:
     cluster = ClusterManifest(snapshots={"m": Snapshot(1, (), {"n1": mark}, 0, 0, 0, 0)})
     for number, older in ((8, False), (7, True)):
         file = StoredFile(layout.wal_path(NODE, 3, number), 1, 0)
-        view = NodeView("n1", NODE, 1, MANIFEST, sorted_out([file], MANIFEST.archived), (file,))
+        wal = sorted_out([file], MANIFEST.archived)
+        view = NodeState("n1", NODE, MANIFEST, wal, number=1, files=(file,))
         assert bool(older_manifests.of_node(view, MANIFEST, cluster).newer) == older

@@ -11,12 +11,12 @@ import click
 
 from imap_wal.context import Context
 from imap_wal.errors import LogError, WriterLocked
-from imap_wal.inspect.inventory import ClusterView
+from imap_wal.inspect.inventory import looks_at
 from imap_wal.inspect.writer import writer_of
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.rivals import ADVICE
+from imap_wal.read.state import ClusterState
 from imap_wal.repair.cluster import ClusterRepair
-from imap_wal.repair.inventory import tolerant_inventory
 from imap_wal.repair.report import COPIED, LEFT_OUT, POINT_IN_TIME, SALVAGE, Extent, Item, summary
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.conflicts import Resolution
@@ -142,7 +142,7 @@ def _repair(
         if target is not None:
             _must_be_empty(target, str(target_url))
             refuse_nested(selection.url, str(target_url))
-        views, lost = tolerant_inventory(store, selection.namespaces, selection.clusters)
+        views = list(looks_at(store, selection.namespaces, selection.clusters))
         _check_selection(store, views, selection)
         _check_preferred(views, prefer)
         for view in views:
@@ -154,7 +154,7 @@ def _repair(
                 progress.update(task, description=words)
 
             repairs = [
-                ClusterRepair(store, view, mode, selection.wants_node, tell, lost) for view in views
+                ClusterRepair(store, view, mode, selection.wants_node, tell) for view in views
             ]
             for repair in repairs:
                 repair.plan()
@@ -192,7 +192,7 @@ def _print_conflicts(outcome: _Outcome, prefer: str | None) -> None:
         out.echo(f"in the copy: {ADVICE}")
 
 
-def _would_decide(store: SegmentStore, view: ClusterView, prefer: str) -> list[Decided]:
+def _would_decide(store: SegmentStore, view: ClusterState, prefer: str) -> list[Decided]:
     resolution = Resolution(prefer, alone=True)
     with suppress(LogError, NotFound):  # `_conflicts` reports it
         found = conflicts.find(ClusterLog(Context(store), view.namespace, view.cluster))
@@ -201,7 +201,7 @@ def _would_decide(store: SegmentStore, view: ClusterView, prefer: str) -> list[D
     return []
 
 
-def _conflicts(store: SegmentStore, view: ClusterView, prefer: str | None) -> list[str]:
+def _conflicts(store: SegmentStore, view: ClusterState, prefer: str | None) -> list[str]:
     """Keys that two nodes claim, without those that `prefer` decides: a repair keeps all claims."""
     resolution = Resolution(prefer, alone=True) if prefer else None
     try:
@@ -234,19 +234,19 @@ def _must_be_empty(target: SegmentStore, url: str) -> None:
         )
 
 
-def _check_selection(store: SegmentStore, views: list[ClusterView], selection: Selection) -> None:
+def _check_selection(store: SegmentStore, views: list[ClusterState], selection: Selection) -> None:
     if not views:
         raise Failed(selection.nothing(store))
-    absent = set(selection.nodes) - {node.name for view in views for node in view.nodes}
+    absent = set(selection.nodes) - {node.name for view in views for node in view.all_nodes}
     if absent:
         raise Failed(f"{selection.url}: no node {', '.join(sorted(map(repr, absent)))}")
 
 
-def _check_preferred(views: list[ClusterView], prefer: str | None) -> None:
+def _check_preferred(views: list[ClusterState], prefer: str | None) -> None:
     known = {
         name
         for view in views
-        for name in conflicts.writers(view.manifest) | {node.name for node in view.nodes}
+        for name in conflicts.writers(view.manifest) | {node.name for node in view.all_nodes}
     }
     if prefer is not None and prefer not in known:
         raise click.UsageError(
@@ -255,13 +255,13 @@ def _check_preferred(views: list[ClusterView], prefer: str | None) -> None:
 
 
 def _must_be_idle(
-    store: SegmentStore, view: ClusterView, selection: Selection, dry_run: bool
+    store: SegmentStore, view: ClusterState, selection: Selection, dry_run: bool
 ) -> None:
     """Refuse a log that is being written: its copy would be incomplete."""
     if not store.capabilities.locks:
         return
-    for node in view.nodes:
-        if (node.manifest.clean and node.manifest_number) or not selection.wants_node(node.name):
+    for node in view.all_nodes:
+        if (node.manifest.clean and node.number) or not selection.wants_node(node.name):
             continue
         try:
             writer = writer_of(store, node.folder, "imap-wal repair")

@@ -24,11 +24,10 @@ from imap_wal.entry import (
 )
 from imap_wal.errors import LogError, OtherHistory
 from imap_wal.format import START, Position
-from imap_wal.inspect.inventory import ClusterView
-from imap_wal.inspect.older_manifests import misplaced_wal
 from imap_wal.manifest import epochs
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import Scope
+from imap_wal.read.state import ClusterState
 from imap_wal.settings import RecoveryPolicy
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import CLEAN, FINDINGS, message
@@ -174,11 +173,11 @@ def by_time(lines: Iterable[Line]) -> Iterator[Line]:
     return heapq.merge(*runs, held, key=_time_of)
 
 
-def _demand_known(place: Position | None, clusters: Iterable[ClusterView]) -> None:
+def _demand_known(place: Position | None, clusters: Iterable[ClusterState]) -> None:
     """Raises `OtherHistory` if the position has an id, and no log has it."""
     refused: OtherHistory | None = None
     for view in clusters:
-        for node in view.nodes:
+        for node in view.all_nodes:
             try:
                 epochs.demand(node.manifest.epochs, place or START, f"node {node.name!r}")
                 return
@@ -212,7 +211,7 @@ def _spilled(lines: Iterable[Line]) -> Iterator[Line]:
 
 def _streams(
     store: SegmentStore,
-    view: ClusterView,
+    view: ClusterState,
     selection: Selection,
     stop: Position | None,
     left_out: list[tuple[str, LogError]],
@@ -221,10 +220,10 @@ def _streams(
 ) -> Iterator[Iterator[Line]]:
     log = ClusterLog(Context(store), view.namespace, view.cluster)
     decoder = Decoder(
-        (item for node in view.nodes for item in _schemas(node.manifest.metadata)), out.note
+        (item for node in view.all_nodes for item in _schemas(node.manifest.metadata)), out.note
     )
     maps = selection.maps or None
-    nodes = [node.name for node in view.nodes if selection.wants_node(node.name)]
+    nodes = [node.name for node in view.all_nodes if selection.wants_node(node.name)]
 
     def lines(scope: Scope) -> Iterator[Line]:
         damaged: list[LogError] = []
@@ -264,15 +263,15 @@ def _streams(
     yield from map(lines_of_node, nodes)
 
 
-def _note_unread(store: SegmentStore, view: ClusterView, selection: Selection) -> bool:
+def _note_unread(store: SegmentStore, view: ClusterState, selection: Selection) -> bool:
     """Name the nodes whose log is not read to its end. True if the log of one is missing."""
     with suppress(LogError):  # it is reported where the files are read
         state = ClusterLog(Context(store), view.namespace, view.cluster).state()
         absent = unread(view, state, selection.nodes)
         note_left_out(absent)
         named = {each.node for each in absent}
-        for node in view.nodes:
-            why = misplaced_wal(node) if selection.wants_node(node.name) else ""
+        for node in view.all_nodes:
+            why = node.misplaced if selection.wants_node(node.name) else ""
             if why and node.name not in named:
                 out.note(f"{view}, node {node.name!r}: {why}; these are not shown")
         return bool(named - state.parts.keys())

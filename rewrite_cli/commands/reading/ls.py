@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from imap_wal import layout
-from imap_wal.inspect.inventory import ClusterView, NodeView
+from imap_wal.read.state import ClusterState, NodeState
 from rewrite_cli.console import output as out
 from rewrite_cli.console.selection import Selection, selection_options
 from storage_backends import SegmentStore
@@ -40,7 +40,11 @@ def command(selection: Selection, files: bool, output: str) -> None:
                 _files(store, view, selection)
                 if files
                 else [
-                    *(_node(view, node) for node in view.nodes if selection.wants_node(node.name)),
+                    *(
+                        _node(view, node)
+                        for node in view.all_nodes
+                        if selection.wants_node(node.name)
+                    ),
                     *_missing(view),
                 ]
             )
@@ -65,14 +69,14 @@ def command(selection: Selection, files: bool, output: str) -> None:
             out.print_table(SNAPSHOT_COLUMNS, [tuple(row.values()) for row in snapshots])
 
 
-def _node(view: ClusterView, node: NodeView) -> dict[str, object]:
+def _node(view: ClusterState, node: NodeState) -> dict[str, object]:
     return {
         "namespace": view.namespace,
         "cluster": view.cluster,
         "node": node.name,
         "state": view.state_of(node.name),
         "epoch": node.manifest.epoch,
-        "segments": len(node.segments),
+        "segments": len(node.all_segments),
         "log_bytes": node.wal_bytes,
         "archives": len(node.manifest.archives),
         "archived_records": sum(archive.records for archive in node.manifest.archives),
@@ -81,7 +85,7 @@ def _node(view: ClusterView, node: NodeView) -> dict[str, object]:
     }
 
 
-def _missing(view: ClusterView) -> list[dict[str, object]]:
+def _missing(view: ClusterState) -> list[dict[str, object]]:
     return [
         {
             "namespace": view.namespace,
@@ -97,11 +101,11 @@ def _missing(view: ClusterView) -> list[dict[str, object]]:
             "address": None,
         }
         for name in view.missing_nodes
-        if name not in {node.name for node in view.nodes}  # those have a line already
+        if name not in {node.name for node in view.all_nodes}  # those have a line already
     ]
 
 
-def _snapshots(view: ClusterView) -> list[dict[str, object]]:
+def _snapshots(view: ClusterState) -> list[dict[str, object]]:
     return [
         {
             "namespace": view.namespace,
@@ -116,7 +120,9 @@ def _snapshots(view: ClusterView) -> list[dict[str, object]]:
     ]
 
 
-def _files(store: SegmentStore, view: ClusterView, selection: Selection) -> list[dict[str, object]]:
+def _files(
+    store: SegmentStore, view: ClusterState, selection: Selection
+) -> list[dict[str, object]]:
     manifests = [
         file
         for folder in (f"{view.folder}/manifest", view.claims_folder)
@@ -129,7 +135,7 @@ def _files(store: SegmentStore, view: ClusterView, selection: Selection) -> list
         {"kind": "list", "bytes": file.size, "file": file.path}
         for file in store.list(layout.lists_folder(view.folder))
     ]
-    for node in view.nodes:
+    for node in view.all_nodes:
         if selection.wants_node(node.name):
             rows += [
                 {"kind": _kind(file.path, node.folder), "bytes": file.size, "file": file.path}

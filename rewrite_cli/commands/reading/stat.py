@@ -13,11 +13,11 @@ from imap_wal.agent.access.keys import KeyPair, read_secret
 from imap_wal.clock import SystemClock
 from imap_wal.context import Context
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, VALUE, Row, has_expired
-from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.inspect.own_disks import OwnDisk, nodes_with_tails, own_disk
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import ADVICE
+from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.rewrite import conflicts
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.console import output as out
@@ -92,7 +92,7 @@ class Forecast:
 
 def count_cluster(
     store: SegmentStore,
-    view: ClusterView,
+    view: ClusterState,
     settings: Settings,
     maps: tuple[str, ...],
     tell: Callable[[str], None],
@@ -153,7 +153,7 @@ def count_cluster(
     return [counts[key] for key in sorted(counts)], forecast
 
 
-def _waiting(store: SegmentStore, node: NodeView, key: KeyPair | None, now_ms: int) -> Waiting:
+def _waiting(store: SegmentStore, node: NodeState, key: KeyPair | None, now_ms: int) -> Waiting:
     disk, tail = own_disk(node, now_ms), tail_of(store, node, key, now_ms)
     return Waiting(
         *(disk.node, disk.first, disk.last, disk.seconds, node.manifest.address),
@@ -162,7 +162,7 @@ def _waiting(store: SegmentStore, node: NodeView, key: KeyPair | None, now_ms: i
     )
 
 
-def _of(counts: dict[tuple[str, str], Count], view: ClusterView, name: str, node: str) -> Count:
+def _of(counts: dict[tuple[str, str], Count], view: ClusterState, name: str, node: str) -> Count:
     count = counts.get((name, node))
     if count is None:
         count = counts[name, node] = Count(view.namespace, view.cluster, name, node)
@@ -209,8 +209,8 @@ def command(selection: Selection, key_file: Path | None, output: str) -> int:
                 {
                     "namespace": view.namespace,
                     "cluster": view.cluster,
-                    "log_bytes": sum(node.wal_bytes for node in view.nodes),
-                    "archive_bytes": sum(node.archive_bytes for node in view.nodes),
+                    "log_bytes": sum(node.wal_bytes for node in view.all_nodes),
+                    "archive_bytes": sum(node.archive_bytes for node in view.all_nodes),
                     "snapshot_bytes": view.snapshot_bytes,
                 }
             )

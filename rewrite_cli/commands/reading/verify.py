@@ -14,6 +14,7 @@ from imap_wal.context import Context
 from imap_wal.errors import LogError
 from imap_wal.inspect.finding import (
     CLEAN,
+    CONFLICT,
     CORRUPT,
     TORN,
     UNSUPPORTED,
@@ -23,12 +24,11 @@ from imap_wal.inspect.finding import (
     Unit,
     damaged,
 )
-from imap_wal.inspect.inventory import ClusterView
-from imap_wal.inspect.verify import check, foreign_files, plan
+from imap_wal.inspect.verify import check, foreign_files, is_problem, order, plan
+from imap_wal.inspect.verify import quick as quick_check
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.newest.rivals import ADVICE
+from imap_wal.read.state import ClusterState
 from imap_wal.retention.snapshots import unfinished
-from imap_wal.rewrite import conflicts
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import FINDINGS
 from rewrite_cli.console.progress import Reached, Tell, working
@@ -36,8 +36,6 @@ from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Duration
 from rewrite_cli.entries.kept import unfinished_text
 from storage_backends import NotFound, SegmentStore
-
-CONFLICT = "conflict"
 
 
 @click.command()
@@ -48,10 +46,18 @@ CONFLICT = "conflict"
     help="Stop after this time (30s, 5m), and name the files that were not checked.",
 )
 @click.option(
+    "--quick",
+    is_flag=True,
+    help="Read manifests and listings only, as doctor does: missing nodes and segments, and "
+    "manifests that do not fit their files.",
+)
+@click.option(
     "--all", "show_all", is_flag=True, help="Also list the files that are clean (JSON always does)."
 )
 @out.output_option
-def command(selection: Selection, max_duration: float | None, show_all: bool, output: str) -> int:
+def command(
+    selection: Selection, max_duration: float | None, quick: bool, show_all: bool, output: str
+) -> int:
     """Read every byte of the log, and report damage and losses.
 
     After that, it looks for keys that two nodes claim with the same order: both halves of a split
@@ -64,13 +70,18 @@ def command(selection: Selection, max_duration: float | None, show_all: bool, ou
     It reads the newest segments of every node first, then older ones, archives, and snapshots. A
     run that --max-duration ends reports this; its exit code is about the checked files only.
 
+    With --quick, no file is read, except to look for such keys in a log of at most 1 GiB.
+
     \b
     Examples:
       imap-wal verify /var/lib/maps
+      imap-wal verify /var/lib/maps --quick
       imap-wal verify /var/lib/maps --max-duration 30s
       imap-wal verify s3://bucket/maps --node n1 -o json
     """
-    outcome = _read(selection, Deadline(SystemClock(), max_duration))
+    if quick and max_duration is not None:
+        raise click.UsageError("--quick reads no files, so it takes no --max-duration")
+    outcome = _read(selection, Deadline(SystemClock(), max_duration), quick=quick)
     if output == out.JSON:
         out.print_json(
             {
@@ -84,8 +95,8 @@ def command(selection: Selection, max_duration: float | None, show_all: bool, ou
             }
         )
     else:
-        _print(outcome, show_all)
-    return FINDINGS if any(_bad(finding) for finding in outcome.findings) else 0
+        _print(outcome, show_all, quick=quick)
+    return FINDINGS if any(is_problem(finding) for finding in outcome.findings) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +130,27 @@ class _Outcome:
         }
 
 
-def _read(selection: Selection, deadline: Deadline) -> _Outcome:
+def _read(selection: Selection, deadline: Deadline, *, quick: bool) -> _Outcome:
     findings: list[Finding] = []
     units: list[Unit] = []
     unchecked: list[Unit] = []
     foreign: list[str] = []
     left: list[str] = []
+    wants_node = selection.wants_node if selection.nodes else None
     with working("reading") as tell:
         try:
             with selection.open() as (store, clusters):
                 for view in clusters:
-                    planned, to_read = plan(store, view, selection.wants_node)
+                    if quick:
+                        planned, to_read, _ = quick_check(store, view, wants_node)
+                    else:
+                        planned, to_read = plan(store, view, selection.wants_node)
                     findings += planned
                     units += to_read
                     foreign += foreign_files(view, selection.wants_node)
                     left += _unfinished(store, view)
+                if quick:
+                    return _Outcome(findings, foreign, left, units)
                 read, unchecked = check(units, _counting(units, tell), deadline)
                 total = sum({unit.file: unit.bytes for unit in units}.values())
                 if total and not unchecked:
@@ -141,8 +158,8 @@ def _read(selection: Selection, deadline: Deadline) -> _Outcome:
                 findings += read
                 if (
                     not unchecked
-                    and not selection.nodes
-                    and not any(_bad(each) or each.unopened for each in findings)
+                    and wants_node is None
+                    and not any(is_problem(each) or each.unopened for each in findings)
                 ):
                     for view in clusters:
                         tell(f"{view}: order")
@@ -157,7 +174,7 @@ def _read(selection: Selection, deadline: Deadline) -> _Outcome:
     return _Outcome(findings, foreign, left, unchecked)
 
 
-def _unfinished(store: SegmentStore, view: ClusterView) -> Iterator[str]:
+def _unfinished(store: SegmentStore, view: ClusterState) -> Iterator[str]:
     with suppress(LogError):  # of a damaged manifest, which is a finding
         found = unfinished(ClusterLog(Context(store), view.namespace, view.cluster))
         if found is not None:
@@ -179,7 +196,7 @@ def _counting(units: list[Unit], tell: Tell) -> Callable[[str], None]:
     return begin
 
 
-def _print(outcome: _Outcome, show_all: bool) -> None:
+def _print(outcome: _Outcome, show_all: bool, *, quick: bool) -> None:
     findings, unchecked, counts, summary = (
         outcome.findings,
         outcome.unchecked,
@@ -233,30 +250,25 @@ def _print(outcome: _Outcome, show_all: bool) -> None:
     if unchecked:
         for unit in unchecked if show_all else ():
             out.note(f"not checked: {unit.file}")
+        files = f"{out.count(len(unchecked), 'file')}, {out.size(summary['unchecked_bytes'])},"
         out.prose(
-            f"partial: the time limit was reached; {out.count(len(unchecked), 'file')}, "
-            f"{out.size(summary['unchecked_bytes'])}, not checked, the oldest ones"
+            f"quick: {files} were not read"
+            if quick
+            else f"partial: the time limit was reached; {files} not checked, the oldest ones"
         )
 
 
-def _bad(finding: Finding) -> bool:
-    return finding.status not in (CLEAN, TORN)
-
-
-def _conflicts(store: SegmentStore, view: ClusterView, deadline: Deadline) -> list[Finding]:
+def _conflicts(store: SegmentStore, view: ClusterState, deadline: Deadline) -> list[Finding]:
     """Keys that two nodes claim; the log's bytes are whole."""
-    log = ClusterLog(Context(store), view.namespace, view.cluster)
     try:
-        texts = conflicts.found(log, check=deadline.check)
+        return order(store, view, deadline.check)
     except OutOfTime:
         out.note(f"{view}: the time limit was reached; it was not checked for conflicts of order")
-        return []
     except NotFound:
         out.note(
             f"{view}: its files changed during the run; it was not checked for conflicts of order"
         )
-        return []
-    return [Finding(view.folder, "order", CONFLICT, what=text, advice=ADVICE) for text in texts]
+    return []
 
 
 def _lost_records(finding: Finding) -> int | str:

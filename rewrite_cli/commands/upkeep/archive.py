@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.layout import Identity
+from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.retention.offline import archive_offline
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
@@ -37,12 +37,12 @@ def command(selection: Selection, dry_run: bool, output: str) -> None:
         total = sum(
             node.wal_bytes
             for view in clusters
-            for node in view.nodes
+            for node in view.all_nodes
             if selection.wants_node(node.name)
         )
         done = 0
         for view in clusters:
-            for node in view.nodes:
+            for node in view.all_nodes:
                 if selection.wants_node(node.name):
                     tell(Reached(f"{view} {node.name}", done, total))
                     rows.append(_plan(view, node) if dry_run else _archive(store, view, node))
@@ -59,18 +59,18 @@ def command(selection: Selection, dry_run: bool, output: str) -> None:
         )
 
 
-def _demand_manifest(node: NodeView) -> None:
+def _demand_manifest(node: NodeState) -> None:
     if not node.manifest.directory:
         raise Failed(f"{node.folder} has no manifest, so it is unknown to which log it belongs")
 
 
-def _plan(view: ClusterView, node: NodeView) -> dict[str, Any]:
+def _plan(view: ClusterState, node: NodeState) -> dict[str, Any]:
     _demand_manifest(node)
     segments = node.wal.segments
     return _row(view, node, len(segments), None, sum(segment.bytes for segment in segments), None)
 
 
-def _archive(store: SegmentStore, view: ClusterView, node: NodeView) -> dict[str, Any]:
+def _archive(store: SegmentStore, view: ClusterState, node: NodeState) -> dict[str, Any]:
     _demand_manifest(node)
     identity = Identity(view.namespace, view.cluster, node.name)
     done = archive_offline(store, identity, node.folder)
@@ -78,8 +78,8 @@ def _archive(store: SegmentStore, view: ClusterView, node: NodeView) -> dict[str
 
 
 def _row(
-    view: ClusterView,
-    node: NodeView,
+    view: ClusterState,
+    node: NodeState,
     segments: int,
     records: int | None,
     before: int,

@@ -8,8 +8,8 @@ import click
 
 from imap_wal.context import Context
 from imap_wal.errors import LogError
-from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.state import ClusterState
 from imap_wal.rewrite.drop import drop_map
 from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
@@ -22,7 +22,7 @@ from storage_backends import SegmentStore
 class _Found:
     """A map of a cluster. `damaged`: if no entry can be read, the files that may have some."""
 
-    view: ClusterView
+    view: ClusterState
     name: str
     damaged: tuple[str, ...]
 
@@ -103,7 +103,7 @@ def command(selection: Selection, yes: bool, dry_run: bool, output: str) -> None
         out.echo(f"{'would forget' if dry_run else 'forgot'} {names}")
 
 
-def _find(store: SegmentStore, view: ClusterView, name: str) -> _Found | None:
+def _find(store: SegmentStore, view: ClusterState, name: str) -> _Found | None:
     """None: the cluster has no entries of the map. A damaged file may have some."""
     damaged: list[LogError] = []
     changes = ClusterLog(Context(store), view.namespace, view.cluster).changes(

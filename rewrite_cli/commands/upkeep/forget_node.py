@@ -10,9 +10,9 @@ import click
 from imap_wal.agent.membership.forget_node import ForgetReport, forget_node
 from imap_wal.context import Context
 from imap_wal.errors import InvalidSetting
-from imap_wal.inspect.inventory import ClusterView
 from imap_wal.inspect.writer import writer_of
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.state import ClusterState
 from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
 from rewrite_cli.console.failures import Failed
@@ -90,13 +90,13 @@ def _print(reports: list[ForgetReport], dry_run: bool, output: str) -> None:
 
 
 def _note_writers(
-    store: SegmentStore, clusters: Sequence[ClusterView], names: Sequence[str]
+    store: SegmentStore, clusters: Sequence[ClusterState], names: Sequence[str]
 ) -> None:
     """Name the processes that write the logs of these nodes: perhaps the wrong node is named. A
     lease is not asked for, because that could take it over."""
     if not store.capabilities.locks:
         return
-    for node in (node for view in clusters for node in view.nodes if node.name in names):
+    for node in (node for view in clusters for node in view.all_nodes if node.name in names):
         try:
             writer = writer_of(store, node.folder, "imap-wal forget-node")
         except StorageError as error:
@@ -115,7 +115,7 @@ def _forget(selection: Selection, *, lose: bool, dry_run: bool) -> list[ForgetRe
         known = {
             view.folder: {
                 *view.manifest.nodes,
-                *(each.name for each in (*view.nodes, *view.forgotten)),
+                *(each.name for each in (*view.all_nodes, *view.forgotten)),
             }
             for view in clusters
         }
