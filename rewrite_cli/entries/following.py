@@ -110,7 +110,7 @@ class Follower:
     def _state(self) -> ClusterState:
         """What can be read now. A note names what cannot."""
         state = self._log.state()
-        absent = unread(f"{self._log.namespace}/{self._log.cluster}", state, self._nodes)
+        absent = unread(state, self._nodes)
         for each in absent:
             if each.node not in self._absent:
                 note(str(each))

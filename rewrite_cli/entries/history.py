@@ -178,7 +178,7 @@ def _read(search: Search, *, covered: bool) -> _Lines:
     begins_ms = None
     if until_ms is not None:
         begins_ms = first_after(oldest, {search.map} & state.manifest.snapshots.keys(), until_ms)
-    return _Lines(lines, clears, without_copies(view, state), begins_ms)
+    return _Lines(lines, clears, without_copies(state), begins_ms)
 
 
 def _of_key(key: bytes, clears: Iterable[Line]) -> list[Line]:

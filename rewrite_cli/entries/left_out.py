@@ -32,14 +32,12 @@ def left_out_of(cluster: object, why: Mapping[str, str]) -> list[LeftOut]:
     return [LeftOut(str(cluster), node, why[node]) for node in sorted(why)]
 
 
-def without_copies(cluster: object, state: ClusterState) -> list[LeftOut]:
+def without_copies(state: ClusterState) -> list[LeftOut]:
     """The nodes that a merge leaves out: those with entries that no other log has."""
-    return left_out_of(cluster, state.lacking)
+    return left_out_of(state, state.lacking)
 
 
-def unread(cluster: object, state: ClusterState, nodes: Iterable[str] = ()) -> list[LeftOut]:
+def unread(state: ClusterState, nodes: Iterable[str] = ()) -> list[LeftOut]:
     """The nodes whose own log is not read, or not to its end, among `nodes`; (): among all."""
     wanted = set(nodes) or state.missing.keys()
-    return left_out_of(
-        cluster, {node: why for node, why in state.missing.items() if node in wanted}
-    )
+    return left_out_of(state, {node: why for node, why in state.missing.items() if node in wanted})

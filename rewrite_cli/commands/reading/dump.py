@@ -6,7 +6,6 @@ import heapq
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import click
@@ -136,7 +135,7 @@ def command(
         for place in (start, stop):
             _demand_known(place, clusters)
         for view in clusters:
-            missing |= _note_unread(store, view, selection)
+            missing |= _note_unread(view, selection)
         snapshots = start is None and stop is None
         streams = [
             stream
@@ -263,19 +262,16 @@ def _streams(
     yield from map(lines_of_node, nodes)
 
 
-def _note_unread(store: SegmentStore, view: ClusterState, selection: Selection) -> bool:
+def _note_unread(view: ClusterState, selection: Selection) -> bool:
     """Name the nodes whose log is not read to its end. True if the log of one is missing."""
-    with suppress(LogError):  # it is reported where the files are read
-        state = ClusterLog(Context(store), view.namespace, view.cluster).state()
-        absent = unread(view, state, selection.nodes)
-        note_left_out(absent)
-        named = {each.node for each in absent}
-        for node in view.all_nodes:
-            why = node.misplaced if selection.wants_node(node.name) else ""
-            if why and node.name not in named:
-                out.note(f"{view}, node {node.name!r}: {why}; these are not shown")
-        return bool(named - state.parts.keys())
-    return False
+    absent = unread(view, selection.nodes)
+    note_left_out(absent)
+    named = {left_out.node for left_out in absent}
+    for node in view.all_nodes:
+        why = node.misplaced if selection.wants_node(node.name) else ""
+        if why and node.name not in named:
+            out.note(f"{view}, node {node.name!r}: {why}; these are not shown")
+    return bool(named - view.parts.keys())
 
 
 def _schemas(metadata: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
