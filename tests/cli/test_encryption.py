@@ -210,7 +210,7 @@ def test_a_rewrite_encrypts_again_with_the_key_that_writes(
 ) -> None:
     both, new = keys(tmp_path, "b", "a"), keys(tmp_path, "b")
     assert run(*keys(tmp_path, "a"), "rewrite", place).code == 0  # a snapshot with the old key
-    # The steps of docs/operations.md.
+    # The steps of docs/how-to/encryption.md.
     assert run(*both, "archive", place).code == 0
     assert run(*both, "rewrite", place).code == 0
     assert run(*both, "prune", place, "--yes").code == 0

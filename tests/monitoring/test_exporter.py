@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from imap_wal.histogram import Histogram
 from imap_wal.worker import WorkerState
 from tests.monitoring.snapshots import snapshot
 
-PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"
 DEAD = {"imap-wal-door": WorkerState(alive=False, error="KeyError: 1", failures=1)}
 
 
@@ -70,12 +68,6 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
         for unit in ("seconds", "bytes", "ratio"):
             if unit in metric.name.split("_"):
                 assert metric.name.removesuffix("_total").endswith(unit), metric
-
-
-def test_the_page_lists_exactly_what_is_exported() -> None:
-    row = re.compile(r"^\| `(imap_wal_\w+)` \| (\w+) \| (.+) \|$", re.MULTILINE)
-    listed = row.findall(PAGE.read_text(encoding="utf-8"))
-    assert listed == [(metric.name, metric.kind, metric.help) for metric in METRICS]
 
 
 @pytest.mark.parametrize(

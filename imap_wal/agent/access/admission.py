@@ -67,7 +67,7 @@ class Access:
         if bool(self.key) != bool(self.clients):
             raise InvalidSetting(
                 "key and clients belong together: the agent's own key, and the file of the "
-                "clients that it admits; docs/operations.md, Keys"
+                "clients that it admits; docs/how-to/keys.md"
             )
         if not self.key and not is_loopback(self.endpoint):
             raise InvalidSetting(

@@ -275,7 +275,7 @@ class Claims:
         if not claims.tokens:
             _log.info(
                 "this log has no token: every peer that may connect and claim can take the log "
-                "from its cluster; docs/operations.md, The cluster's token"
+                "from its cluster; docs/how-to/keys.md, The cluster's token"
             )
 
     def _returns(self, claims: ClaimManifest, claimed: int, who: Greeting, is_new: bool) -> bool:

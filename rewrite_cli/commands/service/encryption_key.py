@@ -16,7 +16,7 @@ from rewrite_cli.console import output as out
 
 @click.group()
 def command() -> None:
-    """Keys for encryption at rest: docs/operations.md says how to enable it, and rotate keys."""
+    """Keys for encryption at rest: docs/how-to/encryption.md says how to use them."""
 
 
 @command.command()

@@ -23,8 +23,7 @@ def _words(rights: frozenset[Right]) -> str:
 
 @click.group()
 def command() -> None:
-    """Keys for agents at tcp:// endpoints, and the tokens of clusters. See docs/operations.md,
-    Keys."""
+    """Keys for agents at tcp:// endpoints, and the tokens of clusters: docs/how-to/keys.md."""
 
 
 @command.command()

@@ -1,4 +1,4 @@
-"""The metrics of an agent. docs/monitoring.md lists the same, in the same order."""
+"""The metrics of an agent; docs/hooks/metrics.py lists them on the page about monitoring."""
 
 from __future__ import annotations
 
