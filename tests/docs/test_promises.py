@@ -62,7 +62,7 @@ def test_no_promise_is_listed_twice() -> None:
 def test_a_promise_is_described_and_its_tests_exist(
     promise: str, described: str, held: str
 ) -> None:
-    links = re.findall(r"\]\(([\w.-]+)(?:#([\w-]+))?\)", described)
+    links = re.findall(r"\]\(([\w./-]+)(?:#([\w-]+))?\)", described)
     assert links or promise.startswith("… "), (
         "it names its description, or belongs to the line above"
     )
