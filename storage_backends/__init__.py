@@ -16,6 +16,7 @@
     paths       valid paths inside a store
     ownership   who owns a local folder
     location    a URL without its options, which are kept separately
+    registry    what is known about a storage from its URL's scheme; entry points
     factory     open_store(url)
 
 Only the log calls it. No other package imports fsspec.
@@ -43,10 +44,12 @@ from storage_backends.interface import (
     StoredFile,
 )
 from storage_backends.lease import holder as lock_holder
+from storage_backends.registry import Backend, Opening
 
 __all__ = [
     "AlreadyExists",
     "Appender",
+    "Backend",
     "Capabilities",
     "Held",
     "Linked",
@@ -55,6 +58,7 @@ __all__ = [
     "MissingExtra",
     "NoSpace",
     "NotFound",
+    "Opening",
     "SegmentStore",
     "StorageError",
     "StoredFile",

@@ -14,22 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
 
-EXTRA_OF_SCHEME = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gcs",
-    "gcs": "gcs",
-    "abfs": "azure",
-    "abfss": "azure",
-    "az": "azure",
-    "adl": "azure",
-    "webhdfs": "hdfs",
-    "swebhdfs": "hdfs",
-    "hdfs": "hdfs",
-}
-"""The extra that installs the driver for a scheme. For all other schemes fsspec knows the
-driver."""
-
 
 class MissingExtra(ModuleNotFoundError):
     """A library is not installed, or `installed` is a release without a module that is needed.
@@ -79,8 +63,3 @@ def _installed(library: str) -> str:
         return metadata.version(library)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def extra_of(scheme: str) -> str:
-    """The extra that a URL of this scheme needs."""
-    return EXTRA_OF_SCHEME.get(scheme, "fsspec")

@@ -1,31 +1,21 @@
-"""Opens the store for a URL.
-
-    /path, relative/path, file:///path     LocalStore
-    ~/path, file://~/path                  LocalStore below the home folder
-    memory://name                          MemoryStore
-    objects+file:///path                   one immutable object per commit, in a local directory
-                                           (for trials and tests)
-    webhdfs://host:port/path, hdfs://…     HdfsStore
-    s3://, gs://, abfs://, …               ObjectStore over fsspec
-
-`?key=value` are options of the driver.
-"""
+"""Opens the store for a URL: `storage_backends.registry` has the kinds of URLs."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from storage_backends.errors import StorageError
-from storage_backends.extras import MissingExtra, extra_of, needs
+from storage_backends.extras import MissingExtra, needs
 from storage_backends.interface import SegmentStore
 from storage_backends.lease import system_clock_ms
-from storage_backends.local import LocalStore
 from storage_backends.location import Location, located, of_wal_dir, why_not_followed
-from storage_backends.memory import MemoryStore
 from storage_backends.own_disk import OwnDiskStore, Tails, Unasked
+from storage_backends.registry import Opening, backend_of, open_backend
 from storage_backends.split import RECORD, SegmentsPlace, SplitStore, record, recorded
+from storage_backends.veil import Veil
 
 
 def open_store(
@@ -95,7 +85,7 @@ def _at_home(url: Location) -> Location:
     """Replaces a leading `~` by the home folder. It must happen before the root records `wal_dir`:
     another user has another home folder."""
     protocol, separator, path = url.rpartition("://")
-    if not path.startswith("~") or protocol not in ("", "file", "local", "objects+file"):
+    if not path.startswith("~") or not backend_of(url).is_folder:
         return url
     found = os.path.expanduser(path)
     if found == path:
@@ -106,54 +96,24 @@ def _at_home(url: Location) -> Location:
 
 
 def _open(url: Location, clock_ms: Callable[[], int]) -> SegmentStore:
-    protocol, separator, rest = url.partition("://")
-    options = url.options
-    if options and url.scheme in ("file", "memory", "objects+file"):
+    backend = backend_of(url)
+    if url.options and not backend.takes_options:
         raise StorageError(
-            f"{protocol if separator else 'file'}:// takes no options, found "
-            f"{', '.join(sorted(options))}"
+            f"{url.scheme}:// takes no options, found {', '.join(sorted(url.options))}"
         )
-    if not separator:
-        return _local(url, url.file_mode)  # a plain path may have a question mark in it
-    if protocol in ("file", "local"):
-        return _local(_local_path(url, rest), url.file_mode)
-    if protocol == "memory":
-        return MemoryStore(rest.strip("/"))
-    # Imported late: not every install has fsspec and its drivers, and they load slowly.
     try:
-        with needs(extra_of(protocol)):
-            if protocol == "objects+file":
-                from storage_backends.objects import LocalObjects
-
-                return LocalObjects(
-                    _local_path(url, rest), clock_ms=clock_ms, file_mode=url.file_mode
-                )
-            if protocol in ("webhdfs", "swebhdfs", "hdfs"):
-                from storage_backends.hdfs import HdfsStore
-
-                return HdfsStore(str(url), options, clock_ms=clock_ms)
-            from storage_backends.objects import ObjectStore
-
-            return ObjectStore(str(url), options, clock_ms=clock_ms)
+        # Imported here: not every install has fsspec and its drivers, and they load slowly.
+        with needs(backend.extra) if backend.extra else nullcontext():
+            return open_backend(Opening(url, url.options, clock_ms, url.file_mode))
     except MissingExtra as error:
-        raise StorageError(f"{protocol}:// cannot be opened: {error}") from error
-
-
-def _local(path: str, file_mode: int) -> LocalStore:
-    """A store in a folder that exists or can be created. Raises `StorageError` if the path, or the
-    part of it that exists, is not a folder."""
-    store = LocalStore(path, file_mode)
-    above = store.root
-    while not os.path.lexists(above):
-        above = os.path.dirname(above)
-    if not os.path.isdir(above):
-        raise StorageError(f"{above} is not a folder; pass a folder or a new path")
-    return store
-
-
-def _local_path(url: str, rest: str) -> str:
-    if rest.startswith("localhost/"):
-        rest = rest.removeprefix("localhost")
-    if not rest.startswith("/"):
-        raise StorageError("a file URL has three slashes, as in file:///var/lib/maps")
-    return rest
+        raise StorageError(f"{url.scheme}:// cannot be opened: {error}") from error
+    except StorageError:
+        raise
+    except Exception as error:  # noqa: BLE001  # drivers raise anything, for example for an unknown option
+        veil = Veil(url.options)
+        names = f" with the options {', '.join(sorted(url.options))}" if url.options else ""
+        raise veil.over(
+            StorageError(
+                f"{url.scheme}:// cannot be opened{names}: {type(error).__name__}: {error}"
+            )
+        ) from veil.cause(error)

@@ -46,6 +46,7 @@ from storage_backends.interface import Appender, Capabilities, Held, StoredFile,
 from storage_backends.lease import DEFAULT_LEASE_MS, LeasedLocks, system_clock_ms
 from storage_backends.location import Location
 from storage_backends.paths import check_path, folder_prefix
+from storage_backends.registry import Opening
 from storage_backends.veil import Veil
 
 HTTP_PORT = 9870
@@ -111,10 +112,6 @@ class HdfsStore(LeasedLocks):
                 f"the driver for {parts.scheme}:// needs another library ({error}); for "
                 "Kerberos: pip install requests-kerberos"
             ) from error
-        except (TypeError, ValueError) as error:
-            raise self._veil.over(
-                StorageError(f"{parts.scheme}:// cannot be opened: {error}")
-            ) from self._veil.cause(error)
         self._root = parts.path.rstrip("/")
         server = f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname
         named = {"user": parts.username} if parts.username else {}
@@ -434,6 +431,11 @@ class _Ranges(io.RawIOBase):
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
+
+
+def opened(opening: Opening) -> HdfsStore:
+    """The store of a URL of HDFS."""
+    return HdfsStore(str(opening.url), opening.options, clock_ms=opening.clock_ms)
 
 
 def _why(error: Exception) -> str:

@@ -25,8 +25,15 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from storage_backends.errors import AlreadyExists, Locked, NotFound, StorageError, Unavailable
-from storage_backends.interface import Lock, LockContext, SegmentStore
+from storage_backends.errors import (
+    AlreadyExists,
+    Locked,
+    NotFound,
+    StorageError,
+    Unavailable,
+    Unsupported,
+)
+from storage_backends.interface import Appender, Lock, LockContext, SegmentStore
 from storage_backends.paths import check_path, number_in, one_line
 
 DEFAULT_LEASE_MS = 30_000
@@ -105,6 +112,16 @@ class LeasedLocks:
         return acquire(
             store, path, holder, take=take, clock_ms=self._clock_ms, lease_ms=self._lease_ms
         )
+
+
+class Immutable(LeasedLocks):
+    """The part of a store whose files cannot grow: a lock that needs only creates and replaces."""
+
+    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
+        raise Unsupported("an object cannot grow", path)
+
+    def truncate(self, path: str, size: int) -> None:
+        raise Unsupported("an object cannot be cut", path)
 
 
 def acquire(

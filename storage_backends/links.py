@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from storage_backends.location import Location, located
 from storage_backends.paths import is_wal
+from storage_backends.registry import backend_of
 
 
 def links(url: str, paths: Iterable[str]) -> dict[str, str]:
@@ -35,7 +36,7 @@ def links(url: str, paths: Iterable[str]) -> dict[str, str]:
 
 def local_folder(place: Location) -> str:
     """The local folder at a place; "" for other storages."""
-    if place.scheme not in ("file", "objects+file"):
+    if not backend_of(place).is_folder:
         return ""
     path = place.partition("://")[2].removeprefix("localhost") if "://" in place else str(place)
     return os.path.abspath(os.path.expanduser(path)).rstrip("/")

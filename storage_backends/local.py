@@ -47,6 +47,7 @@ from storage_backends.local_folders import RACES_MAX, LocalFolders
 from storage_backends.location import PRIVATE, Location
 from storage_backends.mounts import is_network
 from storage_backends.paths import check_path, one_line
+from storage_backends.registry import Opening
 from storage_backends.reserve import Reserve
 
 COPY_BYTES = 1 << 20
@@ -427,3 +428,26 @@ class LocalStore:
         except AttributeError:
             return 0  # macOS
         return length
+
+
+def opened(opening: Opening) -> LocalStore:
+    """A store in a folder that exists or can be created. Raises `StorageError` if the path, or the
+    part of it that exists, is not a folder."""
+    store = LocalStore(folder_of(opening.url), opening.file_mode)
+    above = store.root
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
+    if not os.path.isdir(above):
+        raise StorageError(f"{above} is not a folder; pass a folder or a new path")
+    return store
+
+
+def folder_of(url: str) -> str:
+    """The folder of a URL, or of a path, which may have a question mark. Raises `StorageError`."""
+    _, separator, path = url.partition("://")
+    if not separator:
+        return url
+    path = path.removeprefix("localhost")
+    if not path.startswith("/"):
+        raise StorageError("a file URL has three slashes, as in file:///var/lib/maps")
+    return path

@@ -18,12 +18,11 @@ from typing import Any, Self
 from urllib.parse import parse_qsl
 
 from storage_backends.errors import StorageError
+from storage_backends.registry import backend_of, scheme_of
 
 HIDDEN = "***"
 PRIVATE = 0o600
 """The mode of new files."""
-MANY_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs"})
-"""Schemes whose URL has a bucket after `://`, not a server."""
 
 _QUERY = re.compile(r"([A-Za-z][\w+.:-]*://[^\s?'\"]*)\?[^\s'\"]+")
 _PASSWORD = re.compile(r"([A-Za-z][\w+.:-]*://[^\s/?:@'\"]*):[^\s/'\"]+@")
@@ -102,17 +101,12 @@ class Location(str):
     @property
     def scheme(self) -> str:
         """`file` for a path."""
-        protocol, separator, _ = self.partition("://")
-        return "file" if not separator or protocol == "local" else protocol
+        return scheme_of(self)
 
     @property
     def authority(self) -> str:
         """The server, or the bucket; "" for a local folder."""
-        return (
-            ""
-            if self.scheme in ("file", "objects+file")
-            else self.partition("://")[2].partition("/")[0]
-        )
+        return "" if backend_of(self).is_folder else self.partition("://")[2].partition("/")[0]
 
 
 _ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -176,7 +170,7 @@ def why_not_followed(root: Location, found: str) -> str:
         return "it has options"
     if place.scheme != root.scheme:
         return f"it is on {place.scheme!r}, but the root is on {root.scheme!r}"
-    if place.scheme not in MANY_BUCKETS and place.authority != root.authority:
+    if not backend_of(place).names_bucket and place.authority != root.authority:
         return f"it is on {place.authority!r}, but the root is on {root.authority!r}"
     return ""
 

@@ -28,6 +28,7 @@ from storage_backends.interface import (
     discard_each,
 )
 from storage_backends.paths import check_path, folder_prefix, one_line
+from storage_backends.registry import Opening
 
 
 class _Medium:
@@ -222,3 +223,8 @@ class MemoryStore:
             return self._medium.files[path]
         except KeyError:
             raise NotFound("no such file", path) from None
+
+
+def opened(opening: Opening) -> MemoryStore:
+    """The store of a name in this process."""
+    return MemoryStore(opening.url.partition("://")[2].strip("/"))

@@ -41,42 +41,25 @@ from storage_backends.errors import (
     Unavailable,
     Unsupported,
 )
-from storage_backends.extras import EXTRA_OF_SCHEME
 from storage_backends.held import HeldByAnswer
-from storage_backends.interface import Appender, Capabilities, Held, StoredFile
-from storage_backends.lease import DEFAULT_LEASE_MS, LeasedLocks, system_clock_ms
-from storage_backends.local import LocalStore
+from storage_backends.interface import Capabilities, Held, StoredFile
+from storage_backends.lease import DEFAULT_LEASE_MS, Immutable, system_clock_ms
+from storage_backends.local import LocalStore, folder_of
 from storage_backends.location import PRIVATE, Location
 from storage_backends.object_errors import is_unreachable, service_code, translated
 from storage_backends.paths import check_path, folder_prefix
+from storage_backends.registry import Opening, backend_of, scheme_of
 from storage_backends.veil import Veil
-
-CONDITIONAL_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
-"""fsspec protocols whose `pipe_file` and `put_file` with `mode="create"` are one conditional
-request. Read in the source of s3fs 2025.5.0 and 2026.9.0, gcsfs 2025.5.0 and 2026.10.1, adlfs
-2025.8.0 and 2026.8.0; observed with s3fs."""
 
 _PROBE_PREFIX = ".probe-"
 _CONFLICTS_MAX = 10
-_DELETED_AT_ONCE = {"s3": 1_000, "s3a": 1_000}
-"""fsspec protocol → the most keys of one request that deletes objects."""
 _VERSION_KEYS = ("ETag", "etag", "VersionId", "generation", "ino")
 _MODIFIED_KEYS = ("LastModified", "last_modified", "updated", "mtime", "modificationTime")
 
 T = TypeVar("T")
 
 
-class _Immutable(LeasedLocks):
-    """What objects cannot do, and a lock that needs only their creates."""
-
-    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
-        raise Unsupported("an object cannot grow", path)
-
-    def truncate(self, path: str, size: int) -> None:
-        raise Unsupported("an object cannot be cut", path)
-
-
-class ObjectStore(_Immutable):
+class ObjectStore(Immutable):
     """A `SegmentStore` of immutable objects. An `AlreadyExists` from `create` may be the caller's
     own object, which a driver sent twice after the first answer was lost. A caller that must know
     puts a nonce into the content. Methods raise the errors that `SegmentStore` names."""
@@ -89,7 +72,7 @@ class ObjectStore(_Immutable):
         clock_ms: Callable[[], int] = system_clock_ms,
         lease_ms: int = DEFAULT_LEASE_MS,
     ) -> None:
-        protocol = url.partition("://")[0]
+        protocol, backend = scheme_of(url), backend_of(url)
         options = dict(storage_options or {})
         self._veil = Veil(options)
         try:
@@ -101,25 +84,21 @@ class ObjectStore(_Immutable):
             self._fs, self._root = opened[0], opened[1].rstrip("/")
             self._fs.dircache = DirCache(use_listings_cache=False)
         except ImportError as error:
-            extra = EXTRA_OF_SCHEME.get(protocol)
-            what = (
-                f"pip install 'imap-wal[{extra}]'"
-                if extra
-                else f"pip install the fsspec driver ({error})"
+            advice = (
+                f"pip install the fsspec driver ({error})"
+                if backend.library == "fsspec"
+                else f"pip install 'imap-wal[{backend.extra}]'"
             )
-            raise StorageError(f"the driver for {protocol}:// is not installed: {what}") from error
-        except Exception as error:
-            if protocol not in fsspec.available_protocols():
-                raise StorageError(
-                    f"no driver knows {protocol}://; a URL begins as in file:///var/lib/maps or "
-                    "s3://bucket/maps"
-                ) from error
-            given = f" with the options {', '.join(sorted(options))}" if options else ""
-            raise self._veil.over(
-                StorageError(
-                    f"{protocol}:// cannot be opened{given}: {type(error).__name__}: {error}"
-                )
-            ) from self._veil.cause(error)
+            raise StorageError(
+                f"the driver for {protocol}:// is not installed: {advice}"
+            ) from error
+        except ValueError as error:
+            if protocol in fsspec.available_protocols():
+                raise
+            raise StorageError(
+                f"no driver knows {protocol}://; a URL begins as in file:///var/lib/maps or "
+                "s3://bucket/maps"
+            ) from error
         kind = type(self._fs)
         self._driver = f"{kind.__module__}.{kind.__qualname__}"
         self._given = ", ".join(sorted(options))
@@ -132,14 +111,14 @@ class ObjectStore(_Immutable):
         self.capabilities = Capabilities(
             durable_append=False,
             durable_sync=True,
-            exclusive_create=protocol in CONDITIONAL_CREATE and _has_own_creates(kind),
-            atomic_replace=protocol in CONDITIONAL_CREATE,
+            exclusive_create=backend.conditional_create and _has_own_creates(kind),
+            atomic_replace=backend.conditional_create,
             preallocate=False,
             locks=False,
         )
         self._clock_ms = clock_ms
         self._lease_ms = lease_ms
-        self._deleted_at_once = _DELETED_AT_ONCE.get(protocol, 1)
+        self._deleted_at_once = backend.deleted_at_once
         self._probed: set[str] = set()
         """The methods of the driver that are known to respect the condition."""
         self._probe_mutex = threading.Lock()
@@ -409,7 +388,7 @@ class ObjectStore(_Immutable):
         return False
 
 
-class LocalObjects(_Immutable, LocalStore):
+class LocalObjects(Immutable, LocalStore):
     """A local directory used like an object store, for trials and tests. Creates are as exclusive
     and durable as those of `LocalStore`."""
 
@@ -434,6 +413,18 @@ class LocalObjects(_Immutable, LocalStore):
         )
         self._clock_ms = clock_ms
         self._lease_ms = lease_ms
+
+
+def opened(opening: Opening) -> ObjectStore:
+    """The store of a URL that a driver of fsspec serves."""
+    return ObjectStore(str(opening.url), opening.options, clock_ms=opening.clock_ms)
+
+
+def opened_folder(opening: Opening) -> LocalObjects:
+    """The store of objects in a local folder."""
+    return LocalObjects(
+        folder_of(opening.url), clock_ms=opening.clock_ms, file_mode=opening.file_mode
+    )
 
 
 def _has_own_creates(kind: type[AbstractFileSystem]) -> bool:

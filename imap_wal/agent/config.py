@@ -32,6 +32,7 @@ from imap_wal.settings import Settings
 from imap_wal.storage_clock import SKEW_MS_MAX
 from storage_backends.links import local_folder
 from storage_backends.location import Location, without_secrets
+from storage_backends.registry import backend_of
 
 CLOCK_OFFSET_MS_MAX = 10**12
 """About 30 years."""
@@ -304,7 +305,7 @@ class AgentConfig:
 def _demand_a_disk(wal_dir: Location, url: Location) -> None:
     """Raises `InvalidSetting` if a `wal_dir` with `wal_dir_is_local` cannot be a disk of its own
     beside `url`."""
-    if wal_dir.scheme == "memory":
+    if not backend_of(wal_dir).is_lasting:
         raise InvalidSetting(
             f"wal_dir is {without_secrets(wal_dir)!r} and wal_dir_is_local is set: memory is lost "
             "with the process; it takes a folder on this machine's disk"

@@ -50,6 +50,7 @@ from imap_wal.write.recovery import RecoveredState, Recovery
 from imap_wal.write.registration import Registration, demand_current
 from storage_backends import AlreadyExists, Lock, Locked, NotFound, SegmentStore, StorageError
 from storage_backends.own_disk import demand_own
+from storage_backends.registry import backend_of
 
 _log = logging.getLogger("imap_wal")
 T = TypeVar("T")
@@ -117,11 +118,10 @@ def _check_durability(store: SegmentStore, durability: Durability) -> None:
     can = store.capabilities
     if durability is not Durability.ALWAYS or not can.durable_append or can.durable_sync:
         return
-    advice = "choose 'os' or 'interval'"
-    if "hdfs" in store.url:
-        advice += ", or add ?sync_on_close=true where data nodes sync on close"
+    advice = backend_of(store.url).sync_advice
     raise InvalidSetting(
-        f"{store.url} cannot sync, so durability 'always' cannot be kept; {advice}"
+        f"{store.url} cannot sync, so durability 'always' cannot be kept; choose 'os' or "
+        f"'interval'{f', or {advice}' if advice else ''}"
     )
 
 

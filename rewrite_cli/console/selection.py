@@ -30,9 +30,11 @@ from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.param_type import ParamType
 from storage_backends import SegmentStore, StorageError, with_url
-from storage_backends.location import Location
+from storage_backends.links import local_folder
+from storage_backends.location import Location, located
 from storage_backends.own_disk import Tails, Unasked
 from storage_backends.ownership import doubts, mode_of
+from storage_backends.registry import backend_of
 from storage_backends.reserve import reserves
 
 GIVEN_UP = "taken again when there is enough free space; until then, appends leave that much free"
@@ -292,11 +294,10 @@ def _upwards(place: Location) -> Iterator[Location]:
 
 def _place(url: str) -> tuple[str, tuple[str, ...]]:
     """Storage, and the components of the path on it."""
-    protocol, separator, rest = url.partition("://")
-    if not separator or protocol in ("file", "local", "objects+file"):
-        path = rest.removeprefix("localhost") if separator else url
-        return "file", Path(path).expanduser().resolve().parts[1:]
-    return protocol, tuple(filter(None, rest.partition("?")[0].split("/")))
+    place = located(url)
+    if backend_of(place).is_folder:
+        return "file", Path(local_folder(place) or "/").resolve().parts[1:]
+    return place.scheme, tuple(filter(None, place.partition("://")[2].split("/")))
 
 
 def open_empty(url: str) -> None:

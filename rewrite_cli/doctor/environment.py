@@ -10,17 +10,14 @@ from imap_wal.version import VERSION
 from rewrite_cli.console.check import OK, PROBLEM, WARNING, Check
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.local_cluster import jars
+from storage_backends.registry import BACKENDS, added
 
 EXTRAS = {
     "pyarrow": "archive",
     "pyzmq": "agent",
     "hazelcast-python-client": "hazelcast",
     "pyspark": "spark",
-    "fsspec": "fsspec",
-    "s3fs": "s3",
-    "gcsfs": "gcs",
-    "adlfs": "azure",
-    "requests": "hdfs",
+    **{backend.library: backend.extra for backend in BACKENDS.values() if backend.library},
     "cryptography": "encryption",
     "duckdb": "duckdb",
     "opentelemetry-sdk": "otel",
@@ -44,6 +41,8 @@ def environment_checks() -> Iterator[Check]:
             yield Check(package, OK, version(package))
         except PackageNotFoundError:
             absent.append(f"{package} [{extra}]")
+    for point in added():
+        yield Check(f"{point.name}://", OK, f"a storage of another package, {point.value}")
     if absent:
         yield Check(
             "extras",

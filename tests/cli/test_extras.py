@@ -15,7 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from rewrite_cli.doctor.environment import EXTRAS
-from storage_backends.extras import MissingExtra, extra_of, needs
+from storage_backends.extras import MissingExtra, needs
+from storage_backends.registry import backend_of
 from tests.kit.effort import thorough
 
 ROOT = Path(__file__).parents[2]
@@ -97,8 +98,9 @@ def test_the_doctor_and_the_stores_name_extras_that_exist() -> None:
     assert [
         package for package, extra in EXTRAS.items() if package not in requirements(extra)
     ] == []
-    for scheme in ("s3", "gs", "abfs", "webhdfs", "unknown"):
-        assert extra_of(scheme) in PROJECT["optional-dependencies"]
+    for url in ("s3://b", "gs://b", "abfs://b", "webhdfs://n", "unknown://x"):
+        backend = backend_of(url)
+        assert backend.library in requirements(backend.extra)
 
 
 def test_only_a_missing_library_is_a_missing_extra() -> None:

@@ -26,8 +26,9 @@ from imap_wal.agent.server import Agent
 from imap_wal.errors import ImapWalError, InvalidSetting
 from imap_wal.security.credentials import Credentials
 from rewrite_cli.cli import main
-from storage_backends import StorageError, objects, open_store
+from storage_backends import Backend, StorageError, open_store
 from storage_backends.location import Location, located, without_secrets
+from storage_backends.registry import BACKENDS
 from storage_backends.veil import Veil
 from tests.agent.harness import plugin, serving
 
@@ -92,7 +93,8 @@ class Careless(MemoryFileSystem):
 @pytest.fixture
 def careless(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     fsspec.register_implementation("careless", Careless, clobber=True)
-    monkeypatch.setattr(objects, "CONDITIONAL_CREATE", objects.CONDITIONAL_CREATE | {"careless"})
+    careless = Backend("storage_backends.objects:opened", conditional_create=True)
+    monkeypatch.setitem(BACKENDS, "careless", careless)
     monkeypatch.setattr(Careless, "store", {})
     monkeypatch.setattr(Careless, "pseudo_dirs", [""])
     monkeypatch.setattr(Careless, "failing", False)
