@@ -33,7 +33,7 @@ def section(part: str, rows: Sequence[dict[str, Any]]) -> str:
     lines = [
         line
         for name in charts(measured)
-        for line in ("", f"![{part}: the bars of the table below](images/bench-{name}.svg)")
+        for line in ("", f"![Chart: {part}](images/bench-{name}.svg)")
     ]
     lines += [
         "",
