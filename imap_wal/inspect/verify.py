@@ -94,8 +94,11 @@ class Quick(NamedTuple):
 def quick(
     store: SegmentStore, view: ClusterState, wants_node: Callable[[str], bool] | None = None
 ) -> Quick:
-    """What listings and manifests show. `wants_node`: which nodes are examined; None: all, and
-    conflicts of order too. Raises `StorageError`."""
+    """What listings and manifests show; without a newest manifest, only that. `wants_node`: which
+    nodes are examined; None: all, and conflicts of order too. Raises `StorageError`."""
+    if view.lost:
+        newest = [errors[0] for errors in view.lost.values()]
+        return Quick([damaged(error.file, "manifest", 0, error, None) for error in newest], [], "")
     findings, units = plan(store, view, wants_node or (lambda _: True))
     if wants_node is not None or len(conflicts.writers(view.manifest)) < 2:
         return Quick(findings, units, "")

@@ -22,12 +22,12 @@ from imap_wal.manifest.evidence import Evidence
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest
 from imap_wal.parquet import salvage
 from imap_wal.read.state import NodeState
-from imap_wal.repair import node_copy
 from imap_wal.repair.node_archives import ArchivePlanner
-from imap_wal.repair.node_plan import NodePlan
+from imap_wal.repair.node_plan import NodePlan, Write
 from imap_wal.repair.node_segments import SegmentPlanner
 from imap_wal.repair.report import COPIED, GIVEN_UP, REWRITTEN, Extent, Item
 from imap_wal.repair.strangers import without_strangers
+from imap_wal.security.encryption import cipher_of
 from imap_wal.segment.salvage import scan_segment
 from storage_backends import SegmentStore
 
@@ -131,7 +131,7 @@ class NodeRepair:
 
     def write(self, target: SegmentStore) -> None:
         """Write archives, their lists and segments; the caller writes the manifests later."""
-        node_copy.write(self._plan, target)
+        _write_files(self._plan, target)
         for file in self.lists:
             path = layout.list_path(self.node.folder, file.name)
             target.create(path, self._plan.store.read(path))
@@ -222,3 +222,65 @@ def _readable(payload: bytes, count: int) -> list[Row]:
         return entry.decoded(payload, count)
     except ValueError:
         return []
+
+
+# ---- the files of the copy ----
+
+
+def _write_files(plan: NodePlan, target: SegmentStore) -> None:
+    """Write all files but the manifest, and complete the manifest in the plan."""
+    archives = []
+    for archive, below, rewritten in plan.archives:
+        plan.tell(archive.path)
+        if rewritten:
+            source = plan.sources.get(archive.path, archive.path)
+            size, crc = salvage.rewrite_file(
+                plan.store,
+                source,
+                target,
+                archive.path,
+                log=plan.manifest.directory,
+                below=below,
+            )
+            archives.append(replace(archive, bytes=size, checksum=crc))
+        else:
+            salvage.copy_file(plan.store, archive.path, target)
+            archives.append(archive)
+    plan.manifest = replace(plan.manifest, archives=tuple(archives))
+    for write in plan.writes:
+        plan.tell(write.path)
+        target.create(write.path, _content(plan, write))
+
+
+def _content(plan: NodePlan, write: Write) -> bytes:
+    if not write.source:
+        return write.head
+    data = plan.store.read(write.source)
+    scan = write.scan
+    if scan is None:
+        return write.head + data[len(write.head) : write.until]
+    chunks, offset = [write.head], len(write.head)
+    for frame in write.places:
+        payload = [scan.payload(data, frame)]
+        encoded, length = _frame_of(
+            plan, write.head, write.path, offset, frame.kind, frame.count, payload
+        )
+        chunks += encoded
+        offset += length
+    return b"".join(chunks)
+
+
+def _frame_of(
+    plan: NodePlan, head: bytes, path: str, offset: int, kind: int, count: int, payload: list[bytes]
+) -> tuple[list[bytes], int]:
+    """The chunks of a frame in a segment with that header, and their length. Raises the errors of
+    `decode_header`, `EncryptionError` if its key is missing, and `TooLarge`."""
+    header, _ = format.decode_header(head, path)
+    cipher = cipher_of(plan.store, header, head, path, plan.randomness) if header.key_id else None
+    if cipher is not None:
+        payload = cipher.seal(offset, kind, count, offset, payload)
+    # All bytes before the frame are durable when the file appears: damage there is corruption.
+    chunks, length, _ = format.encode_frame(
+        header.checksum_seed, offset, kind, count, offset, payload
+    )
+    return chunks, length

@@ -37,7 +37,7 @@ class Write:
 
 @dataclass
 class NodePlan:
-    """`node_archives` and `node_segments` fill it; `node_copy` writes it."""
+    """`node_archives` and `node_segments` fill it; `NodeRepair` writes it."""
 
     store: SegmentStore
     view: ClusterState

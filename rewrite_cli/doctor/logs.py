@@ -41,6 +41,8 @@ def log_checks(
     damage = [finding for finding in findings if is_problem(finding)]
     for finding in damage:
         yield Check(name, PROBLEM, f"{finding.file}: {finding.what}", finding.advice)
+    if view.lost:
+        return
     if unordered:
         yield Check(name, OK, f"conflicts of order: {unordered}", "`imap-wal verify` reads all")
     yield from _absent(store, view)

@@ -10,7 +10,7 @@ from pathlib import Path
 from imap_wal.agent.access.keys import KeyPair
 from imap_wal.clock import SystemRandomness
 from imap_wal.errors import ImapWalError
-from imap_wal.inspect.inventory import take_inventory
+from imap_wal.inspect.inventory import looks_at
 from imap_wal.manifest.roots import why_no_root
 from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output
@@ -48,7 +48,7 @@ def storage_checks(
             yield Check(
                 "owner", WARNING, doubt, "all agents and programs of a log must run as one user"
             )
-        views = take_inventory(store)
+        views = list(looks_at(store))
         if views:
             yield Check("logs", OK, ", ".join(map(str, views)))
         else:
