@@ -178,7 +178,7 @@ def _find_cipher(
     if found is None and format.says_encrypted(data):
         what = (
             f"its header is damaged and it is encrypted, {keys_of(store).known_ids}: its key is "
-            "missing, its id is damaged too, or it is not of this place"
+            "missing, or it is not of this place"
         )
         log = home.directory or "not known, because no manifest of this node is here"
         advice = (
