@@ -182,7 +182,13 @@ def test_a_damaged_manifest_is_a_finding(run: Run, url: str, root: Path) -> None
     ended = run("verify", url, "-o", "json")
     assert ended.code == 3
     assert statuses(ended.json) == {manifest.name: "corrupt"}
-    assert "other files were not checked" in ended.json["files"][0]["what"]
+    finding = ended.json["files"][0]
+    assert "other files were not checked" in finding["what"]
+    assert [
+        check["what"]
+        for check in run("doctor", url, "-o", "json").json["checks"]
+        if check["status"] == "problem" and check["what"].startswith(f"{finding['file']}: ")
+    ]
 
 
 def test_a_foreign_file_is_reported_and_left_alone(run: Run, url: str, root: Path) -> None:
