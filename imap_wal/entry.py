@@ -16,8 +16,11 @@ from msgspec import Meta, MsgspecError
 from msgspec.msgpack import Decoder
 
 Order: TypeAlias = tuple[int, int, int, int]
-"""(incarnation, partition_version, session, request). The greater tuple is the newer change. No
-clock takes part."""
+"""The numbers that decide which of two changes is newer (`imap_wal.rules.newer`). No clock takes
+part."""
+Pair: TypeAlias = tuple[int, int]
+"""(incarnation, partition version): the start of an order."""
+ORDER_FIELDS: Final = ("incarnation", "partition_version", "session", "request")
 TURNS: Final = 2**32
 """In a member's entry, `partition_version` is Hazelcast's own version times this, plus a turn
 (docs/protocol.md)."""
@@ -62,7 +65,7 @@ class DataEntry(NamedTuple):
     `order`: decides which of two changes of a key is newer.
 
     A clear deletes all keys of one partition: its `key` is None, and its `expires_at_ms` is the
-    number of partitions (`imap_wal.read.newest.clears`)."""
+    number of partitions (`imap_wal.rules.cleared`)."""
 
     map: str
     key: bytes
@@ -113,17 +116,6 @@ def is_clear(row: Row | DataEntry) -> bool:
 def subject(row: Row) -> tuple[str, bytes | tuple[int, int]]:
     """The subject of a row: (map, key), or for a clear (map, (partition count, partition))."""
     return row[MAP], (row[PARTITION_COUNT], row[PARTITION]) if is_clear(row) else row[KEY]
-
-
-def has_expired(expires_at_ms: int, now_ms: int) -> bool:
-    """Whether an upsert with this expiry (0: never) has expired at this time.
-    `imap_wal.parquet.columns.have_expired` has the same rule for columns."""
-    return 0 < expires_at_ms <= now_ms
-
-
-def is_alive(row: Row, now_ms: int) -> bool:
-    """Whether this newest row of its key is in the map: no tombstone, no clear, not expired."""
-    return not row[DELETED] and not has_expired(row[EXPIRES_AT_MS], now_ms)
 
 
 Number: TypeAlias = Annotated[int, Meta(ge=LOWEST, le=HIGHEST)]

@@ -14,8 +14,8 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.view import MaterializedView
+from imap_wal.rules.valid import demand_known_class
 from imap_wal.settings import Settings
-from imap_wal.valid import demand_known_class
 from pyspark_imap_wal.columns import Wanted, read_columns
 
 _COLUMNS = pa.schema(

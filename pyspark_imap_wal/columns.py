@@ -1,8 +1,7 @@
 """Reads files of a log as columns: what counts of a `FileScan`, as record batches of Arrow.
 
-`imap_wal.read.scan` says which entries of a file count; the same rules are applied here to whole
-columns. Archives and snapshots are read without a Python object for each entry, and only the
-columns that are wanted.
+Archives and snapshots are read without a Python object for each entry, and only the columns that
+are wanted.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import pyarrow.compute as pc
 
 from imap_wal.decoder import Decoder
 from imap_wal.encoder import json_of, key_json
-from imap_wal.entry import ORDER, VALUE, Row
+from imap_wal.entry import ORDER, ORDER_FIELDS, VALUE, Row
 from imap_wal.format import START, Position
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_rows
 from imap_wal.parquet.file import open_parquet
@@ -27,6 +26,7 @@ from imap_wal.parquet.reader import Expected, batches
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, FileScan, Metadata
 from imap_wal.read.scan import read_scan
+from imap_wal.rules.counts import counting_columns, may_count, needed_columns
 from imap_wal.security.encryption import keys_of
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS, POSITION_COLUMNS
@@ -36,8 +36,6 @@ _log = logging.getLogger("imap_wal")
 
 _ENTRY = [field.name for field in SNAPSHOT_SCHEMA]
 _OF_LOG = ("namespace", "cluster")
-_ORDER = ("incarnation", "partition_version", "session", "request")
-_RULES = ("partition", "incarnation", "partition_version")
 
 
 @dataclass(frozen=True)
@@ -138,9 +136,9 @@ def of_rows(
                 if places is None
                 else pa.array(places[index], pa.int64())
             )
-        elif name in _ORDER:
+        elif name in ORDER_FIELDS:
             orders = list(zip(*fields[ORDER], strict=True))
-            made.append(pa.array(orders[_ORDER.index(name)], pa.int64()))
+            made.append(pa.array(orders[ORDER_FIELDS.index(name)], pa.int64()))
         else:
             values = fields[_ENTRY.index(name)]
             if name == "key" and None in values:
@@ -150,37 +148,16 @@ def of_rows(
 
 
 def _archive(store: SegmentStore, scan: FileScan, wanted: Wanted) -> Iterator[Any]:
-    below = max(scan.since or START, scan.covered.get(scan.map, START))
-    if scan.last <= below or (scan.until is not None and scan.first > scan.until):
+    limits = scan.map, scan.first, scan.last
+    if not may_count(scan, *limits) or (wanted.maps and scan.map not in wanted.maps):
         return
-    if wanted.maps and scan.map not in wanted.maps:
-        return
-    cuts = [(each, cut) for each, cut in scan.cuts if cut < scan.last]
-    partial = below >= scan.first or (scan.until is not None and scan.until < scan.last)
-    overtaken = scan.overtaken.get(scan.map, {})
-    needed = wanted.needed - {"node"}
-    if wanted.in_order or partial or any(cut >= scan.first for _, cut in cuts):
+    needed = (wanted.needed - {"node"}).union(needed_columns(scan, *limits))
+    if wanted.in_order:
         needed |= POSITION_COLUMNS.keys()
-    if cuts:
-        needed.add("incarnation")
-    if overtaken:
-        needed.update(_RULES)
     if not _has_times(store, scan, wanted):
         return
     for read in _batches(store, scan, needed, wanted.in_order):
-        batch = read
-        if partial:
-            above = _after(batch, below)
-            if scan.until is not None:
-                above = pc.and_(above, pc.invert(_after(batch, scan.until)))
-            batch = batch.filter(above)
-        for incarnation, cut in cuts:
-            void = pc.less(batch["incarnation"], incarnation)
-            if cut >= scan.first:
-                void = pc.and_(void, _after(batch, cut))
-            batch = batch.filter(pc.invert(void))
-        if overtaken and len(batch):
-            batch = batch.filter(pc.invert(_overtaken(batch, overtaken)))
+        batch = counting_columns(scan, read, *limits)
         yield batch.append_column("node", _repeated(scan.node, len(batch)))
 
 
@@ -231,30 +208,6 @@ def _has_times(store: SegmentStore, scan: FileScan, wanted: Wanted) -> bool:
         except (pa.ArrowException, OSError, ValueError, LookupError, TypeError):
             return True  # the file is damaged: reading it says how
     return False
-
-
-def _after(batch: Any, place: Position) -> Any:
-    """Which rows have a position after `place`."""
-    found: Any = None
-    for name, value in reversed(list(zip(POSITION_COLUMNS, place, strict=True))):
-        above = pc.greater(batch[name], value)
-        found = (
-            above if found is None else pc.or_(above, pc.and_(pc.equal(batch[name], value), found))
-        )
-    return found
-
-
-def _overtaken(batch: Any, pairs: Any) -> Any:
-    """Which rows are from an owner that had been replaced: their pair is lower than that of their
-    partition."""
-    places = pc.index_in(batch["partition"], pa.array(list(pairs), pa.int64()))
-    first = pc.take(pa.array([pair[0] for pair in pairs.values()], pa.int64()), places)
-    second = pc.take(pa.array([pair[1] for pair in pairs.values()], pa.int64()), places)
-    lower = pc.or_(
-        pc.less(batch["incarnation"], first),
-        pc.and_(pc.equal(batch["incarnation"], first), pc.less(batch["partition_version"], second)),
-    )
-    return pc.fill_null(lower, fill_value=False)
 
 
 def shaped(log: ClusterLog, batch: Any, wanted: Wanted) -> Any:

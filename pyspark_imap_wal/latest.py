@@ -24,7 +24,6 @@ from imap_wal.entry import KEY, MAP, TIMESTAMP_MS, Row, is_clear
 from imap_wal.errors import EncryptionError, LogError
 from imap_wal.format import Position
 from imap_wal.manifest.snapshots import PartitionVersions, Snapshot
-from imap_wal.parquet.columns import are_alive
 from imap_wal.parquet.reader import group_keys
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import END, SNAPSHOT, FileScan, KeySpan, Metadata
@@ -36,8 +35,9 @@ from imap_wal.read.state import ClusterState
 from imap_wal.read.view import live
 from imap_wal.rewrite.columns.merge import ColumnMerge, Span
 from imap_wal.rewrite.conflicts import UNDECIDED, Decisions
-from imap_wal.rewrite.plan import TombstonePolicy
 from imap_wal.rewrite.ranges import borders_of
+from imap_wal.rules.alive import are_alive
+from imap_wal.rules.dropped import TombstonePolicy
 from imap_wal.settings import Settings
 from pyspark_imap_wal.columns import Wanted, of_rows, shaped
 from pyspark_imap_wal.filters import Filters

@@ -22,15 +22,14 @@ from imap_wal.manifest.archives import Archive
 from imap_wal.names import check_map_name
 from imap_wal.parquet.archive_rows import WAITING_SCHEMA, write_sorted
 from imap_wal.parquet.columns import ARCHIVE_SCHEMA
-from imap_wal.parquet.valid_columns import demand_valid_rows
 from imap_wal.parquet.writer import ParquetFile
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention import backfill
 from imap_wal.retention.archive_writer import COLUMN_BYTES_MAX, FULL
 from imap_wal.retention.backfill import EPOCH, SESSION, Backfill
+from imap_wal.rules.valid import demand_known_class, demand_valid_rows
 from imap_wal.security.encryption import keys_of, open_store
 from imap_wal.settings import Settings
-from imap_wal.valid import demand_known_class
 from pyspark_imap_wal.classes import classes_of, demand_class_of_map
 from pyspark_imap_wal.options import known
 from storage_backends import SegmentStore

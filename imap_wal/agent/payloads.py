@@ -24,8 +24,8 @@ from imap_wal.entry import (
     VALUE,
 )
 from imap_wal.names import check_map_name
+from imap_wal.rules.valid import demand_size
 from imap_wal.schemas import BadSchema, Schema, check_known, read_schema
-from imap_wal.valid import demand_size
 
 
 class Checked(NamedTuple):

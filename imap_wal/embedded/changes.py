@@ -16,12 +16,12 @@ from imap_wal.entry import (
     VALUE,
     Row,
     clear_of,
-    has_expired,
     is_clear,
     pack,
     pack_upserts,
 )
 from imap_wal.format import CLEARS, ENTRIES
+from imap_wal.rules.alive import has_expired
 from imap_wal.serializer import Serializer
 
 _KEY_OF: Callable[[Row], bytes] = itemgetter(KEY)

@@ -11,8 +11,8 @@ from imap_wal.embedded.decisions import Decision, clear, pop, pop_last, set_defa
 from imap_wal.embedded.map_writer import MapWriter
 from imap_wal.embedded.views import MapReads
 from imap_wal.errors import InvalidSetting, NotSerializable
+from imap_wal.rules.valid import demand_columns
 from imap_wal.serializer import shown
-from imap_wal.valid import demand_columns
 
 TTL_S_MAX = 100 * 366 * 86_400
 """100 years."""

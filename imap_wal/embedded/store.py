@@ -29,13 +29,13 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.retention.other_process import OtherProcess
 from imap_wal.rewrite.compaction import Compaction, CompactionStatistics, Compactor
+from imap_wal.rules.valid import shows_classes, written
 from imap_wal.serializer import (
     MsgpackSerializer,
     RawSerializer,
     Serializer,
     demand_serializer,
 )
-from imap_wal.valid import shows_classes, written
 from imap_wal.write.commit_statistics import CommitStatistics
 from imap_wal.write.maintenance import MaintenanceStatistics
 from imap_wal.write.recovery import RecoveryReport

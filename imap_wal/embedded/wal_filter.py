@@ -20,13 +20,13 @@ from imap_wal.errors import InvalidSetting
 from imap_wal.format import PAYLOAD_BYTES_MAX, START
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import LogReader
-from imap_wal.read.newest.clears import Cleared
 from imap_wal.read.newest.rivals import Noted
 from imap_wal.read.newest.table import Table
 from imap_wal.read.scan import read_scan
 from imap_wal.read.scan_list import cluster_scans
+from imap_wal.rules.cleared import Cleared
+from imap_wal.rules.valid import demand_valid
 from imap_wal.settings import RecoveryPolicy
-from imap_wal.valid import demand_valid
 
 
 class Stop(Enum):

@@ -17,7 +17,7 @@ from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, START
 from imap_wal.read.file_scan import END
 from imap_wal.read.log_reader import Bound, LogReader, Record, storage_errors
 from imap_wal.retention.log_writer import LogWriter
-from imap_wal.valid import demand_valid
+from imap_wal.rules.valid import demand_valid
 from imap_wal.write.commit_request import CommitRequest
 from imap_wal.write.commit_statistics import CommitStatistics
 from imap_wal.write.recovery import RecoveryReport

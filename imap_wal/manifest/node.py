@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self, TypeAlias, cast
+from typing import Any, ClassVar, Self, cast
 
 from imap_wal.clock import Clock, Randomness
-from imap_wal.entry import SHARED_SESSIONS, TURNS
+from imap_wal.entry import SHARED_SESSIONS, TURNS, Pair
 from imap_wal.format import START, Position
 from imap_wal.manifest.archives import Archive, ListedArchives
 from imap_wal.manifest.document import Whole, checked, fields_of, require
@@ -261,10 +261,6 @@ _WRITTEN_IF_SET = (
     "copied",
     "epochs",
 )
-
-
-Pair: TypeAlias = tuple[int, int]
-"""(incarnation, partition version): the start of an entry's order."""
 
 
 def without_turn(pair: Pair) -> Pair:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from imap_wal.entry import Pair
 from imap_wal.format import START, Position
 from imap_wal.manifest.document import (
     Whole,
@@ -17,7 +18,7 @@ from imap_wal.manifest.document import (
     whole,
     without_defaults,
 )
-from imap_wal.manifest.node import Pair, without_turn
+from imap_wal.manifest.node import without_turn
 from imap_wal.manifest.parts import (
     COLUMNS,
     ListedColumn,

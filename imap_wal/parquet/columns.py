@@ -14,6 +14,7 @@ from imap_wal.entry import (
     KEY,
     MAP,
     ORDER,
+    ORDER_FIELDS,
     PARTITION,
     PARTITION_COUNT,
     TIMESTAMP_MS,
@@ -38,13 +39,10 @@ _ENTRY_FIELDS = [
     pa.field("timestamp_ms", pa.int64(), nullable=False),
     pa.field("expires_at_ms", pa.int64(), nullable=False),
     pa.field("partition", pa.int64(), nullable=False),
-    pa.field("incarnation", pa.int64(), nullable=False),
-    pa.field("partition_version", pa.int64(), nullable=False),
-    pa.field("session", pa.int64(), nullable=False),
-    pa.field("request", pa.int64(), nullable=False),
+    *(pa.field(name, pa.int64(), nullable=False) for name in ORDER_FIELDS),
     pa.field("node", pa.string(), nullable=False),
 ]
-POSITION_COLUMNS = ["epoch", "segment", "frame", "index"]
+POSITION_COLUMNS = list(Position._fields)
 _POSITION_FIELDS = [pa.field(name, pa.int64(), nullable=False) for name in POSITION_COLUMNS]
 
 SNAPSHOT_SCHEMA = pa.schema(_ENTRY_FIELDS)
@@ -139,10 +137,7 @@ def to_rows(batch: Any) -> list[Row]:
     column = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
     values = _bytes(column["value"])
     orders = zip(
-        *(
-            _integers(column[name])
-            for name in ("incarnation", "partition_version", "session", "request")
-        ),
+        *(_integers(column[name]) for name in ORDER_FIELDS),
         strict=True,
     )
     keys = _bytes(column["key"])
@@ -210,16 +205,6 @@ def _outermost(batch: Any, which: str) -> Position:
 def nodes_of(batch: Any) -> list[str]:
     """The node column of a record batch."""
     return _strings(batch.column(batch.schema.get_field_index("node")))
-
-
-def have_expired(expires: Any, now_ms: int) -> Any:
-    """`imap_wal.entry.has_expired` for a column `expires_at_ms`."""
-    return pc.and_(pc.greater(expires, 0), pc.less_equal(expires, now_ms))
-
-
-def are_alive(rows: Any, now_ms: int) -> Any:
-    """`imap_wal.entry.is_alive` for a batch."""
-    return pc.invert(pc.or_(rows["deleted"], have_expired(rows["expires_at_ms"], now_ms)))
 
 
 def plain(batch: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from imap_wal.entry import Row
 from imap_wal.format import START, Position
 from imap_wal.manifest.epochs import Epoch
+from imap_wal.rules.counts import Cuts, Overtaken
 
 SEGMENT, ARCHIVE, SNAPSHOT = "segment", "archive", "snapshot"
 BATCH_BYTES_MAX = 4 * 1024 * 1024
@@ -26,7 +27,6 @@ first."""
 KeySet: TypeAlias = frozenset[bytes]
 KeySpan: TypeAlias = tuple[bytes, bytes | None]
 """The keys from the first on and below the second; None: there is no end."""
-Overtaken: TypeAlias = Mapping[str, Mapping[int, tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class EntryBatch:
     too, and otherwise only each of its keys. `next_offset` is where reading a segment continues.
     `frames`: the offset and the number of rows of each frame of a segment; only if all of its
     entries count. `clears`: some of the rows may be clears, which have no key
-    (`imap_wal.read.newest.clears`)."""
+    (`imap_wal.rules.cleared`)."""
 
     node: str
     rows: list[Row]
@@ -73,7 +73,7 @@ class FileScan:
     since: Position | None = None
     until: Position | None = None
     covered: Mapping[str, Position] = field(default_factory=dict)
-    cuts: tuple[tuple[int, Position], ...] = ()
+    cuts: Cuts = ()
     bytes: int = 0
     records: int = 0
     checkpoint: Position = START

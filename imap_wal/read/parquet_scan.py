@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
-from imap_wal.entry import KEY, ORDER, Row
+from imap_wal.entry import KEY, Row
 from imap_wal.format import START
 from imap_wal.manifest.epochs import all_marked
 from imap_wal.parquet.columns import (
@@ -18,7 +18,7 @@ from imap_wal.parquet.columns import (
 )
 from imap_wal.parquet.reader import Expected, batches
 from imap_wal.read.file_scan import EntryBatch, FileScan
-from imap_wal.read.selection import void_below, without_overtaken
+from imap_wal.rules.counts import counting_rows, is_uniform, may_count
 from storage_backends import SegmentStore
 
 
@@ -29,16 +29,11 @@ def read_archive(
     the file, which is that of the log for each key. `first` and `last` of the batches are those of
     the archive, unless positions are read. Raises the errors of
     `imap_wal.parquet.reader.batches`."""
-    below = max(scan.since or START, scan.covered.get(scan.map, START))
-    if scan.last <= below or (scan.until is not None and scan.first > scan.until):
+    first, last = scan.first, scan.last
+    if not may_count(scan, scan.map, first, last):
         return
-    void = void_below(scan.cuts, scan.first), void_below(scan.cuts, scan.last)
-    placed = (
-        positions
-        or below >= scan.first
-        or (scan.until is not None and scan.until < scan.last)
-        or void[0] != void[1]
-    )
+    alike = is_uniform(scan, scan.map, first, last)
+    placed = positions or not alike
     columns = [
         field.name
         for field in (ARCHIVE_SCHEMA if placed else SNAPSHOT_SCHEMA)
@@ -56,20 +51,9 @@ def read_archive(
         rows = to_rows(batch)
         clears = _has_clears(rows)
         places = to_positions(batch) if placed else None
-        first, last = scan.first, scan.last
         if places is not None:
             first, last = min(places), max(places)
-            kept = [
-                (row, place)
-                for row, place in zip(rows, places, strict=True)
-                if place > below
-                and (scan.until is None or place <= scan.until)
-                and row[ORDER][0] >= void_below(scan.cuts, place)
-            ]
-            rows, places = [row for row, _ in kept], [place for _, place in kept]
-        elif void[0]:
-            rows = [row for row in rows if row[ORDER][0] >= void[0]]
-        rows, places = without_overtaken(rows, places, scan.overtaken)
+        rows, places = counting_rows(scan, rows, places, scan.last, alike=alike)
         yield EntryBatch(
             scan.node,
             rows,

@@ -4,15 +4,8 @@
 A scan is a `FileScan`: a plain value that can be sent to another process. Spark reads each in its
 own task.
 
-Which entries count:
-  since, until   only positions above `since` and up to `until`
-  covered        map → position: entries of that map up to it are in a snapshot, and must not be
-                 read in addition to it
-  cuts           (incarnation, position): entries of an older incarnation after the position are
-                 void
-  overtaken      map → partition → (incarnation, version): an entry of a lower pair is void, because
-                 its owner had been replaced. This rule applies only to entries above `covered`.
-  complete       position: all entries up to it are covered, and are not even decoded
+`imap_wal.rules.counts` says which entries count. Up to `FileScan.complete`, snapshots cover all
+entries; these are not even decoded.
 """
 
 from __future__ import annotations
@@ -37,7 +30,7 @@ from imap_wal.read.file_scan import (
     FileScan,
     Metadata,
 )
-from imap_wal.read.selection import select, void_below, without_overtaken
+from imap_wal.rules.counts import counting_rows
 from imap_wal.segment.read_ahead import held, read_ahead
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.segment.verdict import CLEAN, Place, Verdict, at_end, begin, said_by
@@ -273,14 +266,7 @@ class _SegmentPass:
                 for frame in frames
                 for index in range(frame.count)
             ]
-        rows, places = select(
-            rows,
-            places,
-            self._maps,
-            {name for name, mark in scan.covered.items() if last <= mark},
-            void_below(scan.cuts, last),
-        )
-        rows, places = without_overtaken(rows, places, scan.overtaken)
+        rows, places = counting_rows(scan, rows, places, last, self._maps)
         if places is not None:
             places = all_marked(scan.epochs, places)
         clears = format.CLEARS in {frame.kind for frame in frames}

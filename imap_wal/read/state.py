@@ -20,7 +20,7 @@ from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, Seen
 from imap_wal.manifest.older import MISSING_ADVICE, mark_beyond, older_epoch, without_gap
 from imap_wal.manifest.parts import PartList
 from imap_wal.manifest.snapshots import Snapshot
-from imap_wal.read.file_scan import Overtaken
+from imap_wal.rules.counts import Overtaken
 from imap_wal.segment.listing import SegmentFile, WalFolder
 from imap_wal.segment.verdict import Place
 from imap_wal.settings import RecoveryPolicy

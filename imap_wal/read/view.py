@@ -9,16 +9,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from imap_wal.entry import Row, has_expired, is_alive
+from imap_wal.entry import Row
 from imap_wal.errors import Closed
 from imap_wal.format import Position
+from imap_wal.partitions import Partitions
 from imap_wal.read.cluster import ClusterLog, T
 from imap_wal.read.file_scan import Metadata
 from imap_wal.read.merge import Merge
 from imap_wal.read.newest.digest import digest
-from imap_wal.read.newest.partitions import Partitions
 from imap_wal.read.newest.rivals import Noted
 from imap_wal.read.statistics import MergeProgress, MergeStatistics, RestoreStatistics
+from imap_wal.rules.alive import is_alive, is_live
 from imap_wal.settings import Settings
 
 
@@ -103,11 +104,7 @@ class MaterializedView:
         in these. Reads no values."""
         for states in self._each(self._index.keys(name, batch, partitions)):
             now = self._expired_until_ms()
-            keys = [
-                key
-                for key, deleted, expires in states
-                if not deleted and not has_expired(expires, now)
-            ]
+            keys = [key for key, deleted, expires in states if is_live(deleted, expires, now)]
             if keys:
                 yield keys
 
@@ -190,10 +187,7 @@ class MaterializedView:
             living = conflicts = 0
             for name in self._index.maps():
                 for states in self._index.keys(name):
-                    living += sum(
-                        not deleted and not has_expired(expires, now)
-                        for _, deleted, expires in states
-                    )
+                    living += sum(is_live(deleted, expires, now) for _, deleted, expires in states)
                     for each in self._index.conflicts():
                         conflicts += 1
                         self._noted.note((each,))

@@ -19,22 +19,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from imap_wal.entry import DELETED, KEY, MAP, ORDER, PARTITION, TIMESTAMP_MS, Row
+from imap_wal.entry import DELETED, KEY, MAP, ORDER, PARTITION, TIMESTAMP_MS, Pair, Row
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.node import Pair
 from imap_wal.names import map_component
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_batch
 from imap_wal.parquet.writer import ParquetFile
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import EntryBatch, Scope
 from imap_wal.read.newest.index import NewestIndex
-from imap_wal.read.newest.rivals import Claim, Conflict
+from imap_wal.read.newest.rivals import Conflict
 from imap_wal.read.scan import read_scan
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.rewrite.report import Winner
+from imap_wal.rules.newer import Claim
 from imap_wal.security.encryption_keys import Keys
 from imap_wal.settings import RecoveryPolicy, Settings
 from storage_backends import NotFound

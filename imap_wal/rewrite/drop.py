@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from imap_wal.entry import ORDER, Row, is_shared
+from imap_wal.entry import ORDER, Row
 from imap_wal.errors import InvalidSetting, LogError, LostRace
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
@@ -19,6 +19,7 @@ from imap_wal.rewrite.plan import ATTEMPTS, first_unfinished, is_of_members, kno
 from imap_wal.rewrite.publish import with_table
 from imap_wal.rewrite.report import DropReport
 from imap_wal.rewrite.tally import raise_versions
+from imap_wal.rules.dropped import may_have_later_copies
 from imap_wal.settings import RecoveryPolicy
 from storage_backends import NotFound
 
@@ -127,7 +128,7 @@ def _versions_of(
 def _demand_finished(name: str, rows: Iterable[Row], unfinished: int) -> None:
     """Raises `InvalidSetting` if one of these changes has a shared session of incarnation
     `unfinished` or of a later one."""
-    if any(is_shared(row[ORDER]) and row[ORDER][0] >= unfinished for row in rows):
+    if any(may_have_later_copies(row[ORDER], unfinished) for row in rows):
         raise InvalidSetting(
             f"map {name!r} has changes with copies, and an agent that was stopped may still "
             "append such copies: they would come back after the drop. Nothing was dropped. In "

@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from imap_wal.clock import Randomness, SystemRandomness
-from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, VALUE, Row, subject
+from imap_wal.entry import KEY, VALUE, Row, subject
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_batch
 from imap_wal.parquet.file import GROUP_BYTES_MAX
 from imap_wal.parquet.writer import ParquetFile, Published
-from imap_wal.read.newest.rivals import Claim, Conflict
+from imap_wal.read.newest.rivals import Conflict
 from imap_wal.read.newest.table import in_pages
-from imap_wal.rewrite.plan import DROP, Part, RewritePlan
+from imap_wal.rewrite.plan import Part, RewritePlan
 from imap_wal.rewrite.publish import latest_expiry
 from imap_wal.rewrite.ranges import KeptPart, separator
 from imap_wal.rewrite.tally import Subject
+from imap_wal.rules.dropped import may_be_dropped
+from imap_wal.rules.newer import Claim
 from imap_wal.security.encryption import keys_of
 from storage_backends import SegmentStore
 from storage_backends.extras import needs
@@ -99,7 +101,7 @@ class PartWriter:
         kept = [
             (row, node)
             for row, node in claims
-            if rule.decide(row, node, bool(late) and subject(row) in late) != DROP
+            if not rule.drops(row, node, bool(late) and subject(row) in late)
         ]
         if kept:
             batch = to_batch([row for row, _ in kept], [node for _, node in kept])
@@ -114,16 +116,16 @@ class PartWriter:
     ) -> None:
         """Add the newest rows of the next keys, and the nodes that wrote them. For keys in
         `conflicts`, all claims are kept."""
-        decide = self._plan.rule.decide
+        drops = self._plan.rule.drops
         claims = list(zip(rows, nodes, strict=True))
-        dead = [row[DELETED] or row[EXPIRES_AT_MS] for row in rows]
+        dead = [may_be_dropped(row) for row in rows]
         if any(dead):
             claims = [
                 (row, node)
                 for (row, node), maybe in zip(claims, dead, strict=True)
                 if not maybe
                 or row[KEY] in conflicts
-                or decide(row, node, bool(late) and subject(row) in late) != DROP
+                or not drops(row, node, bool(late) and subject(row) in late)
             ]
         if conflicts:
             claims = [

@@ -21,7 +21,7 @@ not cover. So it is dropped if no such change can exist:
     begun that cut the log of every node: then what such an agent appends is void. A lifetime that
     could not read a node's log does not cut it.
   - Embedded stores have no such pairs: there, only the tombstone's own node may be open.
-Otherwise it is kept, and a later rewrite decides again. A clear (`imap_wal.read.newest.clears`)
+Otherwise it is kept, and a later rewrite decides again. A clear (`imap_wal.rules.cleared`)
 counts as a tombstone here; the entries that it hides are dropped in any case. Expired entries
 follow the same rule, some minutes after they expired, because the clock of this machine may differ
 from the storage's by this time.
@@ -37,15 +37,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from imap_wal import layout
-from imap_wal.entry import (
-    DELETED,
-    EXPIRES_AT_MS,
-    ORDER,
-    TIMESTAMP_MS,
-    Row,
-    has_expired,
-    is_shared,
-)
+from imap_wal.entry import TIMESTAMP_MS
 from imap_wal.errors import InvalidSetting, LogError, LostRace
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest, IncarnationRecord
@@ -59,43 +51,14 @@ from imap_wal.read.schemas import known_schemas, schemas_of
 from imap_wal.read.state import ClusterState
 from imap_wal.rewrite.conflicts import UNDECIDED, Decisions
 from imap_wal.rewrite.report import StepReport
+from imap_wal.rules.dropped import TombstonePolicy
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX
 from storage_backends import SegmentStore
 
 ATTEMPTS = 3
 
-LIVE, KEEP, DROP = "live", "keep", "drop"
-
 Key: TypeAlias = bytes
-
-
-@dataclass(frozen=True, slots=True)
-class TombstonePolicy:
-    """Which newest rows a snapshot keeps. `now_ms`: Unix time for expiry. `complete`: all logs were
-    read. `open_nodes`: nodes of embedded stores that may append more; empty in a cluster of
-    members. `skew_ms_max`: the allowed difference between clocks, in milliseconds. `current`:
-    changes with shared sessions of this incarnation, and of later ones, may still be appended and
-    count (`first_unfinished`)."""
-
-    now_ms: int
-    complete: bool
-    open_nodes: frozenset[str] = frozenset()
-    skew_ms_max: int = SKEW_MS_MAX
-    current: int = 0
-
-    def expired(self, expires_at_ms: int) -> bool:
-        """Whether an entry has expired by every clock within `skew_ms_max`."""
-        return has_expired(expires_at_ms, self.now_ms - self.skew_ms_max)
-
-    def decide(self, row: Row, node: str, late: bool) -> str:
-        """LIVE, KEEP (a tombstone that must be kept) or DROP. `late`: it was appended after
-        `settled` was read."""
-        if not row[DELETED] and not self.expired(row[EXPIRES_AT_MS]):
-            return LIVE
-        if is_shared(row[ORDER]) and row[ORDER][0] >= self.current:
-            return KEEP
-        return DROP if self.complete and not late and self.open_nodes <= {node} else KEEP
 
 
 class MergeRules(Protocol):

@@ -18,8 +18,6 @@ from imap_wal.clock import Randomness
 from imap_wal.entry import KEY, is_clear
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import FileScan
-from imap_wal.read.newest.clears import Cleared
-from imap_wal.read.newest.rivals import Claim
 from imap_wal.read.scan import read_scan
 from imap_wal.read.scan_list import snapshot_scans
 from imap_wal.rewrite.columns.merge import ColumnMerge, Span, scratch_errors
@@ -28,6 +26,8 @@ from imap_wal.rewrite.plan import Part, RewritePlan
 from imap_wal.rewrite.publish import read_again
 from imap_wal.rewrite.ranges import KeptPart, borders_of, kept_parts, parts_of
 from imap_wal.rewrite.sorted_runs import Pairs, Sizes, SortedRun
+from imap_wal.rules.cleared import Cleared
+from imap_wal.rules.newer import Claim
 from imap_wal.settings import Settings
 
 

@@ -28,7 +28,6 @@ from imap_wal.parquet.columns import SNAPSHOT_SCHEMA
 from imap_wal.parquet.writer import ParquetFile
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT, FileScan
-from imap_wal.read.newest.rivals import Claim
 from imap_wal.read.scan import ahead
 from imap_wal.retention.archive_writer import is_absorbable
 from imap_wal.rewrite.columns.key_columns import KeyBatch
@@ -36,6 +35,7 @@ from imap_wal.rewrite.columns.merge import ColumnMerge, Span, by_columns, scratc
 from imap_wal.rewrite.plan import RewritePlan
 from imap_wal.rewrite.ranges import borders_of
 from imap_wal.rewrite.tally import Subject, Totals
+from imap_wal.rules.newer import Claim
 from imap_wal.security.encryption import keys_of
 from imap_wal.settings import Settings
 from storage_backends.extras import needs

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TypeAlias
 
-from imap_wal.entry import DELETED, EXPIRES_AT_MS, ORDER, PARTITION, Row, subject
+from imap_wal.entry import ORDER, PARTITION, Row, subject
 from imap_wal.format import START, Position
 from imap_wal.read.file_scan import EntryBatch
 from imap_wal.rewrite.plan import MergeRules
+from imap_wal.rules.dropped import may_be_dropped
 
 Subject: TypeAlias = tuple[str, bytes | tuple[int, int]]
 """A key of a map, or one of its partitions (`imap_wal.entry.subject`)."""
@@ -48,9 +49,9 @@ class Tally:
         if settled:
             # A tombstone that an earlier rewrite kept may be dropped now, and no log has its pair
             # any more.
-            self._learn([row for row in rows if row[DELETED] or row[EXPIRES_AT_MS]])
+            self._learn([row for row in rows if may_be_dropped(row)])
         elif self.is_late(changes.node, changes.last):
-            self.late.update(subject(row) for row in rows if row[DELETED] or row[EXPIRES_AT_MS])
+            self.late.update(subject(row) for row in rows if may_be_dropped(row))
         else:
             self._learn(rows)
 

@@ -25,8 +25,6 @@ from imap_wal.errors import LostRace
 from imap_wal.manifest.snapshots import NO_VERSIONS
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import FileScan
-from imap_wal.read.newest.clears import Cleared
-from imap_wal.read.newest.rivals import Claim
 from imap_wal.rewrite.part_writer import PartWriter
 from imap_wal.rewrite.plan import Merged, Part, Result, RewritePlan, worth_reading
 from imap_wal.rewrite.publish import read_again
@@ -48,6 +46,8 @@ from imap_wal.rewrite.sorted_runs import (
     sort_files,
 )
 from imap_wal.rewrite.tally import Subject, Totals
+from imap_wal.rules.cleared import Cleared
+from imap_wal.rules.newer import Claim
 from imap_wal.settings import Settings
 from storage_backends import StorageError
 

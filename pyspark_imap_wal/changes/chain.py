@@ -7,24 +7,23 @@ one has no image, because it does not change the map.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import NamedTuple
 
-from imap_wal.entry import (
-    DELETED,
-    EXPIRES_AT_MS,
-    ORDER,
-    TIMESTAMP_MS,
-    Order,
-    Row,
-    has_expired,
-    is_clear,
-)
-from imap_wal.read.newest.rivals import Claim, Contender, content_of, joined
+from imap_wal.entry import DELETED, EXPIRES_AT_MS, ORDER, TIMESTAMP_MS, Row, is_clear
+from imap_wal.rules.alive import has_expired
+from imap_wal.rules.cleared import NO_FLOOR, is_hidden
+from imap_wal.rules.newer import Claim, Contest, content_of
 
 INSERT, DELETE = "insert", "delete"
 BEFORE, AFTER = "update_preimage", "update_postimage"
 """The values of `_change_type`: those of Spark's own interface of a changelog, and of Delta."""
-_LOWEST: Order = (-1, -1, -1, -1)
+_CONTEST: Contest[Claim] = Contest(
+    lambda claim: claim[0][ORDER],
+    itemgetter(1),
+    lambda claim: claim[0][DELETED],
+    lambda claim: content_of(claim[0]),
+)
 
 
 class Image(NamedTuple):
@@ -43,26 +42,24 @@ class KeyState:
 
     def __init__(self) -> None:
         self._claims: list[Claim] = []
-        """The contenders (`imap_wal.read.newest.rivals`), the winner first."""
-        self._floor = _LOWEST
+        """The contenders (`imap_wal.rules.newer`), the winner first."""
+        self._floor = NO_FLOOR
 
     def add(self, row: Row, node: str) -> None:
         """A change of the key, or a clear of its partition."""
         if is_clear(row):
-            self._floor = max(self._floor, row[ORDER])
+            if not is_hidden(row, self._floor):
+                self._floor = row[ORDER]
             return
-        pair = row[ORDER][:2]
-        known = self._claims[0][0][ORDER][:2] if self._claims else pair
-        if pair > known:
-            self._claims = []
-        if pair >= known:
-            self._claims = joined(self._claims, (row, node), _about)
+        self._claims = _CONTEST.add(self._claims, (row, node))
 
     @property
     def live(self) -> Claim | None:
         """The entry that the map has; it may have expired."""
-        found = next((each for each in self._claims if each[0][ORDER] >= self._floor), None)
-        return None if found is None or found[0][DELETED] else found
+        for claim in self._claims:
+            if not is_hidden(claim[0], self._floor):
+                return None if claim[0][DELETED] else claim
+        return None
 
     def images(self, row: Row, node: str) -> Iterator[Image]:
         """Add a change, and return the images of what it changed."""
@@ -79,11 +76,6 @@ class KeyState:
         else:
             yield Image(BEFORE, *before, row)
             yield Image(AFTER, *after, row)
-
-
-def _about(claim: Claim) -> Contender:
-    row, node = claim
-    return Contender(row[ORDER], node, row[DELETED], content_of(row))
 
 
 def _is_same(claim: Claim | None, other: Claim | None) -> bool:

@@ -16,8 +16,8 @@ from pyspark.sql.datasource import InputPartition
 from imap_wal.entry import KEY, MAP, ORDER, TIMESTAMP_MS, VALUE, Order, is_clear
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT, FileScan, Metadata
-from imap_wal.read.newest.rivals import Claim
 from imap_wal.read.scan import ahead
+from imap_wal.rules.newer import Claim
 from pyspark_imap_wal.changes.chain import Image, KeyState
 from pyspark_imap_wal.changes.sorter import Clears, EntrySorter, place_of, subject_of
 from pyspark_imap_wal.columns import Wanted, of_rows, shaped

@@ -13,6 +13,7 @@ from imap_wal.entry import (
     KEY,
     KEY_CLASS,
     ORDER,
+    ORDER_FIELDS,
     PARTITION,
     TIMESTAMP_MS,
     VALUE,
@@ -110,7 +111,7 @@ _STORED = (
             f"part {part + 1} of the order",
             lambda change, part=part: change.row[ORDER][part],  # type: ignore[misc]
         )
-        for part, name in enumerate(("incarnation", "partition_version", "session", "request"))
+        for part, name in enumerate(ORDER_FIELDS)
     ),
     Column("namespace", "VARCHAR", "of the log", lambda change: change.namespace),
     Column("cluster", "VARCHAR", "of the log", lambda change: change.cluster),

@@ -8,25 +8,17 @@ from dataclasses import dataclass, field
 
 from imap_wal.context import Context
 from imap_wal.decoder import Decoder
-from imap_wal.entry import (
-    DELETED,
-    EXPIRES_AT_MS,
-    KEY,
-    MAP,
-    ORDER,
-    TIMESTAMP_MS,
-    Order,
-    has_expired,
-    is_clear,
-)
+from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, ORDER, TIMESTAMP_MS, Order, is_clear
 from imap_wal.format import Position
 from imap_wal.read.beginning import first_after
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import from_manifest
-from imap_wal.read.newest.clears import Floors
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Noted
 from imap_wal.read.state import ClusterState
+from imap_wal.rules.alive import has_expired
+from imap_wal.rules.cleared import NO_FLOOR, Floors
+from imap_wal.rules.newer import rank
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.console.output import note
 from rewrite_cli.console.progress import Tell
@@ -35,8 +27,6 @@ from rewrite_cli.entries.left_out import LeftOut, without_copies
 from rewrite_cli.entries.lines import Line
 from rewrite_cli.entries.live import state_at
 from storage_backends import NotFound, SegmentStore
-
-_LOWEST: Order = (-1, -1, -1, -1)
 
 
 @dataclass(frozen=True)
@@ -187,7 +177,7 @@ def _of_key(key: bytes, clears: Iterable[Line]) -> list[Line]:
     for line in clears:
         floors = Floors()
         floors.add(line.row, line.node)
-        if floors.hidden([key], [_LOWEST]):
+        if floors.hidden([key], [NO_FLOOR]):
             found.append(line)
     return found
 
@@ -203,7 +193,7 @@ def _newest(name: str, lines: list[Line], clears: list[Line]) -> Line:
             for row, node in zip(rows, nodes, strict=True):
                 same = [each for each in lines if (each.row, each.node) == (row, node)]
                 return min(same, key=lambda each: each.position is None)
-    return max(clears, key=lambda each: (each.row[ORDER], each.node))
+    return max(clears, key=lambda line: rank(line.row, line.node))
 
 
 def _each_once(lines: Iterable[Line]) -> list[Line]:
@@ -215,4 +205,4 @@ def _each_once(lines: Iterable[Line]) -> list[Line]:
         known = found.get(identity)
         if known is None or known.position is None:
             found[identity] = line
-    return sorted(found.values(), key=lambda line: (line.row[ORDER], line.node), reverse=True)
+    return sorted(found.values(), key=lambda line: rank(line.row, line.node), reverse=True)

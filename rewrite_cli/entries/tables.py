@@ -11,7 +11,7 @@ import click
 
 from imap_wal.context import Context
 from imap_wal.decoder import Decoder
-from imap_wal.entry import KEY, MAP, TIMESTAMP_MS, VALUE
+from imap_wal.entry import KEY, MAP, ORDER_FIELDS, TIMESTAMP_MS, VALUE
 from imap_wal.format import Position
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import Scope, from_manifest
@@ -28,8 +28,7 @@ from storage_backends import NotFound, SegmentStore
 COLUMNS: Mapping[str, Sequence[Column]] = dict(zip(SCHEMAS, (LATEST, RAW), strict=True))
 _BATCH_ROWS = 10_000
 _BATCH_BYTES = 16 * 1024 * 1024
-_ONE_CHANGE = ("namespace", "cluster", "node", "key", "partition", "incarnation",
-               "partition_version", "session", "request")  # fmt: skip
+_ONE_CHANGE = ("namespace", "cluster", "node", "key", "partition", *ORDER_FIELDS)
 """Columns that together identify a change."""
 
 

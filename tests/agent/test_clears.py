@@ -10,7 +10,7 @@ import pytest
 
 from imap_wal import format
 from imap_wal.agent.config import AgentConfig
-from imap_wal.read.newest.partitions import partition_id
+from imap_wal.partitions import partition_id
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.agent.harness import Plugin, config, plugin, serving

@@ -29,14 +29,14 @@ OF_ENTRIES = (
     ),
     Mutation(
         "a backfill takes rows that are too large",
-        "imap_wal/parquet/valid_columns.py",
+        "imap_wal/rules/valid.py",
         "    if largest > bytes_max:",
         "    if False:",
         "tests/unit/test_valid.py::test_columns_are_valid_exactly_if_all_rows_are",
     ),
     Mutation(
         "columns expire a millisecond later than rows",
-        "imap_wal/parquet/columns.py",
+        "imap_wal/rules/alive.py",
         "pc.less_equal(expires, now_ms)",
         "pc.less(expires, now_ms)",
         "tests/unit/test_valid.py::test_rows_and_columns_are_alive_alike",

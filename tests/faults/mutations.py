@@ -136,17 +136,17 @@ MUTATIONS = (
     ),
     Mutation(
         "tombstone dropped early",
-        "imap_wal/rewrite/columns/choice.py",
-        "    if not rule.complete or len(rule.open_nodes) > 1:\n"
-        "        return _constant(False, table.num_rows)\n",
-        "    rule = type(rule)(rule.now_ms, True, current=rule.current)\n",
+        "imap_wal/rules/dropped.py",
+        "        if not self.complete or len(self.open_nodes) > 1:\n"
+        "            return pa.repeat(pa.scalar(False), table.num_rows)\n",
+        "        self = type(self)(self.now_ms, True, current=self.current)\n",
         "tests/rewrite/test_tombstones.py::test_a_tombstone_stays_while_another_store_may_append",
     ),
     Mutation(
         "changes of owners that were replaced count",
-        "imap_wal/read/selection.py",
-        "kept = [not row[ORDER] < ",
-        "kept = [True or row[ORDER] < ",
+        "imap_wal/rules/counts.py",
+        "return [not row[ORDER] < ",
+        "return [True or row[ORDER] < ",
         f"{_REWRITES}/test_tombstones.py::test_replaced_owner_does_not_undo_a_deletion",
     ),
     Mutation(
@@ -270,9 +270,9 @@ MUTATIONS = (
     ),
     Mutation(
         "of two claims the one that was read first counts",
-        "imap_wal/read/newest/rivals.py",
-        "return sorted([*kept, new], key=lambda each: (about(each)[2], about(each)[1]))",
-        "return [*kept, new]",
+        "imap_wal/rules/newer.py",
+        "return sorted([*rivals, new], key=lambda each: (self.deleted(each), self.node(each)))",
+        "return [*rivals, new]",
         "tests/restore/test_rivals.py::test_value_wins_over_tombstone_then_first_name",
     ),
     Mutation(

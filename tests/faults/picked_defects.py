@@ -76,9 +76,9 @@ PICKED = (
     ),
     Mutation(
         "of the claims of two nodes only the last one is kept",
-        "imap_wal/read/newest/rivals.py",
-        "if not one_writer(known, owner, order, node) or (",
-        "if not one_writer(known, owner, order, node) and (",
+        "imap_wal/rules/newer.py",
+        "            return None\n        if order != other:\n",
+        "            return True\n        if order != other:\n",
         "tests/restore/test_rivals.py::test_value_wins_over_tombstone_then_first_name",
     ),
     Mutation(

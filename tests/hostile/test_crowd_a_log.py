@@ -14,8 +14,8 @@ from imap_wal.agent.limits import CLEAR_COUNTS_MAX
 from imap_wal.entry import clear_of
 from imap_wal.errors import InvalidSetting
 from imap_wal.layout import Identity
-from imap_wal.read.newest.clears import COUNTS_MAX
 from imap_wal.retention.offline import archive_offline
+from imap_wal.rules.cleared import COUNTS_MAX
 from imap_wal.schemas import Schema
 from storage_backends import open_store
 from tests.agent.harness import Plugin, config, entry, plugin, serving

@@ -13,9 +13,10 @@ import hypothesis.strategies as st
 from imap_wal.embedded.wal_filter import filtered
 from imap_wal.entry import EXPIRES_AT_MS, KEY, ORDER, VALUE
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.newest.rivals import Claim, Conflict
+from imap_wal.read.newest.rivals import Conflict
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite import conflicts
+from imap_wal.rules.newer import Claim
 from imap_wal.settings import RecoveryPolicy, Settings
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore, forget

@@ -13,7 +13,7 @@ from imap_wal.errors import (
     NotSerializable,
 )
 from imap_wal.manifest.cluster import IncarnationRecord
-from imap_wal.read.newest.partitions import partition_id
+from imap_wal.partitions import partition_id
 from imap_wal.retention.archive import archive_sealed
 from storage_backends.memory import MemoryStore
 from tests.histories import put

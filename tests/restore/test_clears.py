@@ -24,17 +24,17 @@ from imap_wal.errors import ImapWalError, UnsupportedVersion
 from imap_wal.format import Position
 from imap_wal.parquet.columns import to_rows
 from imap_wal.parquet.reader import batches
+from imap_wal.partitions import partition_id, partition_number
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.newest import clears
-from imap_wal.read.newest.clears import Floors
 from imap_wal.read.newest.index import NewestIndex
-from imap_wal.read.newest.partitions import partition_id, partition_number
 from imap_wal.read.scan import read_scan
 from imap_wal.read.scan_list import snapshot_scans
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
+from imap_wal.rules import cleared
+from imap_wal.rules.cleared import Floors
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.write.node_log import NodeLog
 from storage_backends import SegmentStore
@@ -136,7 +136,7 @@ def test_key_is_hashed_once_per_lookup(
         hashed.append(key)
         return partition_number(key)
 
-    monkeypatch.setattr(clears, "partition_number", counted)
+    monkeypatch.setattr(cleared, "partition_number", counted)
     keys = [b"%08d%d" % (0, number) for number in range(50)]
     found = floors.hidden(keys, [(1, 1, 1, 1)] * 50)
     assert sorted(hashed) == sorted(keys)
@@ -153,7 +153,7 @@ def test_too_many_partition_counts_of_clears_are_refused() -> None:
     index = NewestIndex(1 << 30)
     index.add(
         "n1",
-        [clear((1, 1, 1, count), 0, count) for count in range(1, clears.COUNTS_MAX + 1)],
+        [clear((1, 1, 1, count), 0, count) for count in range(1, cleared.COUNTS_MAX + 1)],
         clears=True,
     )
     index.add("n1", [clear((1, 1, 2, 1), 0, 7), clear((1, 1, 2, 2), 0, 1000, "other")], clears=True)

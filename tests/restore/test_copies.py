@@ -24,9 +24,10 @@ from imap_wal.read.newest.index import NewestIndex
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.columns import merge
 from imap_wal.rewrite.local_engine import LocalEngine
-from imap_wal.rewrite.plan import DROP, KEEP, TombstonePolicy, first_unfinished
+from imap_wal.rewrite.plan import first_unfinished
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
+from imap_wal.rules.dropped import TombstonePolicy
 from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
@@ -202,8 +203,8 @@ def test_numbers_of_shared_sessions() -> None:
     with pytest.raises(ValueError, match="too high"):
         shared_session("a", 2**30)
     late = put("a", None, (3, 1, one, 1))
-    assert TombstonePolicy(0, True, current=3).decide(late, "n1", False) == KEEP
-    assert TombstonePolicy(0, True, current=4).decide(late, "n1", False) == DROP
+    assert not TombstonePolicy(0, True, current=3).drops(late, "n1", False)
+    assert TombstonePolicy(0, True, current=4).drops(late, "n1", False)
 
 
 @pytest.mark.parametrize("clean", [True, False])

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from imap_wal import partitions as hashing
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, ORDER, VALUE, Row, clear_of
 from imap_wal.errors import StorageUnavailable
-from imap_wal.read.newest import partitions as hashing
+from imap_wal.partitions import Partitions, partition_id
 from imap_wal.read.newest.index import NewestIndex
-from imap_wal.read.newest.partitions import Partitions, partition_id
 from imap_wal.read.newest.runs import Run, RunWriter
 from tests.histories import put
 from tests.kit.effort import every

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from imap_wal.entry import SHARED_SESSIONS
+from imap_wal.entry import ORDER_FIELDS, SHARED_SESSIONS
 from imap_wal.errors import CorruptLog
 from imap_wal.parquet.scratch import Scratch
-from imap_wal.read.newest.rivals import Contender, joined
 from imap_wal.rewrite import local_engine, part_writer
-from imap_wal.rewrite.columns import merge, newest_keys, sources, winners
-from imap_wal.rewrite.columns.newest_keys import KEY_SCHEMA, NewestKeys, contenders
+from imap_wal.rewrite.columns import merge, sources, winners
+from imap_wal.rewrite.columns.newest_keys import KEY_SCHEMA, NewestKeys
 from imap_wal.rewrite.columns.winners import RANKED_SCHEMA, RowSorter
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.plan import prepare
 from imap_wal.rewrite.run import rewrite
+from imap_wal.rules.newer import Contest, contenders
 from imap_wal.settings import Settings
 from storage_backends import NotFound
 from storage_backends.memory import MemoryStore
@@ -38,6 +38,7 @@ _numbers = itertools.count()
 SMALL = Settings(preallocate=False, segment_bytes=1 << 20)
 TIGHT = Settings(preallocate=False, segment_bytes=1 << 20, restore_memory_bytes=4000)
 """Everything is on scratch, in several ranges."""
+NAMES = ["n2", "n1", "n3"]
 
 
 @pytest.fixture(autouse=True)
@@ -107,14 +108,15 @@ def test_contenders_are_those_of_rows(top: int, shared: bool, seed: int) -> None
             row["session"] = SHARED_SESSIONS + 7 if shared else row["session"] % SHARED_SESSIONS
         expected = contenders_of(rows)
         table = pa.Table.from_pylist(rows, schema=KEY_SCHEMA)
-        assert shown(contenders(table)) == expected
+        assert shown(contenders(table, NAMES)) == expected
         keys = NewestKeys(chance.choice([1, 500, 2000, 10**6]))
+        keys.nodes += NAMES
         start = 0
         while start < len(rows):
             stop = start + chance.randrange(1, 6)
             keys.add("m", pa.RecordBatch.from_pylist(rows[start:stop], schema=KEY_SCHEMA))
             start = stop
-        ranges = [shown(contenders(each)) for each in keys.ranges("m")]
+        ranges = [shown(each) for each in keys.ranges("m")]
         assert [each for some in ranges for each in some] == expected
         keys.close()
 
@@ -128,7 +130,7 @@ def rows_of_keys(chance: random.Random, count: int, top: int) -> list[dict[str, 
     return [
         {
             "key": b"k%d" % chance.randrange(names),
-            **{name: number() for name in (*newest_keys.PAIR, *newest_keys.COUNTERS)},
+            **{name: number() for name in ORDER_FIELDS},
             "node": chance.randrange(nodes),
             "deleted": chance.random() < 0.3,
             "expires_at_ms": 0,
@@ -141,33 +143,27 @@ def rows_of_keys(chance: random.Random, count: int, top: int) -> list[dict[str, 
 
 
 def order(row: dict[str, Any]) -> Any:
-    return tuple(row[name] for name in (*newest_keys.PAIR, *newest_keys.COUNTERS))
+    return tuple(row[name] for name in ORDER_FIELDS)
 
 
 def contenders_of(rows: list[dict[str, Any]]) -> list[tuple[bytes, Any, bool]]:
-    found: dict[bytes, list[dict[str, Any]]] = {}
-
+    contest: Contest[dict[str, Any]] = Contest(
+        order, lambda row: NAMES[row["node"]], lambda row: row["deleted"], lambda row: ()
+    )
+    newest: dict[bytes, dict[str, Any]] = {}
+    rivals: dict[bytes, list[dict[str, Any]]] = {}
     for row in rows:
-        known = found.get(row["key"])
-        if known is None or order(known[0])[:2] < order(row)[:2]:
-            found[row["key"]] = [row]
-        elif order(known[0])[:2] == order(row)[:2]:
-            found[row["key"]] = joined(
-                known,
-                row,
-                lambda each: Contender(order(each), str(each["node"]), each["deleted"], ()),
-            )
+        contest.offer(newest, rivals, row["key"], row)
     late = {row["key"] for row in rows if row["late"]}
-    return sorted((key, which(row), key in late) for key, some in found.items() for row in some)
+    return sorted(
+        (key, row["row"], key in late)
+        for key, winner in newest.items()
+        for row in (winner, *rivals.get(key, ()))
+    )
 
 
 def shown(table: Any) -> list[tuple[bytes, Any, bool]]:
-    return sorted((row["key"], which(row), row["late"]) for row in table.to_pylist())
-
-
-def which(row: dict[str, Any]) -> Any:
-    """What identifies a row. Any of its copies may be taken."""
-    return order(row) if row["session"] >= SHARED_SESSIONS else row["row"]
+    return sorted((row["key"], row["row"], row["late"]) for row in table.to_pylist())
 
 
 @pytest.mark.parametrize("runs", [2, 3, 128])

@@ -8,7 +8,7 @@ import pytest
 from hazelcast.hash import hash_to_index
 from hazelcast.serialization.data import Data
 
-from imap_wal.read.newest.partitions import partition_id, partition_ids
+from imap_wal.partitions import partition_id, partition_ids
 
 LOWEST = -(2**31)
 

@@ -11,12 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from imap_wal.embedded.changes import MapState
-from imap_wal.entry import HIGHEST, DataEntry, has_expired, is_alive
+from imap_wal.entry import HIGHEST, DataEntry
 from imap_wal.errors import InvalidSetting, NotSerializable, TooLarge
-from imap_wal.parquet.columns import are_alive, have_expired
-from imap_wal.parquet.valid_columns import demand_valid_rows
+from imap_wal.rules.alive import are_alive, has_expired, have_expired, is_alive
+from imap_wal.rules.valid import demand_columns, demand_valid, demand_valid_rows, shows_classes
 from imap_wal.serializer import RawSerializer, demand_serializer
-from imap_wal.valid import demand_columns, demand_valid, shows_classes
 
 LIMIT = 12
 KINDS = {

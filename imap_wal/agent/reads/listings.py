@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from imap_wal.clock import Randomness
 from imap_wal.errors import ImapWalError
-from imap_wal.read.newest.partitions import Partitions
+from imap_wal.partitions import Partitions
 from imap_wal.read.view import MaterializedView
 
 LISTINGS_MAX = 4

@@ -25,7 +25,7 @@ from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, Row
 from imap_wal.errors import ImapWalError, InvalidSetting, NotAllowed
 from imap_wal.names import check_map_name
-from imap_wal.read.newest.partitions import Partitions, is_count
+from imap_wal.partitions import Partitions, is_count
 from imap_wal.tracing import span
 from imap_wal.worker import Worker
 from storage_backends import StorageError

@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, ORDER, VALUE, Row
+from imap_wal.partitions import Partitions
 from imap_wal.read.newest import runs
-from imap_wal.read.newest.clears import Cleared
-from imap_wal.read.newest.partitions import Partitions
-from imap_wal.read.newest.rivals import Claim, Conflict, conflict
+from imap_wal.read.newest.rivals import Conflict, conflict
 from imap_wal.read.newest.runs import Entry, Run, Values
 from imap_wal.read.newest.stored_rows import RUNS_MAX, PageLimits, StoredRows
 from imap_wal.read.newest.table import OWN_FIELDS, Owned, Table, in_pages
+from imap_wal.rules.cleared import Cleared
+from imap_wal.rules.newer import Claim
 
 KeyState: TypeAlias = tuple[bytes, bool, int]
 """(key, deleted, expires_at_ms) of a newest row."""

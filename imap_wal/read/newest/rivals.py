@@ -1,40 +1,17 @@
-"""Which change counts if two nodes have changes of one key with the same (incarnation, partition
-version), and no change is newer.
-
-    writer      a node; of a change with a shared session, that session, in the logs of any nodes
-    contenders  the changes with the greatest (incarnation, partition version): the newest change of
-                each writer. Copies of a change, which have one order, are one contender
-    winner      a value before a tombstone, then the node whose name sorts first
-    conflict    contenders that differ, including two that should be copies but are not equal
-
-Versions without views left such keys after a split network; a copied folder of a node does the
-same. Neither clocks nor the order of reading files decide: a merge keeps all contenders of a key
-together, so every merge of the same rows has the same winner. See
-docs/decisions/0024-two-claims-one-winner.md, and 0056-copies.md for shared sessions.
-"""
+"""Keys in conflict: several nodes claim a key (`imap_wal.rules.newer`), and their claims differ,
+even if they should be copies of one change. Readers use the winner, and say so in their log."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from imap_wal.entry import (
-    DELETED,
-    EXPIRES_AT_MS,
-    ORDER,
-    VALUE,
-    VALUE_CLASS,
-    Order,
-    Row,
-    is_shared,
-)
+from imap_wal.entry import ORDER
+from imap_wal.rules.newer import Claim, content_of
 
 _log = logging.getLogger("imap_wal")
 
-Claim: TypeAlias = tuple[Row, str]
-"""A row, and its node."""
 NAMED_MAX = 100
 """How many keys in conflict each reader names in its log."""
 KEY_BYTES_SHOWN = 200
@@ -42,45 +19,6 @@ ADVICE = (
     "decide with `imap-wal rewrite --resolve newest` or `--resolve node=NAME`, or in a copy with "
     "`imap-wal repair --prefer NAME`"
 )
-
-T = TypeVar("T")
-
-
-class Contender(NamedTuple):
-    """What decides between contenders. `content`: equal for copies of one change."""
-
-    order: Order
-    node: str
-    deleted: bool
-    content: Any
-
-
-def content_of(row: Sequence[Any]) -> tuple[Any, ...]:
-    """What a change says about its key."""
-    return row[VALUE], row[VALUE_CLASS], row[DELETED], row[EXPIRES_AT_MS]
-
-
-def one_writer(order: Order, node: str, other: Order, of: str) -> bool:
-    """Whether one writer wrote both changes, so that the greater order is newer."""
-    if is_shared(order) or is_shared(other):
-        return order[2] == other[2]
-    return node == of
-
-
-def joined(contenders: Sequence[T], new: T, about: Callable[[T], Contender]) -> list[T]:
-    """The contenders of a key after one more change with the same (incarnation, partition version);
-    the winner first."""
-    order, node, _, content = about(new)
-    kept = []
-    for each in contenders:
-        known, owner, _, said = about(each)
-        if not one_writer(known, owner, order, node) or (
-            known == order and owner != node and said != content
-        ):
-            kept.append(each)
-        elif (known, node) >= (order, owner):
-            return list(contenders)
-    return sorted([*kept, new], key=lambda each: (about(each)[2], about(each)[1]))
 
 
 @dataclass(frozen=True, slots=True)

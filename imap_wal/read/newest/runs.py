@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 
 import msgpack
 
-from imap_wal.read.newest.rivals import Contender, joined, one_writer
+from imap_wal.rules.newer import Contest
 
 Entry: TypeAlias = tuple[Any, ...]
 """(key, order, label, deleted, timestamp_ms, expires_at_ms, partition, run, offset, length). The
@@ -279,40 +279,23 @@ def newest(
     entries: list[Entry], labels: Sequence[tuple[str, str, str]]
 ) -> tuple[list[Entry], dict[bytes, list[Entry]]]:
     """From entries sorted by key: the newest entry of each key, and, for keys that several nodes
-    claim, the other contenders (`imap_wal.read.newest.rivals`)."""
+    claim, the other contenders (`imap_wal.rules.newer`)."""
     if len(set(map(key_of, entries))) == len(entries):
         return entries, {}
 
-    def about(entry: Entry) -> Contender:
-        _, value_class, node = labels[entry[LABEL]]
+    def content(entry: Entry) -> tuple[Any, ...]:
         # The bytes of values are not compared: they would have to be read.
-        content = (value_class, entry[DELETED], entry[EXPIRES_AT_MS], entry[LENGTH])
-        return Contender(entry[ORDER], node, entry[DELETED], content)
+        value_class = labels[entry[LABEL]][1]
+        return value_class, entry[DELETED], entry[EXPIRES_AT_MS], entry[LENGTH]
 
-    found: dict[bytes, Entry] = {}
+    contest: Contest[Entry] = Contest(
+        itemgetter(ORDER), lambda entry: labels[entry[LABEL]][2], itemgetter(DELETED), content
+    )
+    winners: dict[bytes, Entry] = {}
     rivals: dict[bytes, list[Entry]] = {}
     for entry in entries:
-        key = entry[KEY]
-        known = found.get(key)
-        if known is None:
-            found[key] = entry
-            continue
-        order, other = entry[ORDER], known[ORDER]
-        if order[:2] > other[:2]:
-            found[key] = entry
-            rivals.pop(key, None)
-        elif order[:2] == other[:2]:
-            node, owner = labels[entry[LABEL]][2], labels[known[LABEL]][2]
-            if key not in rivals and one_writer(order, node, other, owner):
-                if other < order:
-                    found[key] = entry
-                    continue
-                if other > order or node == owner:
-                    continue
-            found[key], *rest = joined([known, *rivals.pop(key, ())], entry, about)
-            if rest:
-                rivals[key] = rest
-    return list(found.values()), rivals
+        contest.offer(winners, rivals, entry[KEY], entry)
+    return list(winners.values()), rivals
 
 
 def sizes(entries: Sequence[Entry]) -> list[int]:

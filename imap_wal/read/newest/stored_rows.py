@@ -23,10 +23,10 @@ from imap_wal.entry import (
 )
 from imap_wal.errors import StorageUnavailable
 from imap_wal.read.newest import runs
-from imap_wal.read.newest.clears import Cleared
 from imap_wal.read.newest.rivals import Conflict, conflict
 from imap_wal.read.newest.runs import IN_MEMORY, Chunk, Entry, Run, RunWriter, Values
 from imap_wal.read.newest.table import OWN_FIELDS, Owned, Table, in_pages
+from imap_wal.rules.cleared import Cleared
 
 RUNS_MAX = 16
 """Runs that may wait for their merge; a lookup first merges them."""

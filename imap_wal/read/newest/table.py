@@ -5,19 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
+from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar, cast
 
 from imap_wal.entry import DELETED, KEY, KEY_CLASS, MAP, ORDER, VALUE, VALUE_CLASS, Row
-from imap_wal.read.newest.partitions import PartitionedKeys, Partitions
-from imap_wal.read.newest.rivals import (
-    Claim,
-    Conflict,
-    Contender,
-    conflict,
-    content_of,
-    joined,
-    one_writer,
-)
+from imap_wal.partitions import PartitionedKeys, Partitions
+from imap_wal.read.newest.rivals import Conflict, conflict
+from imap_wal.rules.newer import Claim, Contest, content_of
 
 Owned: TypeAlias = tuple[Any, ...]
 """A row of a table, with its node at the end if that is not the table's."""
@@ -33,12 +27,18 @@ class Table:
     `alone`: no other node wrote any. `rivals`: the contenders that are not in `rows`, of keys that
     several nodes claim."""
 
-    __slots__ = ("_partitioned", "alone", "node", "rivals", "rows")
+    __slots__ = ("_contest", "_partitioned", "alone", "node", "owner", "rivals", "rows")
 
     def __init__(self, node: str = "") -> None:
-        self.node, self.alone = node, True
+        def owner(row: Owned) -> str:  # no method: that would refer to the table, which holds it
+            return row[OWN_FIELDS] if len(row) > OWN_FIELDS else node
+
+        self.node, self.owner, self.alone = node, owner, True
         self.rows: dict[bytes, Owned] = {}
         self.rivals: dict[bytes, list[Owned]] = {}
+        self._contest: Contest[Owned] = Contest(
+            itemgetter(ORDER), owner, itemgetter(DELETED), content_of
+        )
         self._partitioned: PartitionedKeys | None = None
 
     def keys_in(self, partitions: Partitions) -> list[bytes]:
@@ -57,9 +57,6 @@ class Table:
             self.rivals.pop(key, None)
         self._partitioned = None
 
-    def owner(self, row: Owned) -> str:
-        return row[OWN_FIELDS] if len(row) > OWN_FIELDS else self.node
-
     def claim(self, row: Owned) -> Claim:
         """A row as it was written, and its node."""
         return cast(Row, row[:OWN_FIELDS]), self.owner(row)
@@ -71,37 +68,13 @@ class Table:
 
     def offer(self, key: bytes, row: Owned) -> None:
         """Add a row of a map that several nodes write."""
-        known = self.rows.get(key)
-        if known is None:
-            self.rows[key] = row
-            return
-        pair, known_pair = row[ORDER][:2], known[ORDER][:2]
-        if pair > known_pair:
-            self.rows[key] = row
-            if self.rivals:
-                self.rivals.pop(key, None)
-        elif pair == known_pair:
-            owner, of = self.owner(row), self.owner(known)
-            if key not in self.rivals and one_writer(row[ORDER], owner, known[ORDER], of):
-                if known[ORDER] < row[ORDER]:
-                    self.rows[key] = row
-                    return
-                if known[ORDER] > row[ORDER] or owner == of:
-                    return
-            self.rows[key], *rest = joined(self.of(key), row, self._about)
-            if rest:
-                self.rivals[key] = rest
-            else:
-                self.rivals.pop(key, None)
+        self._contest.offer(self.rows, self.rivals, key, row)
 
     def conflict(self, name: str, key: bytes) -> Conflict | None:
         """The conflict of a key, if there is one."""
         return (
             conflict(name, key, list(map(self.claim, self.of(key)))) if key in self.rivals else None
         )
-
-    def _about(self, row: Owned) -> Contender:
-        return Contender(row[ORDER], self.owner(row), row[DELETED], content_of(row))
 
     def split(self, page: list[Owned]) -> tuple[list[Row], list[str]]:
         """The rows, and the node of each."""

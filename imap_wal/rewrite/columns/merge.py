@@ -22,14 +22,12 @@ from imap_wal.parquet.reader import groups_of
 from imap_wal.parquet.scratch import Scratch
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, EntryBatch, FileScan
-from imap_wal.read.newest.clears import Cleared
 from imap_wal.read.newest.rivals import Conflict, Noted
 from imap_wal.read.scan import read_scan
 from imap_wal.retention.overlap import beside
-from imap_wal.rewrite.columns.choice import PICK_SCHEMA, decided, picks, without_cleared
+from imap_wal.rewrite.columns.choice import PICK_SCHEMA, decided, picks
 from imap_wal.rewrite.columns.key_columns import (
     KeyBatch,
-    expiring,
     pairs_of,
     read_keys,
 )
@@ -37,8 +35,10 @@ from imap_wal.rewrite.columns.newest_keys import NewestKeys
 from imap_wal.rewrite.columns.sources import Sources
 from imap_wal.rewrite.columns.winners import RANKED_SCHEMA, RANKS, RowSorter
 from imap_wal.rewrite.part_writer import PartWriter
-from imap_wal.rewrite.plan import MergeRules, TombstonePolicy
+from imap_wal.rewrite.plan import MergeRules
 from imap_wal.rewrite.tally import Tally
+from imap_wal.rules.cleared import Cleared
+from imap_wal.rules.dropped import TombstonePolicy, are_droppable
 from imap_wal.settings import Settings
 from storage_backends import NotFound, SegmentStore
 from storage_backends.extras import needs
@@ -271,7 +271,7 @@ class ColumnMerge:
         batch = found.batch
         self.tally.learn(
             lambda: {
-                *pairs_of(batch if scan.kind == ARCHIVE else batch.filter(expiring(batch))),
+                *pairs_of(batch if scan.kind == ARCHIVE else batch.filter(are_droppable(batch))),
                 *((row[PARTITION], *row[ORDER][:2]) for row, _ in found.clears),
             }
         )
@@ -307,7 +307,7 @@ class ColumnMerge:
         rank = 0
         with closing(Scratch(PICK_SCHEMA, self._part_bytes, self._folder)) as wanted:
             for contenders in self.keys.ranges(name):
-                table = without_cleared(contenders, name, self.cleared)
+                table = self.cleared.without(contenders, name)
                 found = picks(table, rule, self.sources.nodes, rank)
                 rank += found.num_rows
                 for source, batch in _by_source(found):

@@ -23,9 +23,9 @@ from imap_wal.parquet.scratch import Scratch
 from imap_wal.read.file_scan import ARCHIVE, FileScan
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.retention.archive_writer import is_absorbable
-from imap_wal.rewrite.columns.key_columns import expiring
 from imap_wal.rewrite.columns.newest_keys import KEY_SCHEMA, NewestKeys
 from imap_wal.rewrite.tally import Subject
+from imap_wal.rules.dropped import are_droppable
 from storage_backends import SegmentStore
 from storage_backends.extras import needs
 
@@ -49,8 +49,7 @@ class Sources:
         self._late = late
         self._copies = Copies(store, folder)
         self.store = cast(SegmentStore, self._copies)
-        self.nodes: list[str] = []
-        """The names of the nodes, by number."""
+        self.nodes = keys.nodes
         self._keys = keys
         self._numbers: dict[str, int] = {}
         self._places: list[FileScan | str] = []
@@ -140,7 +139,7 @@ def _keys_of(batch: Any, nodes: Any, late: Any, source: int, rows: Any) -> Any:
     if late is False:
         lates = pa.repeat(pa.scalar(False), count)
     else:
-        lates = expiring(batch) if late is True else pc.and_(late, expiring(batch))
+        lates = are_droppable(batch) if late is True else pc.and_(late, are_droppable(batch))
     extra = {
         "node": nodes,
         "late": lates,

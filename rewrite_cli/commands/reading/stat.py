@@ -12,13 +12,14 @@ import click
 from imap_wal.agent.access.keys import KeyPair, read_secret
 from imap_wal.clock import SystemClock
 from imap_wal.context import Context
-from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, VALUE, Row, has_expired
+from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, VALUE, Row
 from imap_wal.inspect.own_disks import OwnDisk, nodes_with_tails, own_disk
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.rewrite import conflicts
+from imap_wal.rules.alive import has_expired
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.console import output as out
 from rewrite_cli.console.agent_keys import key_file_option

@@ -16,16 +16,33 @@ may have had another number. A clear may be dropped when a tombstone in its plac
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from imap_wal.entry import MAP, ORDER, PARTITION, PARTITION_COUNT, Order, Row, is_clear
+from imap_wal.entry import (
+    MAP,
+    ORDER,
+    ORDER_FIELDS,
+    PARTITION,
+    PARTITION_COUNT,
+    Order,
+    Row,
+    is_clear,
+)
 from imap_wal.errors import ImapWalError
-from imap_wal.read.newest.partitions import partition_number
-from imap_wal.read.newest.rivals import Claim
+from imap_wal.partitions import partition_number
+from imap_wal.rules.arrow import pa
+from imap_wal.rules.newer import Claim, rank
 
 NONE: frozenset[int] = frozenset()
 COUNTS_MAX = 64
 """How many different numbers of partitions the clears of a map may have. A cluster has one, and
 each of them makes a lookup slower."""
+NO_FLOOR: Order = (-1, -1, -1, -1)
+ROWS_AT_ONCE = 65_536
+
+
+def is_hidden(row: Row, floor: Order) -> bool:
+    return row[ORDER] < floor
 
 
 class Floors:
@@ -37,7 +54,7 @@ class Floors:
     def __init__(self) -> None:
         self._newest: dict[int, dict[int, Claim]] = {}
         """Number of partitions → partition → newest clear."""
-        self._top: Order = (-1, -1, -1, -1)
+        self._top = NO_FLOOR
 
     def add(self, row: Row, node: str) -> None:
         if not 0 <= row[PARTITION] < row[PARTITION_COUNT]:  # no version of this program wrote this
@@ -60,7 +77,7 @@ class Floors:
                 )
             newest = self._newest[row[PARTITION_COUNT]] = {}
         known = newest.get(row[PARTITION])
-        if known is None or (known[0][ORDER], known[1]) < (row[ORDER], node):
+        if known is None or rank(*known) < rank(row, node):
             newest[row[PARTITION]] = row, node
         self._top = max(self._top, row[ORDER])
 
@@ -126,6 +143,18 @@ class Cleared:
         """The indexes of the hidden ones among these changes of a map."""
         floors = self._maps.get(name)
         return NONE if floors is None else floors.hidden(keys, orders)
+
+    def without(self, table: Any, name: str) -> Any:
+        """The rows of a table of a map that are not hidden."""
+        if name not in self:
+            return table
+        batches = []
+        for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
+            orders = zip(*(batch.column(field).to_pylist() for field in ORDER_FIELDS), strict=True)
+            hidden = self.hidden(name, batch.column("key").to_pylist(), list(orders))
+            mask = [index not in hidden for index in range(len(batch))]
+            batches.append(batch.filter(pa.array(mask, pa.bool_())))
+        return pa.Table.from_batches(batches, table.schema)
 
     def remove(self, name: str) -> None:
         self._maps.pop(name, None)
