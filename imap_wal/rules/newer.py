@@ -97,6 +97,14 @@ class Contest(Generic[T]):
         if known is None:
             newest[key] = new
             return
+        order, other = self.order(new), self.order(known)
+        # The common case, as `replaces` decides it: a restore waits for this.
+        if order[1] != other[1] or order[0] != other[0]:
+            if order > other:
+                newest[key] = new
+                if rivals:
+                    rivals.pop(key, None)
+            return
         replaces = None if key in rivals else self.replaces(new, known)
         if replaces:
             newest[key] = new

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from tests.faults.mutation import Mutation
 
+_RULES = "tests/unit/test_rules.py::test_rows_and_columns_agree_over_random_histories"
+
 OF_ENTRIES = (
     Mutation(
         "a backfill of another class is added to a map",
@@ -40,6 +42,27 @@ OF_ENTRIES = (
         "pc.less_equal(expires, now_ms)",
         "pc.less(expires, now_ms)",
         "tests/unit/test_valid.py::test_rows_and_columns_are_alive_alike",
+    ),
+    Mutation(
+        "the entry at a low-water mark counts in columns",
+        "imap_wal/rules/counts.py",
+        "        greater = pc.greater(column, value)",
+        "        greater = pc.greater_equal(column, value)",
+        _RULES,
+    ),
+    Mutation(
+        "by columns, the copies of a change are claims of two nodes",
+        "imap_wal/rules/newer.py",
+        "    if not shared.true_count:",
+        "    if True:",
+        _RULES,
+    ),
+    Mutation(
+        "by columns, a tombstone whose copy may come later is dropped",
+        "imap_wal/rules/dropped.py",
+        'pc.greater_equal(column["incarnation"], self.current)',
+        'pc.greater(column["incarnation"], self.current)',
+        _RULES,
     ),
     Mutation(
         'a dict with keys 1 and "1" loses an item in JSON',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import compress
 from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar, cast
@@ -27,19 +28,19 @@ class Table:
     `alone`: no other node wrote any. `rivals`: the contenders that are not in `rows`, of keys that
     several nodes claim."""
 
-    __slots__ = ("_contest", "_partitioned", "alone", "node", "owner", "rivals", "rows")
+    __slots__ = ("_partitioned", "alone", "node", "offer", "owner", "rivals", "rows")
 
     def __init__(self, node: str = "") -> None:
-        def owner(row: Owned) -> str:  # no method: that would refer to the table, which holds it
+        def owner(row: Owned) -> str:  # no method, so that no table refers to itself
             return row[OWN_FIELDS] if len(row) > OWN_FIELDS else node
 
         self.node, self.owner, self.alone = node, owner, True
         self.rows: dict[bytes, Owned] = {}
         self.rivals: dict[bytes, list[Owned]] = {}
-        self._contest: Contest[Owned] = Contest(
-            itemgetter(ORDER), owner, itemgetter(DELETED), content_of
-        )
         self._partitioned: PartitionedKeys | None = None
+        contest: Contest[Owned] = Contest(itemgetter(ORDER), owner, itemgetter(DELETED), content_of)
+        self.offer = partial(contest.offer, self.rows, self.rivals)
+        """Adds a row of a key, in a map that several nodes write."""
 
     def keys_in(self, partitions: Partitions) -> list[bytes]:
         """The keys of some partitions. Only new keys are hashed."""
@@ -65,10 +66,6 @@ class Table:
         """The contenders of a key, the winner first."""
         row = self.rows.get(key)
         return [] if row is None else [row, *self.rivals.get(key, ())]
-
-    def offer(self, key: bytes, row: Owned) -> None:
-        """Add a row of a map that several nodes write."""
-        self._contest.offer(self.rows, self.rivals, key, row)
 
     def conflict(self, name: str, key: bytes) -> Conflict | None:
         """The conflict of a key, if there is one."""
