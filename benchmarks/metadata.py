@@ -22,6 +22,7 @@ from imap_wal.layout import Identity
 from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.node import node_manifests
 from imap_wal.manifest.snapshots import LowWaterMark, Snapshot
+from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.archive_writer import to_absorb
 from imap_wal.settings import Settings
@@ -31,7 +32,7 @@ from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import open_node_log
 from imap_wal.write.ring import RingBuffer
-from storage_backends import SegmentStore, open_store
+from storage_backends import SegmentStore
 
 DAYS, RUNS_A_DAY = 30, 144
 """An archive run every ten minutes; a rewrite of all maps with a prune every night."""

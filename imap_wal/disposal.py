@@ -50,11 +50,11 @@ def dispose(store: SegmentStore, paths: Iterable[str], folder: str) -> set[str]:
 def discard(store: SegmentStore, paths: Iterable[str]) -> set[str]:
     """Delete files of any name, except those reached through a link. Returns the deleted paths.
     Raises `StorageError`, except for links."""
-    found = reachable(store, paths)
-    linked = store.discard_all(found)
+    deleted = reachable(store, paths)
+    linked = store.discard_all(deleted)
     for error in linked:  # the link was created after the check
         _log.warning("%s: %s; it is kept: %s", store.url, error, ADVICE)
-    return set(found) - {error.path for error in linked}
+    return set(deleted) - {error.path for error in linked}
 
 
 def sweep(store: SegmentStore, folder: str) -> None:
@@ -75,17 +75,24 @@ def sweep(store: SegmentStore, folder: str) -> None:
 def reachable(store: SegmentStore, paths: Iterable[str]) -> list[str]:
     """The files that are not reached through a link. Logs the links."""
     paths = list(paths)
-    linked = links(store.url, (path.rpartition("/")[0] for path in paths))
+    linked = _links(store, (path.rpartition("/")[0] for path in paths))
     _log_each(set(linked.values()) - _logged)
     return [path for path in paths if path.rpartition("/")[0] not in linked]
 
 
 def log_links(store: SegmentStore, folders: Iterable[str]) -> None:
     """Log which of these folders, or of the folders above them, are links."""
-    _log_each(set(links(store.url, folders).values()))
+    _log_each(set(_links(store, folders).values()))
 
 
-def _log_each(found: Iterable[str]) -> None:
-    for link in sorted(found):
+def _links(store: SegmentStore, folders: Iterable[str]) -> dict[str, str]:
+    """The folders that are reached through a link: those of segments may be at another place."""
+    root, folders = located(store.url), set(folders)
+    of_wal = {folder for folder in folders if layout.is_wal(folder)}
+    return links(root, folders - of_wal) | links(root.wal_dir or root, of_wal)
+
+
+def _log_each(paths: Iterable[str]) -> None:
+    for link in sorted(paths):
         _logged.add(link)
         _log.warning("%s is a symbolic link: %s; %s", link, EFFECT, ADVICE)

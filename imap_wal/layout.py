@@ -25,7 +25,7 @@
 
 Beside the namespaces: `imap-wal-restore.txt`, while a backup is restored into this place.
 
-A few names are elsewhere: `wal_dir.json` in `storage_backends.split`, `set-aside/` in
+A few names are elsewhere: `wal_dir.json` in `imap_wal.placement.record`, `set-aside/` in
 `imap_wal.rewrite.conflicts`, `clock/` in `imap_wal.storage_clock`, numbers of manifests in
 `imap_wal.manifest.store`, names of part files in `imap_wal.rewrite.plan`.
 
@@ -287,6 +287,29 @@ def parse_lost_path(path: str) -> int | None:
     """The epoch whose recovery put this file aside; None for another file."""
     found = _numbers(_LOST.search(path), 1)
     return found[0] if found else None
+
+
+def is_wal(path: str) -> bool:
+    """Whether a file or folder is in the `wal` of a node, or is that folder."""
+    parts = path.split("/", 5)
+    return len(parts) >= 5 and parts[2] == "nodes" and parts[4] == "wal"
+
+
+def node_of_wal(path: str) -> str:
+    """The folder of the node whose `wal` has this file or folder; "" if none has it."""
+    return "/".join(path.split("/", 5)[:4]) if is_wal(path) else ""
+
+
+def is_on_disk(path: str) -> bool:
+    """Whether a file of a node's `wal` is on the node's own disk if it has one: its segments, and
+    the file that names their log. Permits are not: other nodes must see and delete them."""
+    return is_wal(path) and path.endswith((".wal", ".log"))
+
+
+def above_wal(folder: str) -> bool:
+    """Whether a folder of segments can be below this one."""
+    parts = folder.rstrip("/").split("/", 5)
+    return len(parts) < 3 or (len(parts) < 5 and parts[2] == "nodes")
 
 
 FENCE_BYTES_MAX = 4096

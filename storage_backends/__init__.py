@@ -34,7 +34,7 @@ from storage_backends.errors import (
     with_url,
 )
 from storage_backends.extras import MissingExtra
-from storage_backends.factory import check_url, open_store
+from storage_backends.factory import open_store
 from storage_backends.interface import (
     Appender,
     Capabilities,
@@ -64,7 +64,6 @@ __all__ = [
     "StoredFile",
     "Unavailable",
     "Unsupported",
-    "check_url",
     "lock_holder",
     "open_store",
     "with_url",

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable
 
 from storage_backends.location import Location, located
-from storage_backends.paths import is_wal
 from storage_backends.registry import backend_of
 
 
@@ -15,23 +14,19 @@ def links(url: str, paths: Iterable[str]) -> dict[str, str]:
     """The paths that are a link, or are reached through one, with the first link on the way (its
     full path). `paths` are relative to the root. {} if `url` is not a local folder. Raises the
     error of `located`."""
-    place = located(url)
-    roots = {
-        True: local_folder(Location(place.wal_dir) if place.wal_dir else place),
-        False: local_folder(place),
-    }
+    root = local_folder(located(url))
     seen: dict[str, bool] = {}
-    found: dict[str, str] = {}
+    first_links: dict[str, str] = {}
     for path in paths:
-        full = roots[is_wal(path)]
-        for name in path.split("/") if full else ():
+        full = root
+        for name in path.split("/") if root else ():
             full = f"{full}/{name}"
             if full not in seen:
                 seen[full] = os.path.islink(full)
             if seen[full]:
-                found[path] = full
+                first_links[path] = full
                 break
-    return found
+    return first_links
 
 
 def local_folder(place: Location) -> str:

@@ -46,20 +46,3 @@ def number_in(text: str, width: int = 8) -> int | None:
 def one_line(text: str) -> str:
     """A holder's text on one line."""
     return " ".join(text.split())
-
-
-def is_wal(path: str) -> bool:
-    """Whether a file or folder is in the `wal` of a node, or is that folder."""
-    parts = path.split("/", 5)
-    return len(parts) >= 5 and parts[2] == "nodes" and parts[4] == "wal"
-
-
-def node_of_wal(path: str) -> str:
-    """The folder of the node whose `wal` has this file or folder; "" if none has it."""
-    return "/".join(path.split("/", 5)[:4]) if is_wal(path) else ""
-
-
-def is_on_disk(path: str) -> bool:
-    """Whether a file of a node's `wal` is on the node's own disk if it has one: its segments, and
-    the file that names their log. Permits are not: other nodes must see and delete them."""
-    return is_wal(path) and path.endswith((".wal", ".log"))

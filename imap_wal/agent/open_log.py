@@ -22,7 +22,6 @@ from imap_wal.worker import Worker
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
 from storage_backends import StorageError
-from storage_backends.own_disk import own_disk_of
 from storage_backends.reserve import reserves
 
 SIGN_STOP_S = 5.0
@@ -49,7 +48,7 @@ class OpenLog:
             config.served_at,
             config.tail_access.public_key() if config.served_at else "",
         )
-        disk = own_disk_of(all_logs.store)
+        disk = all_logs.context.own_disk
         for reserve in reserves(all_logs.store)[-1:]:
             # Where segments are. Each attempt to open would use some of the space.
             reserve.demand(config.node)

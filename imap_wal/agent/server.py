@@ -49,13 +49,13 @@ from imap_wal.errors import (
     Fenced,
     StorageUnavailable,
 )
+from imap_wal.placement.own_disk import Tails
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.security.encryption import open_store
 from imap_wal.worker import Worker, trouble
 from imap_wal.write.opening import holder_text
 from storage_backends import NoSpace, SegmentStore, StorageError
-from storage_backends.own_disk import Tails, own_disk_of
 from storage_backends.reserve import disks_of
 
 TICK_MS = 200
@@ -152,14 +152,14 @@ class Agent:
 
     def _serve_tail(self) -> TailServer | None:
         """Serve this node's own disk to other agents, if its segments are there."""
-        disk, access = own_disk_of(self._store), self.config.tail_access
+        disk, access = self._all_logs.context.own_disk, self.config.tail_access
         if disk is None or disk.disk is None:
             return None
         rules = access.rules(self._clock)
         return TailServer(disk, self.config.tail_endpoint, rules, self._clock, self._lines)
 
     def _reads_with(self, work: Work, randomness: Randomness) -> Reads:
-        disk = own_disk_of(self._store)
+        disk = self._all_logs.context.own_disk
         merges = Merges(
             self._view,
             lambda: self._committer.statistics.bytes,

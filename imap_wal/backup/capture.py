@@ -42,8 +42,6 @@ from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.segment.reader import SegmentReader, is_header_torn
 from imap_wal.segment.verdict import Place
 from storage_backends import NotFound, SegmentStore, StoredFile
-from storage_backends.own_disk import own_disk_of
-from storage_backends.paths import is_on_disk
 
 ATTEMPTS = 100
 MISFITS_MAX = 8
@@ -175,14 +173,14 @@ def _look(log: ClusterLog) -> _Look:
     snapshots: set[str] = set()
     archives: set[str] = set()
     ids: set[str] = set()
-    own_disks = own_disk_of(log.store) is not None
+    own_disks = log.context.own_disk is not None
     for file in log.store.list(log.folder):
         path = file.path.removeprefix(f"{log.folder}/")
         manifest = _MANIFEST.fullmatch(path)
         if manifest:
             folder = manifest["folder"]
             newest[folder] = max(newest.get(folder, ""), file.path)
-        elif own_disks and is_on_disk(file.path) and file.path.endswith(".log"):
+        elif own_disks and layout.is_on_disk(file.path) and file.path.endswith(".log"):
             ids.add(file.path)
         elif _SMALL.fullmatch(path):
             small.add(file.path)

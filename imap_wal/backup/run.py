@@ -1,7 +1,7 @@
 """Makes a backup, and removes old ones.
 
 Segments that are only on the own disk of a node are read as all others are: the caller opens a
-storage that asks the agents (`storage_backends.own_disk`).
+storage that asks the agents (`imap_wal.placement.own_disk`).
 
 Every file is checked while it is copied (`checks`). One that is damaged is copied too, and the
 backup says so. A run with damage removes no earlier backup.

@@ -24,6 +24,7 @@ from imap_wal.layout import Identity
 from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.older import current_cluster
+from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.proof import prove_restore
 from imap_wal.retention.log_writer import LogWriter
@@ -37,7 +38,7 @@ from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import NodeOpening, open_node_log
 from imap_wal.write.other_writers import prove_others, shut_out_others
 from imap_wal.write.permit import OTHER_NODE
-from storage_backends import SegmentStore, StorageError, open_store, with_url
+from storage_backends import SegmentStore, StorageError, with_url
 
 
 class OpenOptions(SettingsOptions, total=False):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from imap_wal import format, layout
 from imap_wal.errors import LogError
+from imap_wal.placement.own_disk import Tails
 from imap_wal.read.state import ClusterState, NodeState
 from storage_backends import StorageError
-from storage_backends.own_disk import Tails
 
 HEADER_BYTES_MAX = 65536
 

@@ -21,6 +21,7 @@ from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.node import LOG, NodeManifest, node_manifests
 from imap_wal.manifest.store import ManifestLog
+from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import storage_errors
 from imap_wal.read.proof import prove_keys
@@ -29,7 +30,7 @@ from imap_wal.security.encryption import with_keys
 from imap_wal.settings import Durability, Settings, SettingsOptions, choose
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import check_new_log, open_node_log
-from storage_backends import SegmentStore, open_store
+from storage_backends import SegmentStore
 
 
 def create(

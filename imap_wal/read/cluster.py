@@ -49,7 +49,6 @@ from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.segment.listing import WalFolder, sorted_out
 from imap_wal.settings import RecoveryPolicy
 from storage_backends import NotFound, SegmentStore
-from storage_backends.own_disk import why_away
 
 ATTEMPTS = 8
 """How often a pass starts again because files were removed during it."""
@@ -237,7 +236,8 @@ class ClusterLog:
         if manifest.is_whole(wal):
             return ""
         if manifest.address and not wal.logs:
-            return unseen_segments(manifest, wal, why_away(self.store, folder))
+            disk = self.context.own_disk
+            return unseen_segments(manifest, wal, "" if disk is None else disk.why_away(folder))
         return foreign_wal(folder, manifest, wal.logs)
 
     def lost(self, error: NotFound) -> ShortLog | NotFound:

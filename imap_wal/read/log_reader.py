@@ -39,6 +39,7 @@ from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.epochs import Epoch, between, demand, id_in, ids, marked
 from imap_wal.manifest.node import LOG, NodeManifest
 from imap_wal.manifest.older import MISSING_ADVICE
+from imap_wal.placement import open_store
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, FileScan
 from imap_wal.read.scan import read_scan
@@ -46,7 +47,7 @@ from imap_wal.read.state import NodeState
 from imap_wal.security.encryption import with_keys
 from imap_wal.segment.listing import SegmentFile, wal_folder
 from imap_wal.segment.reader import SegmentReader
-from storage_backends import NotFound, SegmentStore, StorageError, open_store
+from storage_backends import NotFound, SegmentStore, StorageError
 
 MERGE_FILES_MAX = 16
 """Archives that are merged at once; each has a batch of rows in memory. More are merged in rounds,

@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-import storage_backends
 from imap_wal.checks import location
 from imap_wal.clock import Randomness, SystemRandomness
 from imap_wal.errors import EncryptionError, Forged, InvalidSetting
@@ -48,11 +47,12 @@ from imap_wal.format import (
     decode_header,
     with_crc,
 )
+from imap_wal.placement import opening
+from imap_wal.placement.own_disk import Tails, Unasked
 from imap_wal.security.encryption_keys import NO_KEYS, PLAIN, KeyRing, Keys
 from storage_backends import Appender, Lock, SegmentStore
 from storage_backends.gated import GatedStore
 from storage_backends.location import Location, located
-from storage_backends.own_disk import Tails, Unasked
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -104,10 +104,10 @@ def open_store(
     wal_dir: str | os.PathLike[str] = "",
     tails: Callable[[SegmentStore], Tails] = Unasked,
 ) -> SegmentStore:
-    """`storage_backends.open_store` with the keys that the location names. Raises the same errors,
-    and `InvalidSetting`."""
+    """`imap_wal.placement.open_store` with the keys that the location names. Raises the same
+    errors, and `InvalidSetting`."""
     place = url if isinstance(url, Location) else location(url)
-    store = storage_backends.open_store(place, wal_dir=wal_dir, tails=tails)
+    store = opening.open_store(place, wal_dir=wal_dir, tails=tails)
     return with_keys(store, place.encryption_keys)
 
 

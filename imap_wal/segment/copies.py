@@ -22,10 +22,10 @@ import google_crc32c
 
 from imap_wal import layout
 from imap_wal.errors import CorruptLog
+from imap_wal.placement.own_disk import OwnDiskStore
 from imap_wal.segment.listing import SegmentFile
 from imap_wal.segment.verdict import CLEAN, Place, Verdict, judge
 from storage_backends import NotFound, SegmentStore
-from storage_backends.own_disk import OwnDiskStore, own_disk_of
 
 CHUNK_BYTES = 1024 * 1024
 ADVICE = (
@@ -83,12 +83,15 @@ def demand_disk_is_right(store: OwnDiskStore, path: str, directory: str) -> None
 
 
 def demand_same(
-    store: SegmentStore, folder: str, segments: Sequence[SegmentFile], directory: str, read: int
+    own: OwnDiskStore | None,
+    folder: str,
+    segments: Sequence[SegmentFile],
+    directory: str,
+    read: int,
 ) -> None:
     """Raise `CorruptLog` if an uploaded copy of a node's segments is better than the one on its own
     disk. All sizes are compared, and the content of the last `read` segments: those that a recovery
-    reads to their end, and may replace. Does nothing for other stores."""
-    own = own_disk_of(store)
+    reads to their end, and may replace. Does nothing without an own disk."""
     if own is None or own.disk is None or own.own != folder:
         return
     uploaded = {file.path: file.size for file in own.root.list(f"{folder}/wal")}
@@ -102,10 +105,9 @@ def demand_same(
             demand_disk_is_right(own, path, directory)
 
 
-def demand_no_better_copy(store: SegmentStore, path: str, directory: str) -> None:
+def demand_no_better_copy(own: OwnDiskStore | None, path: str, directory: str) -> None:
     """Raise `CorruptLog` if a segment that is to be deleted has a better copy in the root than on
     the own disk, which would be deleted too."""
-    own = own_disk_of(store)
     if own is None or own.disk is None:
         return
     try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from imap_wal.clock import Clock, Randomness
 from imap_wal.context import Context
 from imap_wal.layout import Identity
+from imap_wal.placement.own_disk import OwnDiskStore
 from imap_wal.security.encryption_keys import KeyRing
 from imap_wal.settings import Settings
 from storage_backends import SegmentStore
@@ -31,6 +32,10 @@ class LogContext:
     @property
     def store(self) -> SegmentStore:
         return self.context.store
+
+    @property
+    def own_disk(self) -> OwnDiskStore | None:
+        return self.context.own_disk
 
     @property
     def clock(self) -> Clock:

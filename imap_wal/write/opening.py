@@ -40,6 +40,7 @@ from imap_wal.manifest.older import (
     opened_epochs,
 )
 from imap_wal.manifest.roots import demand_root
+from imap_wal.placement.own_disk import demand_own
 from imap_wal.segment.copies import demand_same
 from imap_wal.segment.listing import WalFolder, sorted_out, wal_folder
 from imap_wal.settings import Durability, RecoveryMode
@@ -49,7 +50,6 @@ from imap_wal.write.object_segment import fences_by_object, shut_out
 from imap_wal.write.recovery import RecoveredState, Recovery
 from imap_wal.write.registration import Registration, demand_current
 from storage_backends import AlreadyExists, Lock, Locked, NotFound, SegmentStore, StorageError
-from storage_backends.own_disk import demand_own
 from storage_backends.registry import backend_of
 
 _log = logging.getLogger("imap_wal")
@@ -186,7 +186,7 @@ class NodeOpening:
         be left with a folder of a log that never began."""
         self._identity.check()
         _check_durability(self._store, self._context.settings.durability)
-        demand_own(self._store, self._folder)
+        demand_own(self._context.own_disk, self._folder)
         number, before = self.manifests.read()
         self._demand_kind(before)
         if self._context.key_ring.keys:
@@ -360,7 +360,8 @@ class NodeOpening:
             read = len(wal.segments)
         else:
             read = 0 if before.clean else 1
-        demand_same(self._store, self._folder, wal.segments, before.directory, read)
+        own = self._context.own_disk
+        demand_same(own, self._folder, wal.segments, before.directory, read)
 
     def _demand_same(self, before: NodeManifest) -> None:
         """Refuse a log of another kind, and one that is being forgotten."""

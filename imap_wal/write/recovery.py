@@ -256,7 +256,7 @@ class Recovery:
 
     def _delete(self, wal: str) -> None:
         """From the own disk and the root, if the root has nothing better."""
-        demand_no_better_copy(self._store, wal, self.manifest.directory)
+        demand_no_better_copy(self._context.own_disk, wal, self.manifest.directory)
         self._store.delete(wal)
 
     def _cut(self, file: SegmentFile, verdict: Verdict) -> RecoveredState:

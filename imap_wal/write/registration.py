@@ -22,7 +22,6 @@ from imap_wal.settings import RecoveryPolicy
 from imap_wal.write.context import LogContext
 from imap_wal.write.object_segment import holds_nothing
 from storage_backends import AlreadyExists, StoredFile
-from storage_backends.own_disk import own_disk_of
 
 _log = logging.getLogger("imap_wal")
 
@@ -156,7 +155,7 @@ class Registration:
     def _is_empty_disk(self) -> bool:
         """Whether the node's own disk has no segment. It may have the id of a log that an open
         created there before it was interrupted."""
-        own = own_disk_of(self._context.store)
+        own = self._context.own_disk
         if own is None or own.disk is None:
             return False
         files = own.disk.list(f"{self._folder}/wal")

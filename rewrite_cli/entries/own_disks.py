@@ -9,12 +9,12 @@ from imap_wal.agent.access.keys import KeyPair
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.inspect.own_disks import DiskTail, asked, own_disk
 from imap_wal.inspect.writer import writer_of
+from imap_wal.placement.own_disk import Tails, Unasked
 from imap_wal.read.state import ClusterState, NodeState
 from rewrite_cli.console import output
 from rewrite_cli.console.check import OK, PROBLEM, Check
 from storage_backends import SegmentStore
 from storage_backends.extras import MissingExtra, needs
-from storage_backends.own_disk import Tails, Unasked
 
 UPLOAD_LATE_S = 600
 """As in the rule of the alert ImapWalUploadLate."""

@@ -10,6 +10,7 @@ import pytest
 
 from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import Fenced, LostRace, MissingNode, OutcomeUnknown, WriterLocked
+from imap_wal.placement.router import SplitStore
 from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.read.view import MaterializedView
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -19,7 +20,6 @@ from imap_wal.settings import RecoveryPolicy, Settings
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
-from storage_backends.split import SplitStore
 from tests.kit.actors import Interrupted, embedded, log_of
 from tests.kit.effort import every, step
 

@@ -11,10 +11,10 @@ from imap_wal import format
 from imap_wal.context import Context
 from imap_wal.entry import pack
 from imap_wal.layout import Identity
+from imap_wal.placement import open_store
 from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
-from storage_backends import open_store
 from tests.agent.harness import config, plugin, serving
 from tests.histories import put
 

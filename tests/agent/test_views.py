@@ -15,9 +15,9 @@ from imap_wal.clock import SeededRandomness
 from imap_wal.context import Context
 from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import cluster_manifests
+from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.cutoffs import find_cutoffs
-from storage_backends import open_store
 from tests.agent.harness import config, named, serving
 from tests.kit.halves import Halves, greet, member, restored, stranger, view
 from tests.support import FakeClock

@@ -13,7 +13,7 @@ import pytest
 import imap_wal
 from imap_wal.backup import catalogue
 from imap_wal.errors import CorruptLog
-from storage_backends import open_store
+from imap_wal.placement import open_store
 from tests.cli.conftest import Run
 from tests.kit.orders import LIVE
 

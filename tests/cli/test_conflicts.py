@@ -13,10 +13,11 @@ from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE
 from imap_wal.parquet.columns import nodes_of, to_rows
 from imap_wal.parquet.reader import batches
+from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings
-from storage_backends import SegmentStore, open_store
+from storage_backends import SegmentStore
 from tests.cli.conftest import Run
 from tests.histories import put
 from tests.kit.logs import append, node

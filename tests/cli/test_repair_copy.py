@@ -11,9 +11,9 @@ import pytest
 import imap_wal
 from imap_wal.errors import ImapWalError
 from imap_wal.inspect.inventory import looks_at
+from imap_wal.placement import open_store
 from imap_wal.repair.cluster import ClusterRepair
 from imap_wal.repair.report import SALVAGE
-from storage_backends import open_store
 from tests.cli.conftest import Ended, Run
 from tests.kit.repairs import always, damaged_file, flip, frames, repair, store_of, values
 

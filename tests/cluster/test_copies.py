@@ -18,8 +18,8 @@ from hazelcast.proxy.map import BlockingMap
 
 from imap_wal.context import Context
 from imap_wal.entry import KEY, MAP, ORDER, is_shared
+from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
-from storage_backends import open_store
 from tests.cluster.cluster import Cluster
 from tests.cluster.configuration import logged_map
 from tests.cluster.contents import contents, refusal_for_a_disk

@@ -21,15 +21,15 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.context import Context
 from imap_wal.errors import InvalidSetting, MissingNode
+from imap_wal.placement import open_store
+from imap_wal.placement.own_disk import OwnDiskStore
+from imap_wal.placement.record import SegmentsPlace, record
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.cli import group
 from rewrite_cli.console.check import OK, PROBLEM
 from rewrite_cli.entries import own_disks
-from storage_backends import open_store
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore
-from storage_backends.own_disk import OwnDiskStore
-from storage_backends.split import SegmentsPlace, record
 from tests.agent.harness import Plugin, plugin, serve_in_process, serving
 from tests.kit.agents import Process
 from tests.kit.effort import every, thorough

@@ -24,9 +24,9 @@ from imap_wal.backup.run import BackupProgress, back_up
 from imap_wal.clock import SystemClock
 from imap_wal.context import Context
 from imap_wal.errors import MissingNode
+from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.entries.own_disks import tails_with
-from storage_backends import open_store
 from storage_backends.local import LocalStore
 from tests.agent.harness import config, plugin, serving
 from tests.kit.agents import Process

@@ -19,10 +19,10 @@ from imap_wal.context import Context
 from imap_wal.errors import MissingNode
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.store import ManifestLog
+from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.cli import group
 from storage_backends import Unavailable
-from storage_backends.factory import open_store
 from tests.agent.harness import Plugin, plugin, serving
 from tests.kit.agents import Process
 from tests.kit.own_disks import own_disk_config

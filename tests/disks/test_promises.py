@@ -14,11 +14,11 @@ from imap_wal.entry import COPIES_MAX
 from imap_wal.errors import MissingNode
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest
+from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.segment.listing import SegmentFile, WalFolder
 from imap_wal.settings import RecoveryPolicy
-from storage_backends.factory import open_store
 from tests.agent.harness import plugin, serving
 from tests.kit.own_disks import own_disk_config
 from tests.support import eventually

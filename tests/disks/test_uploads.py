@@ -15,6 +15,7 @@ import pytest
 from imap_wal.clock import SeededRandomness
 from imap_wal.context import Context
 from imap_wal.errors import MissingNode
+from imap_wal.placement.own_disk import OwnDiskStore, Unasked
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
@@ -25,7 +26,6 @@ from storage_backends import SegmentStore, StorageError, Unavailable
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore, forget
-from storage_backends.own_disk import OwnDiskStore, Unasked
 from storage_backends.testing import check_segment_store
 from tests.kit.disk_writer import NODE, Writer, restored
 from tests.kit.effort import every, thorough

@@ -422,7 +422,7 @@ MUTATIONS = (
     Mutation(
         "a recovery deletes an upload that is better than the own disk",
         "imap_wal/write/recovery.py",
-        "        demand_no_better_copy(self._store, wal, self.manifest.directory)\n",
+        "        demand_no_better_copy(self._context.own_disk, wal, self.manifest.directory)\n",
         "",
         "tests/disks/test_differing_copies.py::test_a_recovery_never_deletes_a_better_upload",
     ),

@@ -16,13 +16,14 @@ import imap_wal
 from imap_wal.clock import SystemClock
 from imap_wal.context import Context
 from imap_wal.disposal import dispose
+from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.policy import remove_covered
 from imap_wal.settings import Settings
 from rewrite_cli.cli import group
 from rewrite_cli.console.check import WARNING
 from rewrite_cli.doctor.storage import storage_checks
-from storage_backends import Linked, open_store
+from storage_backends import Linked
 from storage_backends.local import LocalStore
 from tests.kit.effort import every
 from tests.kit.folders import files

@@ -24,9 +24,10 @@ import imap_wal
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
 from imap_wal.errors import ImapWalError, InvalidSetting
+from imap_wal.placement import open_store
 from imap_wal.security.credentials import Credentials
 from rewrite_cli.cli import main
-from storage_backends import Backend, StorageError, open_store
+from storage_backends import Backend, StorageError
 from storage_backends.location import Location, located, without_secrets
 from storage_backends.registry import BACKENDS
 from storage_backends.veil import Veil

@@ -21,8 +21,8 @@ from imap_wal.agent.access.peers import Peer, Right
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.transport.gate import new_pair
 from imap_wal.errors import InvalidSetting
+from imap_wal.placement import open_store
 from rewrite_cli.cli import group
-from storage_backends import open_store
 from storage_backends.location import Location
 from storage_backends.testing import check_segment_store
 from tests.agent.harness import plugin, serving

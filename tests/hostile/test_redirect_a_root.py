@@ -15,10 +15,11 @@ from click.testing import CliRunner
 import imap_wal
 from imap_wal.checks import location
 from imap_wal.errors import StorageUnavailable
+from imap_wal.placement import open_store
 from imap_wal.security.credentials import Credentials
 from pyspark_imap_wal import data_source
 from rewrite_cli.cli import group
-from storage_backends import SegmentStore, StorageError, factory, open_store
+from storage_backends import Opening, SegmentStore, StorageError, factory
 from storage_backends.location import Location, located, of_wal_dir, why_not_followed
 from storage_backends.memory import MemoryStore, forget
 
@@ -138,11 +139,11 @@ def opened_with(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     stores: dict[str, MemoryStore] = {}
 
-    def open_(url: Location, clock_ms: object) -> SegmentStore:
-        found[str(url)] = dict(url.options)
-        return stores.setdefault(str(url), MemoryStore(f"w-links-{len(stores)}"))
+    def open_(opening: Opening) -> SegmentStore:
+        found[str(opening.url)] = dict(opening.options)
+        return stores.setdefault(str(opening.url), MemoryStore(f"w-links-{len(stores)}"))
 
-    monkeypatch.setattr(factory, "_open", open_)
+    monkeypatch.setattr(factory, "open_backend", open_)
     return found
 
 

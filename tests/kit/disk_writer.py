@@ -10,6 +10,7 @@ from imap_wal.clock import SeededRandomness
 from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE
 from imap_wal.layout import Identity
+from imap_wal.placement.own_disk import OwnDiskStore, Unasked
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.retention.archive import archive_sealed
@@ -18,7 +19,6 @@ from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import open_node_log
 from storage_backends import SegmentStore
-from storage_backends.own_disk import OwnDiskStore, Unasked
 from tests.encrypted import keyed
 from tests.support import FakeClock, row
 

@@ -10,10 +10,10 @@ from typing import Any
 from imap_wal.agent.config import AgentConfig
 from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE
+from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings
-from storage_backends import open_store
 from tests.agent.harness import plugin
 from tests.kit.agents import Process
 from tests.kit.ports import free_port

@@ -19,9 +19,9 @@ from typing import Any
 import hazelcast
 
 from imap_wal.context import Context
+from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.local_cluster import jars
-from storage_backends import open_store
 from tests.cluster.cluster import LIFETIME_TIMEOUT_S, Cluster, connect
 from tests.cluster.configuration import logged_map
 from tests.cluster.network import QUICK_LOSS, Network

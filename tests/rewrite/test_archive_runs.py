@@ -274,7 +274,7 @@ from imap_wal.rewrite.run import rewrite
 from imap_wal.rewrite.sorted_runs import Sizes
 from imap_wal.settings import Settings
 from pyspark_imap_wal import rewrite_engine
-from storage_backends import open_store
+from imap_wal.placement import open_store
 from tests.kit.task_engine import TaskEngine
 
 def peak():

@@ -18,6 +18,7 @@ from functools import lru_cache
 from random import Random
 from typing import Any, BinaryIO, TypeVar
 
+from imap_wal.placement.router import SplitStore
 from storage_backends import AlreadyExists, Linked, Locked, NotFound, StorageError, Unavailable
 from storage_backends.descriptors import read_local
 from storage_backends.interface import (
@@ -31,7 +32,6 @@ from storage_backends.interface import (
 )
 from storage_backends.lease import acquire
 from storage_backends.paths import check_path, folder_prefix, one_line
-from storage_backends.split import SplitStore
 from tests.simulation import parquet
 from tests.simulation.world import BASE_MS, Process, World
 

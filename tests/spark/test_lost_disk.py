@@ -16,6 +16,7 @@ from imap_wal.context import Context
 from imap_wal.embedded.wal_filter import filtered
 from imap_wal.format import Position
 from imap_wal.manifest.node import node_manifests
+from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.settings import RecoveryPolicy
 from pyspark_imap_wal.batch import ImapWalReader
@@ -24,7 +25,6 @@ from pyspark_imap_wal.changes.history import HistoryReader
 from pyspark_imap_wal.options import Options
 from pyspark_imap_wal.stream import ImapWalStreamReader
 from rewrite_cli.entries.following import Follower
-from storage_backends import open_store
 from tests.agent.harness import Plugin, plugin, serving
 from tests.kit.agents import Process
 from tests.kit.own_disks import own_disk_config

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from imap_wal.errors import InvalidSetting, MissingNode
+from imap_wal.placement.router import SplitStore
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.rewrite.plan import prepare
 from imap_wal.version import VERSION
@@ -17,7 +18,6 @@ from pyspark_imap_wal.session import explained
 from pyspark_imap_wal.worker import worker_log
 from storage_backends.local import LocalStore
 from storage_backends.location import located
-from storage_backends.split import SplitStore
 from tests.histories import put
 from tests.kit.logs import append, cluster, node
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from imap_wal.placement.router import SplitStore
 from storage_backends import NoSpace
 from storage_backends.interface import Appender
 from storage_backends.local import LocalStore
 from storage_backends.reserve import RESERVE_NAME, DiskState, disks_of, reserves
-from storage_backends.split import SplitStore
 from tests.kit.disks import needed_disk
 
 MIB = 1 << 20

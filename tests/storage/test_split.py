@@ -11,12 +11,14 @@ from click.testing import CliRunner
 
 import imap_wal
 from imap_wal.errors import StorageUnavailable
+from imap_wal.placement import open_store
+from imap_wal.placement.record import RECORD, SegmentsPlace, record, recorded
+from imap_wal.placement.router import SplitStore
 from rewrite_cli.cli import group
-from storage_backends import StorageError, open_store
+from storage_backends import StorageError
 from storage_backends.interface import StoredFile
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore, forget
-from storage_backends.split import RECORD, SegmentsPlace, SplitStore, record, recorded
 from storage_backends.testing import check_segment_store
 
 

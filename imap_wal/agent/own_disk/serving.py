@@ -23,10 +23,10 @@ from imap_wal.agent.transport.payload import Payload
 from imap_wal.agent.transport.router import Message, Router
 from imap_wal.clock import Clock
 from imap_wal.errors import NotAllowed
+from imap_wal.placement.own_disk import OwnDiskStore
 from imap_wal.worker import Worker
 from storage_backends import NotFound, StorageError
-from storage_backends.own_disk import OwnDiskStore
-from storage_backends.paths import is_on_disk, is_path, node_of_wal
+from storage_backends.paths import is_path
 
 TICK_MS = 200
 
@@ -88,12 +88,14 @@ class TailServer:
         return [
             (file.path.rpartition("/")[2], file.size)
             for file in self._disk.list(f"{node}/wal")
-            if is_on_disk(file.path)
+            if layout.is_on_disk(file.path)
         ]
 
     def _read(self, sender: bytes, request: TailRead) -> None:
         path = request.path
-        if not is_path(path) or node_of_wal(path) != self._node or not layout.parse_wal_path(path):
+        if not (is_path(path) and layout.parse_wal_path(path)) or (
+            layout.node_of_wal(path) != self._node
+        ):
             raise NotFound("not a segment of this node", path)
         while not self._left.empty():
             self._unsent -= self._left.get()

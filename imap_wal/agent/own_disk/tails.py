@@ -12,9 +12,9 @@ from imap_wal.agent.bounds import TAIL_BYTES_MAX
 from imap_wal.agent.transport.client import Client, NoAgent
 from imap_wal.clock import Clock, Randomness
 from imap_wal.errors import LogError, NotAllowed
+from imap_wal.layout import node_of_wal
 from imap_wal.manifest.node import node_manifests
 from storage_backends import NotFound, SegmentStore, StorageError, StoredFile, Unavailable
-from storage_backends.paths import node_of_wal
 
 ANSWER_MS = 3000
 """How long to wait for an answer."""
@@ -42,9 +42,9 @@ class _Peer:
 
 
 class AgentTails:
-    """The `Tails` of `storage_backends.own_disk`. Thread-safe. `key`: the key with which the agents
-    admit this process; None: they use no keys. Methods raise `Unavailable` if the agent does not
-    answer or refuses, and `NotFound` if it does not have the file or is another node's agent."""
+    """The `Tails` that ask agents. Thread-safe. `key`: the key with which the agents admit this
+    process; None: they use no keys. Methods raise `Unavailable` if the agent does not answer or
+    refuses, and `NotFound` if it does not have the file or is another node's agent."""
 
     def __init__(
         self, root: SegmentStore, key: KeyPair | None, clock: Clock, randomness: Randomness

@@ -8,10 +8,13 @@ from typing import Any
 
 import click
 
+from imap_wal import placement
 from imap_wal.backup import catalogue
 from imap_wal.backup.catalogue import Backup
 from imap_wal.backup.restore import begun, check, restore_backup, unfinished
 from imap_wal.errors import CorruptLog
+from imap_wal.placement.own_disk import OwnDiskStore
+from imap_wal.placement.record import SegmentsPlace, record
 from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import CLEAN, FINDINGS, Failed
@@ -20,8 +23,6 @@ from rewrite_cli.console.selection import Url, open_empty, refuse_nested
 from rewrite_cli.console.times import iso
 from storage_backends import NotFound, SegmentStore, StorageError, with_url
 from storage_backends.location import Location
-from storage_backends.own_disk import own_disk_of
-from storage_backends.split import SegmentsPlace, record
 
 
 @click.command()
@@ -186,11 +187,11 @@ def _restore(
     store: SegmentStore, backup: Backup, url: str, output: str, *, own_disks: bool
 ) -> None:
     try:
-        target = open_store(url)
+        target = placement.open_store(url)
     except (StorageError, ImportError) as error:
         raise Failed(with_url(url, error)) from error
-    earlier = own_disk_of(target)  # left by a restore that was stopped
-    root = target if earlier is None else earlier.root
+    # A restore that was stopped has recorded the own disks.
+    root = target.root if isinstance(target, OwnDiskStore) else target
     with closing(target), working("writing") as tell:
         if not unfinished(root, backup):
             other = begun(root)

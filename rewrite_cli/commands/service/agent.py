@@ -12,7 +12,7 @@ import click
 
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
-from storage_backends import StorageError, check_url, with_url
+from storage_backends import StorageError, open_store, with_url
 
 
 @click.command()
@@ -76,7 +76,7 @@ def command(
         Keys(config.log.encryption_keys)
         for place in filter(None, (config.url, config.wal_dir)):
             try:
-                check_url(place)
+                open_store(place).close()
             except StorageError as error:
                 raise Failed(f"{config_file}: {with_url(place, error)}") from error
         for doubt in config.doubts:

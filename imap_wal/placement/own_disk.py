@@ -22,11 +22,19 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import BinaryIO, Protocol, cast
 
-from storage_backends.errors import Linked, NotFound, StorageError, Unavailable, Unsupported
-from storage_backends.interface import Appender, Held, Lock, SegmentStore, StoredFile
+from imap_wal.layout import above_wal, is_on_disk, is_wal, node_of_wal
+from imap_wal.placement.router import Router, common
+from storage_backends import (
+    Held,
+    Linked,
+    NotFound,
+    SegmentStore,
+    StorageError,
+    StoredFile,
+    Unavailable,
+    Unsupported,
+)
 from storage_backends.location import located
-from storage_backends.paths import is_on_disk, is_wal, node_of_wal
-from storage_backends.split import above_wal
 
 NOT_ASKED = "this process does not ask agents for the segments on their disks"
 
@@ -61,7 +69,7 @@ class Unasked:
         pass
 
 
-class OwnDiskStore:
+class OwnDiskStore(Router):
     """A `SegmentStore`; see the module's docstring. `disk`: of the node with the folder `own`;
     None: this process has none. Methods raise the errors that `SegmentStore` names. `Unsupported`:
     a write to another node's disk."""
@@ -69,23 +77,16 @@ class OwnDiskStore:
     def __init__(
         self, root: SegmentStore, disk: SegmentStore | None, own: str, tails: Tails
     ) -> None:
-        self.root, self.disk, self.own, self._tails = root, disk, own, tails
-        mine = root.capabilities
+        super().__init__(root)
+        self.disk, self.own, self._tails = disk, own, tails
         if disk is None:
-            self.parts: tuple[SegmentStore, ...] = (root,)
-            self.url: str = root.url
-            self.capabilities = replace(mine, durable_append=True, durable_sync=True)
+            self.parts = (root,)
+            self.url = root.url
+            self.capabilities = replace(root.capabilities, durable_append=True, durable_sync=True)
         else:
             self.parts = (root, disk)
             self.url = located(root.url).with_wal_dir(located(disk.url).as_disk_of(own))
-            theirs = disk.capabilities
-            self.capabilities = replace(
-                theirs,
-                exclusive_create=mine.exclusive_create and theirs.exclusive_create,
-                atomic_replace=mine.atomic_replace and theirs.atomic_replace,
-                locks=mine.locks,
-                stale_listings=mine.stale_listings,
-            )
+            self.capabilities = common(root, disk)
         self._away: dict[str, str] = {}
         self._served: dict[str, dict[str, int]] = {}
         """Node → path → size of the files that its agent listed last."""
@@ -106,7 +107,8 @@ class OwnDiskStore:
         """This node's disk, if the file is one of its files."""
         return self.disk if is_on_disk(path) and node_of_wal(path) == self.own else None
 
-    def _to_write(self, path: str) -> SegmentStore:
+    def _of(self, path: str) -> SegmentStore:
+        """To write a file."""
         disk = self._own_disk(path)
         if disk is None and is_on_disk(path):
             raise Unsupported(f"only the agent of {node_of_wal(path)} writes to its disk", path)
@@ -115,38 +117,38 @@ class OwnDiskStore:
     def _serves(self, path: str) -> bool:
         return path in self._served.get(node_of_wal(path), ())
 
-    def _nodes_in(self, folder: str, found: Sequence[str]) -> set[str]:
+    def _nodes_in(self, folder: str, paths: Sequence[str]) -> set[str]:
         """The nodes that can have files below this folder on their disks."""
         if is_wal(folder):
             return {node_of_wal(folder)}
         if not above_wal(folder):
             return set()
-        parts = [path.split("/", 5) for path in found]
+        parts = [path.split("/", 5) for path in paths]
         nodes = {"/".join(part[:4]) for part in parts if len(part) > 4 and part[2] == "nodes"}
-        return {each for each in {*nodes, self.own} if f"{each}/".startswith(_prefix(folder))}
+        return {node for node in {*nodes, self.own} if f"{node}/".startswith(_prefix(folder))}
 
     def _on_disk(self, node: str) -> builtins.list[StoredFile]:
         if node == self.own and self.disk is not None:
             return [file for file in self.disk.list(f"{node}/wal") if is_on_disk(file.path)]
         try:
-            found = [file for file in self._tails.files(node) if is_on_disk(file.path)]
+            files = [file for file in self._tails.files(node) if is_on_disk(file.path)]
         except Unavailable as error:
             self._away[node] = str(error)
             self._served.pop(node, None)
             return []
         self._away.pop(node, None)
-        self._served[node] = {file.path: file.size for file in found}
-        return found
+        self._served[node] = {file.path: file.size for file in files}
+        return files
 
     # ---- reading ----
 
     def list(self, folder: str) -> builtins.list[StoredFile]:
-        found = {file.path: file for file in self.root.list(folder)}
-        for node in sorted(self._nodes_in(folder, list(found))):
+        files = {file.path: file for file in self.root.list(folder)}
+        for node in sorted(self._nodes_in(folder, list(files))):
             for file in self._on_disk(node) if node else ():
                 if file.path.startswith(_prefix(folder)):
-                    found[file.path] = file
-        return [found[path] for path in sorted(found)]
+                    files[file.path] = file
+        return [files[path] for path in sorted(files)]
 
     def folders(self, folder: str) -> builtins.list[str]:
         names = set(self.root.folders(folder))
@@ -189,21 +191,6 @@ class OwnDiskStore:
 
     # ---- writing ----
 
-    def create(self, path: str, data: bytes) -> None:
-        self._to_write(path).create(path, data)
-
-    def create_from(self, path: str, local_file: str) -> None:
-        self._to_write(path).create_from(path, local_file)
-
-    def replace(self, path: str, data: bytes) -> None:
-        self._to_write(path).replace(path, data)
-
-    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
-        return self._to_write(path).open_append(path, preallocate_bytes)
-
-    def truncate(self, path: str, size: int) -> None:
-        self._to_write(path).truncate(path, size)
-
     def delete(self, path: str) -> None:
         """From the root, and if it is this node's, from its disk. The agent of another node deletes
         the copy on its disk later (`imap_wal.agent.own_disk.uploads`)."""
@@ -221,15 +208,11 @@ class OwnDiskStore:
         own = [path for path in paths if self._own_disk(path) is not None]
         return linked + (self.disk.discard_all(own) if self.disk is not None and own else [])
 
-    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
-        return self.root.lock(path, holder, take=take)
-
     def close(self) -> None:
         try:
             self._tails.close()
         finally:
-            for part in self.parts:
-                part.close()
+            super().close()
 
 
 class _Input(io.RawIOBase):
@@ -257,23 +240,10 @@ class _Input(io.RawIOBase):
         return len(data)
 
 
-def own_disk_of(store: object) -> OwnDiskStore | None:
-    """The store of own disks, even if other stores wrap it; None if this is another store."""
-    while (inner := getattr(store, "inner", None)) is not None:
-        store = inner
-    return store if isinstance(store, OwnDiskStore) else None
-
-
-def why_away(store: object, node: str) -> str:
-    """`OwnDiskStore.why_away`; "" for every other store."""
-    found = own_disk_of(store)
-    return "" if found is None else found.why_away(node)
-
-
-def demand_own(store: object, node: str) -> None:
-    """Raises `StorageError` if a node's segments are on a disk that this process does not have."""
-    found = own_disk_of(store)
-    if found is not None and (found.disk is None or found.own != node):
+def demand_own(own_disk: OwnDiskStore | None, node: str) -> None:
+    """Raises `StorageError` if a node's segments are on a disk that this process does not have.
+    `node`: its folder."""
+    if own_disk is not None and (own_disk.disk is None or own_disk.own != node):
         raise StorageError(
             f"the segments of {node} are on the own disk of that node: only its agent can open "
             "this log (wal_dir_is_local)",

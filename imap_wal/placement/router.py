@@ -1,0 +1,130 @@
+"""Several stores as one: segments at one place, all other files at another (`wal_dir`).
+
+    {wal_dir}/{namespace}/{cluster}/nodes/{node}/wal/…   segments, permits and log ids
+    {root}/…                                             manifests, locks, archives, snapshots
+
+`imap_wal.placement.record` says which two; `imap_wal.layout` says which files belong to segments.
+"""
+
+from __future__ import annotations
+
+import builtins
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import BinaryIO
+
+from imap_wal.layout import above_wal, is_wal
+from storage_backends import Appender, Capabilities, Held, Linked, Lock, SegmentStore, StoredFile
+from storage_backends.location import located
+
+
+class Router(ABC):
+    """A `SegmentStore` of several others: `_of` says which of them has a file. All processes see
+    what is in `root`."""
+
+    url: str
+    capabilities: Capabilities
+    parts: tuple[SegmentStore, ...]
+    """The stores, the root first, that with the segments of this process last."""
+
+    def __init__(self, root: SegmentStore) -> None:
+        self.root = root
+
+    @abstractmethod
+    def _of(self, path: str) -> SegmentStore:
+        """The store of a file. Raises the errors of `SegmentStore`."""
+
+    def exists(self, path: str) -> bool:
+        return self._of(path).exists(path)
+
+    def hold(self, path: str) -> Held:
+        return self._of(path).hold(path)
+
+    def size(self, path: str) -> int:
+        return self._of(path).size(path)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self._of(path).read(path, offset, length)
+
+    def open_input(self, path: str) -> BinaryIO:
+        return self._of(path).open_input(path)
+
+    def create(self, path: str, data: bytes) -> None:
+        self._of(path).create(path, data)
+
+    def create_from(self, path: str, local_file: str) -> None:
+        self._of(path).create_from(path, local_file)
+
+    def replace(self, path: str, data: bytes) -> None:
+        self._of(path).replace(path, data)
+
+    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
+        return self._of(path).open_append(path, preallocate_bytes)
+
+    def truncate(self, path: str, size: int) -> None:
+        self._of(path).truncate(path, size)
+
+    def delete(self, path: str) -> None:
+        self._of(path).delete(path)
+
+    def discard(self, path: str) -> None:
+        self._of(path).discard(path)
+
+    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
+        return self._of(path).lock(path, holder, take=take)
+
+    def close(self) -> None:
+        with ExitStack() as closing:
+            for part in self.parts:
+                closing.callback(part.close)
+
+
+def common(root: SegmentStore, wal: SegmentStore) -> Capabilities:
+    """What a root and a place of segments promise together."""
+    mine, theirs = root.capabilities, wal.capabilities
+    return replace(
+        theirs,
+        exclusive_create=mine.exclusive_create and theirs.exclusive_create,
+        atomic_replace=mine.atomic_replace and theirs.atomic_replace,
+        locks=mine.locks,
+        stale_listings=mine.stale_listings or theirs.stale_listings,
+    )
+
+
+class SplitStore(Router):
+    """The segments of all nodes at another place than the rest."""
+
+    def __init__(self, root: SegmentStore, wal: SegmentStore, wal_dir: str = "") -> None:
+        """`wal_dir`: the place of `wal` as the root's record names it, so that all processes that
+        open `url` name it alike; "": its own URL."""
+        super().__init__(root)
+        self._wal = wal
+        self.parts = (root, wal)
+        self.url = located(root.url).with_wal_dir(wal_dir or wal.url)
+        self.capabilities = common(root, wal)
+
+    def _of(self, path: str) -> SegmentStore:
+        return self._wal if is_wal(path) else self.root
+
+    def list(self, folder: str) -> builtins.list[StoredFile]:
+        if is_wal(folder):
+            return self._wal.list(folder)
+        if not above_wal(folder):
+            return self.root.list(folder)
+        files = [file for file in self.root.list(folder) if not is_wal(file.path)]
+        files += [file for file in self._wal.list(folder) if is_wal(file.path)]
+        return sorted(files, key=lambda file: file.path)
+
+    def folders(self, folder: str) -> builtins.list[str]:
+        if is_wal(folder):
+            return self._wal.folders(folder)
+        if not above_wal(folder):
+            return self.root.folders(folder)
+        return sorted({*self.root.folders(folder), *self._wal.folders(folder)})
+
+    def discard_all(self, paths: Sequence[str]) -> builtins.list[Linked]:
+        of_wal = [path for path in paths if is_wal(path)]
+        others = [path for path in paths if not is_wal(path)]
+        return self._wal.discard_all(of_wal) + self.root.discard_all(others)
