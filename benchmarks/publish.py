@@ -42,9 +42,9 @@ def section(part: str, rows: Sequence[dict[str, Any]]) -> str:
     ]
     for row in measured:
         spread = f"{row['least']:,}–{row['most']:,}" if "least" in row else ""
+        compared = "|" if row["ratio"] == 1 else f"{row['ratio']:g} | {row['to']}"
         lines.append(
-            f"| {row['measurement']} | {row['median']:,} {row['unit']} | {spread} | "
-            f"{row['ratio']:g} | {row['to']} |"
+            f"| {row['measurement']} | {row['median']:,} {row['unit']} | {spread} | {compared} |"
         )
     lines += [f"\nOn another machine: {name}." for name in elsewhere(measured)]
     return "\n".join([*lines, ""])
