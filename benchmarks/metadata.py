@@ -20,8 +20,9 @@ from imap_wal.entry import pack
 from imap_wal.format import Position
 from imap_wal.layout import Identity
 from imap_wal.manifest.archives import Archive
+from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.node import node_manifests
-from imap_wal.manifest.snapshots import LowWaterMark, Snapshot
+from imap_wal.manifest.snapshots import LowWaterMark, Snapshot, SnapshotFile
 from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.archive_writer import to_absorb
@@ -109,7 +110,7 @@ def build(root: Path, maps: int, nodes: int, days: int) -> SegmentStore:
         manifests.update(
             lambda manifest: replace(
                 manifest,
-                archives=left,
+                archives=Listed(left),
                 archived=(1, runs),
                 checkpoint=Position(1, runs, 100, 0),
                 newest=runs,
@@ -118,22 +119,10 @@ def build(root: Path, maps: int, nodes: int, days: int) -> SegmentStore:
     marks = {node: LowWaterMark(log_id, Position(1, 1, 0, 0)) for node, log_id in ids.items()}
     snapshots = {}
     for number in range(maps):
-        files = (
-            f"bench/c/snapshot/map-{number:04d}/{days:08d}/part-00000-00000-{unlike(32)}.parquet",
-        )
-        checksum, size = random.getrandbits(32), random.randrange(10**6)
-        snapshots[f"map-{number:04d}"] = Snapshot(
-            days,
-            files,
-            marks,
-            1000,
-            10,
-            size,
-            0,
-            checksums=(checksum,),
-            sizes=(size,),
-            rows=(1010,),
-        )
+        path = f"bench/c/snapshot/map-{number:04d}/{days:08d}/part-00000-00000-{unlike(32)}.parquet"
+        size = random.randrange(10**6)
+        file = SnapshotFile(path, random.getrandbits(32), size, 1010, "", 0)
+        snapshots[f"map-{number:04d}"] = Snapshot(days, Listed([file]), marks, 1000, 10, size, 0)
     ClusterLog(Context(store), "bench", "c").manifests.update(
         lambda manifest: replace(manifest, snapshots=snapshots, generation=days)
     )

@@ -141,11 +141,12 @@ def tasks(
 def _spans(snapshot: Snapshot, store: SegmentStore, size: int) -> list[tuple[KeySpan, list[int]]]:
     """Ranges of keys, each of about `size` bytes of a snapshot, with the numbers of its files."""
     lowers = borders_of(snapshot, store)
-    if lowers is None or not len(snapshot.files) == len(snapshot.sizes) == len(snapshot.rows):
+    if lowers is None:
         return []
     groups: list[list[int]] = []
     held = 0
-    for number, more in enumerate(map(_weight, snapshot.sizes, snapshot.rows)):
+    for number, file in enumerate(snapshot.files):
+        more = _weight(file.size, file.rows)
         if not groups or held + more > size:
             groups.append([])
             held = 0

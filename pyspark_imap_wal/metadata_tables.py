@@ -95,7 +95,7 @@ def _files(store: SegmentStore, view: ClusterState) -> Iterator[Line]:
                 "path": scan.path,
                 "map": name,
                 "state": "current",
-                "rows": scan.records if snapshot.rows else None,
+                "rows": scan.records,
                 "bytes": scan.bytes,
                 "checksum": scan.checksum or None,
                 "generation": snapshot.generation,

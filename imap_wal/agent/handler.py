@@ -48,7 +48,7 @@ from imap_wal.errors import (
     NotAppended,
     TooLarge,
 )
-from imap_wal.format import CLEARS, ENTRIES, METADATA, PAYLOAD_BYTES_MAX
+from imap_wal.format import CLEARS, ENTRIES, METADATA
 from imap_wal.schemas import BadSchema
 from imap_wal.settings import Durability
 from imap_wal.version import VERSION
@@ -340,8 +340,6 @@ class RequestHandler:
         if refusal is not None:
             self.refuse(message, *refusal, pending)
             return
-        if len(payload) > PAYLOAD_BYTES_MAX:
-            raise TooLarge(f"one message has {len(payload)} bytes, and must be below 2 GiB")
         if isinstance(request, Metadata):
             first = 0
             self._schemas.take(payload, count, self._reads.merges.schemas)

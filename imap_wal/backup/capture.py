@@ -35,8 +35,8 @@ from imap_wal.backup.catalogue import DamagedFile
 from imap_wal.backup.view import CapturedFile, FileView
 from imap_wal.errors import LogError, LostRace, MissingNode, UnsupportedVersion
 from imap_wal.manifest import readers
-from imap_wal.manifest.archives import ListFile
-from imap_wal.manifest.parts import PartList
+from imap_wal.manifest.list_files import ListFile
+from imap_wal.manifest.snapshots import SnapshotFile
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.segment.reader import SegmentReader, is_header_torn
@@ -298,7 +298,7 @@ def _former_snapshots(
     found: dict[str, int] = {}
     for reader in sound.values():
         for _, snapshot in reader.kept_snapshots(state.manifest):
-            found |= _summed(snapshot.files, snapshot.checksums)
+            found |= _summed(snapshot.files)
     return {path: found[path] for path in found.keys() & look.snapshots}
 
 
@@ -306,7 +306,7 @@ def _archives(state: ClusterState, look: _Look, damaged: list[LogError]) -> dict
     found: dict[str, int] = {}
     wrong: list[tuple[ListFile, LogError]] = []
     for node in state.nodes.values():
-        archives = node.manifest.listed.readable(wrong)
+        archives = node.manifest.archives.readable(wrong)
         found |= {archive.path: archive.checksum for archive in archives}
     damaged += [error for _, error in wrong]
     return dict.fromkeys(sorted(look.archives), 0) | found if wrong else found
@@ -314,15 +314,13 @@ def _archives(state: ClusterState, look: _Look, damaged: list[LogError]) -> dict
 
 def _snapshots(state: ClusterState, look: _Look, damaged: list[LogError]) -> dict[str, int]:
     found: dict[str, int] = {}
-    wrong: list[tuple[PartList, LogError]] = []
+    wrong: list[tuple[ListFile, LogError]] = []
     for snapshot in state.manifest.snapshots.values():
-        parts = snapshot.parts if snapshot.listed is None else snapshot.listed.readable(wrong)
-        found |= _summed(parts.files, parts.checksums)
+        found |= _summed(snapshot.files.readable(wrong))
     damaged += [error for _, error in wrong]
     return dict.fromkeys(sorted(look.snapshots), 0) | found if wrong else found
 
 
-def _summed(files: Iterable[str], checksums: Iterable[int]) -> dict[str, int]:
-    """Path → checksum; 0: unknown."""
-    files = tuple(files)
-    return dict.fromkeys(files, 0) | dict(zip(files, checksums, strict=False))
+def _summed(files: Iterable[SnapshotFile]) -> dict[str, int]:
+    """Path → checksum."""
+    return {file.path: file.checksum for file in files}

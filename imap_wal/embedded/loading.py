@@ -140,12 +140,12 @@ class _OneNode:
         """Map → the last position of its archives that were read."""
 
     def _begins(self, snapshot: Snapshot, directory: str) -> bool:
-        """Whether all changes that are read from this log are newer than this snapshot. A repair
-        does not know it of files that it takes in, and leaves out their sizes."""
+        """Whether all changes that are read from this log are newer than this snapshot. This
+        is not known of files that a repair took in."""
         mark = snapshot.marks.get(self._node)
         if snapshot.marks.keys() - {self._node}:
             return False
-        covers = mark is not None and mark.directory == directory and bool(snapshot.sizes)
+        covers = mark is not None and mark.directory == directory and not snapshot.mixed
         return covers or not snapshot.files
 
     def fill(self, fill: Fill, progress: Progress) -> int:

@@ -14,9 +14,8 @@ from typing import cast
 from imap_wal.clock import Clock
 from imap_wal.embedded.changes import MapState, WriteBatch, apply
 from imap_wal.embedded.decisions import Outlook, Undecided, made
-from imap_wal.errors import TooLarge
 from imap_wal.forked import Openness
-from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX
+from imap_wal.format import CLEARS, ENTRIES
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.write.commit_request import CommitRequest
 
@@ -124,12 +123,6 @@ class MapWriter:
     def _publish(self, batches: Sequence[WriteBatch]) -> CommitRequest:
         if self._early and self._committer.failure is not None:
             raise self._committer.failure
-        count = sum(map(len, batches))
-        if count > COUNT_MAX:
-            raise TooLarge(
-                f"one commit has {count} changes, and may have at most {COUNT_MAX}; split "
-                "the update"
-            )
         now = self._clock.now_ms()
         request = self._request
         payload: list[bytes] = []
@@ -139,17 +132,13 @@ class MapWriter:
         kind = CLEARS if any(batch.kind == CLEARS for batch in batches) else ENTRIES
         commit = CommitRequest(
             payload,
-            count,
+            request - self._request,
             lambda: apply(batches),
             kind,
             session=self._session,
             request=request,
             content=batches,
         )
-        if commit.size > PAYLOAD_BYTES_MAX:
-            raise TooLarge(
-                f"one commit has {commit.size} bytes, and must be below 2 GiB; split the update"
-            )
         self._request = request
         self._committer.submit(commit)
         if self._early:

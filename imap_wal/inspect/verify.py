@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import chain
 from typing import NamedTuple
 
 from imap_wal import layout
@@ -45,11 +45,11 @@ from imap_wal.inspect.finding import (
 from imap_wal.inspect.parquet_check import check_parquet
 from imap_wal.inspect.segment_check import check_segment
 from imap_wal.manifest import key_checks
+from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.older import NO_MANIFEST_ADVICE
-from imap_wal.manifest.part_lists import lists_of as lists_of_parts
 from imap_wal.manifest.reader_manifest import ReaderManifest
 from imap_wal.manifest.readers import examined
-from imap_wal.manifest.snapshots import Snapshot
+from imap_wal.manifest.snapshots import Snapshot, lists_of
 from imap_wal.manifest.store import manifest_number
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT, FileScan
@@ -199,7 +199,7 @@ def _plan_manifests(
 
 def _part_lists(view: ClusterState) -> Iterator[Finding]:
     wrong = {damage.list: damage.error for damage in view.damaged_lists}
-    for lists in lists_of_parts(view.manifest.snapshots).values():
+    for lists in lists_of(view.manifest.snapshots).values():
         for file in lists:
             path = layout.list_path(view.folder, file.name)
             if file in wrong:
@@ -216,7 +216,7 @@ def _snapshot_units(
     moments are not known."""
     named: set[str] = set()
     for name, snapshot in sorted(view.snapshots.items()):
-        named.update(snapshot.files)
+        named.update(snapshot.paths)
         yield from _units_of(store, name, snapshot)
     former = chain.from_iterable(reader.kept_snapshots(view.manifest) for reader in readers)
     for name, snapshot in former:
@@ -228,16 +228,10 @@ def _snapshot_units(
 
 
 def _units_of(store: SegmentStore, name: str, snapshot: Snapshot) -> Iterator[Unit]:
-    for path, wanted in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0):
-        scan = FileScan(SNAPSHOT, "", str(path), name)
-        size = snapshot.bytes // len(snapshot.files)
-        yield Unit(
-            scan.path,
-            size,
-            SNAPSHOT,
-            0,
-            partial(check_parquet, store, scan, None, int(wanted)),
-        )
+    for file in snapshot.files:
+        scan = FileScan(SNAPSHOT, "", file.path, name)
+        check = partial(check_parquet, store, scan, None, file.checksum)
+        yield Unit(file.path, file.size, SNAPSHOT, 0, check)
 
 
 def foreign_files(view: ClusterState, wants_node: Callable[[str], bool]) -> list[str]:
@@ -270,7 +264,7 @@ def _plan_node(
     store: SegmentStore, view: ClusterState, node: NodeState, units: list[Unit]
 ) -> Iterator[Finding]:
     yield from _lists(node)
-    manifest = replace(node.manifest, archives=node.archives)
+    manifest = replace(node.manifest, archives=Listed(node.archives))
     if node.of_no_manifest:
         yield _no_manifest(
             node.folder,
@@ -288,7 +282,7 @@ def _plan_node(
 
 def _lists(node: NodeState) -> Iterator[Finding]:
     wrong = dict(node.damaged_lists)
-    for file in node.manifest.listed.lists:
+    for file in node.manifest.archives.lists:
         path = layout.list_path(node.folder, file.name)
         if file in wrong:
             finding = damaged(path, "list", file.bytes, wrong[file], str(file.lowest))

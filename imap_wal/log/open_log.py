@@ -13,7 +13,7 @@ from imap_wal.clock import Clock
 from imap_wal.entry import RAW, DataEntry, is_clear, pack
 from imap_wal.errors import Fenced, InvalidSetting, NotSerializable, TooLarge
 from imap_wal.forked import Openness
-from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, START, Position
+from imap_wal.format import CLEARS, ENTRIES, START, Position
 from imap_wal.read.file_scan import END
 from imap_wal.read.log_reader import Bound, LogReader, Record, storage_errors
 from imap_wal.retention.log_writer import LogWriter
@@ -88,11 +88,6 @@ class Log:
         given = list(entries)
         if not given:
             raise InvalidSetting("an append takes at least one change")
-        if len(given) > COUNT_MAX:
-            raise TooLarge(
-                f"one commit has {len(given)} changes, and may have at most {COUNT_MAX}; append "
-                "them in parts"
-            )
         for each in given:
             self._check(each)
         kind = CLEARS if any(map(is_clear, given)) else ENTRIES
@@ -103,15 +98,14 @@ class Log:
                 pack(each._replace(order=(incarnation, 0, session, request + number)))
                 for number, each in enumerate(given, 1)
             ]
-            if sum(map(len, rows)) > PAYLOAD_BYTES_MAX:
-                raise TooLarge(
-                    f"one commit has {sum(map(len, rows))} bytes, and must be below 2 GiB; append "
-                    "the changes in parts"
-                )
-            self._request = request + len(rows)
             batch = CommitRequest(
-                [b"".join(rows)], len(rows), kind=kind, session=session, request=self._request
+                [b"".join(rows)],
+                len(rows),
+                kind=kind,
+                session=session,
+                request=request + len(rows),
             )
+            self._request = batch.request
             batch.apply = partial(self._acknowledged.moved, batch)
             self.committer.submit(batch)
         self.committer.wait(batch)

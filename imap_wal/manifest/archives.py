@@ -3,16 +3,18 @@ others in list files (docs/decisions/list-files.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import Annotated, Any, TypeAlias, overload
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
-from msgspec import Meta
-
-from imap_wal.errors import LogError
 from imap_wal.format import Position
-from imap_wal.manifest.document import Whole, checked, fields_of, without_defaults
+from imap_wal.manifest import list_files
+from imap_wal.manifest.document import checked, fields_of, without_defaults
+from imap_wal.manifest.list_files import Listed, ListFile, ListFiles, ends_of_lists
+
+NEWEST_MAX = 256
+"""At most this many archives are in the manifest itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,127 +38,69 @@ class Archive:
         return without_defaults(fields_of(self), ("unpacked",))
 
 
-@dataclass(frozen=True, slots=True)
-class ListFile:
-    """What a manifest says about a list file."""
-
-    name: Annotated[str, Meta(pattern=r"\A[0-9]{10}-[0-9a-f]{1,64}\Z")]
-    """The number of the manifest that named it first, and a nonce."""
-    archives: Annotated[int, Meta(ge=1)]
-    """How many it has."""
-    bytes: Whole
-    checksum: Whole
-    """CRC-32C of the whole file."""
-    lowest: Position
-    highest: Position
-    """The lowest and the highest `last` of its archives."""
-
-    @property
-    def items(self) -> int:
-        return self.archives
-
-
-Read: TypeAlias = Callable[[ListFile], tuple[Archive, ...]]
+def with_changes(
+    archives: Listed[Archive], added: Iterable[Archive], gone: Collection[Archive]
+) -> Listed[Archive]:
+    """With more archives, and without those of the paths in `gone`. The other archives of a list
+    that has one of these move into the manifest; the publication makes lists of them again."""
+    paths = {archive.path for archive in gone}
+    lists: list[ListFile] = []
+    direct: list[Archive] = []
+    for file in archives.lists:
+        touched = any(file.lowest <= archive.last <= file.highest for archive in gone)
+        items = archives.read(file) if touched else ()
+        left = [archive for archive in items if archive.path not in paths]
+        if len(left) == len(items):
+            lists.append(file)
+        else:
+            direct += left
+    direct += [archive for archive in archives.direct if archive.path not in paths]
+    return Listed((*direct, *added), tuple(lists), archives.read)
 
 
-def _unread(file: ListFile) -> tuple[Archive, ...]:
-    raise AssertionError(f"list {file.name} belongs to no log")
+def ending_by(archives: Listed[Archive], upto: Position) -> Iterator[Archive]:
+    """The archives whose `last` is at or below a position."""
+    for file in archives.lists:
+        if file.lowest <= upto:
+            yield from (archive for archive in archives.read(file) if archive.last <= upto)
+    yield from (archive for archive in archives.direct if archive.last <= upto)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ListedArchives(Sequence[Archive]):
-    """Archives in list files, and the newest ones. Lists are read when their archives are needed:
-    then each use can raise `CorruptLog` and `ShortLog` for a list, and `NotFound` if a newer
-    manifest names other lists. The archives are in no particular order."""
+class ArchiveLists(ListFiles[Archive]):
+    """The list files of one node's log. Their archives are in no particular order."""
 
-    lists: tuple[ListFile, ...] = ()
-    newest: tuple[Archive, ...] = ()
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    """Name of a list that former manifests have → number of the first manifest without it."""
-    read: Read = _unread
+    field = "archives"
 
-    def __len__(self) -> int:
-        return sum(each.archives for each in self.lists) + len(self.newest)
+    def _document(self, items: Sequence[Archive]) -> Any:
+        return [archive.to_json() for archive in items]
 
-    def __iter__(self) -> Iterator[Archive]:
-        return chain(chain.from_iterable(map(self.read, self.lists)), self.newest)
+    def _items(self, document: Any) -> tuple[Archive, ...]:
+        return checked(document, tuple[Archive, ...])
 
-    @overload
-    def __getitem__(self, index: int) -> Archive: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Archive, ...]: ...
-    def __getitem__(self, index: int | slice) -> Archive | tuple[Archive, ...]:
-        return tuple(self)[index]
+    def _ends(self, items: Sequence[Archive]) -> tuple[Position, Position]:
+        lasts = [archive.last for archive in items]
+        return min(lasts), max(lasts)
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, ListedArchives):  # without reading lists, for the update of a manifest
-            return (self.lists, self.newest) == (other.lists, other.newest)
-        return isinstance(other, Sequence) and tuple(self) == tuple(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _in_manifest, (tuple(self),)  # another process may not have the storage
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields of a manifest that has this."""
-        document = {
-            "archives": [archive.to_json() for archive in self.newest],
-            "lists": [fields_of(each) for each in self.lists],
-            "dropped": dict(self.dropped),
-        }
-        return without_defaults(document, ("lists", "dropped"))
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ListedArchives:
-        """The inverse of `to_json`; `read` is set by the log that reads the manifest."""
-        found = cls(
-            checked(data.get("lists", ()), tuple[ListFile, ...]),
-            checked(data["archives"], tuple[Archive, ...]),
-            checked(data.get("dropped", {}), dict[str, Whole]),
+    def _lost(self, file: ListFile) -> str:
+        return (
+            f"the names of the archives whose last entries are from {file.lowest} to {file.highest}"
         )
-        if len(found.named) != len(found.lists):
-            raise ValueError("a list is named twice")
-        return found
 
-    @property
-    def named(self) -> set[str]:
-        """The names of the lists."""
-        return {each.name for each in self.lists}
-
-    def with_changes(self, added: Iterable[Archive], gone: Collection[Archive]) -> ListedArchives:
-        """With more archives, and without those of the paths in `gone`. The other archives of a
-        list that has one of these become `newest`; the publication makes lists of them again."""
-        paths = {archive.path for archive in gone}
-        lists, newest = [], []
-        for each in self.lists:
-            touched = any(each.lowest <= archive.last <= each.highest for archive in gone)
-            archives = self.read(each) if touched else ()
-            left = [archive for archive in archives if archive.path not in paths]
-            if len(left) == len(archives):
-                lists.append(each)
-            else:
-                newest += left
-        newest += [archive for archive in self.newest if archive.path not in paths]
-        return ListedArchives(tuple(lists), (*newest, *added), self.dropped, self.read)
-
-    def ending_by(self, upto: Position) -> Iterator[Archive]:
-        """The archives whose `last` is at or below a position."""
-        for each in self.lists:
-            if each.lowest <= upto:
-                yield from (archive for archive in self.read(each) if archive.last <= upto)
-        yield from (archive for archive in self.newest if archive.last <= upto)
-
-    def readable(self, damaged: list[tuple[ListFile, LogError]]) -> tuple[Archive, ...]:
-        """The archives of all lists that can be read. The others are added to `damaged`."""
-        found: list[Archive] = []
-        for each in self.lists:
-            try:
-                found += self.read(each)
-            except LogError as error:
-                damaged.append((each, error))
-        return (*found, *self.newest)
-
-
-def _in_manifest(archives: tuple[Archive, ...]) -> ListedArchives:
-    return ListedArchives(newest=archives)
+    def settled(
+        self, number: int, wanted: Listed[Archive], former: Listed[Archive]
+    ) -> Listed[Archive]:
+        """What manifest `number` names: lists of its predecessor `former`, new ones, and few
+        archives. Writes the new ones. Raises StorageError, and the errors of `read`."""
+        lists = [file for file in wanted.lists if file.name in former.names]
+        foreign = [file for file in wanted.lists if file.name not in former.names]
+        direct = [archive for file in foreign for archive in wanted.read(file)]
+        direct += wanted.direct
+        if len(direct) > NEWEST_MAX:
+            for file in [file for file in lists if file.items < list_files.LIST_MIN]:
+                lists.remove(file)
+                direct += self.read(file)
+            direct.sort(key=lambda archive: (archive.last, archive.path))
+            for start, end in pairwise(ends_of_lists(len(direct))):
+                lists.append(self.write(number, tuple(direct[start:end])))
+            direct = []
+        return Listed(direct, tuple(lists), self.read)

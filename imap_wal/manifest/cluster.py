@@ -3,33 +3,31 @@ compare-and-swap."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from imap_wal.clock import Clock, Randomness
+from imap_wal.errors import InvalidSetting
 from imap_wal.format import START, Position
 from imap_wal.manifest.document import Whole, checked, fields_of, require, without_defaults
 from imap_wal.manifest.list_files import dropped_names
 from imap_wal.manifest.node import NodeManifest, Seen
-from imap_wal.manifest.part_lists import (
-    PartLists,
-    lists_from_json,
-    lists_json,
-    lists_of,
-    names_of,
-)
-from imap_wal.manifest.parts import ListedParts
 from imap_wal.manifest.snapshots import (
     NO_VERSIONS,
     LowWaterMark,
     PartitionVersions,
     Snapshot,
+    SnapshotLists,
     SnapshotTable,
     bound,
     from_json_with_marks,
+    lists_from_json,
+    lists_json,
+    lists_of,
     marks_by_node,
     marks_json,
+    names_of,
     with_lists,
     with_marks_once,
 )
@@ -246,7 +244,7 @@ class ClusterManifestLog(ManifestLog[ClusterManifest]):
         super().__init__(
             store, cluster_folder, ClusterManifest, ClusterManifest(), clock, randomness
         )
-        self.lists = PartLists(store, cluster_folder, randomness, self._named)
+        self.lists = SnapshotLists(store, cluster_folder, randomness, self._named)
 
     def _named(self) -> set[str]:
         return names_of(lists_of(self.read()[1].snapshots))
@@ -269,13 +267,12 @@ class ClusterManifestLog(ManifestLog[ClusterManifest]):
     def _settled(
         self, number: int, content: ClusterManifest, former: ClusterManifest
     ) -> dict[str, Snapshot]:
-        known = {
-            name: [ListedParts(each, self.lists.read)]
-            for name, each in lists_of(former.snapshots).items()
-        }
+        known = lists_of(former.snapshots)
         return {
-            name: self.lists.settled(number, each, known.get(name, ()))
-            for name, each in content.snapshots.items()
+            name: replace(
+                snapshot, files=self.lists.settled(number, snapshot.files, known.get(name, ()))
+            )
+            for name, snapshot in content.snapshots.items()
         }
 
     def _finish(self, number: int, content: ClusterManifest) -> None:
@@ -288,3 +285,25 @@ def cluster_manifests(
     store: SegmentStore, cluster_folder: str, clock: Clock, randomness: Randomness
 ) -> ClusterManifestLog:
     return ClusterManifestLog(store, cluster_folder, clock, randomness)
+
+
+def set_decoded(manifests: ManifestLog[ClusterManifest], maps: Iterable[str]) -> tuple[str, ...]:
+    """From now on, new files of these maps have the columns `key_text` and `value_json`, and those
+    of other maps do not (docs/decisions/0073-decoded-columns.md).
+
+    Args:
+        manifests: Those of the cluster.
+        maps: Names, in which `*` and `?` match any text and any character.
+
+    Returns:
+        What is recorded.
+
+    Raises:
+        InvalidSetting: A name is empty.
+        LostRace: Other processes changed the manifest too often.
+    """
+    wanted = tuple(sorted(set(maps)))
+    if "" in wanted:
+        raise InvalidSetting("the name of a map must not be empty")
+
+    return manifests.update(lambda manifest: replace(manifest, decoded=wanted)).decoded

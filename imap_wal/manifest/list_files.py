@@ -1,6 +1,6 @@
-"""List files: immutable lists that the manifests of one folder name. Those of a node's log have
-archives (docs/decisions/list-files.md), those of a cluster and of its readers have
-files of snapshots (`imap_wal.manifest.part_lists`).
+"""List files: immutable lists of what the manifests of one folder name. Those of a node's log have
+archives, those of a cluster and of its readers have files of snapshots
+(docs/decisions/list-files.md).
 
     write lists {number}-{nonce} ─▶ publish manifest {number} ─▶ delete what no manifest names
 
@@ -14,23 +14,26 @@ import json
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from itertools import chain
+from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar, overload
 
 import google_crc32c
+from msgspec import Meta
 
 from imap_wal import layout
 from imap_wal.clock import Randomness
 from imap_wal.disposal import discard
-from imap_wal.errors import CorruptLog, ShortLog, UnsupportedVersion
-from imap_wal.format import Position
-from imap_wal.manifest.archives import Archive, ListedArchives, ListFile
+from imap_wal.errors import CorruptLog, LogError, ShortLog, UnsupportedVersion
+from imap_wal.format import START, Position
 from imap_wal.manifest.document import (
     MANIFEST_ADVICE,
     OTHER_FORMAT_ADVICE,
+    Whole,
     checked,
+    fields_of,
     packed,
     unpacked,
     whole,
@@ -40,39 +43,122 @@ from storage_backends import NotFound, SegmentStore, StorageError
 
 FORMAT = 1
 """The format of a list file."""
-NEWEST_MAX = 256
-"""At most this many archives are in the manifest itself."""
 LIST_MIN = 1000
 """A list with fewer items is merged with others; at most one of a node or a map has fewer."""
 KNOWN_MAX = 200_000
 """At most this many items of lists are kept in memory, or those of one list."""
 
 
-class Named(Protocol):
+@dataclass(frozen=True, slots=True)
+class ListFile:
     """What a manifest says about a list file."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def checksum(self) -> int: ...
-    @property
-    def items(self) -> int:
-        """How many it has."""
+    name: Annotated[str, Meta(pattern=r"\A[0-9]{10}-[0-9a-f]{1,64}\Z")]
+    """The number of the manifest that named it first, and a nonce."""
+    items: Annotated[int, Meta(ge=1)]
+    """How many it has."""
+    bytes: Whole
+    checksum: Whole
+    """CRC-32C of the whole file."""
+    lowest: Position = START
+    highest: Position = START
+    """Of archives: the lowest and the highest `last` of them."""
+
+    def to_json(self, kind: str) -> dict[str, Any]:
+        """`kind`: the name of its items, `ListFiles.field`."""
+        document = {kind if name == "items" else name: it for name, it in fields_of(self).items()}
+        if self.highest == START:
+            del document["lowest"], document["highest"]
+        return document
 
 
-F = TypeVar("F", bound=Named)
+def parsed_lists(data: Any, kind: str) -> tuple[ListFile, ...]:
+    """The inverse of `ListFile.to_json`, for several. Raises ValueError and KeyError."""
+    documents = checked(data, tuple[dict[str, Any], ...])
+    lists = checked([{**each, "items": each[kind]} for each in documents], tuple[ListFile, ...])
+    if len({file.name for file in lists}) != len(lists):
+        raise ValueError("a list is named twice")
+    return lists
+
+
 V = TypeVar("V")
+Read: TypeAlias = Callable[[ListFile], tuple[V, ...]]
 
 
-class ListFiles(ABC, Generic[F, V]):
-    """The list files of one folder; `F`: what manifests say about one, `V`: what it has.
-    Thread-safe. `names`: the lists that the newest manifest names now; it is called when a list is
-    missing."""
+def _unread(file: ListFile) -> Any:
+    raise AssertionError(f"list {file.name} belongs to no log")
+
+
+class Listed(Sequence[V]):
+    """Items in list files, and then those that the manifest itself has. Lists are read when their
+    items are needed: then each use but `len` can raise `CorruptLog` and `ShortLog` for a list, and
+    `NotFound` if a newer manifest names other lists. Immutable."""
+
+    __slots__ = ("direct", "lists", "read")
+
+    def __init__(
+        self,
+        direct: Iterable[V] = (),
+        lists: tuple[ListFile, ...] = (),
+        read: Read[V] = _unread,
+    ) -> None:
+        """`read`: reads one of the lists; set by the log that reads the manifest."""
+        self.direct, self.lists, self.read = tuple(direct), lists, read
+
+    def __len__(self) -> int:
+        return sum(file.items for file in self.lists) + len(self.direct)
+
+    def __iter__(self) -> Iterator[V]:
+        return chain(chain.from_iterable(map(self.read, self.lists)), self.direct)
+
+    @overload
+    def __getitem__(self, index: int) -> V: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[V, ...]: ...
+    def __getitem__(self, index: int | slice) -> V | tuple[V, ...]:
+        return tuple(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Listed):
+            return NotImplemented
+        if self.lists == other.lists:  # without reading lists, for the update of a manifest
+            return bool(self.direct == other.direct)
+        return len(self) == len(other) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]  # a hash would have to read the lists
+
+    def __repr__(self) -> str:
+        return f"Listed({self.direct!r}, {self.lists!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Listed, (tuple(self),)  # another process may not have the storage
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the lists."""
+        return {file.name for file in self.lists}
+
+    def bound(self, read: Read[V]) -> Listed[V]:
+        """With lists that `read` reads."""
+        return Listed(self.direct, self.lists, read) if self.lists else self
+
+    def readable(self, damaged: list[tuple[ListFile, LogError]]) -> tuple[V, ...]:
+        """The items of all lists that can be read. The others are added to `damaged`."""
+        items: list[V] = []
+        for file in self.lists:
+            try:
+                items += self.read(file)
+            except LogError as error:
+                damaged.append((file, error))
+        return (*items, *self.direct)
+
+
+class ListFiles(ABC, Generic[V]):
+    """The list files of one folder. Thread-safe. `names`: the lists that the newest manifest names
+    now; it is called when a list is missing."""
 
     field: ClassVar[str]
-    """The name of its items in the document, and in errors."""
+    """The name of its items in documents, and in errors."""
 
     def __init__(
         self,
@@ -87,38 +173,38 @@ class ListFiles(ABC, Generic[F, V]):
             randomness,
             names,
         )
-        self._known: OrderedDict[F, V] = OrderedDict()
+        self._cache: OrderedDict[ListFile, tuple[V, ...]] = OrderedDict()
         self._guard = threading.Lock()
 
     @abstractmethod
-    def _document(self, value: V) -> Any:
+    def _document(self, items: Sequence[V]) -> Any:
         """The JSON of what a list has."""
 
     @abstractmethod
-    def _from_document(self, document: Any, file: F) -> V:
-        """The inverse. Raises ValueError if it does not fit what the manifest says."""
+    def _items(self, document: Any) -> tuple[V, ...]:
+        """The inverse. Raises ValueError."""
+
+    def _ends(self, items: Sequence[V]) -> tuple[Position, Position]:
+        """`lowest` and `highest` of a list with these items."""
+        return START, START
 
     @abstractmethod
-    def _entry(self, name: str, size: int, checksum: int, value: V) -> F:
-        """What a manifest says about a new list."""
-
-    @abstractmethod
-    def _lost(self, file: F) -> str:
+    def _lost(self, file: ListFile) -> str:
         """What is missing with a list, for the error."""
 
-    def read(self, file: F) -> V:
+    def read(self, file: ListFile) -> tuple[V, ...]:
         """What a list has. Raises `CorruptLog` if it is damaged, `ShortLog` if it is missing and
         the newest manifest names it, and `NotFound` if that names other lists."""
         with self._guard:
-            found = self._known.get(file)
-            if found is not None:
-                self._known.move_to_end(file)
-                return found
-        found = self.read_again(file)
-        self._keep(file, found)
-        return found
+            items = self._cache.get(file)
+            if items is not None:
+                self._cache.move_to_end(file)
+                return items
+        items = self.read_again(file)
+        self._keep(file, items)
+        return items
 
-    def read_again(self, file: F) -> V:
+    def read_again(self, file: ListFile) -> tuple[V, ...]:
         """The same from the storage, even if the list is in memory."""
         path = layout.list_path(self._folder, file.name)
         try:
@@ -140,7 +226,12 @@ class ListFiles(ABC, Generic[F, V]):
             if document["format"] != FORMAT:
                 what = f"list format {document['format']}; imap-wal {VERSION} reads {FORMAT}"
                 raise UnsupportedVersion(path, 0, what, OTHER_FORMAT_ADVICE)
-            return self._from_document(unpacked(document[self.field]), file)
+            items = self._items(unpacked(document[self.field]))
+            if len(items) != file.items:
+                raise ValueError(f"it has {len(items)} {self.field}, not {file.items}")
+            if self._ends(items) != (file.lowest, file.highest):
+                raise ValueError(f"its {self.field} end at other positions than the manifest says")
+        return items
 
     def sweep(self, number: int, kept: Collection[str]) -> None:
         """Delete lists that no manifest names any more. `number`: of a manifest that the caller has
@@ -158,11 +249,11 @@ class ListFiles(ABC, Generic[F, V]):
                 ],
             )
 
-    def write(self, number: int, value: V) -> F:
+    def write(self, number: int, items: tuple[V, ...]) -> ListFile:
         """Write a list that manifest `number` will name."""
         name = layout.list_name(number, self._randomness.token().hex())
         path = layout.list_path(self._folder, name)
-        document = {"format": FORMAT, self.field: packed(self._document(value))}
+        document = {"format": FORMAT, self.field: packed(self._document(items))}
         text = json.dumps(document).encode()
         try:
             self._store.create(path, text)
@@ -171,20 +262,20 @@ class ListFiles(ABC, Generic[F, V]):
             # ours alone.
             with suppress(StorageError):
                 if self._store.read(path) == text:
-                    return self._entered(name, text, value)
+                    return self._entered(name, text, items)
             raise
-        return self._entered(name, text, value)
+        return self._entered(name, text, items)
 
-    def _entered(self, name: str, text: bytes, value: V) -> F:
-        file = self._entry(name, len(text), google_crc32c.value(text), value)
-        self._keep(file, value)
+    def _entered(self, name: str, text: bytes, items: tuple[V, ...]) -> ListFile:
+        file = ListFile(name, len(items), len(text), google_crc32c.value(text), *self._ends(items))
+        self._keep(file, items)
         return file
 
-    def _keep(self, file: F, value: V) -> None:
+    def _keep(self, file: ListFile, items: tuple[V, ...]) -> None:
         with self._guard:
-            self._known[file] = value
-            while len(self._known) > 1 and sum(each.items for each in self._known) > KNOWN_MAX:
-                self._known.popitem(last=False)
+            self._cache[file] = items
+            while len(self._cache) > 1 and sum(each.items for each in self._cache) > KNOWN_MAX:
+                self._cache.popitem(last=False)
 
 
 def dropped_names(
@@ -202,61 +293,3 @@ def ends_of_lists(count: int) -> list[int]:
     of them, and fewer than twice as many, unless `count` is lower."""
     lists = max(1, count // LIST_MIN)
     return [count * index // lists for index in range(lists + 1)]
-
-
-class ArchiveLists(ListFiles[ListFile, tuple[Archive, ...]]):
-    """The list files of one node's log."""
-
-    field = "archives"
-
-    def _document(self, value: tuple[Archive, ...]) -> Any:
-        return [archive.to_json() for archive in value]
-
-    def _from_document(self, document: Any, file: ListFile) -> tuple[Archive, ...]:
-        archives = checked(document, tuple[Archive, ...])
-        if len(archives) != file.archives:
-            raise ValueError(f"it has {len(archives)} archives, not {file.archives}")
-        if _ends(archives) != (file.lowest, file.highest):
-            raise ValueError("its archives end at other positions than the manifest says")
-        return archives
-
-    def _entry(self, name: str, size: int, checksum: int, value: tuple[Archive, ...]) -> ListFile:
-        return ListFile(name, len(value), size, checksum, *_ends(value))
-
-    def _lost(self, file: ListFile) -> str:
-        return (
-            f"the names of the archives whose last entries are from {file.lowest} to {file.highest}"
-        )
-
-    def settled(
-        self, number: int, wanted: ListedArchives, former: ListedArchives, floor: int
-    ) -> ListedArchives:
-        """What manifest `number` names: lists of its predecessor `former`, new ones, and few
-        archives. Writes the new ones. `floor`: the lowest number of a manifest that is kept. Raises
-        StorageError, and the errors of `read`."""
-        known = {each.name for each in former.lists}
-        lists = [each for each in wanted.lists if each.name in known]
-        foreign = [each for each in wanted.lists if each.name not in known]
-        newest = [archive for each in foreign for archive in wanted.read(each)]
-        newest += wanted.newest
-        if len(newest) > NEWEST_MAX:
-            for each in [each for each in lists if each.archives < LIST_MIN]:
-                lists.remove(each)
-                newest += self.read(each)
-            lists += self._written(number, newest)
-            newest = []
-        names = {each.name for each in lists}
-        dropped = dropped_names(former.dropped, known, names, number, floor)
-        return ListedArchives(tuple(lists), tuple(newest), dropped, self.read)
-
-    def _written(self, number: int, archives: Sequence[Archive]) -> list[ListFile]:
-        ordered = sorted(archives, key=lambda archive: (archive.last, archive.path))
-        return [
-            self.write(number, tuple(ordered[start:end]))
-            for start, end in pairwise(ends_of_lists(len(ordered)))
-        ]
-
-
-def _ends(archives: Sequence[Archive]) -> tuple[Position, Position]:
-    lasts = [archive.last for archive in archives]
-    return min(lasts), max(lasts)

@@ -51,12 +51,13 @@ def archive(path: str, node: str, manifest: NodeManifest) -> ShortLog | None:
 def snapshot_file(path: str, manifest: ClusterManifest) -> ShortLog | None:
     """The error if this manifest of a cluster names the file."""
     for name, snapshot in manifest.snapshots.items():
-        if path in snapshot.files:
-            index = snapshot.files.index(path)
-            rows = f"{snapshot.rows[index]} keys" if index < len(snapshot.rows) else "keys"
+        for file in snapshot.files:
+            if file.path != path:
+                continue
             marks = sorted(snapshot.marks.items())
-            up_to = ", ".join(f"to {mark.position} of node {node!r}" for node, mark in marks)
-            what = f"{rows} of map {name!r} as of the entries from the beginning {up_to}".rstrip()
+            up_to = "".join(f" to {mark.position} of node {node!r}," for node, mark in marks)
+            what = f"{file.rows} keys of map {name!r} as of the entries from the beginning"
+            what += up_to.removesuffix(",")
             return ShortLog(
                 path, 0, f"this file of a snapshot is missing, and with it {what}", ADVICE
             )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import SHARED_SESSIONS, TURNS, Pair
 from imap_wal.format import START, Position
-from imap_wal.manifest.archives import Archive, ListedArchives
+from imap_wal.manifest.archives import Archive, ArchiveLists, ending_by, with_changes
 from imap_wal.manifest.document import Whole, checked, fields_of, require
 from imap_wal.manifest.epochs import Epoch
-from imap_wal.manifest.list_files import ArchiveLists
+from imap_wal.manifest.list_files import Listed, dropped_names, parsed_lists
 from imap_wal.manifest.store import FORMAT, ManifestLog
 from imap_wal.segment.listing import WalFolder
 from storage_backends import SegmentStore
@@ -78,7 +78,7 @@ class NodeManifest:
     """The last writer closed the log. An open does not scan anything after `checkpoint`."""
     archived: tuple[Whole, Whole] = (0, 0)
     """(epoch, segment): segments up to this one are archived."""
-    archives: Sequence[Archive] = ()
+    archives: Listed[Archive] = field(default_factory=Listed)
     metadata: tuple[tuple[str | int, ...], ...] = ()
     """Metadata from archived segments. Schemas are ("schema", id, hex)."""
     kind: str = ""
@@ -125,25 +125,20 @@ class NodeManifest:
     epochs: tuple[Epoch, ...] = ()
     """The last epochs that have entries, and the present one, see `imap_wal.manifest.epochs`."""
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.archives, ListedArchives):
-            object.__setattr__(self, "archives", ListedArchives(newest=tuple(self.archives)))
-
-    @property
-    def listed(self) -> ListedArchives:
-        """`archives`, with their lists."""
-        return cast(ListedArchives, self.archives)
+    dropped: Mapping[str, Whole] = field(default_factory=dict, compare=False)
+    """Name of a list of archives that former manifests have → number of the first manifest without
+    it. Set by the publication."""
 
     def with_archives(
         self, added: Iterable[Archive], gone: Collection[Archive] = ()
     ) -> NodeManifest:
         """The manifest with more archives, and without those of the paths in `gone`. Raises the
-        errors of `ListedArchives`."""
-        return replace(self, archives=self.listed.with_changes(added, gone))
+        errors of `Listed`."""
+        return replace(self, archives=with_changes(self.archives, added, gone))
 
     def archives_ending_by(self, upto: Position) -> Iterator[Archive]:
         """The archives whose last entry is at or below a position; errors as `with_archives`."""
-        return self.listed.ending_by(upto)
+        return ending_by(self.archives, upto)
 
     def lives_in(self, logs: Collection[str]) -> bool:
         """Whether a `wal/` folder with the segments of these logs belongs to this log; see
@@ -204,7 +199,7 @@ class NodeManifest:
 
     def to_json(self) -> dict[str, Any]:
         document = fields_of(self)
-        document |= self.listed.to_json()
+        document["archives"] = [archive.to_json() for archive in self.archives.direct]
         document["cluster"] = fields_of(self.cluster)
         document["epochs"] = [fields_of(each) for each in self.epochs]
         for name in ("requests", "former"):
@@ -212,6 +207,9 @@ class NodeManifest:
         for name in _WRITTEN_IF_SET:
             if getattr(self, name) == getattr(_NO_NODE, name):
                 del document[name]
+        if self.archives.lists:
+            kind = ArchiveLists.field
+            document["lists"] = [file.to_json(kind) for file in self.archives.lists]
         return document
 
     @classmethod
@@ -230,9 +228,12 @@ class NodeManifest:
             "archives",
             "metadata",
         )
-        archives = ListedArchives.from_json(data)
-        found = replace(checked({**data, "archives": ()}, cls), archives=archives)
-        for item in found.metadata:
+        archives = Listed(
+            checked(data["archives"], tuple[Archive, ...]),
+            parsed_lists(data.get("lists", ()), ArchiveLists.field),
+        )
+        manifest = checked({**data, "archives": archives}, cls)
+        for item in manifest.metadata:
             match item:
                 case ["schema", int(), str(content)]:
                     bytes.fromhex(content)
@@ -240,7 +241,7 @@ class NodeManifest:
                     pass
                 case _:
                     raise ValueError("an item of metadata does not have the shape of its type")
-        return found
+        return manifest
 
 
 _NO_NODE = NodeManifest()
@@ -260,6 +261,7 @@ _WRITTEN_IF_SET = (
     "given_up",
     "copied",
     "epochs",
+    "dropped",
 )
 
 
@@ -281,20 +283,23 @@ class NodeManifestLog(ManifestLog[NodeManifest]):
         self.lists = ArchiveLists(store, node_folder, randomness, self._named)
 
     def _named(self) -> set[str]:
-        return self.read()[1].listed.named
+        return self.read()[1].archives.names
 
     def _decode(self, number: int) -> tuple[dict[str, Any], NodeManifest]:
         data, manifest = super()._decode(number)
-        return data, replace(manifest, archives=replace(manifest.listed, read=self.lists.read))
+        return data, replace(manifest, archives=manifest.archives.bound(self.lists.read))
 
     def _prepared(self, number: int, floor: int, content: NodeManifest) -> NodeManifest:
-        former = self._follows(number).listed
-        return replace(content, archives=self.lists.settled(number, content.listed, former, floor))
+        former = self._follows(number)
+        archives = self.lists.settled(number, content.archives, former.archives)
+        dropped = dropped_names(
+            former.dropped, former.archives.names, archives.names, number, floor
+        )
+        return replace(content, archives=archives, dropped=dropped)
 
     def _finish(self, number: int, content: NodeManifest) -> None:
-        listed = content.listed
-        if listed.lists != self._follows(number).listed.lists:
-            self.lists.sweep(number, {*listed.named, *listed.dropped})
+        if content.archives.lists != self._follows(number).archives.lists:
+            self.lists.sweep(number, {*content.archives.names, *content.dropped})
 
 
 def node_manifests(

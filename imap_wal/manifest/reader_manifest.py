@@ -11,14 +11,16 @@ from imap_wal.clock import Clock, Randomness
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.document import Whole, checked, fields_of, require, without_defaults
-from imap_wal.manifest.list_files import dropped_names
-from imap_wal.manifest.part_lists import PartLists, lists_from_json, lists_json, lists_of
-from imap_wal.manifest.parts import ListedParts, PartList
+from imap_wal.manifest.list_files import ListFile, dropped_names
 from imap_wal.manifest.snapshots import (
     PartitionVersions,
     Snapshot,
+    SnapshotLists,
     bound,
     from_json_with_marks,
+    lists_from_json,
+    lists_json,
+    lists_of,
     with_lists,
     with_marks_once,
 )
@@ -151,13 +153,13 @@ class ReaderManifest:
         )
 
     @property
-    def lists(self) -> set[PartList]:
+    def lists(self) -> set[ListFile]:
         """The lists with the files of all bases."""
         return {
-            each
+            file
             for base in self.bases
-            for of_map in lists_of(base.snapshots).values()
-            for each in of_map
+            for files in lists_of(base.snapshots).values()
+            for file in files
         }
 
     def kept_above(self, node: str) -> Position:
@@ -175,13 +177,12 @@ class ReaderManifest:
                     yield name, snapshot
 
     def kept_files(self, manifest: ClusterManifest) -> Iterator[tuple[str, int]]:
-        """Path and size of the files of `kept_snapshots`; size 0: unknown."""
+        """Path and size of the files of `kept_snapshots`."""
         for _, snapshot in self.kept_snapshots(manifest):
-            unknown = (0,) * len(snapshot.files)
-            yield from zip(snapshot.files, (*snapshot.sizes, *unknown), strict=False)
+            yield from ((file.path, file.size) for file in snapshot.files)
 
 
-class BaseLists(PartLists):
+class BaseLists(SnapshotLists):
     """The lists of a reader. A base whose list is damaged is lost, but not the next one."""
 
     skips_damaged = True
@@ -207,24 +208,23 @@ class ReaderManifestLog(ManifestLog[ReaderManifest]):
 
     def _prepared(self, number: int, floor: int, content: ReaderManifest) -> ReaderManifest:
         former = self._follows(number)
-        known: dict[str, list[ListedParts]] = {}
+        known: dict[str, list[ListFile]] = {}
         for base in former.bases:
-            for name, lists in lists_of(base.snapshots).items():
-                known.setdefault(name, []).append(ListedParts(lists, self.lists.read))
+            for name, files in lists_of(base.snapshots).items():
+                known.setdefault(name, []).extend(files)
         content = content.with_bases(lambda base: self._settled(number, base, known))
         names = {each.name for each in former.lists}
         named = {each.name for each in content.lists}
         dropped = dropped_names(former.dropped_lists, names, named, number, floor)
         return replace(content, dropped_lists=dropped)
 
-    def _settled(self, number: int, base: Base, known: dict[str, list[ListedParts]]) -> Base:
+    def _settled(self, number: int, base: Base, known: dict[str, list[ListFile]]) -> Base:
         """With lists of this reader in place of those of the cluster, or of another reader."""
         snapshots = dict(base.snapshots)
         for name in lists_of(base.snapshots):
-            snapshots[name] = self.lists.settled(number, snapshots[name], known.get(name, ()))
-            listed = snapshots[name].listed
-            if listed is not None:
-                known.setdefault(name, []).append(listed)  # bases share most files
+            files = self.lists.settled(number, snapshots[name].files, known.get(name, ()))
+            snapshots[name] = replace(snapshots[name], files=files)
+            known.setdefault(name, []).extend(files.lists)  # bases share most files
         return replace(base, snapshots=snapshots)
 
     def _finish(self, number: int, content: ReaderManifest) -> None:

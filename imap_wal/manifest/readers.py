@@ -38,7 +38,7 @@ from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.errors import CorruptLog, InvalidSetting, LogError
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.parts import PartList
+from imap_wal.manifest.list_files import ListFile
 from imap_wal.manifest.reader_manifest import Base, ReaderManifest, ReaderManifestLog
 from imap_wal.names import decode, encode
 from storage_backends import NotFound, SegmentStore
@@ -76,12 +76,11 @@ def examined(
         except CorruptLog as error:
             damaged[name] = error
             continue
-        wrong: list[tuple[PartList, LogError]] = []
+        wrong: list[tuple[ListFile, LogError]] = []
         for base in reader.bases:
             for snapshot in base.snapshots.values():
-                if snapshot.listed is not None:
-                    with suppress(NotFound):  # the reader has other lists now
-                        snapshot.listed.readable(wrong)
+                with suppress(NotFound):  # the reader has other lists now
+                    snapshot.files.readable(wrong)
         if wrong:
             damaged[name] = _with_advice(wrong[0][1], name)
         elif number and not reader.forgotten:

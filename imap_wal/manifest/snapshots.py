@@ -1,14 +1,24 @@
-"""What the cluster's manifest says about the snapshot of each map."""
+"""What the cluster's manifest says about the snapshot of each map: its files are in the manifest
+itself, or in list files (docs/decisions/list-files.md).
+
+A list has files of one snapshot that follow each other in key order. A rewrite keeps most of them,
+so lists without a changed file are named again, and the files between them are written as new
+lists. Readers have lists of their own, in their own folders: what a base needs is not deleted by
+publications of the cluster's manifest.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from imap_wal.entry import Pair
+from imap_wal.errors import LogError
 from imap_wal.format import START, Position
+from imap_wal.manifest import list_files
 from imap_wal.manifest.document import (
     Whole,
     checked,
@@ -18,16 +28,18 @@ from imap_wal.manifest.document import (
     whole,
     without_defaults,
 )
-from imap_wal.manifest.node import without_turn
-from imap_wal.manifest.parts import (
-    COLUMNS,
-    ListedColumn,
-    ListedParts,
-    PartList,
-    Parts,
+from imap_wal.manifest.list_files import (
+    Listed,
+    ListFile,
+    ListFiles,
     Read,
-    unread,
+    ends_of_lists,
+    parsed_lists,
 )
+from imap_wal.manifest.node import without_turn
+
+FILES_MAX = 64
+"""At most this many files of a snapshot are in the manifest itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +90,54 @@ class LowWaterMark:
     position: Position
 
 
+class SnapshotFile(NamedTuple):
+    """What a manifest says about one file of a snapshot."""
+
+    path: str
+    checksum: int
+    """CRC-32C of the whole file."""
+    size: int
+    rows: int
+    border: str
+    """In hexadecimal digits, perhaps encrypted: no key of the file is lower, and each key of the
+    files before it is. That of the first file is empty. Another empty one is unknown."""
+    first_expiry_ms: int
+    """When its first row expires; 0: no row does."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Files of a snapshot, as JSON has them."""
+
+    files: tuple[str, ...] = ()
+    checksums: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    borders: tuple[str, ...] = ()
+    expiries: tuple[int, ...] = ()
+
+
+_COLUMNS = _Columns.__match_args__
+
+
+def _columns_of(files: Sequence[SnapshotFile]) -> dict[str, Sequence[Any]]:
+    columns = zip(*files, strict=True) if files else ((),) * len(_COLUMNS)
+    return dict(zip(_COLUMNS, columns, strict=True))
+
+
+def _files_of(document: Mapping[str, Any]) -> tuple[SnapshotFile, ...]:
+    """The inverse of `_columns_of`. Raises ValueError."""
+    columns = fields_of(checked(document, _Columns)).values()
+    return tuple(map(SnapshotFile._make, zip(*columns, strict=True)))
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A published snapshot of one map: `files` have the newest change of every key up to `marks`. A
-    dropped map has no files. If the files are in lists, `files`, `checksums`, `sizes`, `rows`,
-    `borders` and `expiries` are read at first use, with the errors of `ListedParts`."""
+    """A published snapshot of one map: `files` have the newest change of every key up to `marks`,
+    in key order. A dropped map has no files."""
 
     generation: Whole
-    files: Sequence[str]
+    files: Listed[SnapshotFile]
     marks: Mapping[str, LowWaterMark]
     live: int
     tombstones: int
@@ -94,70 +146,63 @@ class Snapshot:
     dropped: int = 0
     """Generation of the last drop of this map. A reader that merged entries before it must discard
     them."""
-    checksums: Sequence[int] = ()
-    """CRC-32C of each whole file; empty: unknown."""
     until_ms: int = 0
     """The state of the map before this Unix time is unknown: older changes of its keys are
     removed."""
-    sizes: Sequence[int] = ()
-    """Bytes of each file; empty: unknown."""
-    rows: Sequence[int] = ()
-    """The number of rows of each file; empty: unknown."""
     versions: Whole = 0
     """The table in `ClusterManifest.versions` for entries above `marks`; 0: none."""
     last_expiry_ms: int = 0
     """When the last row expires; 0: a row never expires, or unknown."""
-    borders: Sequence[str] = ()
-    """For each file, in hexadecimal digits: no key of it is lower, and each key of the files before
-    it is. Empty: unknown."""
-    expiries: Sequence[int] = ()
-    """When the first row of each file expires; 0: no row does. Empty: unknown."""
+    mixed: bool = False
+    """A repair took in files of other generations: several may have the same key, in no order, and
+    they may have entries above `marks`."""
 
     @property
-    def listed(self) -> ListedParts | None:
-        """The lists with the files; None: the manifest has them."""
-        columns = [getattr(self, name) for name in COLUMNS]
-        first = columns[0].listed if isinstance(columns[0], ListedColumn) else None
-        same = all(isinstance(each, ListedColumn) and each.listed is first for each in columns)
-        return first if same else None
-
-    @property
-    def parts(self) -> Parts:
-        """What is known of the files. Raises the errors of `ListedParts.whole`."""
-        return Parts(*(tuple(getattr(self, name)) for name in COLUMNS))
-
-    def with_parts(self, parts: Parts) -> Snapshot:
-        """With these files, in the manifest."""
-        return replace(self, **fields_of(parts))
-
-    def with_lists(self, listed: ListedParts) -> Snapshot:
-        """With these files, in lists."""
-        columns: dict[str, Any] = {name: ListedColumn(listed, name) for name in COLUMNS}
-        return replace(self, **columns)
+    def paths(self) -> tuple[str, ...]:
+        """Those of the files. Raises the errors of `Listed`."""
+        return tuple(file.path for file in self.files)
 
     def to_json(self, shared: str | None = None) -> dict[str, Any]:
-        """`shared`: the number of its marks, if several snapshots have the same. Without its lists
-        (`imap_wal.manifest.part_lists`)."""
-        parts = fields_of(Parts() if self.listed is not None else self.parts)
-        document = {**fields_of(self), **parts, "marks": shared or marks_json(self.marks)}
+        """`shared`: the number of its marks, if several snapshots have the same. Without its
+        lists."""
+        columns = _columns_of(self.files.direct)
+        document = {
+            "generation": self.generation,
+            "files": columns["files"],
+            "marks": shared or marks_json(self.marks),
+            "live": self.live,
+            "tombstones": self.tombstones,
+            "bytes": self.bytes,
+            "created_ms": self.created_ms,
+            "dropped": self.dropped,
+            "checksums": columns["checksums"],
+            "until_ms": self.until_ms,
+            "sizes": columns["sizes"],
+            "rows": columns["rows"],
+            "versions": self.versions,
+            "last_expiry_ms": self.last_expiry_ms,
+            "borders": columns["borders"],
+            "expiries": columns["expiries"],
+            "mixed": self.mixed,
+        }
         return without_defaults(
-            document, ("sizes", "rows", "versions", "last_expiry_ms", "borders", "expiries")
+            document,
+            ("sizes", "rows", "versions", "last_expiry_ms", "borders", "expiries", "mixed"),
         )
 
     @classmethod
     def from_json(
         cls, data: dict[str, Any], shared: Mapping[str, Mapping[str, LowWaterMark]] | None = None
     ) -> Self:
-        """`shared`: marks of several snapshots, by number."""
-        given = data["marks"]
+        """The inverse of `to_json`. `shared`: marks of several snapshots, by number."""
+        written = data["marks"]
         marks = (
-            (shared or {})[given]
-            if isinstance(given, str)
-            else checked(given, dict[str, LowWaterMark])
+            (shared or {})[written]
+            if isinstance(written, str)
+            else checked(written, dict[str, LowWaterMark])
         )
-        parts = checked({name: data.get(name, ()) for name in COLUMNS}, Parts)
-        found = checked({**data, **fields_of(Parts()), "marks": {}}, cls)
-        return replace(found, marks=marks, **fields_of(parts))
+        snapshot = checked({**data, "files": Listed(_files_of(data)), "marks": {}}, cls)
+        return replace(snapshot, marks=marks)
 
 
 def marks_json(marks: Mapping[str, LowWaterMark]) -> dict[str, Any]:
@@ -196,32 +241,149 @@ def from_json_with_marks(snapshots: Any, marks: Any) -> dict[str, Snapshot]:
     }
 
 
-def with_lists(
-    snapshots: Mapping[str, Snapshot],
-    lists: Mapping[str, tuple[PartList, ...]],
-    read: Read = unread,
-) -> dict[str, Snapshot]:
-    """The snapshots with their files in these lists, for each map that has some. Raises
-    ValueError."""
+Lists: TypeAlias = Mapping[str, tuple[ListFile, ...]]
+"""Map → its lists, for each map that has some."""
+
+
+def with_lists(snapshots: Mapping[str, Snapshot], lists: Lists) -> dict[str, Snapshot]:
+    """The snapshots with their files in these lists. Raises ValueError."""
     found = dict(snapshots)
-    for name, each in lists.items():
-        if not each or name not in found or found[name].files:
+    for name, files in lists.items():
+        if not files or name not in found or found[name].files:
             raise ValueError(f"lists of map {name!r} do not fit its snapshot")
-        found[name] = found[name].with_lists(ListedParts(each, read))
+        found[name] = replace(found[name], files=Listed((), files))
     return found
 
 
-def bound(snapshots: Mapping[str, Snapshot], read: Read) -> Mapping[str, Snapshot]:
+def bound(snapshots: Mapping[str, Snapshot], read: Read[SnapshotFile]) -> Mapping[str, Snapshot]:
     """The snapshots with lists that `read` reads."""
     if isinstance(snapshots, SnapshotTable):
         return snapshots.bound(read)
-    lists = {name: each.listed.lists for name, each in snapshots.items() if each.listed is not None}
-    if not lists:
-        return snapshots
     return {
-        name: each.with_lists(ListedParts(lists[name], read)) if name in lists else each
-        for name, each in snapshots.items()
+        name: replace(snapshot, files=snapshot.files.bound(read))
+        if snapshot.files.lists
+        else snapshot
+        for name, snapshot in snapshots.items()
     }
+
+
+def lists_of(snapshots: Mapping[str, Snapshot]) -> Lists:
+    """The lists of each map that has some."""
+    if isinstance(snapshots, SnapshotTable):
+        return snapshots.lists
+    return {name: each.files.lists for name, each in snapshots.items() if each.files.lists}
+
+
+def lists_json(snapshots: Mapping[str, Snapshot]) -> dict[str, Any]:
+    """`lists_of` as JSON."""
+    return {
+        name: [file.to_json(SnapshotLists.field) for file in files]
+        for name, files in lists_of(snapshots).items()
+    }
+
+
+def lists_from_json(data: Any) -> Lists:
+    """The inverse of `lists_json`. Raises ValueError and KeyError."""
+    return {
+        name: parsed_lists(files, SnapshotLists.field)
+        for name, files in checked(data, dict[str, Any]).items()
+    }
+
+
+def names_of(lists: Lists) -> set[str]:
+    """The names of the lists of all maps."""
+    return {file.name for files in lists.values() for file in files}
+
+
+_Run: TypeAlias = tuple[int, int, ListFile]
+"""The files from one index up to another are those of a list."""
+
+
+class SnapshotLists(ListFiles[SnapshotFile]):
+    """The list files of a cluster's, or of a reader's folder."""
+
+    skips_damaged: ClassVar[bool] = False
+    """Whether new lists are written although a former one is damaged."""
+
+    field = "parts"
+
+    def _document(self, items: Sequence[SnapshotFile]) -> Any:
+        return _columns_of(items)
+
+    def _items(self, document: Any) -> tuple[SnapshotFile, ...]:
+        return _files_of(document)
+
+    def _lost(self, file: ListFile) -> str:
+        return "the names of these snapshot files"
+
+    def settled(
+        self, number: int, wanted: Listed[SnapshotFile], former: Iterable[ListFile]
+    ) -> Listed[SnapshotFile]:
+        """What manifest `number` says for the files of a snapshot: few files, or lists of its
+        predecessor (`former`) and new ones. Writes the new ones. Raises StorageError, and the
+        errors of `read`."""
+        known = tuple(former)
+        if len(wanted) > FILES_MAX and not wanted.direct and set(known).issuperset(wanted.lists):
+            return wanted
+        files = tuple(wanted)
+        if len(files) <= FILES_MAX:
+            return Listed(files) if wanted.lists else wanted
+        return Listed((), tuple(self._lists(number, files, known)), self.read)
+
+    def _lists(
+        self, number: int, files: Sequence[SnapshotFile], former: Iterable[ListFile]
+    ) -> Iterator[ListFile]:
+        count = len(files)
+        known: dict[ListFile, tuple[SnapshotFile, ...]] = {}
+        for file in former:
+            try:
+                known[file] = self.read(file)
+            except LogError:
+                if not self.skips_damaged:
+                    raise
+        runs = _unchanged(files, known)
+        place = 0
+        for start, end, unchanged in [*_spaced(runs, count), (count, count, None)]:
+            if place < start:
+                for first, last in pairwise(ends_of_lists(start - place)):
+                    yield self.write(number, tuple(files[place + first : place + last]))
+            if unchanged is not None:
+                yield unchanged
+            place = end
+
+
+def _unchanged(
+    files: Sequence[SnapshotFile], known: Mapping[ListFile, tuple[SnapshotFile, ...]]
+) -> list[_Run]:
+    """The lists whose files are still there, one after the other, in order."""
+    places = {file.path: place for place, file in enumerate(files)}
+    whole_lists: list[_Run] = []
+    for list_file, items in known.items():
+        start = places.get(items[0].path, len(files))
+        if tuple(files[start : start + len(items)]) == items:
+            whole_lists.append((start, start + len(items), list_file))
+    runs: list[_Run] = []
+    for run in sorted(whole_lists, key=lambda run: run[:2]):
+        if not runs or runs[-1][1] <= run[0]:
+            runs.append(run)
+    return runs
+
+
+def _spaced(runs: Sequence[_Run], count: int) -> list[_Run]:
+    """Without the lists that are written again: a list that is too small, and one beside too few
+    changed files."""
+    least = list_files.LIST_MIN
+    if len(runs) == 1 and runs[0][:2] == (0, count):
+        return list(runs)
+    kept = [run for run in runs if run[1] - run[0] >= least or count < least]
+    while True:
+        ends = [0, *(end for _, end, _ in kept)]
+        starts = [*(start for start, _, _ in kept), count]
+        small = next((at for at in range(len(ends)) if 0 < starts[at] - ends[at] < least), None)
+        if small is None or not kept:
+            return kept
+        beside = [at for at in (small - 1, small) if 0 <= at < len(kept)]
+        del kept[min(beside, key=lambda at: kept[at][1] - kept[at][0])]
 
 
 def marks_by_node(snapshots: Mapping[str, Snapshot]) -> dict[str, tuple[LowWaterMark, ...]]:
@@ -242,7 +404,7 @@ class SnapshotTable(Mapping[str, Snapshot]):
     open and a claim copy the table without parsing it, in a time that does not depend on its size;
     they use only `covered`, which is stored separately. Thread-safe."""
 
-    __slots__ = ("_file", "_text", "_whole", "lists", "marks_by_node", "read")
+    __slots__ = ("_file", "_read", "_text", "_whole", "lists", "marks_by_node")
 
     def __init__(
         self,
@@ -250,18 +412,15 @@ class SnapshotTable(Mapping[str, Snapshot]):
         text: str = "",
         covered: Mapping[str, tuple[LowWaterMark, ...]] | None = None,
         file: str = "",
-        lists: Mapping[str, tuple[PartList, ...]] | None = None,
-        read: Read = unread,
+        lists: Lists | None = None,
+        read: Read[SnapshotFile] | None = None,
     ) -> None:
         """Pass the first argument, or the others. What is missing is computed at first use; an
         error then is a `CorruptLog` that names the manifest `file`."""
-        self._whole, self._text, self._file = snapshots, text, file
+        self._whole, self._text, self._file, self._read = snapshots, text, file, read
         self.marks_by_node = covered
-        self.lists, self.read = lists, read
-        """The lists of each map that has some: they are stored separately, too."""
-        if snapshots is not None:
-            listed = {name: each.listed for name, each in snapshots.items()}
-            self.lists = {name: each.lists for name, each in listed.items() if each is not None}
+        self.lists: Lists = lists_of(snapshots) if snapshots is not None else lists or {}
+        """Those of each map that has some: they are stored separately, too."""
 
     @property
     def text(self) -> str:
@@ -275,8 +434,8 @@ class SnapshotTable(Mapping[str, Snapshot]):
         if self._whole is None:
             with whole(self._file):
                 document = checked(unpacked(self._text), tuple[Any, Any])
-                found = from_json_with_marks(*document)
-                self._whole = with_lists(found, self.lists or {}, self.read)
+                snapshots = with_lists(from_json_with_marks(*document), self.lists)
+                self._whole = snapshots if self._read is None else bound(snapshots, self._read)
         return self._whole
 
     def __len__(self) -> int:
@@ -302,7 +461,7 @@ class SnapshotTable(Mapping[str, Snapshot]):
         # With its lists read: another process may not have the storage.
         return SnapshotTable, (dict(self.whole),)
 
-    def bound(self, read: Read) -> SnapshotTable:
+    def bound(self, read: Read[SnapshotFile]) -> SnapshotTable:
         """The table with lists that `read` reads."""
         if not self.lists:
             return self

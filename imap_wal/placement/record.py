@@ -14,7 +14,7 @@ from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError
 from storage_backends.location import located
 
 RECORD = "wal_dir.json"
-_FORMAT, _FORMAT_OWN_DISKS = 1, 2
+_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,8 @@ class SegmentsPlace:
         return "the own disk of each node" if self.own_disks else str(located(self.url))
 
     def encoded(self) -> bytes:
-        place = {"format": _FORMAT, "wal_dir": self.url}
-        own = {"format": _FORMAT_OWN_DISKS, "own_disks": True}
-        return json.dumps(own if self.own_disks else place).encode()
+        wal_dir = None if self.own_disks else self.url
+        return json.dumps({"format": _FORMAT, "wal_dir": wal_dir}).encode()
 
 
 def recorded(root: SegmentStore) -> SegmentsPlace | None:
@@ -49,7 +48,7 @@ def recorded(root: SegmentStore) -> SegmentsPlace | None:
     match data:
         case {"format": version, "wal_dir": str(url)} if version == _FORMAT:
             return SegmentsPlace(url)
-        case {"format": version, "own_disks": True} if version == _FORMAT_OWN_DISKS:
+        case {"format": version, "wal_dir": None} if version == _FORMAT:
             return SegmentsPlace(own_disks=True)
     raise StorageError(
         "not a record that this version reads; upgrade, or bring it back from a copy", RECORD

@@ -205,12 +205,15 @@ def segment_scan(log: NodeState, index: int, since: Position | None) -> FileScan
 
 def snapshot_scans(name: str, snapshot: Snapshot) -> list[FileScan]:
     """The part files of a snapshot, with their facts from the manifest."""
-    count = len(snapshot.files)
-    sizes = snapshot.sizes or (snapshot.bytes // max(count, 1),) * count
-    rows, checksums = snapshot.rows or (0,) * count, snapshot.checksums or (0,) * count
     return [
-        FileScan(SNAPSHOT, "", path, name, bytes=size, records=records, checksum=checksum)
-        for path, size, records, checksum in zip(
-            snapshot.files, sizes, rows, checksums, strict=True
+        FileScan(
+            SNAPSHOT,
+            "",
+            file.path,
+            name,
+            bytes=file.size,
+            records=file.rows,
+            checksum=file.checksum,
         )
+        for file in snapshot.files
     ]

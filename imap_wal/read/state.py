@@ -13,12 +13,12 @@ from imap_wal import layout
 from imap_wal.errors import LogError, MissingNode
 from imap_wal.format import START, Home, Position
 from imap_wal.manifest import epochs
-from imap_wal.manifest.archives import Archive, ListFile
+from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.claims import ClaimManifest
 from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.list_files import Listed, ListFile
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, Seen
 from imap_wal.manifest.older import MISSING_ADVICE, mark_beyond, older_epoch, without_gap
-from imap_wal.manifest.parts import PartList
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.rules.counts import Overtaken
 from imap_wal.segment.listing import SegmentFile, WalFolder
@@ -31,7 +31,7 @@ class DamagedPartList(NamedTuple):
     """A list of files of a map's snapshot that cannot be read."""
 
     map: str
-    list: PartList
+    list: ListFile
     error: LogError
 
 
@@ -111,7 +111,7 @@ class NodeState:
     @cached_property
     def _archives(self) -> tuple[tuple[Archive, ...], tuple[tuple[ListFile, LogError], ...]]:
         damaged: list[tuple[ListFile, LogError]] = []
-        archives = self.manifest.listed.readable(damaged)
+        archives = self.manifest.archives.readable(damaged)
         return archives, tuple(damaged)
 
     @property
@@ -296,10 +296,10 @@ class ClusterState:
         damaged: list[DamagedPartList] = []
         snapshots = dict(self.manifest.snapshots.items())
         for name, snapshot in self.manifest.snapshots.items():
-            wrong: list[tuple[PartList, LogError]] = []
-            if snapshot.listed is not None:
-                parts = snapshot.listed.readable(wrong)
-                snapshots[name] = snapshot.with_parts(parts) if wrong else snapshot
+            wrong: list[tuple[ListFile, LogError]] = []
+            if snapshot.files.lists:
+                files = snapshot.files.readable(wrong)
+                snapshots[name] = replace(snapshot, files=Listed(files)) if wrong else snapshot
             damaged += [DamagedPartList(name, file, error) for file, error in wrong]
         return snapshots, tuple(damaged)
 

@@ -9,8 +9,7 @@ from imap_wal import layout
 from imap_wal.inspect import older_manifests
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.part_lists import lists_of, names_of
-from imap_wal.manifest.snapshots import LowWaterMark
+from imap_wal.manifest.snapshots import LowWaterMark, lists_of, names_of
 from imap_wal.parquet import salvage
 from imap_wal.read.state import ClusterState
 from imap_wal.repair.node import Highest, NodeRepair
@@ -168,7 +167,7 @@ class ManifestRepair:
             highest = highest.up_to(repair.highest)
         if self.older:
             for snapshot in self._snapshots.planned.values():
-                for path in snapshot.files:
+                for path in snapshot.paths:
                     for row in salvage.rows_of(self._store, path, log=None):
                         highest = highest.with_row(row)
         return highest

@@ -17,8 +17,8 @@ from imap_wal.entry import ORDER, Row, is_shared
 from imap_wal.errors import EncryptionError, UnsupportedVersion
 from imap_wal.format import START, Position
 from imap_wal.inspect import older_manifests
-from imap_wal.manifest.archives import ListFile
 from imap_wal.manifest.evidence import Evidence
+from imap_wal.manifest.list_files import Listed, ListFile
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest
 from imap_wal.parquet import salvage
 from imap_wal.read.state import NodeState
@@ -71,7 +71,7 @@ class NodeRepair:
         `UnsupportedVersion` if a newer version wrote the log; then nothing is damaged."""
         archives = ArchivePlanner(self._plan)
         plan = self._plan
-        plan.manifest = replace(plan.node.manifest, archives=plan.node.archives)
+        plan.manifest = replace(plan.node.manifest, archives=Listed(plan.node.archives))
         self._put_strangers_aside()
         self._evidence = older_manifests.of_node(
             plan.node, plan.manifest, plan.view.manifest, plan.view.opened
@@ -123,7 +123,7 @@ class NodeRepair:
     @property
     def lists(self) -> tuple[ListFile, ...]:
         """The list files that the copy has: those of a manifest that is copied."""
-        return () if self._plan.changed else self._plan.node.manifest.listed.lists
+        return () if self._plan.changed else self._plan.node.manifest.archives.lists
 
     def position(self, place: Position) -> Position:
         """The position in the copy for a position of this log."""
@@ -156,7 +156,7 @@ class NodeRepair:
         # Each lost manifest may have assigned an epoch and a session that are in no file name.
         self._plan.manifest = replace(
             manifest,
-            archives=tuple(archive for archive, *_ in self._plan.archives),
+            archives=Listed(archive for archive, *_ in self._plan.archives),
             checkpoint=checkpoint,
             removed=self._plan.position(manifest.removed),
             clean=False,
@@ -246,7 +246,7 @@ def _write_files(plan: NodePlan, target: SegmentStore) -> None:
         else:
             salvage.copy_file(plan.store, archive.path, target)
             archives.append(archive)
-    plan.manifest = replace(plan.manifest, archives=tuple(archives))
+    plan.manifest = replace(plan.manifest, archives=Listed(archives))
     for write in plan.writes:
         plan.tell(write.path)
         target.create(write.path, _content(plan, write))

@@ -10,7 +10,8 @@ from imap_wal import layout
 from imap_wal.entry import ORDER
 from imap_wal.errors import LogError, ShortLog
 from imap_wal.format import Position
-from imap_wal.manifest.archives import Archive, ListFile
+from imap_wal.manifest.archives import Archive
+from imap_wal.manifest.list_files import Listed, ListFile
 from imap_wal.parquet import salvage
 from imap_wal.parquet.writer import checksum
 from imap_wal.repair.node_plan import NodePlan
@@ -139,12 +140,12 @@ class ArchivePlanner:
                 and (archive := self._read_unknown(file, name)) is not None
             ]
             found = _without_absorbed(found, named)
-            plan.manifest = replace(plan.manifest, archives=(*named, *found))
+            plan.manifest = replace(plan.manifest, archives=Listed((*named, *found)))
             plan.items.append(self._list_item(each, error, len(found)))
 
     def _list_item(self, file: ListFile, error: LogError, found: int) -> Item:
-        what = f"{error.what}; {found} archives of {file.archives} were found by their names"
-        given_up = None if found >= file.archives else Extent(str(file.lowest), str(file.highest))
+        what = f"{error.what}; {found} archives of {file.items} were found by their names"
+        given_up = None if found >= file.items else Extent(str(file.lowest), str(file.highest))
         status = "missing" if isinstance(error, ShortLog) else "corrupt"
         return Item(error.file, "list", status, GIVEN_UP, given_up=given_up, what=what)
 
@@ -188,7 +189,7 @@ class ArchivePlanner:
         archived = (last.epoch, last.segment) if first is None else (first.epoch, first.number - 1)
         self._plan.manifest = replace(
             manifest,
-            archives=(*manifest.archives, *found),
+            archives=Listed((*manifest.archives, *found)),
             archived=archived,
             requests=requests,
         )

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import zip_longest
-from typing import Any
 
 from imap_wal import names
 from imap_wal.clock import Clock
 from imap_wal.errors import ShortLog
-from imap_wal.manifest.snapshots import Snapshot
+from imap_wal.manifest.list_files import Listed
+from imap_wal.manifest.snapshots import Snapshot, SnapshotFile
 from imap_wal.parquet import salvage
 from imap_wal.parquet.writer import checksum
 from imap_wal.read.state import ClusterState
 from imap_wal.repair.report import COPIED, GIVEN_UP, REWRITTEN, Extent, Item
 from storage_backends import NotFound, SegmentStore, StoredFile
 from storage_backends.paths import number_in
-
-_UNKNOWN: dict[str, Any] = {"sizes": (), "rows": (), "borders": (), "expiries": ()}
 
 
 class SnapshotRepair:
@@ -55,16 +52,11 @@ class SnapshotRepair:
         snapshots = dict(view.snapshots)
         for name in {each.map: None for each in view.damaged_lists}:
             damaged = [each for each in view.damaged_lists if each.map == name]
-            wanted = sum(each.list.parts for each in damaged)
+            wanted = sum(each.list.items for each in damaged)
             found = self._parts_again(name, snapshots[name])
             fits = len(found) == wanted and self._sizes_fit(snapshots[name], found)
-            files = [*_files(snapshots[name]), *((file.path, 0) for file in found)]
-            snapshots[name] = replace(
-                snapshots[name],
-                files=tuple(path for path, _ in files),
-                checksums=tuple(checksum for _, checksum in files),
-                **_UNKNOWN,
-            )
+            files = Listed((*snapshots[name].files, *map(_taken_in, found)))
+            snapshots[name] = replace(snapshots[name], files=files, mixed=True)
             doubt = "" if fits else "; their sizes are not those of the snapshot"
             if len(found) < wanted:
                 doubt = "; the others are lost"
@@ -89,7 +81,7 @@ class SnapshotRepair:
     def _parts_again(self, name: str, snapshot: Snapshot) -> list[StoredFile]:
         """The files of a map's snapshot that are not named, with those of former snapshots that
         were not removed: the newest change of each key is in one of them."""
-        named = set(snapshot.files)
+        named = set(snapshot.paths)
         found = []
         for file in self._store.list(f"{self._view.folder}/snapshot"):
             *_, component, folder, part = file.path.split("/")
@@ -105,8 +97,10 @@ class SnapshotRepair:
         return found
 
     def _sizes_fit(self, snapshot: Snapshot, found: Sequence[StoredFile]) -> bool:
-        known = sum(snapshot.sizes) if len(snapshot.sizes) == len(snapshot.files) else -1
-        return known + sum(file.size for file in found) == snapshot.bytes
+        return (
+            sum(file.size for file in found) + sum(file.size for file in snapshot.files)
+            == snapshot.bytes
+        )
 
     def unnamed(self) -> dict[str, list[StoredFile]]:
         """Map → files that its snapshot does not name, of the same or a newer generation. A lost
@@ -125,7 +119,7 @@ class SnapshotRepair:
                 continue
             self.generation = max(self.generation, number)
             known = self._view.manifest.snapshots.get(map_name)
-            if known is None or (number >= known.generation and file.path not in known.files):
+            if known is None or (number >= known.generation and file.path not in known.paths):
                 found.setdefault(map_name, []).append(file)
         return found
 
@@ -134,49 +128,45 @@ class SnapshotRepair:
         read, and the newest change of each key wins."""
         known = self._view.manifest.snapshots.get(name)
         if known is None:
-            known = Snapshot(0, (), {}, 0, 0, 0, self._clock.now_ms())
+            known = Snapshot(0, Listed(), {}, 0, 0, 0, self._clock.now_ms())
         if not unnamed:
             return known
         there = {file.path for file in self._store.list(f"{self._view.folder}/snapshot")}
         # A missing file was replaced by the newer ones.
-        old = [(path, checksum) for path, checksum in _files(known) if path in there]
-        files = [*old, *((file.path, 0) for file in unnamed)]
+        files = [file for file in known.files if file.path in there]
+        files += map(_taken_in, unnamed)
         self.taken_in += [file.path for file in unnamed]
         return replace(
             known,
             generation=max(int(file.path.split("/")[-2]) for file in unnamed),
-            files=tuple(path for path, _ in files),
-            checksums=tuple(checksum for _, checksum in files),
+            files=Listed(files),
             bytes=known.bytes + sum(file.size for file in unnamed),
-            sizes=(),
-            rows=(),
+            mixed=True,
         )
 
     def decide(self, name: str, snapshot: Snapshot) -> None:
-        files: list[str] = []
-        checksums: list[int] = []
+        files: list[SnapshotFile] = []
         records = tombstones = 0
-        damaged = False
-        for path, wanted in _files(snapshot):
+        for named in snapshot.files:
+            path = named.path
             self._tell(path)
             try:
                 size = self._store.size(path)
-                with self._store.open_input(path) as file:
-                    whole = wanted != 0 and checksum(file) == wanted
+                with self._store.open_input(path) as source:
+                    crc = checksum(source)
             except NotFound:
-                whole, size = False, 0
+                crc = size = 0
             kept = salvage.count_readable(self._store, path, log=None)
             records, tombstones = records + kept.records, tombstones + kept.tombstones
-            if whole or (not wanted and not kept.what):
-                files.append(path)
-                checksums.append(wanted)
+            present = named._replace(checksum=crc, size=size, rows=kept.records)
+            if (named.checksum and named.checksum == crc) or (not named.checksum and not kept.what):
+                files.append(present)
                 self._items.append(
                     Item(
                         path, "snapshot", "clean", COPIED, Extent(records=kept.records, bytes=size)
                     )
                 )
                 continue
-            damaged = True
             lost = Extent(records=kept.lost) if kept.lost != 0 else None
             what = kept.what or "its bytes do not match the checksum in the manifest"
             if not kept.records:
@@ -184,48 +174,38 @@ class SnapshotRepair:
                     Item(path, "snapshot", "corrupt", GIVEN_UP, given_up=lost, what=what)
                 )
                 continue
-            files.append(path)
-            checksums.append(wanted)
+            files.append(present)
             self.rewritten.add(path)
             self._items.append(
                 Item(
                     path, "snapshot", "corrupt", REWRITTEN, Extent(records=kept.records), lost, what
                 )
             )
-        if damaged:
-            live = records - tombstones
-            snapshot = replace(
-                snapshot,
-                files=tuple(files),
-                checksums=tuple(checksums),
-                live=live,
-                tombstones=tombstones,
-                sizes=(),
-                rows=(),
-            )
-        self.planned[name] = snapshot
+        if self.rewritten.isdisjoint(snapshot.paths) and files == list(snapshot.files):
+            self.planned[name] = snapshot
+            return
+        if files:
+            files[0] = files[0]._replace(border="")  # the file before it may be given up
+        self.planned[name] = replace(
+            snapshot, files=Listed(files), live=records - tombstones, tombstones=tombstones
+        )
 
     def write(self, target: SegmentStore, name: str, snapshot: Snapshot) -> None:
-        checksums: list[int] = []
-        size = snapshot.bytes
-        for path, known in _files(snapshot):
-            self._tell(path)
-            if path in self.rewritten:
-                written = salvage.rewrite_file(self._store, path, target, path, log=None)
-                size += written.bytes - self._store.size(path)
-                checksums.append(written.checksum)
+        files: list[SnapshotFile] = []
+        for file in snapshot.files:
+            self._tell(file.path)
+            if file.path in self.rewritten:
+                new = salvage.rewrite_file(self._store, file.path, target, file.path, log=None)
+                files.append(file._replace(checksum=new.checksum, size=new.bytes))
             else:
-                salvage.copy_file(self._store, path, target)
-                checksums.append(known)
-        if self.rewritten & set(snapshot.files):
-            self.planned[name] = replace(
-                snapshot, checksums=tuple(checksums), bytes=max(size, 0), sizes=(), rows=()
-            )
+                salvage.copy_file(self._store, file.path, target)
+                files.append(file)
+        if not self.rewritten.isdisjoint(snapshot.paths):
+            size = snapshot.bytes + sum(new.size for new in files)
+            size -= sum(file.size for file in snapshot.files)
+            self.planned[name] = replace(snapshot, files=Listed(files), bytes=max(size, 0))
 
 
-def _files(snapshot: Snapshot) -> list[tuple[str, int]]:
-    """Each file with its checksum in the manifest, 0 if it has none."""
-    return [
-        (str(path), int(known))
-        for path, known in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0)
-    ]
+def _taken_in(file: StoredFile) -> SnapshotFile:
+    """A file that no manifest names; `SnapshotRepair.decide` looks at its content."""
+    return SnapshotFile(file.path, 0, file.size, 0, "", 0)

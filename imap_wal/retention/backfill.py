@@ -24,6 +24,7 @@ from imap_wal.manifest import key_checks
 from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.node import NodeManifest, Seen, node_manifests
 from imap_wal.manifest.older import current_cluster
 from imap_wal.manifest.roots import demand_root
@@ -134,7 +135,7 @@ def publish(log: ClusterLog, backfill: Backfill, archives: Sequence[Archive]) ->
     try:
         log.manifests.update(enter)
     except (LostRace, WriterLocked, InvalidSetting):
-        nodes.update(lambda manifest: replace(manifest, archives=()))
+        nodes.update(lambda manifest: replace(manifest, archives=Listed()))
         raise
 
 

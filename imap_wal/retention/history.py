@@ -206,6 +206,6 @@ def _has_files(log: ClusterLog, now: ClusterManifest, name: str, former: Snapsho
     dropped = 0 if former is None else former.dropped
     if current is not None and current.dropped != dropped:
         return False
-    there = set(current.files) if current is not None else set()
-    files = () if former is None else former.files
-    return all(path in there or log.store.exists(path) for path in files)
+    there = set(current.paths) if current is not None else set()
+    paths = () if former is None else former.paths
+    return all(path in there or log.store.exists(path) for path in paths)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from weakref import WeakKeyDictionary
 
 from imap_wal.disposal import dispose, reachable, sweep
@@ -65,7 +64,7 @@ def demand_whole(log: ClusterLog, manifest: ClusterManifest, maps: Iterable[str]
         while snapshot is not None:
             missing = _missing(log, snapshot, seen.get(name, frozenset()))
             if not missing:
-                seen[name] = frozenset(snapshot.files)
+                seen[name] = frozenset(snapshot.paths)
                 break
             newer = log.manifest().snapshots.get(name)
             if newer is None or (newer.generation, newer.files) == (
@@ -85,20 +84,13 @@ def demand_whole(log: ClusterLog, manifest: ClusterManifest, maps: Iterable[str]
 def _missing(log: ClusterLog, snapshot: Snapshot, known: frozenset[str]) -> str:
     """The first missing file; "" if there is none. `known`: files whose content was already
     checked."""
-    for path, size, checksum in files_of(snapshot):
+    for file in snapshot.files:
         try:
-            check_contents(log.store, path, 0 if path in known else checksum, size)
+            checksum = 0 if file.path in known else file.checksum
+            check_contents(log.store, file.path, checksum, file.size)
         except NotFound:
-            return path
+            return file.path
     return ""
-
-
-def files_of(snapshot: Snapshot) -> Iterable[tuple[str, int, int]]:
-    """Path, size and checksum of each file; 0: the manifest does not have it."""
-    for path, size, checksum in zip_longest(
-        snapshot.files, snapshot.sizes, snapshot.checksums, fillvalue=0
-    ):
-        yield str(path), int(size), int(checksum)
 
 
 def remove_former(
@@ -175,7 +167,7 @@ class _Former:
 
     def __init__(self, manifest: ClusterManifest) -> None:
         self._manifest = manifest
-        self.named = {path for each in manifest.snapshots.values() for path in each.files}
+        self.named = {path for each in manifest.snapshots.values() for path in each.paths}
 
     def has(self, file: StoredFile) -> bool:
         component, generation = _place(file.path)

@@ -10,6 +10,7 @@ from imap_wal.entry import ORDER, Row
 from imap_wal.errors import InvalidSetting, LogError, LostRace
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.snapshots import NO_VERSIONS, LowWaterMark, PartitionVersions, Snapshot
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.scan import ahead
@@ -81,7 +82,7 @@ def _publish(
         )
         snapshot = Snapshot(
             generation,
-            (),
+            Listed(),
             covered,
             0,
             0,

@@ -197,7 +197,7 @@ def worth_reading(plan: RewritePlan, snapshot: Snapshot, store: SegmentStore) ->
     active key."""
     if snapshot.tombstones > 0 or plan.rule.expired(snapshot.last_expiry_ms):
         return True
-    return any(written_otherwise(store, path) for path in snapshot.files)
+    return any(written_otherwise(store, path) for path in snapshot.paths)
 
 
 def prepare(

@@ -11,7 +11,14 @@ from dataclasses import replace
 from imap_wal.disposal import dispose
 from imap_wal.errors import CorruptLog, LostRace, ShortLog
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.snapshots import NO_VERSIONS, LowWaterMark, PartitionVersions, Snapshot
+from imap_wal.manifest.list_files import Listed
+from imap_wal.manifest.snapshots import (
+    NO_VERSIONS,
+    LowWaterMark,
+    PartitionVersions,
+    Snapshot,
+    SnapshotFile,
+)
 from imap_wal.parquet.reader import Expected, batches
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import conflicts
@@ -140,7 +147,7 @@ def discard(log: ClusterLog, plan: RewritePlan) -> None:
     if plan.generation:
         with suppress(StorageError):
             named = {
-                path for snapshot in log.manifest().snapshots.values() for path in snapshot.files
+                path for snapshot in log.manifest().snapshots.values() for path in snapshot.paths
             }
             for file in log.store.list(f"{plan.folder}/snapshot"):
                 if file.path.split("/")[-2] == f"{plan.generation:08d}" and file.path not in named:
@@ -173,27 +180,28 @@ def _snapshot(log: ClusterLog, plan: RewritePlan, item: Merged) -> Snapshot:
     if item.unchanged and former is not None:
         return replace(former, marks=marks(plan, item.map))
     keys = keys_of(log.store)
-    borders = tuple(
-        sealed_border(keys, part.lower) for part in item.parts if part.lower is not None
-    )
-    known = len(borders) == len(item.parts)
     return Snapshot(
         generation=plan.generation,
-        files=tuple(part.path for part in item.parts),
+        files=Listed(
+            SnapshotFile(
+                part.path,
+                part.checksum,
+                part.bytes,
+                part.rows,
+                sealed_border(keys, part.lower) if part.lower and number else "",
+                part.first_expiry_ms,
+            )
+            for number, part in enumerate(item.parts)
+        ),
         marks=marks(plan, item.map),
         live=sum(part.live for part in item.parts),
         tombstones=sum(part.tombstones for part in item.parts),
         bytes=sum(part.bytes for part in item.parts),
-        checksums=tuple(part.checksum for part in item.parts),
         created_ms=log.clock.now_ms(),
         dropped=former.dropped if former is not None else 0,
         until_ms=plan.rule.now_ms,
-        sizes=tuple(part.bytes for part in item.parts),
-        rows=tuple(part.rows for part in item.parts),
         versions=former.versions if former is not None else 0,
         last_expiry_ms=latest_expiry(part.last_expiry_ms for part in item.parts),
-        borders=("", *borders[1:]) if known and borders else (),
-        expiries=tuple(part.first_expiry_ms for part in item.parts) if known else (),
     )
 
 
@@ -231,7 +239,7 @@ def report_of(plan: RewritePlan, item: Merged, archived: int) -> MapRewrite:
             before,
             former.bytes,
             former.generation,
-            tuple(former.files),
+            former.paths,
             True,
         )
     return MapRewrite(

@@ -48,11 +48,11 @@ def separator(last: bytes, first: bytes) -> bytes | None:
 def borders_of(snapshot: Snapshot, store: SegmentStore) -> list[bytes] | None:
     """The lower borders of the files of a snapshot, which increase. None: they are unknown, cannot
     be decrypted with the keys of the store, or several files may have the same key."""
-    if len(snapshot.borders) != len(snapshot.files) or not snapshot.files:
+    if snapshot.mixed or not snapshot.files:
         return None
     try:
         keys = keys_of(store)
-        lowers = [opened_border(keys, border) for border in snapshot.borders]
+        lowers = [opened_border(keys, file.border) for file in snapshot.files]
     except ValueError:
         return None
     return lowers if all(a < b for a, b in pairwise(lowers)) else None
@@ -61,29 +61,22 @@ def borders_of(snapshot: Snapshot, store: SegmentStore) -> list[bytes] | None:
 def parts_of(snapshot: Snapshot, store: SegmentStore) -> tuple[Part, ...]:
     """The files of a snapshot, in key order. Empty if the whole snapshot has to be read: it may
     have tombstones or claims to drop, or the manifest does not have the borders of its files."""
-    facts = (snapshot.expiries, snapshot.sizes, snapshot.rows, snapshot.checksums)
     lowers = borders_of(snapshot, store)
-    if (
-        lowers is None
-        or snapshot.tombstones
-        or any(len(each) != len(snapshot.files) for each in facts)
-    ):
+    if lowers is None or snapshot.tombstones:
         return ()
     return tuple(
         Part(
-            path,
-            live=rows,
+            file.path,
+            live=file.rows,
             tombstones=0,
-            bytes=size,
-            checksum=checksum,
+            bytes=file.size,
+            checksum=file.checksum,
             last_expiry_ms=snapshot.last_expiry_ms,
             lower=lower,
-            first_expiry_ms=expiry,
+            first_expiry_ms=file.first_expiry_ms,
             is_kept=True,
         )
-        for path, lower, expiry, size, rows, checksum in zip(
-            snapshot.files, lowers, *facts, strict=True
-        )
+        for file, lower in zip(snapshot.files, lowers, strict=True)
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from imap_wal.errors import ImapWalError
-from imap_wal.format import ENTRIES, Position
+from imap_wal.errors import ImapWalError, TooLarge
+from imap_wal.format import COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, Position
 
 
 class CommitRequest:
@@ -41,6 +41,7 @@ class CommitRequest:
         request: int = 0,
         content: object = None,
     ) -> None:
+        """Raises `TooLarge` if no frame can hold it."""
         self.payload, self.count, self.apply, self.kind, self.session, self.request = (
             payload,
             count,
@@ -51,6 +52,11 @@ class CommitRequest:
         )
         self.content = content
         self.size = sum(map(len, payload))
+        if self.size > PAYLOAD_BYTES_MAX or count > COUNT_MAX:
+            raise TooLarge(
+                f"one commit has {count} changes in {self.size} bytes; it may have at most "
+                f"{COUNT_MAX} changes, and must be below 2 GiB: split it"
+            )
         self.done = False
         self.awaited = False
         """A thread sleeps on it, or is about to check whether it must."""

@@ -19,10 +19,9 @@ import threading
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from imap_wal.errors import Fenced, ImapWalError, NotAppended, TooLarge
+from imap_wal.errors import Fenced, ImapWalError, NotAppended, OutcomeUnknown, TooLarge
 from imap_wal.format import COUNT_MAX, PAYLOAD_BYTES_MAX, Position
 from imap_wal.settings import Durability
-from imap_wal.write.commit_errors import failed_to, not_appended, refusal, unconfirmed, unknown
 from imap_wal.write.commit_request import CommitRequest
 from imap_wal.write.commit_statistics import CommitCounts, CommitStatistics
 from imap_wal.write.node_log import NodeLog, RewindPoint
@@ -83,13 +82,7 @@ class Committer:
         return self._failure
 
     def submit(self, batch: CommitRequest) -> None:
-        """Put the batch in the ring; while the ring is full, commit. Raises `TooLarge` if no frame
-        can hold it."""
-        if batch.size > PAYLOAD_BYTES_MAX or batch.count > COUNT_MAX:
-            raise TooLarge(
-                f"{batch.count} changes of {batch.size} bytes at once; one commit may have at "
-                f"most {COUNT_MAX} changes, and must be below 2 GiB"
-            )
+        """Put the batch in the ring; while the ring is full, commit."""
         batch.sleeper = threading.Lock()
         batch.sleeper.acquire()
         while not self.ring.try_publish(batch, batch.size):
@@ -307,7 +300,7 @@ class Committer:
             )
         if not commit.safe and self._failure is not None:
             for batch in commit.batches:
-                batch.error = batch.error or unknown(self._failure, self._failure)
+                batch.error = batch.error or _unknown(self._failure, self._failure)
         self._conclude(commit)
 
     def _conclude(self, commit: _Commit) -> None:
@@ -318,7 +311,7 @@ class Committer:
             self._commit(commit)
         elif not commit.safe:
             for batch in batches:
-                batch.error = batch.error or refusal(self._failure)
+                batch.error = batch.error or _refusal(self._failure)
         applies = not self._settings.acknowledges_early
         for batch in batches:
             if batch.error is None and applies and batch.apply is not None and not batch.done:
@@ -341,7 +334,7 @@ class Committer:
             self._failure = error
             certain = not commit.written and self.log.bytes_written == commit.mark.bytes_written
             for batch in batches:
-                batch.error = refusal(error) if certain else unknown(error, error)
+                batch.error = _refusal(error) if certain else _unknown(error, error)
             return
         # Drivers can raise anything; a part of a frame may be written, and callers wait.
         except Exception as error:  # noqa: BLE001
@@ -350,7 +343,7 @@ class Committer:
                 known and self.log.bytes_written == commit.mark.bytes_written and self.log.rewind()
             )
             self._poison(error, "sync" if commit.written else "write")
-            outcome = not_appended if certain else unknown
+            outcome = _not_appended if certain else _unknown
             for batch in batches:
                 batch.error = outcome(self._failure, error)
             return
@@ -365,7 +358,7 @@ class Committer:
             except Exception as error:  # noqa: BLE001
                 # The changes are in the log, but it is unknown whether they may be acknowledged.
                 for batch in batches:
-                    batch.error = batch.error or unconfirmed(error)
+                    batch.error = batch.error or _unconfirmed(error)
         commit.safe = True
 
     def _write(self, kind: int, batches: list[CommitRequest]) -> None:
@@ -448,4 +441,43 @@ class Committer:
         self._rotating = False
 
     def _poison(self, error: Exception, doing: str) -> None:
-        self._failure = failed_to(doing, self.log.identity.node, error)
+        self._failure = _failed_to(doing, self.log.identity.node, error)
+
+
+def _failed_to(doing: str, node: str, error: Exception) -> NotAppended:
+    """The failure of a committer whose log could not do this, because of `error`."""
+    failure = NotAppended(
+        f"the log of node {node!r} failed to {doing}: {error}; nothing more is acknowledged until "
+        "it is opened again"
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def _refusal(failure: ImapWalError | None) -> ImapWalError:
+    """The error of a change after the failure: it is not in the log."""
+    if isinstance(failure, Fenced):
+        error: ImapWalError = Fenced(failure.without_advice, failure.holder, failure.advice)
+        error.__cause__ = failure
+        return error
+    return _caused(NotAppended(f"nothing more is appended: {failure}"), failure)
+
+
+def _not_appended(failure: ImapWalError | None, cause: Exception) -> ImapWalError:
+    """The error of a change that is certainly not in the log."""
+    return _caused(NotAppended(f"nothing was appended: {failure}"), cause)
+
+
+def _unknown(failure: ImapWalError | None, cause: Exception | None) -> ImapWalError:
+    """The error of a change that may be in the log."""
+    return _caused(OutcomeUnknown(f"the change may be in the log: {failure}"), cause)
+
+
+def _unconfirmed(cause: Exception) -> ImapWalError:
+    """The error of a change that is in the log, but perhaps may not be acknowledged."""
+    return OutcomeUnknown(f"the change is in the log, but could not be confirmed: {cause}")
+
+
+def _caused(error: ImapWalError, cause: BaseException | None) -> ImapWalError:
+    error.__cause__ = cause
+    return error

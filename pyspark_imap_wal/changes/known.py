@@ -94,9 +94,9 @@ def with_base(
         current = now.get(name)
         if current is not None and current.dropped != snapshot.dropped:
             return None
-        there = set(current.files) if current is not None else set()
+        there = set(current.paths) if current is not None else set()
         try:
-            whole = all(path in there or log.store.exists(path) for path in snapshot.files)
+            whole = all(path in there or log.store.exists(path) for path in snapshot.paths)
         except LogError:
             whole = False  # a list of its files is damaged
         if not whole:
@@ -140,7 +140,7 @@ def _is_there(log: ClusterLog, state: ClusterState, name: str, snapshot: Snapsho
             removed <= (marks[node].position if node in marks else START)
             for node, removed in state.removed().items()
         )
-        and all(log.store.exists(path) for path in (() if snapshot is None else snapshot.files))
+        and all(log.store.exists(path) for path in (() if snapshot is None else snapshot.paths))
     )
 
 

@@ -14,6 +14,7 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.membership.clocks import OFTEN_S, PAUSE_S, Clocks, content, parse
 from imap_wal.clock import SystemClock
 from rewrite_cli.doctor.agent import agent_checks
+from storage_backends import NotFound
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import Plugin, config, entry, plugin, serving
@@ -107,6 +108,40 @@ def test_a_corrected_clock_is_noticed(tmp_path: Path) -> None:
     disk.sign("n2", 0, 2)
     found.look()
     assert not found.doubt
+
+
+def test_without_its_own_sign_others_are_compared(tmp_path: Path) -> None:
+    """The agent that was ahead has ended, and another one is ahead now."""
+    disk, clock = Disk(tmp_path), FakeClock(BEGIN_MS)
+    disk.sign("n1", 0)
+    disk.sign("n2", HOUR_MS)
+    found = clocks(disk, clock)
+    found.look()
+    assert "the clock of node 'n2'" in found.doubt
+    disk.store.delete(layout.present_path("default/c", "n1", 1, 1))
+    clock.advance(4 * PAUSE_S)
+    disk.now_ms += int(4 * PAUSE_S * 1000)
+    disk.sign("n3", -HOUR_MS)
+    found.look()
+    assert found.ahead_ms == {f"the storage file://{tmp_path}": 0, "node 'n3'": HOUR_MS}
+
+
+def test_a_sign_renewed_during_a_look_stays_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, clock = Disk(tmp_path), FakeClock(BEGIN_MS)
+    disk.sign("n1", 0)
+    disk.sign("n2", HOUR_MS)
+    found = clocks(disk, clock)
+    found.look()
+    clock.advance(OFTEN_S + PAUSE_S)
+
+    def gone(path: str) -> bytes:
+        raise NotFound("renewed", path)
+
+    monkeypatch.setattr(disk.store, "read", gone)
+    found.look()
+    assert "the clock of node 'n2'" in found.doubt
 
 
 def test_a_storage_without_times_compares_nothing() -> None:

@@ -16,6 +16,7 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.reads import listings
 from imap_wal.agent.server import Agent
 from imap_wal.clock import SeededRandomness
+from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.snapshots import Snapshot
 from tests.agent.harness import Plugin, config, hazelcast_key, plugin, put_keys, serving
 
@@ -104,7 +105,7 @@ def test_a_listing_ends_when_its_map_is_dropped(agent: Agent, member: Plugin) ->
     marks = {"n1": _mark(agent)}
     log.manifests.update(
         lambda manifest: manifest.with_snapshot(
-            "orders", Snapshot(1, (), marks, 0, 0, 0, 0, dropped=1)
+            "orders", Snapshot(1, Listed(), marks, 0, 0, 0, 0, dropped=1)
         )
     )
     member.load("k01")  # this read merges

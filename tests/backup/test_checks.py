@@ -10,11 +10,11 @@ import pytest
 
 import imap_wal
 from imap_wal.backup import capture
+from imap_wal.backup.checks import FrameCheck
 from imap_wal.backup.run import back_up
 from imap_wal.clock import SystemClock
 from imap_wal.context import Context
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.segment.frame_check import FrameCheck
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import SegmentStore, open_store
 

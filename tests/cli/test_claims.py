@@ -12,9 +12,11 @@ from imap_wal.clock import SeededRandomness
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
-from imap_wal.manifest.snapshots import Snapshot
+from imap_wal.manifest.list_files import Listed
+from imap_wal.manifest.snapshots import Snapshot, SnapshotFile
 from imap_wal.repair.claims import OF_NO_CLUSTER
 from imap_wal.repair.snapshots import SnapshotRepair
+from imap_wal.rewrite.ranges import borders_of
 from storage_backends import StoredFile, open_store
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import config, identity, plugin, serving
@@ -118,18 +120,20 @@ def test_verify_finds_a_cluster_manifest_older_than_the_claims(run: Run, url: st
     )
 
 
-def test_adopted_files_leave_sizes_and_rows_unknown() -> None:
-    """The manifest of a snapshot with known and new files has no sizes and no rows of them."""
+def test_a_snapshot_with_adopted_files_is_mixed() -> None:
+    """Its files may have the same keys, and entries above its marks."""
     store: Any = MemoryStore("adopted")
     manifests = cluster_manifests(store, "default/c", FakeClock(), SeededRandomness(1))
     old = "default/c/snapshot/m/00000001/part-00000.parquet"
     new = "default/c/snapshot/m/00000002/part-00000.parquet"
     store.create(old, b"old")
     store.create(new, b"new!")
-    known = Snapshot(1, (old,), {}, 1, 0, 3, 0, checksums=(7,), sizes=(3,), rows=(1,))
+    former = SnapshotFile(old, 7, 3, 1, "", 0)
+    known = Snapshot(1, Listed([former]), {}, 1, 0, 3, 0)
     manifests.update(lambda manifest: manifest.with_snapshot("m", known))
     (view,) = take_inventory(store)
     repair = SnapshotRepair(store, view, FakeClock(), lambda _: None, [])
     adopted = repair.adopted("m", [StoredFile(new, 4, 0)])
-    assert adopted.files == (old, new)
-    assert (adopted.checksums, adopted.sizes, adopted.rows) == ((7, 0), (), ())
+    assert tuple(adopted.files) == (former, SnapshotFile(new, 0, 4, 0, "", 0))
+    assert adopted.mixed and adopted.bytes == 7
+    assert borders_of(adopted, store) is None

@@ -12,6 +12,7 @@ import pytest
 import imap_wal
 from imap_wal.context import Context
 from imap_wal.layout import cluster_folder
+from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.readers import bases_of_history
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.read.cluster import ClusterLog
@@ -330,11 +331,13 @@ def test_no_manifest_has_the_start_of_a_key(
         assert len(snapshots[-1].files) >= 10
         assert borders_of(snapshots[-1], log.store) is not None
     first, second, last = snapshots[0], snapshots[1], snapshots[-1]
-    assert len({*first.files} & {*second.files}) >= 8, "most files are kept"
-    assert len({*first.borders} & {*second.borders}) >= 8
-    assert all(border.startswith("b:") for border in last.borders[1:])
+    borders = [{file.border for file in each.files} for each in (first, second)]
+    assert len({*first.paths} & {*second.paths}) >= 8, "most files are kept"
+    assert len(borders[0] & borders[1]) >= 8
+    assert all(file.border.startswith("b:") for file in last.files[1:])
     assert borders_of(first, log.store) is None, "its key is gone"
-    damaged = replace(last, borders=("", *(each[:-6] for each in last.borders[1:])))
+    files = Listed(file._replace(border=file.border[:-6]) for file in last.files)
+    damaged = replace(last, files=files)
     assert borders_of(damaged, log.store) is None
     for file in Path(root).rglob("*.json"):
         assert b"secret" not in file.read_bytes(), file

@@ -15,7 +15,7 @@ from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.context import Context
 from imap_wal.errors import CorruptLog, LogError, ShortLog
-from imap_wal.manifest.archives import ListFile
+from imap_wal.manifest.list_files import ListFile
 from imap_wal.manifest.node import NodeManifest, node_manifests
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.removal import plan_covered
@@ -54,7 +54,7 @@ def manifest(url: str) -> NodeManifest:
 
 
 def lists(url: str) -> tuple[ListFile, ...]:
-    return manifest(url).listed.lists
+    return manifest(url).archives.lists
 
 
 def contents(url: str) -> dict[str, dict[Any, Any]]:
@@ -156,7 +156,7 @@ def test_a_harmed_list_is_found_and_repaired(
         if each["kind"] == "list" and each["status"] != "clean"
     ]
     assert (item["file"], item["status"], item["given_up"]) == (path, status, None)
-    assert f"{file.archives} archives of {file.archives} were found" in item["what"]
+    assert f"{file.items} archives of {file.items} were found" in item["what"]
     copy = f"file://{tmp_path}/copy"
     assert {each.path for each in manifest(copy).archives} == {
         each for each in before if each.endswith(".parquet")

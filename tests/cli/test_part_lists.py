@@ -17,7 +17,7 @@ from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.context import Context
 from imap_wal.errors import CorruptLog, LogError, ShortLog
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
-from imap_wal.manifest.parts import PartList
+from imap_wal.manifest.list_files import ListFile
 from imap_wal.manifest.readers import HISTORY, bases_of_history
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.read.cluster import ClusterLog
@@ -75,8 +75,8 @@ def snapshot(url: str) -> Snapshot:
     return manifest(url).snapshots["m"]
 
 
-def lists(url: str) -> tuple[PartList, ...]:
-    found = snapshot(url).listed
+def lists(url: str) -> tuple[ListFile, ...]:
+    found = snapshot(url).files
     assert found is not None
     return found.lists
 
@@ -93,7 +93,7 @@ def there(url: str) -> set[str]:
 def check(url: str) -> None:
     """Every list that a manifest names is there, and every file that a list names."""
     check_parts(open_store(url), FOLDER)
-    assert {path for each in manifest(url).snapshots.values() for path in each.files} <= there(url)
+    assert {path for each in manifest(url).snapshots.values() for path in each.paths} <= there(url)
 
 
 def test_a_log_with_part_lists_lives_on(log: tuple[str, Contents], run: Run) -> None:
@@ -166,9 +166,9 @@ def test_the_history_has_lists_of_its_own(
     bases = bases_of_history(storage, FOLDER)
     folder = f"{layout.readers_folder(FOLDER)}/{HISTORY}"
     check_parts(storage, folder)
-    assert bases and all(each.snapshots["m"].listed for each in bases)
+    assert bases and all(each.snapshots["m"].files.lists for each in bases)
     for base in bases:
-        assert set(base.snapshots["m"].files) <= there(url)
+        assert set(base.snapshots["m"].paths) <= there(url)
     place, back = f"file://{tmp_path}/backups", f"file://{tmp_path}/back"
     assert run("backup", url, place).code == 0
     assert run("backup-restore", place, back).code == 0
@@ -234,7 +234,7 @@ def test_a_harmed_part_list_is_found_and_repaired(
         assert run("rewrite", url).code == 0
     file = lists(url)[which]
     path = layout.list_path(FOLDER, file.name)
-    before, named = there(url), set(snapshot(url).files)
+    before, named = there(url), set(snapshot(url).paths)
     harm(tmp_path / "log" / path)
     assert run("prune", url, "--yes").code != 0
     assert run("rewrite", url).code != 0
@@ -251,10 +251,10 @@ def test_a_harmed_part_list_is_found_and_repaired(
         if each["kind"] == "list" and each["status"] != "clean"
     ]
     assert (item["file"], item["status"], item["given_up"] is None) == (path, status, not former)
-    assert f"files of {file.parts} were found" in item["what"]
+    assert f"files of {file.items} were found" in item["what"]
     assert ("may be back" in item["what"]) == former
     copy = f"file://{tmp_path}/copy"
-    assert set(snapshot(copy).files) >= named
+    assert set(snapshot(copy).paths) >= named
     check(copy)
     assert contents(copy) == expected
     rewritten(run, copy)
@@ -271,14 +271,14 @@ def test_a_repair_says_what_it_cannot_know(
         for number in range(40, 44):
             del store.map("m")[f"{number:03d}"]
     assert run("rewrite", url).code == 0
-    listed = snapshot(url).listed
-    assert listed is not None and len(listed) == KEYS // 4 - 1
+    listed = snapshot(url).files
+    assert listed.lists and len(listed) == KEYS // 4 - 1
     key = (b"\xa3" + b"040").hex()
     (within,) = [
         each
         for each, after in zip_longest(listed.lists, listed.lists[1:])
-        if listed.read(each).borders[0] <= key
-        and (after is None or key < listed.read(after).borders[0])
+        if listed.read(each)[0].border <= key
+        and (after is None or key < listed.read(after)[0].border)
     ]
     (tmp_path / "log" / layout.list_path(FOLDER, within.name)).unlink()
     (item,) = [
@@ -306,7 +306,7 @@ def test_a_repaired_snapshot_has_part_lists(
 ) -> None:
     """One of its files is damaged, so the copy has a new manifest, and new lists."""
     url, expected = log
-    lost = tmp_path / "log" / snapshot(url).files[7]
+    lost = tmp_path / "log" / snapshot(url).paths[7]
     lost.unlink()
     repair(run, tmp_path)
     copy = f"file://{tmp_path}/copy"

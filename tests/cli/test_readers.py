@@ -64,9 +64,9 @@ def test_a_reader_that_may_be_gone_is_named(run: Run, tmp_path: Path) -> None:
     assert "--forget-reader copy" in pruned.err
     assert "--forget-reader copy" in run("doctor", url).out
     kept = run("prune", url, "--yes", "-o", "json").json["clusters"][0]["kept"][0]
-    assert kept["snapshot_bytes"] == sum(manifest.snapshots["orders"].sizes) > 0
+    assert kept["snapshot_bytes"] == manifest.snapshots["orders"].bytes > 0
     run("prune", url, "--yes", "--forget-reader", "copy")
-    assert not any(storage.exists(path) for path in manifest.snapshots["orders"].files)
+    assert not any(storage.exists(path) for path in manifest.snapshots["orders"].paths)
 
 
 def test_a_reader_whose_manifest_is_damaged_can_be_forgotten(run: Run, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from imap_wal.errors import MissingNode
 from imap_wal.inspect.finding import Deadline
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.inspect.verify import check, foreign_files, plan
+from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.node import node_manifests
 from storage_backends import open_store
 from storage_backends.objects import LocalObjects
@@ -375,7 +376,7 @@ def test_an_archive_merged_during_verify_is_no_damage(run: Run, url: str) -> Non
     findings, units = plan(store, view, lambda _: True)
     archive = next(unit for unit in units if unit.kind == "archive")
     manifests = node_manifests(store, "prod/eu/nodes/n1", SystemClock(), SystemRandomness())
-    manifests.update(lambda manifest: replace(manifest, archives=()))
+    manifests.update(lambda manifest: replace(manifest, archives=Listed()))
     store.delete(archive.file)
     (found,), _ = check([archive], lambda _: None, Deadline(SystemClock(), None))
     assert (found.status, found.what) == ("clean", "merged or removed while it was being verified")

@@ -242,7 +242,7 @@ def test_files_that_a_repair_took_in_are_merged(memory: MemoryStore, merges: lis
     log = ClusterLog(Context(memory), "default", "embedded")
 
     def taken_in(manifest: ClusterManifest) -> ClusterManifest:
-        snapshot = replace(manifest.snapshots["m"], sizes=(), rows=())
+        snapshot = replace(manifest.snapshots["m"], mixed=True)
         return replace(manifest, snapshots={"m": snapshot})
 
     log.manifests.update(taken_in)

@@ -188,9 +188,9 @@ PICKED = (
     ),
     Mutation(
         "the first lists of archives are not written",
-        "imap_wal/manifest/list_files.py",
-        "        if len(newest) > NEWEST_MAX:",
-        "        if lists and len(newest) > NEWEST_MAX:",
+        "imap_wal/manifest/archives.py",
+        "        if len(direct) > NEWEST_MAX:",
+        "        if lists and len(direct) > NEWEST_MAX:",
         "tests/unit/test_list_files.py::test_the_manifest_has_few_archives_and_names_lists",
     ),
     Mutation(
@@ -202,7 +202,7 @@ PICKED = (
     ),
     Mutation(
         "lists of files that are side by side are written again",
-        "imap_wal/manifest/part_lists.py",
+        "imap_wal/manifest/snapshots.py",
         "small = next((at for at in range(len(ends)) if 0 < starts[at] - ends[at] < least), None)",
         "small = next((at for at in range(len(ends)) if -1 < starts[at] - ends[at] < least), None)",
         "tests/unit/test_part_lists.py::test_a_rewrite_of_one_range_writes_one_list",

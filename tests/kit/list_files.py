@@ -11,11 +11,12 @@ import pytest
 from imap_wal import layout
 from imap_wal.clock import SeededRandomness
 from imap_wal.format import Position
-from imap_wal.manifest import list_files, part_lists
+from imap_wal.manifest import archives, list_files, snapshots
 from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.cluster import ClusterManifestLog
+from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.node import NodeManifest, NodeManifestLog
-from imap_wal.manifest.snapshots import LowWaterMark, Snapshot
+from imap_wal.manifest.snapshots import LowWaterMark, Snapshot, SnapshotFile
 from storage_backends import SegmentStore
 from tests.support import FakeClock
 
@@ -24,7 +25,7 @@ FOLDER = "ns/c/nodes/n"
 
 def short_lists(monkeypatch: pytest.MonkeyPatch, newest: int = 3, least: int = 4) -> None:
     """Lists of few archives. Readers accept any number."""
-    monkeypatch.setattr(list_files, "NEWEST_MAX", newest)
+    monkeypatch.setattr(archives, "NEWEST_MAX", newest)
     monkeypatch.setattr(list_files, "LIST_MIN", least)
 
 
@@ -81,7 +82,7 @@ CLUSTER = "ns/c"
 
 def short_part_lists(monkeypatch: pytest.MonkeyPatch, most: int = 3, least: int = 4) -> None:
     """Lists of few files of snapshots, even for small snapshots."""
-    monkeypatch.setattr(part_lists, "PARTS_MAX", most)
+    monkeypatch.setattr(snapshots, "FILES_MAX", most)
     monkeypatch.setattr(list_files, "LIST_MIN", least)
 
 
@@ -92,30 +93,34 @@ def cluster_log(store: SegmentStore, seed: int = 1) -> ClusterManifestLog:
 def snapshot_of(parts: Mapping[int, int], generation: int = 1, name: str = "m") -> Snapshot:
     """A snapshot with a file for each key, which is its border; the value is in its name."""
     keys = sorted(parts)
+    files = (
+        SnapshotFile(
+            f"{CLUSTER}/snapshot/{name}/{parts[key]:08d}/part-{key}.parquet",
+            parts[key] * 1000 + key,
+            100,
+            number,
+            f"{key:08x}",
+            0,
+        )
+        for number, key in enumerate(keys)
+    )
     return Snapshot(
         generation,
-        tuple(f"{CLUSTER}/snapshot/{name}/{parts[key]:08d}/part-{key}.parquet" for key in keys),
+        Listed(files),
         {"n": LowWaterMark("d", Position(1, generation, 64, 0))},
         live=len(keys),
         tombstones=0,
         bytes=100 * len(keys),
         created_ms=generation,
-        checksums=tuple(parts[key] * 1000 + key for key in keys),
-        sizes=(100,) * len(keys),
-        rows=tuple(range(len(keys))),
-        borders=tuple(f"{key:08x}" for key in keys),
-        expiries=(0,) * len(keys),
     )
 
 
 def parts_in(snapshot: Snapshot) -> dict[int, int]:
     """The inverse of `snapshot_of`."""
-    found = {
-        int(border, 16): int(path.split("/")[-2])
-        for border, path in zip(snapshot.borders, snapshot.files, strict=True)
-    }
-    assert snapshot.checksums == tuple(value * 1000 + key for key, value in found.items())
-    assert snapshot.rows == tuple(range(len(found)))
+    found = {int(file.border, 16): int(file.path.split("/")[-2]) for file in snapshot.files}
+    checksums = [file.checksum for file in snapshot.files]
+    assert checksums == [value * 1000 + key for key, value in found.items()]
+    assert [file.rows for file in snapshot.files] == list(range(len(found)))
     assert list(found) == sorted(found)
     return found
 

@@ -6,6 +6,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.parquet.columns import ARCHIVE_SCHEMA, nodes_of, to_batch, to_positions, to_rows
@@ -27,6 +28,6 @@ def break_order(store: SegmentStore, manifests: ManifestLog[NodeManifest]) -> st
         path = archive.path.replace(".parquet", "0ed.parquet")
         size, checksum = file.publish(store, path)
     wrong = replace(archive, path=path, bytes=size, checksum=checksum, unpacked=10_000)
-    manifests.update(lambda now: replace(now, archives=(wrong,)))
+    manifests.update(lambda now: replace(now, archives=Listed([wrong])))
     store.delete(archive.path)
     return path

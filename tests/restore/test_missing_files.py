@@ -97,7 +97,7 @@ def test_missing_snapshot_file_is_named_with_its_contents(
 ) -> None:
     manifest = log_of(url).manifest()
     snapshot = manifest.snapshots["a"]
-    path = remove(url, snapshot.files[0])
+    path = remove(url, snapshot.paths[0])
     with pytest.raises(ShortLog) as raised:
         read(url)
     assert raised.value.file == path

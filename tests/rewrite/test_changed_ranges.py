@@ -20,9 +20,9 @@ def test_a_range_with_a_new_entry_is_merged_again(
     log = node(memory)
     append(log, *(put(f"k{number}", "1", (1, 1, 1, number)) for number in range(1, 9)))
     rewrite(cluster(memory), TaskEngine())
-    before = cluster(memory).manifest().snapshots["orders"].files
+    before = cluster(memory).manifest().snapshots["orders"].paths
     append(log, put("k4", "2", (1, 1, 1, 9)))
     rewrite(cluster(memory), TaskEngine())
-    after = cluster(memory).manifest().snapshots["orders"].files
+    after = cluster(memory).manifest().snapshots["orders"].paths
     assert len(set(before) - set(after)) == 1 and len(set(before) & set(after)) >= 3
     assert values(view(memory)) == {f"k{number}": "1" for number in range(1, 9)} | {"k4": "2"}

@@ -225,7 +225,7 @@ def test_a_repaired_copy_has_no_mark_of_all_maps(memory: MemoryStore) -> None:
     fill(log, 0, 3)
     run(memory)
     log.close()
-    for path in cluster(memory).manifest().snapshots["orders"].files:
+    for path in cluster(memory).manifest().snapshots["orders"].paths:
         memory.delete(path)
     copy, _ = repaired(memory, "covered-logs")
     assert cluster(memory).manifest().all_maps and not cluster(copy).manifest().all_maps

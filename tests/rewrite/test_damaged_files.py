@@ -11,6 +11,7 @@ from imap_wal.errors import (
     LogError,
     ShortLog,
 )
+from imap_wal.manifest.list_files import Listed
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.policy import remove_covered
 from imap_wal.retention.snapshots import demand_whole
@@ -65,7 +66,7 @@ def test_covered_files_stay_while_their_snapshot_is_damaged(
     append(log, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2), "other"))
     archive(memory, log)
     run(memory)
-    spoil(memory, snapshot(memory).files[0], damage, snapshot(memory, "other").files[0])
+    spoil(memory, snapshot(memory).paths[0], damage, snapshot(memory, "other").paths[0])
     before = {file.path for file in memory.list("ns/c/nodes")}
     with pytest.raises(CorruptLog, match="snapshot/orders/"):
         prune(cluster(memory))
@@ -88,7 +89,7 @@ def test_snapshot_replaced_during_a_read_is_no_damage(
     run(memory)
     prune(cluster(memory))
     demand_whole(cluster(memory), before, ["orders"])
-    memory.delete(snapshot(memory).files[0])
+    memory.delete(snapshot(memory).paths[0])
     with pytest.raises(CorruptLog, match="is missing"):
         demand_whole(cluster(memory), before, ["orders"])
 
@@ -98,7 +99,7 @@ def test_snapshot_of_another_map_or_with_missing_rows_is_refused(memory: MemoryS
     append(node(memory), put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2)))
     run(memory)
     kept = snapshot(memory)
-    wrong = replace(kept, rows=(3,))
+    wrong = replace(kept, files=Listed([kept.files[0]._replace(rows=3)]))
     cluster(memory).manifests.update(lambda now: now.with_snapshot("orders", wrong))
     with pytest.raises(CorruptLog, match="has 2 rows, but the manifest says 3"):
         view(memory)

@@ -59,7 +59,7 @@ def keys(memory: MemoryStore) -> Keys:
     for number in range(100):
         found.put(f"k{number:03d}", "first")
     found.rewrite()
-    assert len(snapshot(memory).files) == 10
+    assert len(snapshot(memory).paths) == 10
     return found
 
 
@@ -68,21 +68,21 @@ def test_only_the_range_with_a_new_entry_is_rewritten(keys: Keys) -> None:
     keys.put("k055", "second")
     report = keys.rewrite()
     after = snapshot(keys.store)
-    assert [a == b for a, b in zip(before.files, after.files, strict=True)] == [
+    assert [a == b for a, b in zip(before.paths, after.paths, strict=True)] == [
         number != 5 for number in range(10)
     ]
-    assert after.borders == before.borders
+    assert [file.border for file in after.files] == [file.border for file in before.files]
     assert (report.records_kept, report.records_read, report.dropped) == (90, 11, 1)
-    assert report.bytes_written == after.sizes[5]
-    assert (after.live, after.bytes) == (100, sum(after.sizes))
+    assert report.bytes_written == after.files[5].size
+    assert (after.live, after.bytes) == (100, sum(file.size for file in after.files))
 
 
 def test_a_rewrite_of_everything_keeps_nothing(keys: Keys) -> None:
-    before = set(snapshot(keys.store).files)
+    before = set(snapshot(keys.store).paths)
     for number in range(0, 100, 10):
         keys.put(f"k{number:03d}", "second")
     assert keys.rewrite().records_kept == 0
-    assert not before & set(snapshot(keys.store).files)
+    assert not before & set(snapshot(keys.store).paths)
 
 
 def test_keys_outside_of_all_ranges_get_files(keys: Keys) -> None:
@@ -100,7 +100,7 @@ def test_a_range_may_become_empty(keys: Keys) -> None:
             keys.put(f"k{number:03d}", None)
         keys.rewrite()
     found = snapshot(keys.store)
-    assert (len(found.files), found.tombstones, found.borders[0]) == (7, 0, "")
+    assert (len(found.files), found.tombstones, found.files[0].border) == (7, 0, "")
     keys.put("k000", "again")
     keys.put("k095", "again")
     assert keys.rewrite().records_kept == 50
@@ -128,13 +128,13 @@ def test_prune_keeps_files_of_earlier_rewrites(keys: Keys) -> None:
         keys.rewrite()
         prune(cluster(keys.store))
         assert values(view(keys.store)) == keys.live
-    named = set(snapshot(keys.store).files)
+    named = set(snapshot(keys.store).paths)
     assert {file.path for file in keys.store.list("ns/c/snapshot")} == named
 
 
 def test_a_lost_file_of_the_former_snapshot_stops_the_rewrite(keys: Keys) -> None:
     before = snapshot(keys.store)
-    keys.store.delete(before.files[3])
+    keys.store.delete(before.paths[3])
     keys.put("k055", "second")
     with pytest.raises(ShortLog, match="disappeared"):
         run(keys.store)
@@ -143,9 +143,9 @@ def test_a_lost_file_of_the_former_snapshot_stops_the_rewrite(keys: Keys) -> Non
 
 def test_a_cut_file_of_the_former_snapshot_stops_the_rewrite(keys: Keys) -> None:
     before = snapshot(keys.store)
-    data = keys.store.read(before.files[3])
-    keys.store.delete(before.files[3])
-    keys.store.create(before.files[3], data[:-1])
+    data = keys.store.read(before.paths[3])
+    keys.store.delete(before.paths[3])
+    keys.store.create(before.paths[3], data[:-1])
     keys.put("k055", "second")
     with pytest.raises(CorruptLog, match="but was written with"):
         run(keys.store)
@@ -155,9 +155,7 @@ def test_a_cut_file_of_the_former_snapshot_stops_the_rewrite(keys: Keys) -> None
 def test_a_snapshot_without_borders_is_read_whole(keys: Keys) -> None:
     """As a repair makes it."""
     cluster(keys.store).manifests.update(
-        lambda now: now.with_snapshot(
-            "orders", replace(now.snapshots["orders"], borders=(), expiries=())
-        )
+        lambda now: now.with_snapshot("orders", replace(now.snapshots["orders"], mixed=True))
     )
     keys.put("k055", "second")
     assert keys.rewrite().records_kept == 0
@@ -192,7 +190,8 @@ def test_random_changes_equal_a_dict(memory: MemoryStore, seed: int) -> None:
             archive(memory, keys.log)
         kept += keys.rewrite().records_kept
         found = snapshot(memory)
-        assert list(found.borders) == sorted(set(found.borders))
+        borders = [file.border for file in found.files]
+        assert borders == sorted(set(borders))
         if chance.random() < 0.3:
             prune(cluster(memory))
     assert kept > 1000

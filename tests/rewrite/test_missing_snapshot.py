@@ -18,7 +18,7 @@ def test_a_missing_file_of_the_newest_snapshot_is_damage(memory: MemoryStore) ->
     append(node(memory), put("a", "1", (1, 1, 1, 1)))
     run(memory)
     before = cluster(memory).manifest()
-    memory.delete(snapshot(memory).files[0])
+    memory.delete(snapshot(memory).paths[0])
     bounded = FaultyStore(memory, Plan((Fault("kill", at=100),)))
     with pytest.raises(CorruptLog, match="is missing"):
         demand_whole(cluster(bounded), before, ["orders"])

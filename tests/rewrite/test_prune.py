@@ -203,7 +203,7 @@ def test_prune_removes_only_rewrites_that_died(tmp_path: Path) -> None:
     log = node(store)
     append(log, put("a", "1", (1, 1, 1, 1)))
     rewrite(real_log(store), ENGINE)
-    first = real_log(store).manifest().snapshots["orders"].files
+    first = real_log(store).manifest().snapshots["orders"].paths
     append(log, put("a", "2", (1, 1, 1, 2)))
     rewrite(real_log(store), ENGINE)
     young = "ns/c/snapshot/orders/00000077/part-00000-00000-x.parquet"
@@ -265,7 +265,7 @@ def test_the_owner_removes_former_snapshots_by_itself(memory: MemoryStore) -> No
     remove_covered(cluster(memory), "n1", Settings(), log.unsealed)
     assert len(memory.list("ns/c/snapshot")) == 4, "not unless a setting asks for it"
     remove_covered(cluster(memory), "n1", Settings(wal_size_limit_mb=1), log.unsealed)
-    assert [file.path for file in memory.list("ns/c/snapshot")] == list(snapshot(memory).files)
+    assert [file.path for file in memory.list("ns/c/snapshot")] == list(snapshot(memory).paths)
     assert values(view(memory)) == {"a": "3"}
 
 
@@ -274,7 +274,7 @@ def test_unnamed_file_of_the_current_generation_is_removed(memory: MemoryStore) 
     Spark task leaves such a file."""
     append(node(memory), put("a", "1", (1, 1, 1, 1)))
     run(memory)
-    (path,) = snapshot(memory).files
+    (path,) = snapshot(memory).paths
     left = path.replace("part-00000-00000-", "part-00000-00000-f")
     memory.create(left, memory.read(path))
     assert prune(cluster(memory)).snapshot_files == (left,)

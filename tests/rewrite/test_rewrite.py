@@ -162,7 +162,7 @@ def test_one_of_two_rewriters_publishes(memory: MemoryStore) -> None:
     with pytest.raises(LostRace, match="'orders'"):
         rewrite(cluster(memory), Slow(SMALL))
     assert gate.is_set()
-    published = snapshot(memory).files
+    published = snapshot(memory).paths
     assert [file.path for file in memory.list("ns/c/snapshot")] == list(published), (
         "the loser leaves no files"
     )

@@ -81,7 +81,7 @@ def test_a_small_change_keeps_the_other_ranges(memory: MemoryStore) -> None:
     report = rewrite(cluster(memory), TaskEngine()).maps[0]
     assert report.records_kept >= 90 and report.live == 100
     snapshot = cluster(memory).manifest().snapshots["orders"]
-    lowers = [bytes.fromhex(border) for border in snapshot.borders]
+    lowers = [bytes.fromhex(file.border) for file in snapshot.files]
     assert lowers == sorted(set(lowers)) and len(lowers) == len(snapshot.files) > 10
     assert values(view(memory))["k050"] == "2" and len(values(view(memory))) == 100
 

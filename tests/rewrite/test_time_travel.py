@@ -248,8 +248,8 @@ def test_a_history_is_kept_for_its_time(memory: MemoryStore) -> None:
     log.hour(12)
     assert log.known() == [0] * 6 + [1] * 6
     assert len(log.bases) <= BASES_MAX
-    left = {path for base in log.bases for each in base.snapshots.values() for path in each.files}
-    now = log.log.manifest().snapshots["orders"].files
+    left = {path for base in log.bases for each in base.snapshots.values() for path in each.paths}
+    now = log.log.manifest().snapshots["orders"].paths
     assert {file.path for file in memory.list("ns/c/snapshot")} == left | set(now)
     assert len(log.log.node("n1").segments) <= 7
 

@@ -205,7 +205,7 @@ def test_a_tombstone_is_dropped_when_all_other_logs_are_closed(memory: MemorySto
     append(first, put("a", None, (1, 2, 1, 1)))
     assert run(memory).maps[0].tombstones == 1
     second.close()
-    assert run(memory).maps[0].tombstones == 0 and snapshot(memory).files == ()
+    assert run(memory).maps[0].tombstones == 0 and snapshot(memory).paths == ()
     prune(cluster(memory))
     assert values(view(memory)) == {}
 
@@ -268,7 +268,7 @@ def test_unwritten_map_is_removed_when_all_has_expired(memory: MemoryStore) -> N
     clock.advance(1 + SKEW_MS_MAX / 1000)
     kept, orders = run(memory, clock).maps
     assert (orders.map, orders.live, orders.unchanged) == ("orders", 0, False)
-    assert snapshot(memory).files == () and kept.unchanged
+    assert snapshot(memory).paths == () and kept.unchanged
 
 
 def test_rewrite_with_a_wrong_clock_is_refused(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def filled(found: Root) -> Root:
 def snapshot(store: SegmentStore) -> dict[str, list[Any]]:
     """Map → the rows of its published snapshot, with their nodes."""
     return {
-        name: [row for path in each.files for row in parquet_rows(store, path)]
+        name: [row for path in each.paths for row in parquet_rows(store, path)]
         for name, each in cluster(store).manifest().snapshots.items()
     }
 
@@ -116,7 +116,7 @@ def expected(root: Root) -> dict[str, list[Any]]:
 
 def named(store: SegmentStore) -> set[str]:
     manifest = cluster(store).manifest()
-    return {path for each in manifest.snapshots.values() for path in each.files}
+    return {path for each in manifest.snapshots.values() for path in each.paths}
 
 
 def files(store: SegmentStore) -> set[str]:

@@ -203,7 +203,7 @@ def test_a_registered_reader_misses_no_image_over_random_histories(
         follow()
         follow()
         kept = readers.kept_files(played.store, played.log.folder, played.log.manifest())
-        named = {path for each in played.log.manifest().snapshots.values() for path in each.files}
+        named = {path for each in played.log.manifest().snapshots.values() for path in each.paths}
         assert kept <= named, "a reader that has read everything needs nothing that was replaced"
     finally:
         engine.reader.stop()

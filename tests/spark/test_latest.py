@@ -210,7 +210,7 @@ def test_a_missing_file_of_a_snapshot_is_named(memory: MemoryStore) -> None:
     rewrite(cluster(memory), LocalEngine(SMALL), skew_ms_max=2**60)
     made = reader(memory.url, task_bytes="1")
     parts = made.partitions()
-    path = cluster(memory).manifest().snapshots["orders"].files[0]
+    path = cluster(memory).manifest().snapshots["orders"].paths[0]
     memory.delete(path)
     with pytest.raises(ShortLog, match="missing") as raised:
         for part in parts:

@@ -84,7 +84,7 @@ def by_engine(played: Cluster, engine: Engine) -> Found:
             former = plan.state.manifest.snapshots.get(item.map)
             paths: Iterable[str] = [part.path for part in item.parts]
             if item.unchanged and former is not None:
-                paths = former.files
+                paths = former.paths
             rows += [row for path in paths for row, _ in parquet_rows(log.store, path)]
     finally:
         discard(log, plan)

@@ -241,7 +241,7 @@ def test_a_snapshot_with_a_damaged_part_is_not_rewritten(spark: Any, tmp_path: P
     append(log, put("a", "1", (1, 1, 1, 1)))
     run(cluster(store), LocalEngine(SMALL))
     before = cluster(store).manifest().snapshots["orders"]
-    (path,) = before.files
+    (path,) = before.paths
     overwrite(store, path, bytes(store.size(path)))
     append(log, put("b", "1", (1, 1, 1, 2)))
     with pytest.raises(CorruptLog, match="snapshot"):

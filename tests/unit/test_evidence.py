@@ -14,6 +14,7 @@ from imap_wal.inspect import older_manifests
 from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.evidence import of_files
+from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.snapshots import LowWaterMark, Snapshot
 from imap_wal.read.state import NodeState
@@ -31,7 +32,7 @@ MANIFEST = NodeManifest(
     epoch=3,
     archived=(3, 4),
     newest=6,
-    archives=(Archive("m", ARCHIVED, Position(3, 1, 0, 0), Position(3, 4, 0, 0), 1, 0, 1),),
+    archives=Listed([Archive("m", ARCHIVED, Position(3, 1, 0, 0), Position(3, 4, 0, 0), 1, 0, 1)]),
 )
 
 
@@ -87,7 +88,7 @@ def test_object_snapshot_before_its_manifest_is_no_evidence() -> None:
     """A snapshot of objects that the manifest does not name yet is no evidence. On an object store,
     the manifest names the newest segment of the last open."""
     mark = LowWaterMark("d", Position(3, 8, 0, 0))
-    cluster = ClusterManifest(snapshots={"m": Snapshot(1, (), {"n1": mark}, 0, 0, 0, 0)})
+    cluster = ClusterManifest(snapshots={"m": Snapshot(1, Listed(), {"n1": mark}, 0, 0, 0, 0)})
     for number, older in ((8, False), (7, True)):
         file = StoredFile(layout.wal_path(NODE, 3, number), 1, 0)
         wal = sorted_out([file], MANIFEST.archived)

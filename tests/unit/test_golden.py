@@ -17,8 +17,9 @@ from imap_wal.format import Position
 from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.cluster import ClusterManifest, IncarnationRecord, cluster_manifests
 from imap_wal.manifest.epochs import Epoch
+from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.node import NodeManifest, Seen, node_manifests
-from imap_wal.manifest.snapshots import LowWaterMark, PartitionVersions, Snapshot
+from imap_wal.manifest.snapshots import LowWaterMark, PartitionVersions, Snapshot, SnapshotFile
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.segment.writer import SegmentWriter
@@ -38,18 +39,20 @@ NODE = NodeManifest(
     checkpoint=Position(3, 7, 400, 1),
     clean=True,
     archived=(2, 6),
-    archives=(
-        Archive(
-            "../ä b",
-            "a/b.parquet",
-            Position(1, 1, 150, 0),
-            Position(2, 6, 4096, 9),
-            10,
-            1,
-            999,
-            0xDEADBEEF,
-            4321,
-        ),
+    archives=Listed(
+        [
+            Archive(
+                "../ä b",
+                "a/b.parquet",
+                Position(1, 1, 150, 0),
+                Position(2, 6, 4096, 9),
+                10,
+                1,
+                999,
+                0xDEADBEEF,
+                4321,
+            )
+        ]
     ),
     metadata=(("schema", -(2**62), "0102"),),
     removed=Position(1, 1, 90, 2),
@@ -71,20 +74,15 @@ CLUSTER = ClusterManifest(
     snapshots={
         "orders": Snapshot(
             1,
-            ("s/p.parquet",),
+            Listed([SnapshotFile("s/p.parquet", 0xDEADBEEF, 777, 6, "", 1_763_723_600_002)]),
             {"n1": LowWaterMark(DIRECTORY, Position(1, 2, 3, 4))},
             5,
             1,
             777,
             1_763_720_000_000,
-            checksums=(0xDEADBEEF,),
             until_ms=1_763_719_000_000,
-            sizes=(777,),
-            rows=(6,),
             versions=1,
             last_expiry_ms=1_763_723_600_002,
-            borders=("",),
-            expiries=(1_763_723_600_002,),
         )
     },
     generation=1,

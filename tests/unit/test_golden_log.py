@@ -24,7 +24,7 @@ from click.testing import CliRunner
 import imap_wal
 from imap_wal.clock import SeededRandomness
 from imap_wal.context import Context
-from imap_wal.manifest import list_files
+from imap_wal.manifest import archives, list_files
 from imap_wal.manifest.readers import bases_of_history
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import LogReader
@@ -61,7 +61,7 @@ def make(name: str, folder: Path) -> None:
 
 def many_archives(url: str, fixed: dict[str, Any]) -> imap_wal.Store:
     """Made with short lists: readers accept any length (`NEWEST_MAX` and `LIST_MIN` of 3 and 4)."""
-    list_files.NEWEST_MAX, list_files.LIST_MIN = 3, 4
+    archives.NEWEST_MAX, list_files.LIST_MIN = 3, 4
     for turn in range(4):
         with imap_wal.open(url, **fixed) as store:
             for number in range(4):
@@ -88,7 +88,7 @@ def many_archives(url: str, fixed: dict[str, Any]) -> imap_wal.Store:
 
 def many_parts(url: str, fixed: dict[str, Any]) -> imap_wal.Store:
     """Made with small files and short lists (`PART_ROWS`, `PART_ROWS_MAX` and `LIST_MIN` of 4,
-    `PARTS_MAX` of 3)."""
+    `FILES_MAX` of 3)."""
     with imap_wal.open(url, **fixed) as store:
         store.map("orders").update({f"{number:02d}": "first" for number in range(40)})
         store.map("small")["only"] = 1
@@ -129,9 +129,9 @@ def test_a_golden_history_with_lists_is_read(tmp_path: Path) -> None:
     now = log.manifest().snapshots["orders"]
     (base,) = bases_of_history(log.store, log.folder)
     former = base.snapshots["orders"]
-    assert now.listed is not None and former.listed is not None
-    assert len(set(now.files) & set(former.files)) == len(now.files) - 1
-    assert all(log.store.exists(path) for path in (*now.files, *former.files))
+    assert now.files.lists and former.files.lists
+    assert len(set(now.paths) & set(former.paths)) == len(now.files) - 1
+    assert all(log.store.exists(path) for path in (*now.paths, *former.paths))
 
 
 def test_golden_archives_are_read_in_the_order_of_the_log(tmp_path: Path) -> None:

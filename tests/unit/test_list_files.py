@@ -14,9 +14,10 @@ import pytest
 from imap_wal import layout
 from imap_wal.clock import SeededRandomness
 from imap_wal.errors import CorruptLog, ShortLog
-from imap_wal.manifest import list_files
+from imap_wal.manifest import archives, list_files
 from imap_wal.manifest import store as manifest_store
 from imap_wal.manifest.archives import Archive
+from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.node import NodeManifest, NodeManifestLog, node_manifests
 from storage_backends import NotFound, StorageError
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
@@ -64,8 +65,8 @@ def test_the_manifest_has_few_archives_and_names_lists(
 ) -> None:
     found = fill(memory, 100)
     assert tuple(found.archives) == tuple(archive(number) for number in range(100))
-    assert len(found.listed.newest) <= list_files.NEWEST_MAX
-    sizes = [each.archives for each in found.listed.lists]
+    assert len(found.archives.direct) <= archives.NEWEST_MAX
+    sizes = [each.items for each in found.archives.lists]
     assert sum(size < list_files.LIST_MIN for size in sizes) <= 1
     assert all(size < 2 * list_files.LIST_MIN for size in sizes)
     number = log_of(memory).read()[0]
@@ -274,11 +275,11 @@ def test_a_slow_reader_finds_its_lists(memory: MemoryStore) -> None:
 
 def test_a_missing_and_a_damaged_list_are_named(memory: MemoryStore) -> None:
     found = fill(memory, 40)
-    first, second = found.listed.lists[:2]
+    first, second = found.archives.lists[:2]
     path = layout.list_path(FOLDER, first.name)
     whole = memory.read(path)
     memory.delete(path)
-    with pytest.raises(ShortLog, match=f"{path} at byte 0: this list of {first.archives} archives"):
+    with pytest.raises(ShortLog, match=f"{path} at byte 0: this list of {first.items} archives"):
         tuple(log_of(memory).read()[1].archives)
     memory.create(path, whole)
     other = layout.list_path(FOLDER, second.name)
@@ -297,20 +298,20 @@ def test_lists_of_another_log_are_written_again(memory: MemoryStore) -> None:
     found = fill(memory, 40)
     other = node_manifests(memory, "ns/c/nodes/other", FakeClock(), SeededRandomness(7))
     other.publish(0, found)
-    names = {each.name for each in found.listed.lists}
+    names = {each.name for each in found.archives.lists}
     there = other.read()[1]
     assert paths(there) == paths(found)
-    assert names.isdisjoint(each.name for each in there.listed.lists)
+    assert names.isdisjoint(each.name for each in there.archives.lists)
 
 
 def test_a_manifest_of_any_form_may_follow(memory: MemoryStore) -> None:
     """A publisher that knows no lists gives all archives, and none is lost."""
     found = fill(memory, 40)
-    log_of(memory, 2).update(lambda now: replace(now, archives=tuple(found.archives)[5:]))
-    assert log_of(memory).read()[1].archives == tuple(found.archives)[5:]
+    log_of(memory, 2).update(lambda now: replace(now, archives=Listed(found.archives[5:])))
+    assert log_of(memory).read()[1].archives == Listed(found.archives[5:])
     check(memory)
     log_of(memory, 2).update(lambda now: NodeManifest(epoch=9), alone=True)
-    assert log_of(memory).read()[1].archives == ()
+    assert log_of(memory).read()[1].archives == Listed()
     assert not listed(memory)
 
 
@@ -319,7 +320,7 @@ def test_a_manifest_of_any_form_may_follow(memory: MemoryStore) -> None:
 )
 def test_a_list_with_another_name_is_refused(memory: MemoryStore, name: str) -> None:
     found = fill(memory, 40)
-    file = replace(found.listed.lists[0], name=name)
-    forged = replace(found, archives=replace(found.archives, lists=(file,)))  # type: ignore[type-var]
+    file = replace(found.archives.lists[0], name=name)
+    forged = replace(found, archives=Listed((), (file,)))
     with pytest.raises(ValueError, match=r"pattern|regex"):
         NodeManifest.from_json(json.loads(json.dumps(forged.to_json())))

@@ -19,8 +19,9 @@ from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
 from imap_wal.format import Position
 from imap_wal.manifest import snapshots as snapshots_module
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
+from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.node import NodeManifest, node_manifests
-from imap_wal.manifest.snapshots import LowWaterMark, Snapshot
+from imap_wal.manifest.snapshots import LowWaterMark, Snapshot, SnapshotFile
 from imap_wal.manifest.store import KEEP, ManifestLog
 from storage_backends import AlreadyExists, SegmentStore, Unavailable
 from storage_backends.faults import Fault, FaultyStore, Plan
@@ -291,8 +292,9 @@ def test_snapshots_of_many_maps_are_packed_and_copied_without_parsing(
             "n1": LowWaterMark("log1", Position(1, 7, 0, 0)),
             "n2": LowWaterMark("older", Position(1, 1, 0, 0)),
         }
+        files = [Listed([SnapshotFile(f"s/{at}", 1, 10, 1, "", 0)]) for at in range(maps)]
         return {
-            f"m{at}": Snapshot(at, (f"s/{at}",), own if at == 5 else shared, 1, 0, 10, 0)
+            f"m{at}": Snapshot(at, files[at], own if at == 5 else shared, 1, 0, 10, 0)
             for at in range(maps)
         }
 

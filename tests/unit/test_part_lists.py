@@ -21,7 +21,7 @@ from imap_wal.manifest import list_files, readers
 from imap_wal.manifest import snapshots as snapshots_module
 from imap_wal.manifest import store as manifest_store
 from imap_wal.manifest.cluster import ClusterManifest, ClusterManifestLog
-from imap_wal.manifest.parts import PartList
+from imap_wal.manifest.list_files import ListFile
 from imap_wal.manifest.reader_manifest import Base
 from imap_wal.manifest.readers import Reader
 from imap_wal.manifest.snapshots import Snapshot, SnapshotTable
@@ -71,10 +71,8 @@ def state_of(manifest: ClusterManifest) -> State:
     return {name: parts_in(snapshot) for name, snapshot in manifest.snapshots.items()}
 
 
-def lists_in(manifest: ClusterManifest, name: str = "m") -> tuple[PartList, ...]:
-    found = manifest.snapshots[name].listed
-    assert found is not None
-    return found.lists
+def lists_in(manifest: ClusterManifest, name: str = "m") -> tuple[ListFile, ...]:
+    return manifest.snapshots[name].files.lists
 
 
 def document_of(store: Any, folder: str = CLUSTER) -> dict[str, Any]:
@@ -90,8 +88,8 @@ def test_the_manifest_names_lists_only_of_large_maps(
     put(cluster_log(memory), m=large, small=small)
     found = cluster_log(memory, 2).read()[1]
     assert state_of(found) == {"m": large, "small": small}
-    assert [each.parts for each in lists_in(found)] == [4, 4, 4, 5, 4, 4, 5]
-    assert found.snapshots["small"].listed is None
+    assert [each.items for each in lists_in(found)] == [4, 4, 4, 5, 4, 4, 5]
+    assert found.snapshots["small"].files.lists == ()
     document = document_of(memory)
     assert (document["format"], list(document["lists"])) == (8, ["m"])
     assert document["snapshots"]["m"]["files"] == []
@@ -180,7 +178,7 @@ def test_random_rewrites_against_a_dict(seed: int, monkeypatch: pytest.MonkeyPat
     assert listed(inner, CLUSTER) <= check_parts(inner), f"seed {seed}"
     count = len(cluster_log(inner, 3).read()[1].snapshots["a"].files)
     assert all(
-        list_files.LIST_MIN <= each.parts < 2 * list_files.LIST_MIN
+        list_files.LIST_MIN <= each.items < 2 * list_files.LIST_MIN
         for each in lists_in(cluster_log(inner, 3).read()[1], "a")
     ), count
 
@@ -253,7 +251,7 @@ def test_a_missing_and_a_damaged_list_are_named(memory: MemoryStore) -> None:
     path = layout.list_path(CLUSTER, first.name)
     whole = memory.read(path)
     memory.delete(path)
-    with pytest.raises(ShortLog, match=f"{path} at byte 0: this list of {first.parts} parts"):
+    with pytest.raises(ShortLog, match=f"{path} at byte 0: this list of {first.items} parts"):
         state_of(cluster_log(memory).read()[1])
     memory.create(path, whole)
     other = layout.list_path(CLUSTER, second.name)
@@ -290,7 +288,7 @@ def test_snapshots_are_compared_without_reading_lists(memory: MemoryStore) -> No
     assert one.snapshots["m"] == plain
     assert one.snapshots["m"] != snapshot_of({**dict.fromkeys(range(20), 1), 3: 2})
     assert pickle.loads(pickle.dumps(one.snapshots["m"])) == plain
-    assert isinstance(pickle.loads(pickle.dumps(one.snapshots["m"])).files, tuple)
+    assert not pickle.loads(pickle.dumps(one.snapshots["m"])).files.lists
 
 
 def test_many_maps_are_copied_without_parsing(
@@ -310,7 +308,7 @@ def test_many_maps_are_copied_without_parsing(
     check_parts(memory)
     assert state_of(cluster_log(memory, 3).read()[1]) == maps
     sent = pickle.loads(pickle.dumps(cluster_log(memory, 4).read()[1]))  # to a Spark worker
-    assert state_of(sent) == maps and isinstance(sent.snapshots["m1"].files, tuple)
+    assert state_of(sent) == maps and not sent.snapshots["m1"].files.lists
 
 
 # ---- readers ----
@@ -350,7 +348,7 @@ def test_a_base_has_lists_of_its_own(memory: MemoryStore) -> None:
     assert len(listed(memory, READER) - first) == 1
     state = readers.readers_of(memory, CLUSTER)["r"]
     assert [parts_in(each.snapshots["m"]) for each in state.bases] == [parts, changed]
-    assert set(dict(state.kept_files(log.read()[1]))) == {*current.files, *proposed.files}
+    assert set(dict(state.kept_files(log.read()[1]))) == {*current.paths, *proposed.paths}
     check_parts(memory, READER)
     reader.advance({}, base_of(proposed))
     for each in range(2 * KEEP):

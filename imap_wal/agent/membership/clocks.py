@@ -10,7 +10,6 @@ storage without modification times (`memory://`) is not shared by machines; noth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -64,6 +63,8 @@ class Clocks:
         self._since = clock.monotonic()
         self._looked: float | None = None
         self._read: dict[str, _Read] = {}
+        self._own: _Read | None = None
+        """The last sign of this agent that was read."""
         self.seen: frozenset[str] = frozenset()
         """The nodes whose agents have given a sign recently. Replaced as a whole."""
         self.ahead_ms: Mapping[str, int] = {}
@@ -120,13 +121,16 @@ class Clocks:
         newest_ms = max((file.modified_ms for file in signs.values()), default=0)
         signs = {n: file for n, file in signs.items() if newest_ms - file.modified_ms <= OLD_MS}
         self.seen = frozenset(signs)
-        counted: dict[str, _Read | None] = {}
+        latest: dict[str, _Read | None] = {}
         for node, file in signs.items():
             if file.modified_ms:
-                with suppress(NotFound):  # it was renewed after the listing: the next look reads it
-                    counted[node] = self._sign(node, file, now)
-        self._read = {node: read for node, read in counted.items() if read is not None}
-        own = self._read.get(self._node)
+                try:
+                    latest[node] = self._sign(node, file, now)
+                except NotFound:  # it was renewed after the listing: the next look reads it
+                    latest[node] = self._read.get(node)
+        self._read = {node: read for node, read in latest.items() if read is not None}
+        # Without its own sign, an agent still has to see which of the others are gone.
+        own = self._own = self._read.get(self._node, self._own)
         if own is None:
             return
         ahead = {
@@ -137,8 +141,8 @@ class Clocks:
         self.ahead_ms = {f"the storage {self._store.url}": own.ahead_ms, **ahead}
 
     def _sign(self, node: str, file: StoredFile, now: float) -> _Read | None:
-        known, agent = self._read.get(node), file.path.rpartition("-")[0].rpartition("/")[2]
-        if known is not None and known.agent == agent and now - known.at < PAUSE_S:
-            return known
+        former, agent = self._read.get(node), file.path.rpartition("-")[0].rpartition("/")[2]
+        if former is not None and former.agent == agent and now - former.at < PAUSE_S:
+            return former
         written_ms = parse(self._store.read(file.path))[1]
         return _Read(written_ms - file.modified_ms, now, agent) if written_ms else None

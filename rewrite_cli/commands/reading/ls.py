@@ -142,7 +142,7 @@ def _files(
                 for file in node.files
             ]
     rows += [
-        {"kind": "snapshot", "bytes": None, "file": file}
+        {"kind": "snapshot", "bytes": file.size, "file": file.path}
         for snapshot in view.manifest.snapshots.values()
         for file in snapshot.files
     ]

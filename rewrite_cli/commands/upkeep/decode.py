@@ -11,7 +11,7 @@ import click
 
 from imap_wal.context import Context
 from imap_wal.errors import EncryptionError
-from imap_wal.manifest.decoded_maps import set_decoded
+from imap_wal.manifest.cluster import set_decoded
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.map_names import MapNames
 from rewrite_cli.console import output as out
