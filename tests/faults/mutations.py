@@ -194,7 +194,7 @@ MUTATIONS = (
     Mutation(
         "snapshot not read before what it covers is removed",
         "imap_wal/retention/snapshots.py",
-        "check_contents(log.store, path, 0 if path in known else checksum, size)",
+        "check_contents(log.store, file.path, checksum, file.size)",
         "pass",
         f"{_REWRITES}/test_damaged_files.py::test_covered_files_stay_while_their_snapshot_is_damaged",
     ),
