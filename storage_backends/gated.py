@@ -1,7 +1,7 @@
-"""A store that checks before every operation whether it may be done.
+"""Stores that forward each operation, and one that checks before it whether it may be done.
 
-Subclasses decide in `there`. Files and locks that were opened through it check too; a lock of the
-operating system can always be released.
+Subclasses decide in `there`. Files and locks that were opened through a `GatedStore` check too; a
+lock of the operating system can always be released.
 """
 
 from __future__ import annotations
@@ -22,17 +22,15 @@ from storage_backends.interface import (
 )
 
 
-class GatedStore:
-    """A `SegmentStore` around another one."""
+class ForwardingStore:
+    """A `SegmentStore` that forwards what is done with a path to the store that `there` returns."""
 
-    def __init__(self, inner: SegmentStore) -> None:
-        self.inner = inner
-        self.url = inner.url
-        self.capabilities: Capabilities = inner.capabilities
+    url: str
+    capabilities: Capabilities
 
     def there(self, path: str = "") -> SegmentStore:
-        """The storage, or an error that the caller gets."""
-        return self.inner
+        """The storage of a file, or an error that the caller gets."""
+        raise NotImplementedError
 
     def list(self, folder: str) -> builtins.list[StoredFile]:
         return self.there(folder).list(folder)
@@ -44,7 +42,7 @@ class GatedStore:
         return self.there(path).exists(path)
 
     def hold(self, path: str) -> Held:
-        return _GatedHeld(self, self.there(path).hold(path))
+        return self.there(path).hold(path)
 
     def size(self, path: str) -> int:
         return self.there(path).size(path)
@@ -65,7 +63,7 @@ class GatedStore:
         self.there(path).replace(path, data)
 
     def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
-        return _GatedAppender(self, self.there(path).open_append(path, preallocate_bytes))
+        return self.there(path).open_append(path, preallocate_bytes)
 
     def truncate(self, path: str, size: int) -> None:
         self.there(path).truncate(path, size)
@@ -76,13 +74,34 @@ class GatedStore:
     def discard(self, path: str) -> None:
         self.there(path).discard(path)
 
+    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
+        return self.there(path).lock(path, holder, take=take)
+
+
+class GatedStore(ForwardingStore):
+    """A `SegmentStore` around another one."""
+
+    def __init__(self, inner: SegmentStore) -> None:
+        self.inner = inner
+        self.url = inner.url
+        self.capabilities = inner.capabilities
+
+    def there(self, path: str = "") -> SegmentStore:
+        return self.inner
+
+    def hold(self, path: str) -> Held:
+        return _GatedHeld(self, super().hold(path))
+
+    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
+        return _GatedAppender(self, super().open_append(path, preallocate_bytes))
+
     def discard_all(self, paths: Sequence[str]) -> builtins.list[Linked]:
         for path in paths:
             self.there(path)
         return self.inner.discard_all(paths)
 
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
-        return _GatedLock(self, self.there(path).lock(path, holder, take=take))
+        return _GatedLock(self, super().lock(path, holder, take=take))
 
     def close(self) -> None:
         self.inner.close()

@@ -107,7 +107,7 @@ class OwnDiskStore(Router):
         """This node's disk, if the file is one of its files."""
         return self.disk if is_on_disk(path) and node_of_wal(path) == self.own else None
 
-    def _of(self, path: str) -> SegmentStore:
+    def there(self, path: str = "") -> SegmentStore:
         """To write a file."""
         disk = self._own_disk(path)
         if disk is None and is_on_disk(path):

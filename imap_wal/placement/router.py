@@ -9,71 +9,25 @@
 from __future__ import annotations
 
 import builtins
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import BinaryIO
 
 from imap_wal.layout import above_wal, is_wal
-from storage_backends import Appender, Capabilities, Held, Linked, Lock, SegmentStore, StoredFile
+from storage_backends import Capabilities, Linked, SegmentStore, StoredFile
+from storage_backends.gated import ForwardingStore
 from storage_backends.location import located
 
 
-class Router(ABC):
-    """A `SegmentStore` of several others: `_of` says which of them has a file. All processes see
+class Router(ForwardingStore):
+    """A `SegmentStore` of several others: `there` says which of them has a file. All processes see
     what is in `root`."""
 
-    url: str
-    capabilities: Capabilities
     parts: tuple[SegmentStore, ...]
     """The stores, the root first, that with the segments of this process last."""
 
     def __init__(self, root: SegmentStore) -> None:
         self.root = root
-
-    @abstractmethod
-    def _of(self, path: str) -> SegmentStore:
-        """The store of a file. Raises the errors of `SegmentStore`."""
-
-    def exists(self, path: str) -> bool:
-        return self._of(path).exists(path)
-
-    def hold(self, path: str) -> Held:
-        return self._of(path).hold(path)
-
-    def size(self, path: str) -> int:
-        return self._of(path).size(path)
-
-    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        return self._of(path).read(path, offset, length)
-
-    def open_input(self, path: str) -> BinaryIO:
-        return self._of(path).open_input(path)
-
-    def create(self, path: str, data: bytes) -> None:
-        self._of(path).create(path, data)
-
-    def create_from(self, path: str, local_file: str) -> None:
-        self._of(path).create_from(path, local_file)
-
-    def replace(self, path: str, data: bytes) -> None:
-        self._of(path).replace(path, data)
-
-    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
-        return self._of(path).open_append(path, preallocate_bytes)
-
-    def truncate(self, path: str, size: int) -> None:
-        self._of(path).truncate(path, size)
-
-    def delete(self, path: str) -> None:
-        self._of(path).delete(path)
-
-    def discard(self, path: str) -> None:
-        self._of(path).discard(path)
-
-    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
-        return self._of(path).lock(path, holder, take=take)
 
     def close(self) -> None:
         with ExitStack() as closing:
@@ -105,7 +59,7 @@ class SplitStore(Router):
         self.url = located(root.url).with_wal_dir(wal_dir or wal.url)
         self.capabilities = common(root, wal)
 
-    def _of(self, path: str) -> SegmentStore:
+    def there(self, path: str = "") -> SegmentStore:
         return self._wal if is_wal(path) else self.root
 
     def list(self, folder: str) -> builtins.list[StoredFile]:
