@@ -86,7 +86,8 @@ public final class MemberLoad {
                     .setImplementation(new MadeUpLoader(entries, bytes));
             default -> {
                 storeConfig.setEnabled(true).setFactoryClassName(
-                        store.equals("wal") ? "io.imapwal.hazelcast.WalMapStoreFactory" : store);
+                        store.equals("wal")
+                                ? "io.imapwal.hazelcast.member.WalMapStoreFactory" : store);
                 options.forEach((key, value) -> {
                     if (key.startsWith(PROPERTY)) {
                         storeConfig.setProperty(key.substring(PROPERTY.length()), value);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-FACTORY = "io.imapwal.hazelcast.WalMapStoreFactory"
+FACTORY = "io.imapwal.hazelcast.member.WalMapStoreFactory"
 
 
 def _quoted(text: str) -> str:
@@ -48,6 +48,7 @@ _FILTER = """\
       whitelist:
         package:
           - io.imapwal.hazelcast            # exceptions that members send each other
+          - io.imapwal.wire                 # their causes
           # - com.acme.model                # yours, if they are only java.io.Serializable
       blacklist:
         class:

@@ -287,7 +287,7 @@ def test_plugin_config_is_yaml_with_the_settings_that_matter(run: Run) -> None:
     assert config["properties"]["hazelcast.operation.thread.count"] == "64"
     allowed = config["serialization"]["java-serialization-filter"]
     assert allowed["defaults-disabled"] is False, "only what is named, java and com.hazelcast"
-    assert allowed["whitelist"] == {"package": ["io.imapwal.hazelcast"]}
+    assert allowed["whitelist"] == {"package": ["io.imapwal.hazelcast", "io.imapwal.wire"]}
     assert "javax.naming." in allowed["blacklist"]["prefix"]
     assert run("plugin", "config", "--agent", "http://x").code == 2
     refused = run("plugin", "config", "--map", "__sql.catalog")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-FACTORY = "io.imapwal.hazelcast.WalMapStoreFactory"
+FACTORY = "io.imapwal.hazelcast.member.WalMapStoreFactory"
 # Timers decide when partition tables are exchanged and clusters are formed. Hazelcast's defaults
 # suit data centres; these suit one machine.
 QUICK_MEMBER = {

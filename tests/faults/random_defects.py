@@ -21,18 +21,19 @@ from tests.faults.mutation import ROOT
 PACKAGES = ("write", "read", "rewrite", "retention", "manifest", "agent")
 JAVA = "hazelcast_plugin/src/main/java/io/imapwal/hazelcast"
 SETTLEMENT = (
-    "Comparison",
-    "Departures",
-    "MapOpening",
-    "MapState",
-    "OrderGuard",
-    "Outcomes",
-    "PartitionOwnership",
-    "RecordStores",
-    "Repeats",
-    "SettleOperation",
-    "Settlement",
-    "SettlementWorker",
+    "settle/Comparison",
+    "settle/Departures",
+    "settle/MapOpening",
+    "settle/MapState",
+    "append/OrderGuard",
+    "append/Outcomes",
+    "settle/PartitionMoves",
+    "settle/PartitionOwnership",
+    "member/RecordStores",
+    "append/Repeats",
+    "settle/SettleOperation",
+    "settle/Settlement",
+    "settle/SettlementWorker",
 )
 
 COMPARISON, CALL, OFF_BY_ONE, LOGIC = "comparison", "call left out", "off by one", "logic"

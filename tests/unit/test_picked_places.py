@@ -8,7 +8,7 @@ from tests.faults.java_defects import IN_JAVA
 from tests.faults.mutation import ROOT, Mutation
 from tests.faults.picked_defects import PICKED, PICKED_IN_JAVA
 
-JAVA_TESTS = ROOT / "hazelcast_plugin/src/test/java/io/imapwal/hazelcast"
+JAVA_TESTS = ROOT / "hazelcast_plugin/src/test/java"
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,8 @@ def test_the_place_of_a_defect_and_its_test_exist(mutation: Mutation) -> None:
     """A change of the source or of a test must change the defect too."""
     assert (ROOT / mutation.file).read_text().count(mutation.old) == 1
     name, _, test = mutation.test.replace("#", "::").partition("::")
-    path = JAVA_TESTS / f"{name}.java" if mutation.file.endswith(".java") else ROOT / name
+    java = mutation.file.endswith(".java")
+    path = next(JAVA_TESTS.rglob(f"{name}.java")) if java else ROOT / name
     assert f" {test}(" in path.read_text()
 
 

@@ -305,7 +305,7 @@ serialization:
   java-serialization-filter:
     defaults-disabled: false
     whitelist:
-      package: [io.imapwal.hazelcast]
+      package: [io.imapwal.hazelcast, io.imapwal.wire]
     blacklist:
       class: [java.net.URL]
       prefix: [java.rmi., javax.management., javax.naming.]

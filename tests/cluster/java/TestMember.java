@@ -97,15 +97,11 @@ public final class TestMember {
 
     /** Keys of this member's partitions that transactions are changing. */
     private static int placed(HazelcastInstance member) throws Exception {
-        Class<?> plugin = Class.forName("io.imapwal.hazelcast.WalPlugin");
-        var of = plugin.getDeclaredMethod("of", HazelcastInstance.class);
-        var placements = plugin.getDeclaredField("placements");
-        of.setAccessible(true);
-        placements.setAccessible(true);
-        Object held = placements.get(of.invoke(null, member));
-        var size = held.getClass().getDeclaredMethod("size");
-        size.setAccessible(true);
-        return (int) size.invoke(held);
+        Class<?> plugin = Class.forName("io.imapwal.hazelcast.member.WalPlugin");
+        Object maps = plugin.getMethod("maps")
+                .invoke(plugin.getMethod("of", HazelcastInstance.class).invoke(null, member));
+        Object placements = maps.getClass().getMethod("placements").invoke(maps);
+        return (int) placements.getClass().getMethod("size").invoke(placements);
     }
 
     // ---- Operations and values that a Python client does not have. ----

@@ -1,8 +1,11 @@
 /**
  * The part of imap-wal that runs inside a Hazelcast member. It encodes, sends, waits and loads. The
- * log itself is with the agent.
+ * log itself is with the agent. This package has the errors that callers get; the others, each of
+ * which uses only those to its left (docs/decisions/0083):
  *
  * <pre>
+ * wire ◀ engine ◀ append, read ◀ settle ◀ transactions ◀ member
+ *
  * write    IMap operation ─▶ WalMapStore.store ─▶ OrderGuard ─▶ AgentLink ═ append ═▶ agent
  *                                                                  │ NotAppended, OutcomeUnknown
  *          Reconciler ◀── keys whose outcome is unknown ───────────┘
@@ -13,7 +16,7 @@
  *          ─▶ SettlementWorker.load: all partitions of this member are settled; meanwhile their
  *             LoggedRecordStores hold operations
  *
- * settle   PartitionOwnership (how did this member get the partition?) ─▶ Wholeness of each map,
+ * settle   PartitionMoves (how did this member get the partition?) ─▶ Wholeness of each map,
  *          which LoggedRecordStore asks
  *          SettlementWorker ─▶ MemoryDigests on the partitions' threads, and meanwhile
  *             AgentLink.view ─▶ Settlement ═ digests, list, load ═▶ agent
@@ -30,7 +33,7 @@
  * look     JmxBeans: state and counters, if hazelcast.jmx is true
  * </pre>
  *
- * One {@link io.imapwal.hazelcast.WalPlugin} per member has the state that all its maps
- * share.
+ * {@code WalPlugin} makes the parts of a member in one pass. What Hazelcast makes itself, like
+ * operations, finds them in {@code Composed}.
  */
 package io.imapwal.hazelcast;

@@ -76,7 +76,7 @@ public final class Stores {
             store.setImplementation(new SimpleStore(cluster + "/" + name,
                     member.getSerializationService()));
         } else {
-            store.setFactoryClassName("io.imapwal.hazelcast.WalMapStoreFactory");
+            store.setFactoryClassName("io.imapwal.hazelcast.member.WalMapStoreFactory");
             store.setProperty("agent", agents.of(member, cluster));
         }
         if (NAMES.computeIfAbsent(config, each -> ConcurrentHashMap.newKeySet()).add(name)) {

@@ -1,0 +1,36 @@
+package io.imapwal.hazelcast.member;
+
+import com.hazelcast.spi.impl.operationservice.PartitionAwareOperation;
+import io.imapwal.hazelcast.LogUnavailable;
+import io.imapwal.hazelcast.append.AgentLink;
+import io.imapwal.hazelcast.engine.Composed;
+import io.imapwal.hazelcast.engine.NamedMapOperation;
+import io.imapwal.hazelcast.engine.OperationIds;
+import io.imapwal.hazelcast.settle.MemberMaps;
+
+/**
+ * Makes the owner of a partition log a clear of it, because the map was destroyed. The map may no
+ * longer be in memory there.
+ */
+public final class ForgetOperation extends NamedMapOperation implements PartitionAwareOperation {
+    /** For deserialisation. */
+    public ForgetOperation() {
+        super(OperationIds.FORGET, null);
+    }
+
+    ForgetOperation(String map) {
+        super(OperationIds.FORGET, map);
+    }
+
+    @Override
+    public void run() {
+        MemberMaps maps = Composed.of(getNodeEngine(), MemberMaps.class);
+        AgentLink link = maps.links().of(map);
+        if (link == null) {
+            throw new LogUnavailable("member " + maps.member().name()
+                    + " has no map-store for map \""
+                    + map + "\"", null);
+        }
+        maps.logClear(link, map, getPartitionId());
+    }
+}

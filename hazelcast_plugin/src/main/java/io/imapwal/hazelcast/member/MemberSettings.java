@@ -1,0 +1,94 @@
+package io.imapwal.hazelcast.member;
+
+import com.hazelcast.config.InvalidConfigurationException;
+import io.imapwal.wire.AgentSettings;
+
+import java.util.Properties;
+import java.util.Set;
+import java.util.TreeSet;
+
+/**
+ * What a member's Hazelcast properties say about all of its maps. Each name begins with {@code
+ * imap-wal.}:
+ *
+ * <pre>{@code
+ * properties:
+ *   imap-wal.agent: ipc:///run/imap-wal/agent.sock
+ *   imap-wal.durable-maps: "*"
+ *   imap-wal.transient-maps: "cache-*"
+ *   imap-wal.durable-structures: warn
+ * }</pre>
+ *
+ * @param store            the properties of the map store, for maps that do not set them
+ * @param durable          the maps that are durable, whatever section they have
+ * @param transients       the maps that are not, even if {@code durable} matches
+ * @param refuseStructures whether structures that no log keeps are refused
+ */
+record MemberSettings(Properties store, NamePatterns durable, NamePatterns transients,
+        boolean refuseStructures) {
+
+    static final String PREFIX = "imap-wal.";
+    static final String DURABLE_MAPS = "durable-maps";
+    static final String TRANSIENT_MAPS = "transient-maps";
+    static final String DURABLE_STRUCTURES = "durable-structures";
+
+    static final String WHY_NOT_INTERNAL = "maps whose names begin with \"__\" are Hazelcast's own,"
+            + " like __sql.catalog and __jet.*; a new cluster cannot continue with their former"
+            + " entries, so they cannot be durable";
+
+    private static final String INTERNAL = "__";
+    private static final Set<String> OWN = Set.of(DURABLE_MAPS, TRANSIENT_MAPS,
+            DURABLE_STRUCTURES);
+
+    /** @throws InvalidConfigurationException naming the property */
+    static MemberSettings of(Properties properties) {
+        Properties store = new Properties();
+        for (String full : properties.stringPropertyNames()) {
+            if (!full.startsWith(PREFIX)) {
+                continue;
+            }
+            String name = full.substring(PREFIX.length());
+            if (AgentSettings.KNOWN.contains(name)) {
+                store.setProperty(name, properties.getProperty(full));
+            } else if (!OWN.contains(name)) {
+                Set<String> known = new TreeSet<>(AgentSettings.KNOWN);
+                known.addAll(OWN);
+                throw refused(name, "is unknown; known after \"" + PREFIX + "\" are "
+                        + String.join(", ", known));
+            }
+        }
+        // An agent is there to make maps durable: without a list, all are.
+        boolean agent = store.containsKey(AgentSettings.AGENT);
+        NamePatterns durable = NamePatterns.parse(
+                properties.getProperty(PREFIX + DURABLE_MAPS, agent ? "*" : ""));
+        if (!agent && !durable.texts().isEmpty()) {
+            throw refused(DURABLE_MAPS, "needs " + PREFIX + AgentSettings.AGENT
+                    + ": the address of the agent beside this member");
+        }
+        for (String pattern : durable.texts()) {
+            if (isInternal(pattern)) {
+                throw refused(DURABLE_MAPS, "names \"" + pattern + "\": "
+                        + WHY_NOT_INTERNAL);
+            }
+        }
+        return new MemberSettings(store, durable, NamePatterns.parse(
+                properties.getProperty(PREFIX + TRANSIENT_MAPS, "")), refuses(properties));
+    }
+
+    /** Whether it is a map of Hazelcast. */
+    static boolean isInternal(String map) {
+        return map.startsWith(INTERNAL);
+    }
+
+    private static boolean refuses(Properties properties) {
+        String text = properties.getProperty(PREFIX + DURABLE_STRUCTURES, "warn").strip();
+        if (!text.equals("warn") && !text.equals("refuse")) {
+            throw refused(DURABLE_STRUCTURES, "must be warn or refuse, not \"" + text + "\"");
+        }
+        return text.equals("refuse");
+    }
+
+    private static InvalidConfigurationException refused(String name, String why) {
+        return new InvalidConfigurationException("property \"" + PREFIX + name + "\" " + why);
+    }
+}

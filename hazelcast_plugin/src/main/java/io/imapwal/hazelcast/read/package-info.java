@@ -1,0 +1,2 @@
+/** Reads of the log: entries, listings of keys, digests. */
+package io.imapwal.hazelcast.read;

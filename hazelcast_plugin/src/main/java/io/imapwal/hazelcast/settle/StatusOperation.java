@@ -1,0 +1,101 @@
+package io.imapwal.hazelcast.settle;
+
+import com.hazelcast.core.HazelcastInstanceNotActiveException;
+import com.hazelcast.internal.util.UUIDSerializationUtil;
+import com.hazelcast.nio.ObjectDataInput;
+import com.hazelcast.nio.ObjectDataOutput;
+import io.imapwal.hazelcast.engine.Composed;
+import io.imapwal.hazelcast.engine.MemberOperation;
+import io.imapwal.hazelcast.engine.NamedMapOperation;
+import io.imapwal.hazelcast.engine.OperationIds;
+import io.imapwal.hazelcast.engine.ThisMember;
+import io.imapwal.wire.AgentError;
+import io.imapwal.wire.Membership;
+
+import java.io.IOException;
+
+/**
+ * Asks a member for the state of a map: whether its agent answers, whether the map may be used,
+ * whether its partitions are loaded; or why not. The member begins to open the map.
+ */
+public final class StatusOperation extends NamedMapOperation implements MemberOperation {
+    static final String READY = "ready";
+    static final String OPEN = "open";
+    public static final String LOADED = "loaded";
+    private static final String EXECUTOR = "imap-wal:status";
+
+    private Membership asker;
+    private boolean whenLoaded;
+    private boolean runs;
+
+    /** For deserialisation. */
+    public StatusOperation() {
+        super(OperationIds.STATUS, null);
+    }
+
+    /** @param whenLoaded the answer is sent when the map is loaded, or cannot be */
+    public StatusOperation(String map, Membership asker, boolean whenLoaded) {
+        super(OperationIds.STATUS, map);
+        this.asker = asker;
+        this.whenLoaded = whenLoaded;
+    }
+
+    /** On another thread, because an agent may take long to answer a hello. */
+    @Override
+    public void run() {
+        runs = true;
+        getNodeEngine().getExecutionService().execute(EXECUTOR, () -> {
+            try {
+                answer();
+            } catch (RuntimeException e) {
+                send(AgentError.reason(e));
+            }
+        });
+    }
+
+    private void answer() {
+        MemberMaps maps = Composed.of(getNodeEngine(), MemberMaps.class);
+        ThisMember member = maps.member();
+        if (!member.cluster().isFellow(asker)) {
+            send("member " + member.name() + " is not in the same cluster any more");
+            return;
+        }
+        MapState state = maps.state(map);
+        String status = state.opening().status();
+        if (whenLoaded && (OPEN.equals(status) || READY.equals(status))) {
+            state.opening().whenLoaded(() -> send(status));
+        } else {
+            send(status);
+        }
+    }
+
+    private void send(String status) {
+        try {
+            sendResponse(status);
+        } catch (HazelcastInstanceNotActiveException e) {
+            // This member shuts down. The other one sees that it leaves.
+        }
+    }
+
+    /** Once it runs, it sends the response itself. */
+    @Override
+    public boolean returnsResponse() {
+        return !runs;
+    }
+
+    @Override
+    protected void writeInternal(ObjectDataOutput out) throws IOException {
+        super.writeInternal(out);
+        UUIDSerializationUtil.writeUUID(out, asker.clusterId());
+        UUIDSerializationUtil.writeUUID(out, asker.member());
+        out.writeBoolean(whenLoaded);
+    }
+
+    @Override
+    protected void readInternal(ObjectDataInput in) throws IOException {
+        super.readInternal(in);
+        asker = new Membership(UUIDSerializationUtil.readUUID(in),
+                UUIDSerializationUtil.readUUID(in));
+        whenLoaded = in.readBoolean();
+    }
+}

@@ -1,0 +1,56 @@
+package io.imapwal.wire;
+
+import java.util.List;
+import java.util.Set;
+import java.util.stream.Collectors;
+
+/**
+ * How many logs get each change of a map.
+ *
+ * @param count  logs that get a change
+ * @param acks   logs that must have it before its caller returns
+ * @param slowMs an agent that takes longer for an append, in milliseconds, is left out while others
+ *               can replace it
+ * @param again  how many bytes of changes with fewer copies are kept, to copy them again; 0: none
+ * @param others the agents besides the member's own, in the order in which they are used
+ */
+public record Copies(int count, int acks, int slowMs, int again, List<Target> others) {
+    static final Copies ONE = new Copies(1, 1, 500, 16 << 20, List.of());
+
+    /** Another agent, and its secrets: this member's key and token, and that agent's public key. */
+    record Target(AgentEndpoint endpoint, AgentSecrets secrets) {
+    }
+
+    /**
+     * All maps with one agent use one link. So a map with other copies than the first one would get
+     * fewer or more than its configuration says.
+     *
+     * @param used the copies of the link
+     * @throws IllegalStateException these copies differ from those
+     */
+    public void require(Copies used, String map, AgentEndpoint agent) {
+        if (count != used.count || acks != used.acks || !agents().equals(used.agents())) {
+            throw new IllegalStateException("map \"" + map + "\" has " + text()
+                    + ", and this member uses agent " + agent + " with " + used.text()
+                    + " for another map. All maps of a member with the same agent need the same"
+                    + " copies, acks and copy-agents: change the configuration, and restart the"
+                    + " member");
+        }
+    }
+
+    private Set<AgentEndpoint> agents() {
+        return others.stream().map(Target::endpoint).collect(Collectors.toSet());
+    }
+
+    private String text() {
+        return "copies " + count + ", acks " + acks + " and "
+                + (others.isEmpty() ? "no copy-agents"
+                : "copy-agents " + others.stream().map(each -> each.endpoint().toString())
+                    .collect(Collectors.joining(", ")));
+    }
+
+    /** Whether a plug-in has its session in several logs. */
+    public boolean shared() {
+        return count > 1;
+    }
+}
