@@ -38,7 +38,8 @@ class LocalFolders:
 
     def sync_name(self, target: str) -> None:
         """Make the entry of `target` durable, and those of the folders above it, once each: another
-        process may have created them without having synced them yet."""
+        process may have created them without having synced them yet. A file in a folder does not
+        prove that it did: it may have been killed before its sync."""
         folder = os.path.dirname(target)
         status = sync_folder(folder)
         identity = (status.st_dev, status.st_ino)
