@@ -62,9 +62,9 @@ def asked(node: NodeState, tails: Tails, now_ms: int) -> DiskTail | None:
     answer, or the answer cannot be read."""
     first = node.manifest.unseen(node.wal)[0]
     try:
-        found = {layout.parse_wal_path(file.path): file for file in tails.files(node.folder)}
+        files = {layout.parse_wal_path(file.path): file for file in tails.files(node.folder)}
         those = sorted(
-            (name[1], file) for name, file in found.items() if name is not None and name[1] >= first
+            (name[1], file) for name, file in files.items() if name is not None and name[1] >= first
         )
         if not those:
             return DiskTail(0, 0.0)  # uploaded meanwhile

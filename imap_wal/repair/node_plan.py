@@ -97,23 +97,23 @@ class NodePlan:
         epochs = self.manifest.epochs
         if self.shared is None:
             return epochs
-        found = forked(epochs, self.shared, self._new_id)
+        copied = forked(epochs, self.shared, self._new_id)
         # Segments of another copy, and those whose epoch was guessed because they are missing.
         more = [
             Epoch(number, id, self.shared)
             for number, id in (*self._epoch_ids.items(), *sorted(self._others))
-            if id not in ids(found, number)
+            if id not in ids(copied, number)
         ]
-        return tuple(sorted((*found, *more), key=lambda each: each.number))
+        return tuple(sorted((*copied, *more), key=lambda epoch: epoch.number))
 
     def keeps(self, header: SegmentHeader) -> None:
         """Note that the copy has a segment unchanged. The segment may be from another copy of the
         log, which was written too; its entries are kept."""
-        known, found = ids(self.manifest.epochs, header.epoch), header.epoch_id
-        if known and found not in known:
+        epoch_ids = ids(self.manifest.epochs, header.epoch)
+        if epoch_ids and header.epoch_id not in epoch_ids:
             self.changed = True
             self.differs(Position(header.epoch, header.number, 0, 0))
-            self._others.add((header.epoch, found))
+            self._others.add((header.epoch, header.epoch_id))
 
     def _new_id(self, epoch: int) -> str:
         return self._epoch_ids.setdefault(epoch, epoch_id(self.randomness.token()))

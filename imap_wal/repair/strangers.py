@@ -28,26 +28,26 @@ NOT_OURS = "because of its name other segments would not count, and nothing in i
 
 
 def without_strangers(
-    store: SegmentStore, view: ClusterState, node: NodeState, known: int
+    store: SegmentStore, view: ClusterState, node: NodeState, highest: int
 ) -> tuple[NodeState, dict[SegmentFile, str]]:
-    """The node without those files, and for each of them the reason. `known`: the highest number
-    that manifests have; 0: they have none."""
-    found: dict[SegmentFile, str] = {}
-    reach = known
-    for segment in sorted(node.all_segments, key=lambda each: each.number):
+    """The node without those files, and for each of them the reason. `highest`: the highest
+    number that manifests have; 0: they have none."""
+    strangers: dict[SegmentFile, str] = {}
+    reach = highest
+    for segment in sorted(node.all_segments, key=lambda segment: segment.number):
         if reach and segment.number > reach + MISSING_MAX:
-            found[segment] = FAR
+            strangers[segment] = FAR
         else:
             reach = max(reach, segment.number)
     for segment in node.wal.segments if node.wal.void or node.wal.copied else ():
-        hides = segment not in found and _hides_others(node, found, segment)
+        hides = segment not in strangers and _hides_others(node, strangers, segment)
         if hides and not _is_ours(store, view, node, segment):
-            found[segment] = NOT_OURS
-    if not found:
-        return node, found
-    gone = {segment.path for segment in found}
+            strangers[segment] = NOT_OURS
+    if not strangers:
+        return node, strangers
+    gone = {segment.path for segment in strangers}
     files = tuple(file for file in node.files if file.path not in gone)
-    return replace(node, files=files, wal=_listed(node, gone)), found
+    return replace(node, files=files, wal=_listed(node, gone)), strangers
 
 
 def is_foreign(
@@ -59,7 +59,7 @@ def is_foreign(
     if not key_checks.all_given(keys_of(store).key_ring, view.manifest.keys):
         return False
     return bool(error.key_id or error.is_missing) or any(
-        _is_encrypted(store, each.path) for each in node.all_segments
+        _is_encrypted(store, segment.path) for segment in node.all_segments
     )
 
 
@@ -73,10 +73,12 @@ def _is_encrypted(store: SegmentStore, path: str) -> bool:
     return bool(reader.header.key_id)
 
 
-def _hides_others(node: NodeState, found: Collection[SegmentFile], segment: SegmentFile) -> bool:
-    gone = {each.path for each in found}
-    with_it = {each.path for each in _listed(node, gone).segments}
-    without = {each.path for each in _listed(node, {*gone, segment.path}).segments}
+def _hides_others(
+    node: NodeState, strangers: Collection[SegmentFile], segment: SegmentFile
+) -> bool:
+    gone = {stranger.path for stranger in strangers}
+    with_it = {counting.path for counting in _listed(node, gone).segments}
+    without = {counting.path for counting in _listed(node, {*gone, segment.path}).segments}
     return not without <= with_it
 
 

@@ -89,12 +89,12 @@ def _absent(store: SegmentStore, view: ClusterState) -> Iterator[Check]:
 def _backfills(store: SegmentStore, view: ClusterState) -> Iterator[Check]:
     """The files of backfills that ended without success."""
     log = ClusterLog(Context(store), view.namespace, view.cluster)
-    left = [each for each in ended_backfills(log, dry_run=True) if not each.directory]
+    left = [ended for ended in ended_backfills(log, dry_run=True) if not ended.directory]
     if left:
-        files = [file for each in left for file in each.files]
+        files = [file for backfill in left for file in backfill.files]
         size = output.size(sum(file.size for file in files))
         what = f"{output.count(len(left), 'backfill')} ended without success and left "
-        nodes = output.names([each.node for each in left])
+        nodes = output.names([backfill.node for backfill in left])
         yield Check(
             f"cluster {view}",
             WARNING,
@@ -149,15 +149,15 @@ def _readers(store: SegmentStore, view: ClusterState) -> Generator[Check, None, 
         kept = kept_for_readers(ClusterLog(Context(store), view.namespace, view.cluster))
     except (LogError, NotFound):
         return 0  # reported above
-    for each in kept:
-        who = f"reader {each.reader!r}"
-        if each.begins_ms is not None:
-            who = f"the history since {iso(each.begins_ms) or 'the start of the log'}"
+    for reader in kept:
+        who = f"reader {reader.reader!r}"
+        if reader.begins_ms is not None:
+            who = f"the history since {iso(reader.begins_ms) or 'the start of the log'}"
         what = (
-            f"{who} keeps {output.size(each.log_bytes)} of log and "
-            f"{output.size(each.snapshot_bytes)} of former snapshots"
+            f"{who} keeps {output.size(reader.log_bytes)} of log and "
+            f"{output.size(reader.snapshot_bytes)} of former snapshots"
         )
         yield Check(
-            name, WARNING if each.is_stale else OK, what, each.advice if each.is_stale else ""
+            name, WARNING if reader.is_stale else OK, what, reader.advice if reader.is_stale else ""
         )
-    return max((each.log_bytes for each in kept), default=0)
+    return max((reader.log_bytes for reader in kept), default=0)
