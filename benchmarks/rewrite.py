@@ -16,10 +16,10 @@ from typing import Any
 
 import imap_wal
 from imap_wal.context import Context
+from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
-from imap_wal.security.encryption import open_store
 
 VALUE_BYTES = 100
 BATCH = 10_000

@@ -1,14 +1,19 @@
-"""What a process reads and writes logs with: made in one place, and passed down."""
+"""What a process reads and writes logs with: `open_context` makes it, and it is passed down."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from imap_wal.checks import location
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.placement.own_disk import OwnDiskStore
-from imap_wal.security.encryption import keys_of
+from imap_wal.placement import open_store
+from imap_wal.placement.own_disk import OwnDiskStore, Tails, Unasked
+from imap_wal.security.encryption import keys_from
 from imap_wal.security.encryption_keys import NO_KEYS, Keys
 from storage_backends import SegmentStore
+from storage_backends.location import Location, located
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +23,11 @@ class Context:
 
     store: SegmentStore
     keys: Keys = NO_KEYS
-    own_disk: OwnDiskStore | None = None
     clock: Clock = field(default_factory=SystemClock)
     randomness: Randomness = field(default_factory=SystemRandomness)
+    own_disk: OwnDiskStore | None = None
 
     def __post_init__(self) -> None:
-        if self.keys is NO_KEYS:
-            object.__setattr__(self, "keys", keys_of(self.store))
         if self.own_disk is None:
             placed: object = self.store
             while (inner := getattr(placed, "inner", None)) is not None:
@@ -32,6 +35,38 @@ class Context:
             if isinstance(placed, OwnDiskStore):
                 object.__setattr__(self, "own_disk", placed)
 
+    @property
+    def place(self) -> Location:
+        """Where another process finds the same storage and keys."""
+        return located(self.store.url).with_keys(self.keys.source)
+
+    def with_fixed_keys(self) -> Context:
+        """The same with the current keys, even if their source changes later: for a run that
+        compares them once, and must write with nothing else."""
+        return self if self.keys is NO_KEYS else replace(self, keys=self.keys.fixed())
+
     def on(self, store: SegmentStore) -> Context:
         """The same through another store: one that counts, delays or holds files."""
         return replace(self, store=store)
+
+
+def open_context(
+    url: str | os.PathLike[str],
+    *,
+    wal_dir: str | os.PathLike[str] = "",
+    tails: Callable[[SegmentStore], Tails] = Unasked,
+    keys: str = "",
+    storage: SegmentStore | None = None,
+    clock: Clock | None = None,
+    randomness: Randomness | None = None,
+) -> Context:
+    """Open a storage. `keys`: their source; default: the one that `url` names. `storage`: an open
+    storage, instead of the one at `url`. Raises the errors of `open_store` and `keys_from`."""
+    place = url if isinstance(url, Location) else location(url)
+    found = keys_from(keys or place.encryption_keys)
+    return Context(
+        storage or open_store(place, wal_dir=wal_dir, tails=tails),
+        found,
+        clock or SystemClock(),
+        randomness or SystemRandomness(),
+    )

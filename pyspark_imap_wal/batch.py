@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from imap_wal.clock import utc
-from imap_wal.context import Context
+from imap_wal.context import Context, open_context
 from imap_wal.errors import EncryptionError, InvalidSetting, LogError, MissingNode
 from imap_wal.read.beginning import began_after
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
@@ -23,7 +23,6 @@ from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.schemas import schemas_of
 from imap_wal.read.state import ClusterState
 from imap_wal.retention.history import at_positions, at_time
-from imap_wal.security.encryption import open_store
 from imap_wal.storage_clock import SKEW_MS_MAX
 from pyspark_imap_wal.columns import Wanted, read_columns
 from pyspark_imap_wal.filters import Filters
@@ -38,7 +37,7 @@ from pyspark_imap_wal.options import (
     why_none,
 )
 from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS
-from storage_backends import NotFound, SegmentStore
+from storage_backends import NotFound
 
 T = TypeVar("T")
 _ARROW = {
@@ -94,9 +93,9 @@ class ClusterReader(DataSourceReader):
         if they name a log, map, node or moment that does not exist: no rows would look like an
         empty map."""
         options, filters = self._options, self._filters
-        store = open_store(known(options.path))
+        context = open_context(known(options.path))
         try:
-            every = logs_of(store, options)
+            every = logs_of(context, options)
             demand_known(options, every)
             namespaces, clusters = filters.only("namespace", ()), filters.only("cluster", ())
             found = [
@@ -110,7 +109,7 @@ class ClusterReader(DataSourceReader):
             # Whatever the filters: Spark may keep them for itself.
             self._demand_begun([*found, *(log for log in every if log not in found)])
         finally:
-            store.close()
+            context.store.close()
         return made or [self._nothing()]  # Spark requires at least one
 
     def _check(self, clusters: Sequence[tuple[str, str]]) -> None:
@@ -184,19 +183,19 @@ class ImapWalReader(ClusterReader):
         scans = filters.narrowed(cluster_scans(state, maps=maps, nodes=nodes, until=until))
         wanted = [scan for scan in scans if filters.wants(scan)]
         for part in by_bytes(wanted, options.task_bytes):
-            yield FilePartition(log.namespace, log.cluster, part, metadata, log.store.url)
+            yield FilePartition(log.namespace, log.cluster, part, metadata, log.context.place)
 
     def read(self, partition: Any) -> Iterator[Any]:
         """The rows of a task, as record batches. Raises the errors of `read_columns` and
         `read_latest`."""
         if not partition.scans:
             return
-        store = open_store(known(partition.place))
+        context = open_context(known(partition.place))
         try:
-            log = ClusterLog(Context(store), partition.namespace, partition.cluster)
+            log = ClusterLog(context, partition.namespace, partition.cluster)
             if isinstance(partition, FilePartition):
                 wanted = self._wanted(partition.metadata)
-                for scan, source in ahead(store, partition.scans):
+                for scan, source in ahead(log.context, partition.scans):
                     yield from read_columns(log, scan, wanted, source)
             else:
                 as_of = self._options.as_of
@@ -204,7 +203,7 @@ class ImapWalReader(ClusterReader):
                 wanted = self._wanted(partition.metadata)
                 yield from read_latest(log, partition, wanted, self._options.buckets, time_ms)
         finally:
-            store.close()
+            context.store.close()
 
     def _wanted(self, metadata: tuple[Metadata, ...]) -> Wanted:
         options, filters = self._options, self._filters
@@ -220,12 +219,12 @@ class ImapWalReader(ClusterReader):
         )
 
 
-def logs_of(store: SegmentStore, options: Options) -> list[ClusterLog]:
+def logs_of(context: Context, options: Options) -> list[ClusterLog]:
     """The logs that the options name. Raises `InvalidSetting` if there is none."""
-    found = clusters_of(store, options.namespaces, options.clusters)
+    found = clusters_of(context.store, options.namespaces, options.clusters)
     if not found:
-        raise InvalidSetting(why_none(store, options))
-    return [ClusterLog(Context(store), *names) for names in found]
+        raise InvalidSetting(why_none(context.store, options))
+    return [ClusterLog(context, *names) for names in found]
 
 
 def demand_known(options: Options, logs: Sequence[ClusterLog]) -> None:

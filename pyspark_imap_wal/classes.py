@@ -35,7 +35,7 @@ def classes_of(log: ClusterLog, names: Iterable[str]) -> dict[str, set[str]]:
     if not found:
         return found
     wanted = Wanted(_COLUMNS, maps=tuple(found))
-    for scan, source in ahead(log.store, cluster_scans(log.state(), maps=tuple(found))):
+    for scan, source in ahead(log.context, cluster_scans(log.state(), maps=tuple(found))):
         for batch in read_columns(log, scan, wanted, source):
             rows = pa.Table.from_batches([batch.filter(pc.invert(batch["deleted"]))])
             groups = rows.group_by(["map", "key_class", "value_class"]).aggregate([])

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from imap_wal.context import Context
 from imap_wal.decoder import Decoder
 from imap_wal.encoder import json_of, key_json
 from imap_wal.entry import ORDER, ORDER_FIELDS, VALUE, Row
@@ -27,10 +28,9 @@ from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, FileScan, Metadata
 from imap_wal.read.scan import read_scan
 from imap_wal.rules.counts import counting_columns, may_count, needed_columns
-from imap_wal.security.encryption import keys_of
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS, POSITION_COLUMNS
-from storage_backends import NotFound, SegmentStore
+from storage_backends import NotFound
 
 _log = logging.getLogger("imap_wal")
 
@@ -68,17 +68,17 @@ def read_columns(
     log: ClusterLog,
     scan: FileScan,
     wanted: Wanted,
-    store: SegmentStore | None = None,
+    context: Context | None = None,
     attempts: int = ATTEMPTS,
 ) -> Iterator[Any]:
     """The entries of a scan that count, as record batches, each exactly once. If the file is
-    archived meanwhile, the rest is read from its archives. `store`: one of
+    archived meanwhile, the rest is read from its archives. `context`: one of
     `imap_wal.read.scan.ahead` for this scan. Raises `NotFound` if the entries were removed,
     `MissingNode` if this process cannot read the node's log, and `LogError`."""
     place = scan.since if scan.kind == SEGMENT else None
     begun = False
     try:
-        for last, batch in _parts(store or log.store, scan, wanted):
+        for last, batch in _parts(context or log.context, scan, wanted):
             begun, attempts = True, ATTEMPTS
             if batch is not None and len(batch):
                 yield shaped(log, batch, wanted)
@@ -94,22 +94,22 @@ def read_columns(
 
 
 def _parts(
-    store: SegmentStore, scan: FileScan, wanted: Wanted
+    context: Context, scan: FileScan, wanted: Wanted
 ) -> Iterator[tuple[Position, Any | None]]:
     """Position of the last entry that was looked at, and a batch of those that count."""
     if scan.kind == SEGMENT:
-        yield from _segment(store, scan, wanted)
+        yield from _segment(context, scan, wanted)
     elif scan.kind == ARCHIVE:
-        yield from ((scan.last, batch) for batch in _archive(store, scan, wanted))
+        yield from ((scan.last, batch) for batch in _archive(context, scan, wanted))
     else:
-        yield from ((START, batch) for batch in _snapshot(store, scan, wanted))
+        yield from ((START, batch) for batch in _snapshot(context, scan, wanted))
 
 
 def _segment(
-    store: SegmentStore, scan: FileScan, wanted: Wanted
+    context: Context, scan: FileScan, wanted: Wanted
 ) -> Iterator[tuple[Position, Any | None]]:
     names = sorted(wanted.needed)
-    for changes in read_scan(store, scan, wanted.maps or None, positions=wanted.wants_positions):
+    for changes in read_scan(context, scan, wanted.maps or None, positions=wanted.wants_positions):
         batch = None
         if changes.rows and (not wanted.nodes or changes.node in wanted.nodes):
             batch = of_rows(changes.rows, changes.node, names, changes.positions)
@@ -147,27 +147,27 @@ def of_rows(
     return _batch(made, names, len(rows))
 
 
-def _archive(store: SegmentStore, scan: FileScan, wanted: Wanted) -> Iterator[Any]:
+def _archive(context: Context, scan: FileScan, wanted: Wanted) -> Iterator[Any]:
     limits = scan.map, scan.first, scan.last
     if not may_count(scan, *limits) or (wanted.maps and scan.map not in wanted.maps):
         return
     needed = (wanted.needed - {"node"}).union(needed_columns(scan, *limits))
     if wanted.in_order:
         needed |= POSITION_COLUMNS.keys()
-    if not _has_times(store, scan, wanted):
+    if not _has_times(context, scan, wanted):
         return
-    for read in _batches(store, scan, needed, wanted.in_order):
+    for read in _batches(context, scan, needed, wanted.in_order):
         batch = counting_columns(scan, read, *limits)
         yield batch.append_column("node", _repeated(scan.node, len(batch)))
 
 
-def _snapshot(store: SegmentStore, scan: FileScan, wanted: Wanted) -> Iterator[Any]:
-    if not _has_times(store, scan, wanted):
+def _snapshot(context: Context, scan: FileScan, wanted: Wanted) -> Iterator[Any]:
+    if not _has_times(context, scan, wanted):
         return
     needed = wanted.needed - POSITION_COLUMNS.keys()
     if wanted.nodes:
         needed.add("node")
-    for read in _batches(store, scan, needed):
+    for read in _batches(context, scan, needed):
         batch = read
         if wanted.nodes:
             batch = batch.filter(pc.is_in(batch["node"].cast(pa.string()), pa.array(wanted.nodes)))
@@ -177,12 +177,12 @@ def _snapshot(store: SegmentStore, scan: FileScan, wanted: Wanted) -> Iterator[A
 
 
 def _batches(
-    store: SegmentStore, scan: FileScan, needed: Collection[str], in_order: bool = False
+    context: Context, scan: FileScan, needed: Collection[str], in_order: bool = False
 ) -> Iterator[Any]:
     names = sorted(needed) or ["deleted"]  # without a column, the number of rows would be unknown
     log = scan.directory if scan.kind == ARCHIVE else ""
     return batches(
-        store,
+        context,
         scan.path,
         names,
         expected=Expected(scan.checksum, scan.records, log),
@@ -191,15 +191,15 @@ def _batches(
     )
 
 
-def _has_times(store: SegmentStore, scan: FileScan, wanted: Wanted) -> bool:
+def _has_times(context: Context, scan: FileScan, wanted: Wanted) -> bool:
     """Whether a Parquet file may have a row in the wanted range of time: its footer says so."""
     limits = wanted.filters.ranges.get("timestamp_ms") if wanted.filters else None
     if limits is None:
         return True
-    with store.open_input(scan.path) as source:
+    with context.store.open_input(scan.path) as source:
         try:
             log = scan.directory if scan.kind == ARCHIVE else ""
-            footer = open_parquet(source, scan.path, keys_of(store), log).metadata
+            footer = open_parquet(source, scan.path, context.keys, log).metadata
             column = SNAPSHOT_SCHEMA.get_field_index("timestamp_ms")
             for group in range(footer.num_row_groups):
                 found = footer.row_group(group).column(column).statistics

@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from imap_wal.context import Context
 from imap_wal.entry import KEY, MAP, TIMESTAMP_MS, Row, is_clear
 from imap_wal.errors import EncryptionError, LogError
 from imap_wal.format import Position
@@ -38,12 +39,13 @@ from imap_wal.rewrite.conflicts import UNDECIDED, Decisions
 from imap_wal.rewrite.ranges import borders_of
 from imap_wal.rules.alive import are_alive
 from imap_wal.rules.dropped import TombstonePolicy
+from imap_wal.security.encryption_keys import Keys
 from imap_wal.settings import Settings
 from pyspark_imap_wal.columns import Wanted, of_rows, shaped
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.options import Options
 from pyspark_imap_wal.tables.schemas import POSITION_COLUMNS
-from storage_backends import NotFound, SegmentStore
+from storage_backends import NotFound
 
 ROW_BYTES = 128
 """A row counts as at least so many bytes: small rows need time, too."""
@@ -99,11 +101,11 @@ def tasks(
 
     def task(scans: Iterable[FileScan], **more: Any) -> LatestPartition:
         names = log.namespace, log.cluster
-        return LatestPartition(*names, list(scans), now_ms, metadata, log.store.url, **more)
+        return LatestPartition(*names, list(scans), now_ms, metadata, log.context.place, **more)
 
     cut: set[str] = set()
     for name, snapshot in sorted(state.manifest.snapshots.items()):
-        spans = _spans(snapshot, log.store, options.task_bytes)
+        spans = _spans(snapshot, log.context.keys, options.task_bytes)
         if len(spans) < 2 or (maps and name not in maps):
             continue
         cut.add(name)
@@ -124,7 +126,7 @@ def tasks(
     large = {scan.map for scan in rest} - {""} if filters.keys() is None else set()
     for name in sorted(large):
         own = [scan for scan in rest if scan.map in (name, "")]
-        borders = _borders(log.store, own, options.task_bytes)
+        borders = _borders(log.context, own, options.task_bytes)
         if not borders:
             continue
         cut.add(name)
@@ -138,9 +140,9 @@ def tasks(
         yield task(rest, maps=maps, bucket=bucket, without=frozenset(cut))
 
 
-def _spans(snapshot: Snapshot, store: SegmentStore, size: int) -> list[tuple[KeySpan, list[int]]]:
+def _spans(snapshot: Snapshot, keys: Keys, size: int) -> list[tuple[KeySpan, list[int]]]:
     """Ranges of keys, each of about `size` bytes of a snapshot, with the numbers of its files."""
-    lowers = borders_of(snapshot, store)
+    lowers = borders_of(snapshot, keys)
     if lowers is None:
         return []
     groups: list[list[int]] = []
@@ -164,7 +166,7 @@ def _weight(size: int, rows: int) -> int:
     return max(size, rows * ROW_BYTES)
 
 
-def _borders(store: SegmentStore, scans: Sequence[FileScan], size: int) -> list[bytes]:
+def _borders(context: Context, scans: Sequence[FileScan], size: int) -> list[bytes]:
     """Where the keys of a map are cut, so that tasks have about `size` bytes of its files that are
     sorted by key. Each task reads all other files: so it gets at least as many sorted bytes. Empty:
     one task reads everything. `scans`: all files that may have entries of the map."""
@@ -181,7 +183,7 @@ def _borders(store: SegmentStore, scans: Sequence[FileScan], size: int) -> list[
     for weight, scan in some:
         # The driver need not have the keys, and a task that reads damage reports it.
         with suppress(LogError, EncryptionError):
-            found = group_keys(store, scan.path, scan.directory)
+            found = group_keys(context, scan.path, scan.directory)
             groups += [(first, weight * fraction * scale) for first, fraction in found]
     borders: list[bytes] = []
     held = 0.0
@@ -236,7 +238,7 @@ def _by_columns(
     with closing(
         ColumnMerge(rules, log, settings, span=Span(*task.span or ()), newest_ms=time_ms)
     ) as merge:
-        for scan, source in ahead(log.store, task.scans):
+        for scan, source in ahead(log.context, task.scans):
             if scan.kind == SNAPSHOT and scan.keys is None:
                 merge.read_snapshot(scan)
             else:
@@ -263,8 +265,8 @@ def _by_rows(
     names, noted = sorted(wanted.needed), Noted()
     moment = task.now_ms if time_ms is None else time_ms
     with closing(NewestIndex(TASK_MEMORY_BYTES)) as index:
-        for scan, source in ahead(log.store, task.scans):
-            for changes in log.read_on(scan, task.maps or None, store=source):
+        for scan, source in ahead(log.context, task.scans):
+            for changes in log.read_on(scan, task.maps or None, context=source):
                 rows = [row for row in changes.rows if task.has(row, buckets)]
                 if keys is not None:
                     rows = [row for row in rows if row[KEY] in keys or is_clear(row)]

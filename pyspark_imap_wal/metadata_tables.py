@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from imap_wal import layout
+from imap_wal.context import Context, open_context
 from imap_wal.format import START, Position
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.manifest import epochs
@@ -21,10 +22,8 @@ from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT
 from imap_wal.read.scan_list import snapshot_scans
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.rewrite.ranges import borders_of
-from imap_wal.security.encryption import open_store
 from pyspark_imap_wal.batch import demand_known, logs_of
 from pyspark_imap_wal.options import Options, known
-from storage_backends import SegmentStore
 
 _ARROW = {
     "string": pa.string(),
@@ -52,27 +51,27 @@ class MetadataReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """One task: a log has few manifests. Raises `InvalidSetting` if the options name a log, map
         or node that does not exist."""
-        store = open_store(known(self._options.path))
+        context = open_context(known(self._options.path))
         try:
-            demand_known(self._options, logs_of(store, self._options))
+            demand_known(self._options, logs_of(context, self._options))
         finally:
-            store.close()
+            context.store.close()
         return [ManifestPartition(self._options.path)]
 
     def read(self, partition: Any) -> Iterator[Any]:
         """The lines of the table, as one record batch."""
         options = self._options
-        store = open_store(known(partition.place))
+        context = open_context(known(partition.place))
         try:
             lines = [
                 {"namespace": view.namespace, "cluster": view.cluster, **line}
-                for view in take_inventory(store, options.namespaces, options.clusters)
-                for line in TABLES[options.table](store, view)
+                for view in take_inventory(context.store, options.namespaces, options.clusters)
+                for line in TABLES[options.table](context, view)
                 if _wanted(line.get("map"), options.maps)
                 and _wanted(line.get("node"), options.nodes)
             ]
         finally:
-            store.close()
+            context.store.close()
         yield pa.RecordBatch.from_pylist(
             lines,
             pa.schema([(name, _ARROW[kind]) for name, kind in self._kinds.items()]),
@@ -83,12 +82,12 @@ def _wanted(name: str | None, names: Collection[str]) -> bool:
     return not names or name in names
 
 
-def _files(store: SegmentStore, view: ClusterState) -> Iterator[Line]:
+def _files(context: Context, view: ClusterState) -> Iterator[Line]:
     for node in view.all_nodes:
         yield from _segments(node)
         yield from _archives(view, node)
     for name, snapshot in sorted(view.manifest.snapshots.items()):
-        lowers = borders_of(snapshot, store)
+        lowers = borders_of(snapshot, context.keys)
         for number, scan in enumerate(snapshot_scans(name, snapshot)):
             yield {
                 "kind": SNAPSHOT,
@@ -147,10 +146,10 @@ def _archives(view: ClusterState, node: NodeState) -> Iterator[Line]:
         }
 
 
-def _snapshots(store: SegmentStore, view: ClusterState) -> Iterator[Line]:
+def _snapshots(context: Context, view: ClusterState) -> Iterator[Line]:
     current = view.manifest.snapshots
     kept: dict[tuple[str, int], tuple[Snapshot, str | None]] = {}
-    for reader, state in sorted(readers_of(store, view.folder).items()):
+    for reader, state in sorted(readers_of(context.store, view.folder).items()):
         for name, snapshot in state.kept_snapshots(view.manifest):
             kept.setdefault((name, snapshot.generation), (snapshot, reader))
     # A rewrite that changed nothing has raised the marks of the current one.
@@ -171,10 +170,10 @@ def _snapshots(store: SegmentStore, view: ClusterState) -> Iterator[Line]:
         }
 
 
-def _nodes(store: SegmentStore, view: ClusterState) -> Iterator[Line]:
-    readers = readers_of(store, view.folder)
+def _nodes(context: Context, view: ClusterState) -> Iterator[Line]:
+    readers = readers_of(context.store, view.folder)
     signs = {
-        sign: {layout.parse_sign_path(file.path) for file in store.list(folder)}
+        sign: {layout.parse_sign_path(file.path) for file in context.store.list(folder)}
         for sign, folder in (
             ("alive", layout.alive_folder(view.folder)),
             ("present", layout.present_folder(view.folder)),
@@ -211,7 +210,7 @@ def _readers(readers: Mapping[str, ReaderManifest], node: str) -> dict[str, str]
     return {name: str(reader.positions.get(node, START)) for name, reader in readers.items()}
 
 
-TABLES: dict[str, Callable[[SegmentStore, ClusterState], Iterator[Line]]] = {
+TABLES: dict[str, Callable[[Context, ClusterState], Iterator[Line]]] = {
     "files": _files,
     "snapshots": _snapshots,
     "nodes": _nodes,

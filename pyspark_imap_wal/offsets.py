@@ -187,7 +187,7 @@ def _frames_of(
     tables = [
         pa.Table.from_batches(
             batches(
-                log.store,
+                log.context,
                 scan.path,
                 list(POSITION_COLUMNS),
                 expected=Expected(scan.checksum, scan.records, scan.directory),

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pyspark
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.errors import CorruptLog, InvalidSetting, MissingNode
 from imap_wal.format import START, Position
 from imap_wal.manifest.reader_manifest import Base
@@ -27,7 +27,6 @@ from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans, node_scans
 from imap_wal.read.schemas import schemas_of
 from imap_wal.read.state import ClusterState
-from imap_wal.security.encryption import open_store
 from pyspark_imap_wal.batch import (
     FilePartition,
     by_bytes,
@@ -238,7 +237,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             covered=not first.whole,
         )
         return [
-            FilePartition(log.namespace, log.cluster, part, metadata, log.store.url)
+            FilePartition(log.namespace, log.cluster, part, metadata, log.context.place)
             for part in by_bytes(_as_then(scans, last), options.task_bytes)
         ]
 
@@ -262,39 +261,39 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(partition, ChangesPartition):
             yield from read_task(partition, self._options, self._kinds, Filters())
             return
-        store = open_store(known(partition.place))
+        context = open_context(known(partition.place))
         try:
-            log = ClusterLog(Context(store), partition.namespace, partition.cluster)
+            log = ClusterLog(context, partition.namespace, partition.cluster)
             wanted = Wanted(
                 schema_of(self._kinds),
                 self._options.maps,
                 metadata=partition.metadata,
                 in_order=True,
             )
-            for scan, source in ahead(store, partition.scans):
+            for scan, source in ahead(log.context, partition.scans):
                 yield from read_columns(log, scan, wanted, source)
         finally:
-            store.close()
+            context.store.close()
 
     # ---- what a batch needs ----
 
     def _open(self) -> ClusterLog:
         if self._log is None:
             options = self._options
-            store = open_store(known(options.path))
-            found = clusters_of(store, options.namespaces, options.clusters)
+            context = open_context(known(options.path))
+            found = clusters_of(context.store, options.namespaces, options.clusters)
             if not found:
-                why = why_none(store, options)
-                store.close()
+                why = why_none(context.store, options)
+                context.store.close()
                 raise InvalidSetting(f"a stream follows one cluster: {why}")
             if len(found) != 1:
-                store.close()
+                context.store.close()
                 names = ", ".join("/".join(each) for each in found)
                 raise InvalidSetting(
                     f"a stream follows one cluster; found under {options.path}: {names}; "
                     "name it with the options namespace and cluster"
                 )
-            self._log = ClusterLog(Context(store), *found[0])
+            self._log = ClusterLog(context, *found[0])
         return self._log
 
     def _registered(self) -> ReaderRegistration | None:

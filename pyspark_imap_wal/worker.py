@@ -7,11 +7,10 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.errors import InvalidSetting, MissingNode
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.plan import RewritePlan
-from imap_wal.security.encryption import open_store
 from imap_wal.version import VERSION
 from pyspark_imap_wal.data_source import known
 from storage_backends import StorageError
@@ -38,13 +37,14 @@ def worker_log(plan: RewritePlan, version: str, meter: Meter | None = None) -> I
             "install the same version, or make a new `imap-wal spark package`"
         )
     try:
-        store = (meter or Meter()).on(open_store(known(plan.url)))
+        context = open_context(known(plan.url))
+        context = context.on((meter or Meter()).on(context.store))
     except StorageError as error:
         if type(error) is not StorageError:  # the driver handles the subclasses
             raise
         raise StorageError(f"on worker {socket.gethostname()}: {error}") from error
     try:
-        log = ClusterLog(Context(store), plan.namespace, plan.cluster)
+        log = ClusterLog(context, plan.namespace, plan.cluster)
         if plan.state.number and not log.manifests.read()[0]:
             # Otherwise a task would write its part files into an empty folder of this machine.
             raise MissingNode(f"there is no {log.folder}/manifest in {plan.url}")
@@ -56,4 +56,4 @@ def worker_log(plan: RewritePlan, version: str, meter: Meter | None = None) -> I
             "folder that is mounted there; or use --engine local",
         ) from error
     finally:
-        store.close()
+        context.store.close()

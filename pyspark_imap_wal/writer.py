@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from imap_wal import layout
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.entry import RAW
 from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.manifest.archives import Archive
@@ -28,7 +28,6 @@ from imap_wal.retention import backfill
 from imap_wal.retention.archive_writer import COLUMN_BYTES_MAX, FULL
 from imap_wal.retention.backfill import EPOCH, SESSION, Backfill
 from imap_wal.rules.valid import demand_known_class, demand_valid_rows
-from imap_wal.security.encryption import keys_of, open_store
 from imap_wal.settings import Settings
 from pyspark_imap_wal.classes import classes_of, demand_class_of_map
 from pyspark_imap_wal.options import known
@@ -74,8 +73,8 @@ class Target:
     map: str = ""
 
     def open(self) -> tuple[SegmentStore, ClusterLog]:
-        store = open_store(known(self.place))
-        return store, ClusterLog(Context(store), self.namespace, self.cluster)
+        context = open_context(known(self.place))
+        return context.store, ClusterLog(context, self.namespace, self.cluster)
 
 
 class ImapWalWriter(DataSourceArrowWriter):
@@ -102,7 +101,7 @@ class ImapWalWriter(DataSourceArrowWriter):
         layout.Identity(target.namespace, target.cluster, "backfill").check()
         store, log = target.open()
         try:
-            self._target = Target(store.url, target.namespace, target.cluster, target.map)
+            self._target = Target(log.context.place, target.namespace, target.cluster, target.map)
             self._backfill: Backfill = backfill.begin(log)
             self._classes = classes_of(log, [target.map]) if target.map else {}
             self._now_ms = log.clock.now_ms()
@@ -224,7 +223,7 @@ class _Task:
         rows, size = self._waiting.pop(name), self._sizes.pop(name)
         self._size -= size
         store, node = self._log.store, self._of.folder(self._log)
-        file = ParquetFile(self._folder, ARCHIVE_SCHEMA, keys_of(store), self._of.directory)
+        file = ParquetFile(self._folder, ARCHIVE_SCHEMA, self._log.context.keys, self._of.directory)
         with ExitStack() as stack:
             stack.callback(file.local.unlink, missing_ok=True)
             places = write_sorted(file, rows, name, self._of.node)

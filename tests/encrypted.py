@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import itertools
+import os
 from pathlib import Path
 
-from imap_wal.security.encryption import KeyedStore
+from imap_wal.context import Context
 from imap_wal.security.encryption_keys import KeyRing, Keys
 from storage_backends import SegmentStore
 
@@ -26,9 +27,20 @@ def key_ring(*items: str) -> KeyRing:
     )
 
 
-def keyed(store: SegmentStore, *items: str) -> KeyedStore:
+def keyed(store: SegmentStore, *items: str) -> Context:
     """The store with those keys."""
-    return KeyedStore(store, Keys(key_ring=key_ring(*items)))
+    return Context(store, keys_of(*items))
+
+
+def keys_of(*items: str) -> Keys:
+    return Keys(key_ring=key_ring(*items))
+
+
+def key_variable(*items: str) -> str:
+    """A source of keys: a variable of the environment with them."""
+    name = f"KEYS_{'_'.join(items)}"
+    os.environ[name] = " ".join(item if item == "plain" else key(item) for item in items)
+    return f"env:{name}"
 
 
 def key_file(folder: Path, *items: str) -> str:

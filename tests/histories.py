@@ -327,7 +327,7 @@ class Cluster:
         log = self.running(node)
         log.rotate()
         archive_sealed(
-            self.store, log.identity.node_folder, node, log.manifests, writing=log.unsealed
+            Context(self.store), log.identity.node_folder, node, log.manifests, writing=log.unsealed
         )
 
     # ---- what must be true ----

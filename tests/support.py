@@ -15,6 +15,7 @@ from imap_wal.context import Context
 from imap_wal.entry import DataEntry
 from imap_wal.format import SegmentHeader
 from imap_wal.layout import Identity
+from imap_wal.security.encryption_keys import NO_KEYS, Keys
 from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
@@ -98,13 +99,18 @@ def row(key: str, value: str | None, request: int = 1, session: int = 1) -> byte
 
 
 def node_log(
-    store: SegmentStore, *, takeover: bool = False, seed: int = 1, **settings: Any
+    store: SegmentStore,
+    *,
+    takeover: bool = False,
+    seed: int = 1,
+    keys: Keys = NO_KEYS,
+    **settings: Any,
 ) -> NodeLog:
     """The log of n1 of the embedded cluster, opened for writing."""
     settings = {"segment_bytes": 64 * 1024, "preallocate": False, **settings}
     return open_node_log(
         LogContext(
-            Context(store, clock=FakeClock(), randomness=SeededRandomness(seed)),
+            Context(store, keys, FakeClock(), SeededRandomness(seed)),
             IDENTITY,
             Settings(**settings),
         ),

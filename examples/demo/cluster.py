@@ -173,11 +173,11 @@ def archive_and_rewrite(url: str, report: Report, playback: Playback) -> None:
     from imap_wal.retention.offline import archive_offline
 
     start = playback.now()
-    with Selection(url).open() as (store, clusters):
+    with Selection(url).open() as (context, clusters):
         for view in clusters:
             for node in view.all_nodes:
                 archive_offline(
-                    store, Identity(view.namespace, view.cluster, node.name), node.folder
+                    context, Identity(view.namespace, view.cluster, node.name), node.folder
                 )
     middle = playback.now()
     report.storage.append(measure_bytes(url, "archived"))

@@ -18,10 +18,9 @@ from examples.demo.flights import Stream
 from examples.demo.playback import MemoryCheck, Playback, Timeline
 from examples.demo.writer import CLUSTER, NAMESPACE, NODE
 from imap_wal.clock import Clock
-from imap_wal.context import Context
 from imap_wal.inspect.inventory import take_inventory
+from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.security.encryption import open_store
 from imap_wal.segment.reader import SegmentReader
 from rewrite_cli.console.selection import Selection
 from storage_backends import SegmentStore
@@ -109,7 +108,7 @@ def measure_bytes(url: str, moment: str) -> Bytes:
 
 def _written(store: SegmentStore, path: str) -> int:
     reader = SegmentReader(store, path)
-    for _ in reader.frames():
+    for _ in reader.whole_frames():
         pass
     return reader.end
 
@@ -177,8 +176,8 @@ def rewrite_and_prune(url: str) -> None:
     from imap_wal.rewrite.prune import prune
     from imap_wal.rewrite.run import rewrite
 
-    with Selection(url).open() as (store, clusters):
+    with Selection(url).open() as (context, clusters):
         for view in clusters:
-            log = ClusterLog(Context(store), view.namespace, view.cluster)
+            log = ClusterLog.of(context, view)
             rewrite(log, LocalEngine())
             prune(log)

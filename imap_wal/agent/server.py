@@ -44,7 +44,7 @@ from imap_wal.agent.transport.gate import check_pair
 from imap_wal.agent.transport.router import Message, Router
 from imap_wal.checks import mode
 from imap_wal.clock import Randomness, SystemClock, SystemRandomness
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.errors import (
     Fenced,
     StorageUnavailable,
@@ -52,7 +52,6 @@ from imap_wal.errors import (
 from imap_wal.placement.own_disk import Tails
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
-from imap_wal.security.encryption import open_store
 from imap_wal.worker import Worker, trouble
 from imap_wal.write.opening import holder_text
 from storage_backends import NoSpace, SegmentStore, StorageError
@@ -83,9 +82,16 @@ class Agent:
         self.config = config
         self._clock = SystemClock(config.clock_offset_ms)
         randomness = SystemRandomness()
-        self._store = open_store(config.url, wal_dir=config.wal_dir, tails=self._tails_of)
+        context = open_context(
+            config.url,
+            wal_dir=config.wal_dir,
+            tails=self._tails_of,
+            clock=self._clock,
+            randomness=randomness,
+        )
+        self._store = context.store
         self._all_logs = ClusterLog(
-            Context(self._store, clock=self._clock, randomness=randomness),
+            context,
             config.namespace,
             config.cluster,
         )

@@ -193,7 +193,7 @@ class SegmentCheck:
         """The verdict of `imap-wal verify`, from the file itself. A torn tail is not damage."""
         ended_at = -1
         while True:
-            verdict, _ = judge(self._store, self.place, lambda _: None, opened=False)
+            verdict, _ = judge(self._store, self.place, lambda _: None, keys=None)
             if not verdict.is_damage or self.place.followed or verdict.end == ended_at:
                 break
             # Perhaps a commit is under way: then the segment's end moves, but damage does not.

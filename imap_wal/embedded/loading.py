@@ -152,7 +152,7 @@ class _OneNode:
         """How many changes were read."""
         total = sum(scan.bytes for scan in self._scans)
         records = done = 0
-        for scan, store in ahead(self._cluster.store, self._scans):
+        for scan, store in ahead(self._cluster.context, self._scans):
             self._demand_later(scan)
             of_scan = 0
             for changes in read_scan(store, scan):

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from imap_wal.checks import location
-from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.context import Context
+from imap_wal.clock import Clock, Randomness
+from imap_wal.context import open_context
 from imap_wal.embedded.store import Store
 from imap_wal.embedded.wal_filter import WalFilter
 from imap_wal.errors import InvalidSetting, StorageUnavailable
@@ -24,13 +24,11 @@ from imap_wal.layout import Identity
 from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.older import current_cluster
-from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.proof import prove_restore
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.retention.other_process import OtherProcess, is_reachable
 from imap_wal.rewrite.compaction import KEEP_S
-from imap_wal.security.encryption import with_keys
 from imap_wal.serializer import MsgpackSerializer, Serializer, demand_serializer
 from imap_wal.settings import SettingsOptions, choose
 from imap_wal.write.context import LogContext
@@ -119,15 +117,20 @@ def open(  # the public name: imap_wal.open
         if not isinstance(value, bool):  # the text "no" would count as True
             raise InvalidSetting(f"{name} is {value!r}; it takes True or False")
     demand_serializer(serializer)
-    clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     chosen = choose(settings, OpenOptions.__annotations__)
     identity = Identity(namespace, cluster, node)
     identity.check()
     url = location(url, options=storage_options, file_mode=chosen.file_mode)
     wal_dir = location(wal_dir, "wal_dir")
     try:
-        store = with_keys(storage or open_store(url, wal_dir=wal_dir), chosen.encryption_keys)
-        context = Context(store, clock=clock, randomness=randomness)
+        context = open_context(
+            url,
+            wal_dir=wal_dir,
+            keys=chosen.encryption_keys,
+            storage=storage,
+            clock=clock,
+            randomness=randomness,
+        )
         all_logs = ClusterLog(context, namespace, cluster)
         log_context = LogContext(context, identity, chosen)
         demand_claimable(log_context)
@@ -153,9 +156,9 @@ def open(  # the public name: imap_wal.open
                 # incarnation then fences the other.
                 shut_out_others(log, f"{OTHER_NODE}, under node name {node!r}", proved=others)
             other = None
-            if storage is None and is_reachable(store.url, wal_dir):
+            if storage is None and is_reachable(context.store.url, wal_dir):
                 # With the options of the storage driver, which a store does not show.
-                source = url.moved(store.url).with_keys(chosen.encryption_keys)
+                source = url.moved(context.store.url).with_keys(chosen.encryption_keys)
                 other = OtherProcess(source, wal_dir, keep_s=KEEP_S)
             return Store(
                 LogWriter(log, all_logs),

@@ -99,19 +99,11 @@ def _demand_valid(answer: DataEntry) -> None:
 def _entries(log: ClusterLog, policy: RecoveryPolicy) -> Iterator[tuple[str, DataEntry]]:
     state = log.state().demand(policy)
     for scan in cluster_scans(state, nodes=(), snapshots=True):
-        for changes in read_scan(log.store, scan):
+        for changes in read_scan(log.context, scan):
             yield from ((changes.node, DataEntry(*row)) for row in changes.rows)
     for node in sorted(state.nodes):
         covered = state.covered(node)
-        reader = LogReader(
-            log.store.url,
-            namespace=log.namespace,
-            cluster=log.cluster,
-            node=node,
-            storage=log.store,
-            clock=log.clock,
-            partial=node in state.parts,
-        )
+        reader = LogReader.of(log, node, partial=node in state.parts)
         with closing(reader):
             for position, entry in reader.read():
                 if position > covered.get(entry.map, START):

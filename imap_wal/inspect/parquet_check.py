@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 import google_crc32c
 
-from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.errors import EncryptionError, LogError
 from imap_wal.format import START
 from imap_wal.inspect.finding import (
@@ -24,13 +24,13 @@ from imap_wal.manifest.node import node_manifests
 from imap_wal.parquet.salvage import count_readable
 from imap_wal.read.file_scan import ARCHIVE, FileScan
 from imap_wal.read.parquet_scan import read_archive, read_snapshot
-from storage_backends import NotFound, SegmentStore
+from storage_backends import NotFound
 
 CHUNK_BYTES = 4 * 1024 * 1024
 
 
 def check_parquet(
-    store: SegmentStore, scan: FileScan, records: int | None, wanted: int, deadline: Deadline
+    context: Context, scan: FileScan, records: int | None, wanted: int, deadline: Deadline
 ) -> Finding:
     """`wanted`: the checksum of the whole file in the manifest; 0: the manifest has none."""
     finding = Finding(scan.path, scan.kind, CORRUPT, advice=ADVICE)
@@ -39,20 +39,20 @@ def check_parquet(
             finding, first_lost=str(scan.first), last_lost=str(scan.last), lost_records=records
         )
     try:
-        finding = replace(finding, bytes=store.size(scan.path))
-        with store.open_input(scan.path) as file:
+        finding = replace(finding, bytes=context.store.size(scan.path))
+        with context.store.open_input(scan.path) as file:
             crc = _checksum(file, deadline) if wanted else 0
         if crc != wanted:
             what = "the file does not match the checksum in the manifest"
-            return _readable(store, replace(finding, offset=0, what=what), scan, records)
+            return _readable(context, replace(finding, offset=0, what=what), scan, records)
         count = 0
         for batch in (
-            read_archive(store, scan) if scan.kind == ARCHIVE else read_snapshot(store, scan)
+            read_archive(context, scan) if scan.kind == ARCHIVE else read_snapshot(context, scan)
         ):
             count += len(batch.rows)
             deadline.check()
     except NotFound:
-        lost = _still_named(store, scan)
+        lost = _still_named(context, scan)
         if lost is None:
             what = "merged or removed while it was being verified"
             return Finding(scan.path, scan.kind, CLEAN, what=what)
@@ -72,7 +72,7 @@ def check_parquet(
     except LogError as error:
         said = damaged(scan.path, scan.kind, finding.bytes, error, None)
         return _readable(
-            store,
+            context,
             replace(
                 finding, status=said.status, offset=said.offset, what=said.what, advice=said.advice
             ),
@@ -97,11 +97,11 @@ def _checksum(file: BinaryIO, deadline: Deadline) -> int:
     return crc
 
 
-def _still_named(store: SegmentStore, scan: FileScan) -> LogError | None:
+def _still_named(context: Context, scan: FileScan) -> LogError | None:
     """The error for a missing file that the manifest, read again, still names. None if it does not
     name it."""
     folders = scan.path.split("/")
-    clock, randomness = SystemClock(), SystemRandomness()
+    store, clock, randomness = context.store, context.clock, context.randomness
     if scan.kind == ARCHIVE:
         manifests = node_manifests(store, "/".join(folders[:4]), clock, randomness)
         return missing.archive(scan.path, scan.node, manifests.read()[1])
@@ -109,13 +109,11 @@ def _still_named(store: SegmentStore, scan: FileScan) -> LogError | None:
     return missing.snapshot_file(scan.path, clusters.read()[1])
 
 
-def _readable(
-    store: SegmentStore, finding: Finding, scan: FileScan, records: int | None
-) -> Finding:
+def _readable(context: Context, finding: Finding, scan: FileScan, records: int | None) -> Finding:
     """Add the facts about the part of a damaged file that `repair` can read."""
     try:
         readable = count_readable(
-            store, scan.path, log=scan.directory if scan.kind == ARCHIVE else None
+            context, scan.path, log=scan.directory if scan.kind == ARCHIVE else None
         )
     except EncryptionError as error:
         return replace(finding, what=f"{finding.what}; {error.what}")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+from imap_wal.context import Context
 from imap_wal.errors import CorruptLog, EncryptionError
 from imap_wal.format import OF_ENTRIES, Frame, Home, Position
 from imap_wal.inspect.finding import (
@@ -24,7 +25,7 @@ from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.segment.listing import SegmentFile
 from imap_wal.segment.salvage import last_lost, scan_segment
 from imap_wal.segment.verdict import FOREIGN, HEADER_TORN, SHORT, Verdict, judge, said_by
-from storage_backends import NotFound, SegmentStore
+from storage_backends import NotFound
 
 NAMED_MAX = 100
 """The number of invalid entries of a segment that a finding names."""
@@ -41,7 +42,7 @@ class _Read(NamedTuple):
 
 
 def _read_segment(
-    store: SegmentStore,
+    context: Context,
     view: ClusterState,
     node: NodeState,
     segment: SegmentFile,
@@ -56,6 +57,7 @@ def _read_segment(
         for index, after in enumerate(later)
         if after.number == segment.number + 1 + index
     ]
+    said = partial(said_by, context.store, manifest.directory, paths)
     records, ended_at = 0, -1
     wrong: list[str] = []
     unread: EncryptionError | None = None
@@ -74,18 +76,10 @@ def _read_segment(
         records = 0
         wrong.clear()
         try:
-            verdict, _ = judge(
-                store, place, visit, partial(said_by, store, manifest.directory, paths)
-            )
+            verdict, _ = judge(context.store, place, visit, said, keys=context.keys)
         except EncryptionError as error:
             unread, records = error, 0
-            verdict, _ = judge(
-                store,
-                place,
-                count,
-                partial(said_by, store, manifest.directory, paths),
-                opened=False,
-            )
+            verdict, _ = judge(context.store, place, count, said, keys=None)
         if verdict.status == CLEAN or later or verdict.end == ended_at:
             return _Read(verdict, records, wrong, unread)
         # Perhaps a commit is under way: then the segment's end moves, but damage does not.
@@ -93,7 +87,7 @@ def _read_segment(
 
 
 def check_segment(
-    store: SegmentStore,
+    context: Context,
     view: ClusterState,
     node: NodeState,
     segment: SegmentFile,
@@ -102,7 +96,7 @@ def check_segment(
 ) -> Finding:
     finding = Finding(segment.path, "segment", CLEAN, segment.bytes)
     try:
-        read = _read_segment(store, view, node, segment, later, deadline)
+        read = _read_segment(context, view, node, segment, later, deadline)
     except NotFound:
         return replace(finding, bytes=0, what="archived while it was being verified")
     verdict, records, wrong = read.verdict, read.records, read.wrong
@@ -135,14 +129,14 @@ def check_segment(
         return (
             finding
             if verdict.status == HEADER_TORN
-            else _lost(finding, segment, store, view.home(node, segment))
+            else _lost(finding, segment, context, view.home(node, segment))
         )
     finding = replace(finding, status=CORRUPT, advice=ADVICE)
     if verdict.status == SHORT and verdict.end:
         named = node.manifest.checkpoint
         last = str(named) if named[:2] == (segment.epoch, segment.number) else None
         return replace(finding, records=records, last_lost=last)
-    return _lost(finding, segment, store, view.home(node, segment))
+    return _lost(finding, segment, context, view.home(node, segment))
 
 
 def _not_opened(
@@ -178,10 +172,10 @@ def _wrong_entries(segment: SegmentFile, frame: Frame) -> list[str]:
     return []
 
 
-def _lost(finding: Finding, segment: SegmentFile, store: SegmentStore, home: Home) -> Finding:
+def _lost(finding: Finding, segment: SegmentFile, context: Context, home: Home) -> Finding:
     """Add the known facts about damaged frames. `records` are those that `repair` can read."""
     try:
-        scan = scan_segment(store, segment.path, home)
+        scan = scan_segment(context, segment.path, home)
     except EncryptionError as error:
         return replace(finding, what=f"{finding.what}; {error.what}")
     gaps = scan.gaps

@@ -56,8 +56,7 @@ from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT, FileScan
 from imap_wal.read.newest.rivals import ADVICE as RESOLVE
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.rewrite import conflicts
-from imap_wal.security.encryption import keys_of
-from storage_backends import NotFound, SegmentStore
+from storage_backends import NotFound
 
 ORDER_BYTES_MAX = 1024**3
 """In a larger log, only a full `verify` looks for conflicts of order: that reads all files."""
@@ -92,14 +91,14 @@ class Quick(NamedTuple):
 
 
 def quick(
-    store: SegmentStore, view: ClusterState, wants_node: Callable[[str], bool] | None = None
+    context: Context, view: ClusterState, wants_node: Callable[[str], bool] | None = None
 ) -> Quick:
     """What listings and manifests show; without a newest manifest, only that. `wants_node`: which
     nodes are examined; None: all, and conflicts of order too. Raises `StorageError`."""
     if view.lost:
         newest = [errors[0] for errors in view.lost.values()]
         return Quick([damaged(error.file, "manifest", 0, error, None) for error in newest], [], "")
-    findings, units = plan(store, view, wants_node or (lambda _: True))
+    findings, units = plan(context, view, wants_node or (lambda _: True))
     if wants_node is not None or len(conflicts.writers(view.manifest)) < 2:
         return Quick(findings, units, "")
     if any(is_problem(finding) for finding in findings):
@@ -108,7 +107,7 @@ def quick(
     if size > ORDER_BYTES_MAX:
         return Quick(findings, units, f"not checked: that would read {size / 1024**3:.1f} GiB")
     try:
-        findings += order(store, view)
+        findings += order(context, view)
     except NotFound:
         return Quick(findings, units, "not checked: files changed meanwhile")
     except LogError as error:
@@ -117,11 +116,11 @@ def quick(
 
 
 def order(
-    store: SegmentStore, view: ClusterState, check: Callable[[], None] = lambda: None
+    context: Context, view: ClusterState, check: Callable[[], None] = lambda: None
 ) -> list[Finding]:
     """Keys that two nodes claim. If several nodes write, all files are read. `check` may raise.
     Raises `LogError`, and `NotFound` if files changed meanwhile."""
-    log = ClusterLog(Context(store), view.namespace, view.cluster)
+    log = ClusterLog.of(context, view)
     texts = conflicts.found(log, check=check)
     return [Finding(view.folder, "order", CONFLICT, what=text, advice=RESOLVE) for text in texts]
 
@@ -132,18 +131,19 @@ def is_problem(finding: Finding) -> bool:
 
 
 def plan(
-    store: SegmentStore, view: ClusterState, wants_node: Callable[[str], bool]
+    context: Context, view: ClusterState, wants_node: Callable[[str], bool]
 ) -> tuple[list[Finding], list[Unit]]:
     """The findings that do not require reading a cluster's files, and the files to read. A missing
     node is a finding about its folder."""
-    readers, damaged_readers = examined(store, view.folder)
-    findings = [*_plan_manifests(store, view, damaged_readers), *_part_lists(view)]
-    units = [*_snapshot_units(store, view, readers.values())]
+    readers, damaged_readers = examined(context.store, view.folder)
+    findings = [*_plan_manifests(context, view, damaged_readers), *_part_lists(view)]
+    units = [*_snapshot_units(context, view, readers.values())]
     without = {node.name for node in view.all_nodes if node.of_no_manifest}
     others = {
         node.name: other
         for node in view.all_nodes
-        if wants_node(node.name) and (other := older_manifests.other_log(store, view, node))[0]
+        if wants_node(node.name)
+        and (other := older_manifests.other_log(context.store, view, node))[0]
     }
     for node in view.all_nodes:
         if node.name in others:
@@ -169,12 +169,12 @@ def plan(
             )
     for node in view.all_nodes:
         if wants_node(node.name) and node.name not in others:
-            findings += _plan_node(store, view, node, units)
+            findings += _plan_node(context, view, node, units)
     return findings, units
 
 
 def _plan_manifests(
-    store: SegmentStore, view: ClusterState, readers: Mapping[str, LogError]
+    context: Context, view: ClusterState, readers: Mapping[str, LogError]
 ) -> Iterator[Finding]:
     """Findings about the manifests of the cluster: its own, the claims, and damaged ones of
     readers."""
@@ -184,7 +184,7 @@ def _plan_manifests(
         yield _no_manifest(view.folder, whose, view.of_no_manifest)
     else:
         yield _manifest(newest, older_manifests.of_cluster(view)[1])
-    wrong = key_checks.differing(keys_of(store).key_ring, view.manifest.keys)
+    wrong = key_checks.differing(context.keys.key_ring, view.manifest.keys)
     if wrong:
         what = key_checks.what_differs(wrong)
         way_out = "bring back the key that had this id; a new key needs a new id"
@@ -209,7 +209,7 @@ def _part_lists(view: ClusterState) -> Iterator[Finding]:
 
 
 def _snapshot_units(
-    store: SegmentStore, view: ClusterState, readers: Iterable[ReaderManifest]
+    context: Context, view: ClusterState, readers: Iterable[ReaderManifest]
 ) -> Iterator[Unit]:
     """The files of the snapshots, and of former ones that are kept for readers, such as the
     history. A former one that is missing is no damage: the reader begins again, or the former
@@ -217,20 +217,20 @@ def _snapshot_units(
     named: set[str] = set()
     for name, snapshot in sorted(view.snapshots.items()):
         named.update(snapshot.paths)
-        yield from _units_of(store, name, snapshot)
+        yield from _units_of(context, name, snapshot)
     former = chain.from_iterable(reader.kept_snapshots(view.manifest) for reader in readers)
     for name, snapshot in former:
         with suppress(NotFound):  # the reader has other lists now
-            for unit in _units_of(store, name, snapshot):
-                if unit.file not in named and store.exists(unit.file):
+            for unit in _units_of(context, name, snapshot):
+                if unit.file not in named and context.store.exists(unit.file):
                     named.add(unit.file)
                     yield unit
 
 
-def _units_of(store: SegmentStore, name: str, snapshot: Snapshot) -> Iterator[Unit]:
+def _units_of(context: Context, name: str, snapshot: Snapshot) -> Iterator[Unit]:
     for file in snapshot.files:
         scan = FileScan(SNAPSHOT, "", file.path, name)
-        check = partial(check_parquet, store, scan, None, file.checksum)
+        check = partial(check_parquet, context, scan, None, file.checksum)
         yield Unit(file.path, file.size, SNAPSHOT, 0, check)
 
 
@@ -261,7 +261,7 @@ def foreign_files(view: ClusterState, wants_node: Callable[[str], bool]) -> list
 
 
 def _plan_node(
-    store: SegmentStore, view: ClusterState, node: NodeState, units: list[Unit]
+    context: Context, view: ClusterState, node: NodeState, units: list[Unit]
 ) -> Iterator[Finding]:
     yield from _lists(node)
     manifest = replace(node.manifest, archives=Listed(node.archives))
@@ -276,8 +276,8 @@ def _plan_node(
             f"{node.folder}/manifest/{node.number:010d}.json",
             older_manifests.of_node(node, manifest, view.manifest, view.opened).newer,
         )
-    units += _archive_units(store, node)
-    yield from _plan_wal(store, view, node, units)
+    units += _archive_units(context, node)
+    yield from _plan_wal(context, view, node, units)
 
 
 def _lists(node: NodeState) -> Iterator[Finding]:
@@ -291,7 +291,7 @@ def _lists(node: NodeState) -> Iterator[Finding]:
             yield Finding(path, "list", CLEAN, file.bytes)
 
 
-def _archive_units(store: SegmentStore, node: NodeState) -> Iterator[Unit]:
+def _archive_units(context: Context, node: NodeState) -> Iterator[Unit]:
     """The archives of a node, the newest first."""
     for age, archive in enumerate(
         sorted(node.archives, key=lambda archive: archive.last, reverse=True)
@@ -310,12 +310,12 @@ def _archive_units(store: SegmentStore, node: NodeState) -> Iterator[Unit]:
             archive.bytes,
             ARCHIVE,
             age,
-            partial(check_parquet, store, scan, archive.records, archive.checksum),
+            partial(check_parquet, context, scan, archive.records, archive.checksum),
         )
 
 
 def _plan_wal(
-    store: SegmentStore, view: ClusterState, node: NodeState, units: list[Unit]
+    context: Context, view: ClusterState, node: NodeState, units: list[Unit]
 ) -> Iterator[Finding]:
     """Findings of the listing of segments. Appends each segment that counts to `units`."""
     manifest = node.manifest
@@ -361,7 +361,7 @@ def _plan_wal(
                 segment.bytes,
                 "segment",
                 len(later),
-                partial(check_segment, store, view, node, segment, later),
+                partial(check_segment, context, view, node, segment, later),
             )
         )
     missing = range(expected, max(manifest.checkpoint.segment, manifest.newest) + 1)

@@ -14,6 +14,7 @@ from imap_wal.entry import RAW, DataEntry, is_clear, pack
 from imap_wal.errors import Fenced, InvalidSetting, NotSerializable, TooLarge
 from imap_wal.forked import Openness
 from imap_wal.format import CLEARS, ENTRIES, START, Position
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import END
 from imap_wal.read.log_reader import Bound, LogReader, Record, storage_errors
 from imap_wal.retention.log_writer import LogWriter
@@ -202,15 +203,8 @@ class Log:
 
     def _reader(self) -> LogReader:
         who = self._log.identity
-        return LogReader(
-            self.url,
-            namespace=who.namespace,
-            cluster=who.cluster,
-            node=who.node,
-            storage=self._log.store,
-            clock=self._clock,
-            bound=self._acknowledged,
-        )
+        logs = ClusterLog(self._log.context.context, who.namespace, who.cluster)
+        return LogReader.of(logs, who.node, self.url, bound=self._acknowledged)
 
     @property
     def high_water_mark(self) -> Position:

@@ -11,8 +11,8 @@ from typing import Any, Unpack
 
 from imap_wal import layout
 from imap_wal.checks import location
-from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.context import Context
+from imap_wal.clock import Clock, Randomness
+from imap_wal.context import open_context
 from imap_wal.embedded.opening import demand_claimable, next_incarnation
 from imap_wal.errors import InvalidSetting, LogExists, NoSuchLog
 from imap_wal.layout import Identity
@@ -21,12 +21,10 @@ from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.node import LOG, NodeManifest, node_manifests
 from imap_wal.manifest.store import ManifestLog
-from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import storage_errors
 from imap_wal.read.proof import prove_keys
 from imap_wal.retention.log_writer import LogWriter
-from imap_wal.security.encryption import with_keys
 from imap_wal.settings import Durability, Settings, SettingsOptions, choose
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import check_new_log, open_node_log
@@ -77,10 +75,8 @@ def create(
     identity = Identity(namespace, cluster, node)
     identity.check()
     url = location(url, options=storage_options, file_mode=chosen.file_mode)
-    place = location(wal_dir, "wal_dir")
     with storage_errors(url):
-        storage = storage or open_store(url, wal_dir=place)
-        context = _context(storage, identity, chosen, clock, randomness)
+        context = _context(url, wal_dir, identity, chosen, storage, clock, randomness)
         check_new_log(context)
         _manifests(context).update(partial(_first_manifest, context, exist_ok))
         return _open(url, context, takeover=False)
@@ -130,10 +126,8 @@ def open(  # the public name: imap_wal.log.open
     identity = Identity(namespace, cluster, node)
     identity.check()
     url = location(url, options=storage_options, file_mode=chosen.file_mode)
-    place = location(wal_dir, "wal_dir")
     with storage_errors(url):
-        storage = storage or open_store(url, wal_dir=place)
-        context = _context(storage, identity, chosen, clock, randomness)
+        context = _context(url, wal_dir, identity, chosen, storage, clock, randomness)
         _, manifest = _manifests(context).read()
         if manifest.empty:
             raise NoSuchLog(
@@ -205,21 +199,28 @@ def _settings(settings: SettingsOptions) -> Settings:
 
 
 def _context(
-    storage: SegmentStore,
+    url: str,
+    wal_dir: str | os.PathLike[str],
     identity: Identity,
     settings: Settings,
+    storage: SegmentStore | None,
     clock: Clock | None,
     randomness: Randomness | None,
 ) -> LogContext:
-    store = with_keys(storage, settings.encryption_keys)
+    context = open_context(
+        url,
+        wal_dir=location(wal_dir, "wal_dir"),
+        keys=settings.encryption_keys,
+        storage=storage,
+        clock=clock,
+        randomness=randomness,
+    )
+    store = context.store
     if settings.durability is Durability.INTERVAL and not store.capabilities.durable_append:
         raise InvalidSetting(
             f"durability is 'interval'; {store.url} cannot append, so an entry would be "
             "acknowledged before any reader can see it: choose 'always'"
         )
-    context = Context(
-        store, clock=clock or SystemClock(), randomness=randomness or SystemRandomness()
-    )
     return LogContext(context, identity, settings)
 
 

@@ -7,10 +7,10 @@ import os
 from collections.abc import Collection
 from typing import Any, BinaryIO
 
+from imap_wal.context import Context
 from imap_wal.errors import CorruptLog, EncryptionError, Forged, InvalidSetting
-from imap_wal.security.encryption import archive_keys, keys_of
+from imap_wal.security.encryption import archive_keys
 from imap_wal.security.encryption_keys import NO_KEYS, PLAIN, Keys
-from storage_backends import SegmentStore
 from storage_backends.extras import needs
 
 with needs("archive"):
@@ -54,13 +54,13 @@ def open_parquet(source: BinaryIO, path: str, keys: Keys, log: str) -> Any:
     return _opened(source, path, keys, log)[0]
 
 
-def written_otherwise(store: SegmentStore, path: str) -> bool:
+def written_otherwise(context: Context, path: str) -> bool:
     """Whether a Parquet file was written without a key or with another key than the current one.
     Raises `NotFound`, and the errors of `open_parquet`."""
-    keys = keys_of(store)
+    keys = context.keys
     if keys is NO_KEYS:
         return False
-    with store.open_input(path) as source:
+    with context.store.open_input(path) as source:
         return _opened(source, path, keys, "")[1] != keys.key_ring.active
 
 

@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from imap_wal.context import Context
 from imap_wal.errors import CorruptLog, ImapWalError
 from imap_wal.parquet.columns import DECODED_FIELDS, stored_schemas
 from imap_wal.parquet.contents import open_checked
 from imap_wal.parquet.file import GROUP_ROWS_MAX, demand_rows, open_parquet
 from imap_wal.parquet.log_order import sorted_by_position
-from imap_wal.security.encryption import keys_of
-from storage_backends import SegmentStore
 from storage_backends.extras import needs
 
 with needs("archive"):
@@ -39,7 +38,7 @@ UNKNOWN = Expected()
 
 
 def batches(
-    store: SegmentStore,
+    context: Context,
     path: str,
     columns: list[str] | None = None,
     rows_max: int = 8192,
@@ -57,7 +56,7 @@ def batches(
 
     Pages have checksums but the footer has none, and one flipped bit in it can make a file look
     empty. So the file has its number of rows in a second place."""
-    with _reading(store, path, expected.checksum, expected.log) as file:
+    with _reading(context, path, expected.checksum, expected.log) as file:
         if columns is None:
             decoded = {field.name for field in DECODED_FIELDS}
             columns = [name for name in file.schema.names if name not in decoded]
@@ -81,10 +80,10 @@ def batches(
         raise CorruptLog(path, 0, what, "restore it from a copy")
 
 
-def group_keys(store: SegmentStore, path: str, log: str = "") -> list[tuple[bytes, float]]:
+def group_keys(context: Context, path: str, log: str = "") -> list[tuple[bytes, float]]:
     """The first key of each row group, and which fraction of the file's bytes it has; without row
     groups whose keys are unknown. Reads only the footer. Raises `NotFound` and `CorruptLog`."""
-    with _reading(store, path, 0, log) as file:
+    with _reading(context, path, 0, log) as file:
         groups = range(file.num_row_groups)
         sizes = [file.metadata.row_group(group).total_byte_size for group in groups]
         known = [_key_range(file, group) for group in groups]
@@ -96,11 +95,11 @@ def group_keys(store: SegmentStore, path: str, log: str = "") -> list[tuple[byte
 
 
 def groups_of(
-    store: SegmentStore, path: str, span: tuple[bytes, bytes | None], log: str = ""
+    context: Context, path: str, span: tuple[bytes, bytes | None], log: str = ""
 ) -> list[int]:
     """The numbers of the row groups that may have a key of a range, or a clear. Reads only the
     footer. Raises `NotFound` and `CorruptLog`."""
-    with _reading(store, path, 0, log) as file:
+    with _reading(context, path, 0, log) as file:
         return [group for group in range(file.num_row_groups) if _may_overlap(file, group, span)]
 
 
@@ -143,7 +142,7 @@ def _row_count(file: Any) -> int:
 
 
 def group_batches(
-    store: SegmentStore,
+    context: Context,
     path: str,
     columns: list[str],
     groups: Sequence[int] | None = None,
@@ -152,7 +151,7 @@ def group_batches(
     """The record batches of some row groups, which increase, or of all: each with the number of its
     row group, and that of its first row in the file. A caller that reads only some groups must not
     expect a checksum. Raises `NotFound` and `CorruptLog`."""
-    with _reading(store, path, expected.checksum, expected.log) as file:
+    with _reading(context, path, expected.checksum, expected.log) as file:
         sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         demand_rows(file, path, sum(sizes))
         records = expected.records or sum(sizes)
@@ -174,13 +173,13 @@ def group_batches(
 
 
 def rows_at(
-    store: SegmentStore, path: str, rows: Any, columns: list[str], *, log: str = ""
+    context: Context, path: str, rows: Any, columns: list[str], *, log: str = ""
 ) -> Iterator[Any]:
     """Only some rows of a file, in batches: those with the numbers `rows`, an Arrow array of
     integers that increase. Row groups without such a row are not read. The whole file must have
     been compared with its checksum before: this is not repeated. Raises `NotFound`
     and `CorruptLog`."""
-    with _reading(store, path, 0, log) as file:
+    with _reading(context, path, 0, log) as file:
         start = first = 0
         for group in range(file.num_row_groups):
             described = file.metadata.row_group(group)
@@ -216,20 +215,20 @@ def _batch_rows(described: Any, columns: list[str] | None, rows_max: int) -> int
     return int(max(1, min(rows_max, BATCH_BYTES * described.num_rows // max(1, size))))
 
 
-def demand_readable(store: SegmentStore, path: str, log: str = "") -> None:
+def demand_readable(context: Context, path: str, log: str = "") -> None:
     """Raises the errors of a file whose footer cannot be read, or cannot be read with these
     keys."""
-    with _reading(store, path, 0, log):
+    with _reading(context, path, 0, log):
         pass
 
 
 @contextmanager
-def _reading(store: SegmentStore, path: str, checksum: int, log: str) -> Iterator[Any]:
+def _reading(context: Context, path: str, checksum: int, log: str) -> Iterator[Any]:
     """A `pyarrow.parquet.ParquetFile` of ours. What pyarrow raises for damage while it is open
     becomes `CorruptLog`."""
-    with open_checked(store, path, checksum) as source:
+    with open_checked(context.store, path, checksum) as source:
         try:
-            file = open_parquet(source, path, keys_of(store), log)
+            file = open_parquet(source, path, context.keys, log)
             if file.schema not in stored_schemas():
                 raise CorruptLog(
                     path,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from imap_wal import names
+from imap_wal.context import Context
 from imap_wal.entry import DELETED, MAP, Row
 from imap_wal.errors import EncryptionError
 from imap_wal.format import Position
@@ -25,7 +26,6 @@ from imap_wal.parquet.columns import (
 from imap_wal.parquet.file import ROWS, open_parquet, promise_of
 from imap_wal.parquet.reader import validate
 from imap_wal.parquet.writer import ParquetFile, Published
-from imap_wal.security.encryption import keys_of
 from storage_backends import NotFound, SegmentStore
 
 _BATCH_ROWS = 1024
@@ -48,24 +48,24 @@ class Rows(NamedTuple):
     places: list[Position] | None
 
 
-def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Rows | LostRows]:
+def readable(context: Context, path: str, *, log: str | None) -> Iterator[Rows | LostRows]:
     """The readable rows, and between them the damage. `log`, here and below: the log directory of
     an archive ("": unknown); None: it is a snapshot."""
     schema = SNAPSHOT_SCHEMA if log is None else ARCHIVE_SCHEMA
     try:
-        source = store.open_input(path)
+        source = context.store.open_input(path)
     except NotFound:
         yield LostRows(None, "the manifest names this file, but it is missing")
         return
     with source:
         try:
-            file = open_parquet(source, path, keys_of(store), log or "")
+            file = open_parquet(source, path, context.keys, log or "")
             groups, promised = file.num_row_groups, (file.metadata.metadata or {}).get(ROWS)
             ours = file.schema in stored_schemas()
             sizes = [file.metadata.row_group(group).num_rows for group in range(groups)]
         except EncryptionError as error:
             # The damage may be in the index, which shows whether the file is encrypted.
-            if not keys_of(store).key_ring.keys:
+            if not context.keys.key_ring.keys:
                 raise
             yield LostRows(None, error.what)
             return
@@ -135,7 +135,7 @@ class Salvaged(NamedTuple):
 
 
 def count_readable(
-    store: SegmentStore, path: str, *, log: str | None, below: Position | None = None
+    context: Context, path: str, *, log: str | None, below: Position | None = None
 ) -> Salvaged:
     """Count the rows that can be kept. `below`: only entries at lower positions."""
     records = tombstones = 0
@@ -143,7 +143,7 @@ def count_readable(
     first = last = None
     ends: list[Position | None] = []
     what = ""
-    for part in readable(store, path, log=log):
+    for part in readable(context, path, log=log):
         if isinstance(part, LostRows):
             lost = None if lost is None or part.rows is None else lost + part.rows
             ends.append(part.begins)
@@ -160,26 +160,26 @@ def count_readable(
     return Salvaged(records, tombstones, first, last, lost, what, end)
 
 
-def rows_of(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row]:
+def rows_of(context: Context, path: str, *, log: str | None) -> Iterator[Row]:
     """All readable rows."""
-    for part in readable(store, path, log=log):
+    for part in readable(context, path, log=log):
         if isinstance(part, Rows):
             yield from part.rows
 
 
 def map_of(
-    store: SegmentStore, path: str, component: str, known: Iterable[str], *, log: str | None
+    context: Context, path: str, component: str, known: Iterable[str], *, log: str | None
 ) -> str:
     """The map of a Parquet file, from its folder or its content; "" if unknown."""
     if names.is_hashed(component):
         return names.map_of(component, known) or next(
-            (row[MAP] for row in rows_of(store, path, log=log)), ""
+            (row[MAP] for row in rows_of(context, path, log=log)), ""
         )
     return names.decode(component)
 
 
 def rewrite_file(
-    store: SegmentStore,
+    context: Context,
     path: str,
     target: SegmentStore,
     name: str,
@@ -187,15 +187,15 @@ def rewrite_file(
     log: str | None,
     below: Position | None = None,
 ) -> Published:
-    """Write what can be kept to `target` as `name`."""
+    """Write what can be kept to `target` as `name`, with the same keys."""
     with tempfile.TemporaryDirectory(prefix="imap-wal-repair-") as folder:
         file = ParquetFile(
             Path(folder),
             SNAPSHOT_SCHEMA if log is None else ARCHIVE_SCHEMA,
-            keys_of(target),
+            context.keys,
             log or "",
         )
-        for part in readable(store, path, log=log):
+        for part in readable(context, path, log=log):
             if isinstance(part, LostRows):
                 continue
             kept = _below(part, below)

@@ -65,7 +65,7 @@ class ParquetFile:
         group_bytes: int = GROUP_BYTES_MAX,
         decoded: DecodedColumns | None = None,
     ) -> None:
-        """`keys`: those of its store (`keys_of`). `log`: directory of the log whose archive it is.
+        """`keys`: those that write. `log`: directory of the log whose archive it is.
         A row group ends when it has `group_rows` rows, or `group_bytes` in memory, without the
         columns of `decoded`. The rows of an archive are sorted by key and position."""
         self._log, self._decoded = log, decoded

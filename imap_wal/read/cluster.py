@@ -69,6 +69,11 @@ class ClusterLog:
         self.manifests = cluster_manifests(self.store, self.folder, self.clock, self.randomness)
         self._nodes: dict[str, NodeManifestLog] = {}
 
+    @classmethod
+    def of(cls, context: Context, state: ClusterState) -> ClusterLog:
+        """The logs that a look was at."""
+        return cls(context, state.namespace, state.cluster)
+
     def on(self, store: SegmentStore) -> ClusterLog:
         """The same logs through another store."""
         return ClusterLog(self.context.on(store), self.namespace, self.cluster)
@@ -272,7 +277,7 @@ class ClusterLog:
             for scan in cluster_scans(state, maps=maps, nodes=(), snapshots=True):
                 try:
                     with _past(damaged):
-                        for changes in read_scan(self.store, scan, maps):
+                        for changes in read_scan(self.context, scan, maps):
                             if scope.nodes is None or changes.node in scope.nodes:
                                 yield changes
                 except NotFound as error:
@@ -298,7 +303,7 @@ class ClusterLog:
         node: str,
         place: Position | None,
         scans: Callable[..., Iterable[FileScan]],
-        read: Callable[[SegmentStore, FileScan], Iterator[EntryBatch]],
+        read: Callable[[Context, FileScan], Iterator[EntryBatch]],
         damaged: list[LogError] | None,
     ) -> Iterator[EntryBatch]:
         """The batches of a node's `scans` above `place`, see `changes`."""
@@ -315,10 +320,10 @@ class ClusterLog:
                 )
             segment = False
             try:
-                for scan, store in ahead(self.store, scans(now, since=place)):
+                for scan, context in ahead(self.context, scans(now, since=place)):
                     segment = scan.kind == SEGMENT
                     with _past(damaged):
-                        for changes in read(store, scan):
+                        for changes in read(context, scan):
                             yield changes
                             if segment:
                                 place = changes.last
@@ -339,15 +344,15 @@ class ClusterLog:
         former ones. In any order, and some may appear twice; for that, the log may be archived any
         number of times meanwhile. `covered`: also those that a snapshot covers. Raises the errors
         of `read_on`."""
-        for scan, store in ahead(self.store, cluster_scans(state, maps=maps, covered=covered)):
-            yield from self.read_on(scan, maps, store=store, positions=positions)
+        for scan, context in ahead(self.context, cluster_scans(state, maps=maps, covered=covered)):
+            yield from self.read_on(scan, maps, context=context, positions=positions)
 
     def read_on(
         self,
         scan: FileScan,
         maps: Collection[str] | None = None,
         attempts: int = ATTEMPTS,
-        store: SegmentStore | None = None,
+        context: Context | None = None,
         *,
         positions: bool = False,
     ) -> Iterator[EntryBatch]:
@@ -355,11 +360,11 @@ class ClusterLog:
         rest is read from the files that replaced it. Entries may appear twice and in any order;
         reading cannot continue from `last` of such a batch. Raises `NotFound` if they were removed
         because a newer snapshot covers them, or after `attempts` in a row that read nothing. Raises
-        `MissingNode` if this machine does not see the segments of the node. `store`: one of `ahead`
-        for this scan."""
+        `MissingNode` if this machine does not see the segments of the node. `context`: one of
+        `ahead` for this scan."""
         place = scan.since if scan.kind == SEGMENT else None
         try:
-            for changes in read_scan(store or self.store, scan, maps, positions=positions):
+            for changes in read_scan(context or self.context, scan, maps, positions=positions):
                 yield changes
                 attempts = ATTEMPTS
                 if scan.kind == SEGMENT:
@@ -420,7 +425,9 @@ class ClusterLog:
                 break
             since = end if end[:2] == (segment.epoch, segment.number) else None
             scan = segment_scan(log, index, since)
-            last = max((changes.last for changes in read_scan(self.store, scan, ())), default=START)
+            last = max(
+                (changes.last for changes in read_scan(self.context, scan, ())), default=START
+            )
             if last > end:
                 return last
         return end

@@ -25,13 +25,13 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias
 
 import msgpack
 
 from imap_wal.checks import check_seconds, check_source, location
-from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.context import Context
+from imap_wal.clock import Clock, Randomness
+from imap_wal.context import open_context
 from imap_wal.entry import DataEntry, Row
 from imap_wal.errors import CorruptLog, MissingNode, NoSuchLog, PositionGone, StorageUnavailable
 from imap_wal.format import FRAME_HEADER_BYTES, START, MarkedPosition, Position
@@ -39,12 +39,10 @@ from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.epochs import Epoch, between, demand, id_in, ids, marked
 from imap_wal.manifest.node import LOG, NodeManifest
 from imap_wal.manifest.older import MISSING_ADVICE
-from imap_wal.placement import open_store
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, FileScan
 from imap_wal.read.scan import read_scan
 from imap_wal.read.state import NodeState
-from imap_wal.security.encryption import with_keys
 from imap_wal.segment.listing import SegmentFile, wal_folder
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import NotFound, SegmentStore, StorageError
@@ -133,31 +131,43 @@ class LogReader:
         bound: Bound | None = None,
         partial: bool = False,
     ) -> None:
-        self.url, self.namespace, self.cluster, self.node = (
-            location(url, options=storage_options),
-            namespace,
-            cluster,
-            node,
-        )
-        with storage_errors(self.url):
+        place = location(url, options=storage_options)
+        with storage_errors(place):
             check_source(encryption_keys)
-            self._store = with_keys(
-                storage or open_store(self.url, wal_dir=location(wal_dir, "wal_dir")),
-                encryption_keys,
+            context = open_context(
+                place,
+                wal_dir=location(wal_dir, "wal_dir"),
+                keys=encryption_keys,
+                storage=storage,
+                clock=clock,
+                randomness=randomness,
             )
+        self._read_from(ClusterLog(context, namespace, cluster), node, place, bound, partial)
         self._owns_store = storage is None
-        self._log = ClusterLog(
-            Context(
-                self._store,
-                clock=clock or SystemClock(),
-                randomness=randomness or SystemRandomness(),
-            ),
-            namespace,
-            cluster,
-        )
-        self._bound = bound or Bound()
-        self._partial = partial
-        self._appends = self._store.capabilities.durable_append
+
+    @classmethod
+    def of(
+        cls,
+        log: ClusterLog,
+        node: str,
+        url: str = "",
+        *,
+        bound: Bound | None = None,
+        partial: bool = False,
+    ) -> Self:
+        """A reader of one of the logs of a cluster, through their storage, which stays open. `url`:
+        for messages."""
+        reader = cls.__new__(cls)
+        reader._read_from(log, node, url or log.store.url, bound, partial)
+        return reader
+
+    def _read_from(
+        self, log: ClusterLog, node: str, url: str, bound: Bound | None, partial: bool
+    ) -> None:
+        self.url, self.namespace, self.cluster, self.node = url, log.namespace, log.cluster, node
+        self._log, self._store, self._owns_store = log, log.store, False
+        self._bound, self._partial = bound or Bound(), partial
+        self._appends = log.store.capabilities.durable_append
 
     def oldest(self) -> Position:
         """The oldest position from which no entry was removed.
@@ -383,7 +393,7 @@ class LogReader:
             bytes=segment.bytes,
             epochs=between(place.epochs, segment.epoch, segment.epoch),
         )
-        for changes in read_scan(self._store, scan, positions=True):
+        for changes in read_scan(self._log.context, scan, positions=True):
             yield from _records(place, zip(changes.positions or (), changes.rows, strict=True))
             place.offset = changes.next_offset
 
@@ -430,7 +440,7 @@ class LogReader:
             epochs=between(place.epochs, archive.first.epoch, archive.last.epoch),
         )
         wanted = place.wanted
-        for changes in read_scan(self._store, scan, positions=True):
+        for changes in read_scan(self._log.context, scan, positions=True):
             if changes.last >= wanted:
                 yield from (
                     placed

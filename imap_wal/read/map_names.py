@@ -56,7 +56,7 @@ class MapNames:
             if scan.kind != SEGMENT:
                 continue
             try:
-                for batch in read_scan(self._log.store, scan):
+                for batch in read_scan(self._log.context, scan):
                     yield self._noted({row[MAP] for row in batch.rows})
             # The command reports damage itself. Maps of an archived or removed file may be missing.
             except (LogError, NotFound):

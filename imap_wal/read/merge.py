@@ -236,7 +236,7 @@ class Merge:
         files, done = self._done
         total, last = done + sum(_left(scan) for scan, _ in scans), files + len(scans)
         directions = [forward for _, forward in scans]
-        sources = ahead(self._log.store, [scan for scan, _ in scans])
+        sources = ahead(self._log.context, [scan for scan, _ in scans])
         for count, (forward, (scan, store)) in enumerate(
             zip(directions, sources, strict=True), files
         ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
+from imap_wal.context import Context
 from imap_wal.entry import KEY, Row
 from imap_wal.format import START
 from imap_wal.manifest.epochs import all_marked
@@ -19,11 +20,10 @@ from imap_wal.parquet.columns import (
 from imap_wal.parquet.reader import Expected, batches
 from imap_wal.read.file_scan import EntryBatch, FileScan
 from imap_wal.rules.counts import counting_rows, is_uniform, may_count
-from storage_backends import SegmentStore
 
 
 def read_archive(
-    store: SegmentStore, scan: FileScan, *, positions: bool = False
+    context: Context, scan: FileScan, *, positions: bool = False
 ) -> Iterator[EntryBatch]:
     """The entries of an archive that count; with positions in log order, otherwise in the order of
     the file, which is that of the log for each key. `first` and `last` of the batches are those of
@@ -40,7 +40,7 @@ def read_archive(
         if field.name != "node"
     ]
     for batch in batches(
-        store,
+        context,
         scan.path,
         columns,
         expected=Expected(scan.checksum, scan.records, scan.directory),
@@ -65,11 +65,11 @@ def read_archive(
         )
 
 
-def read_snapshot(store: SegmentStore, scan: FileScan) -> Iterator[EntryBatch]:
+def read_snapshot(context: Context, scan: FileScan) -> Iterator[EntryBatch]:
     """The rows of a snapshot's file, separated by the node that wrote them. Raises the errors of
     `imap_wal.parquet.reader.batches`."""
     for batch in batches(
-        store,
+        context,
         scan.path,
         expected=Expected(scan.checksum, scan.records),
         keys=scan.keys,

@@ -21,7 +21,6 @@ from imap_wal.read.file_scan import SEGMENT, FileScan
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
-from imap_wal.security.encryption import keys_of
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.settings import RecoveryMode, Settings
 from storage_backends import NotFound
@@ -90,14 +89,14 @@ def prove_keys(log: ClusterLog, node: str = "") -> None:
 def _demand_keys(log: ClusterLog, manifest: ClusterManifest, scans: list[FileScan]) -> None:
     if _fit_all(log, manifest):
         return
-    for scan, store in ahead(log.store, scans):
+    for scan, context in ahead(log.context, scans):
         with suppress(LogError, NotFound):
             if scan.kind == SEGMENT:
-                SegmentReader(store, scan.path).check_keys()
+                SegmentReader(context.store, scan.path).check_keys(context.keys)
             else:
                 from imap_wal.parquet.reader import demand_readable  # late, it loads pyarrow
 
-                demand_readable(store, scan.path, scan.directory)
+                demand_readable(context, scan.path, scan.directory)
 
 
 def _examined(scan: FileScan, state: ClusterState, node: str) -> bool:
@@ -110,7 +109,7 @@ def _examined(scan: FileScan, state: ClusterState, node: str) -> bool:
 def _fit_all(log: ClusterLog, manifest: ClusterManifest) -> bool:
     """Whether these keys open all files of this log. On objects, where each header costs a request,
     files that were written before the log was encrypted are not looked for."""
-    ring = keys_of(log.store).key_ring
+    ring = log.context.keys.key_ring
     key_checks.demand_same(ring, manifest.keys, log.manifests.folder)
     has_all = manifest.keys.keys() <= ring.keys.keys()
     return has_all and (ring.allows_plain or not log.store.capabilities.durable_append)

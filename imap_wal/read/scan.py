@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
+from contextlib import closing
 from typing import Any
 
 import msgpack
 
 from imap_wal import entry, format
+from imap_wal.context import Context
 from imap_wal.entry import Row
 from imap_wal.errors import CorruptLog
 from imap_wal.format import FRAME_HEADER_BYTES, Frame, Position
@@ -34,7 +36,6 @@ from imap_wal.rules.counts import counting_rows
 from imap_wal.segment.read_ahead import held, read_ahead
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.segment.verdict import CLEAN, Place, Verdict, at_end, begin, said_by
-from storage_backends import SegmentStore
 
 _log = logging.getLogger("imap_wal")
 
@@ -53,7 +54,7 @@ class CutBack(CorruptLog):
 
 
 def read_scan(
-    store: SegmentStore,
+    context: Context,
     scan: FileScan,
     maps: Collection[str] | None = None,
     *,
@@ -64,28 +65,26 @@ def read_scan(
     order than the log's (`EntryBatch`). `rows_max`: a batch of a segment ends after this many rows.
     Raises `NotFound` if the file was archived or pruned since the scan was made; `LogError`."""
     if scan.kind == SEGMENT:
-        return _SegmentPass(store, scan, maps, positions, rows_max).read()
+        return _SegmentPass(context, scan, maps, positions, rows_max).read()
     # Late, because it loads pyarrow.
     from imap_wal.read.parquet_scan import read_archive, read_snapshot
 
     if maps is not None and scan.map not in maps:
         return iter(())
     return (
-        read_archive(store, scan, positions=positions)
+        read_archive(context, scan, positions=positions)
         if scan.kind == ARCHIVE
-        else read_snapshot(store, scan)
+        else read_snapshot(context, scan)
     )
 
 
-def ahead(
-    store: SegmentStore, scans: Iterable[FileScan]
-) -> Iterator[tuple[FileScan, SegmentStore]]:
-    """Each scan with the store to read it from: segments of objects are requested before they are
+def ahead(context: Context, scans: Iterable[FileScan]) -> Generator[tuple[FileScan, Context]]:
+    """Each scan with the context to read it with: segments of objects are requested before they are
     needed (`imap_wal.segment.read_ahead`)."""
-    return read_ahead(
-        store,
-        ((scan, scan.path if scan.kind == SEGMENT else "", scan.bytes) for scan in scans),
-    )
+    files = ((scan, scan.path if scan.kind == SEGMENT else "", scan.bytes) for scan in scans)
+    with closing(read_ahead(context.store, files)) as sources:
+        for scan, store in sources:
+            yield scan, context.on(store)
 
 
 class _SegmentPass:
@@ -93,15 +92,15 @@ class _SegmentPass:
 
     def __init__(
         self,
-        store: SegmentStore,
+        context: Context,
         scan: FileScan,
         maps: Collection[str] | None,
         positions: bool,
         rows_max: int,
     ) -> None:
-        self._rows_max = rows_max
+        self._rows_max, self._keys = rows_max, context.keys
         self._store, self._scan, self._maps, self._positions = (
-            held(store, scan.path),
+            held(context.store, scan.path),
             scan,
             maps,
             positions,
@@ -131,7 +130,7 @@ class _SegmentPass:
             stop = scan.until.frame + 1
         borders = self._borders()
         border = borders.pop() if borders else None
-        frames = reader.frames(start, stop)
+        frames = reader.frames(self._keys, start, stop)
         stuck_at, pauses, looks = -1, iter(PAUSES_S), 0
         while True:
             for frame in frames:
@@ -165,7 +164,7 @@ class _SegmentPass:
                 looks += 1
                 if looks > LOOKS_MAX:
                     return
-                frames = reader.frames(end, stop)
+                frames = reader.frames(self._keys, end, stop)
                 continue
             found = self._check_tail(reader)
             if not found.is_damage and not found.frames_after:
@@ -183,7 +182,7 @@ class _SegmentPass:
                 self._warn_of_tail(found)
                 return
             time.sleep(pause)
-            frames = reader.frames(reader.end, stop)
+            frames = reader.frames(self._keys, reader.end, stop)
 
     def _open(self) -> SegmentReader | None:
         reader = begin(self._store, self._place)
@@ -191,7 +190,7 @@ class _SegmentPass:
             # Its header may have been written in between.
             reader = begin(self._store, self._place)
         if isinstance(reader, SegmentReader):
-            reader.check_keys()
+            reader.check_keys(self._keys)
             return reader
         if reader.is_damage:
             raise reader.error()

@@ -26,7 +26,7 @@ def schemas_of(log: ClusterLog, state: ClusterState) -> tuple[Metadata, ...]:
         item
         for scan in scans
         if scan.kind == SEGMENT
-        for changes in read_scan(log.store, scan, ())
+        for changes in read_scan(log.context, scan, ())
         for item in changes.metadata
     )
     return _schemas((*known_schemas(state), *found))

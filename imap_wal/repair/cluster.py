@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from imap_wal import layout
-from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
+from imap_wal.clock import SystemRandomness
 from imap_wal.context import Context
 from imap_wal.errors import NotRepairable
 from imap_wal.inspect import older_manifests
@@ -43,7 +43,6 @@ from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.report import MapRewrite
 from imap_wal.rewrite.run import rewrite
-from imap_wal.security.encryption import keys_of, with_fixed_keys, with_keys_of
 from imap_wal.settings import RecoveryPolicy
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore, forget
@@ -62,13 +61,11 @@ Files: TypeAlias = list[tuple[str, bytes]]
 class ClusterRepair:
     """See the module's docstring. `plan` fills `items` and the other fields; `write` uses them."""
 
-    store: SegmentStore
+    context: Context
     view: ClusterState
     mode: str
     wants_node: Callable[[str], bool]
     tell: Callable[[str], None]
-    clock: Clock = field(default_factory=SystemClock)
-    randomness: Randomness = field(default_factory=SystemRandomness)
     items: list[Item] = field(default_factory=list)
     _nodes: list[NodeRepair] = field(default_factory=list)
     _snapshots: SnapshotRepair = field(init=False)
@@ -78,18 +75,20 @@ class ClusterRepair:
     """None: the newest readable one is copied."""
 
     def __post_init__(self) -> None:
-        self.store = with_fixed_keys(self.store)  # `plan` compares them, `write` uses them
+        self.context = self.context.with_fixed_keys()  # `plan` compares them, `write` uses them
+        self.store = self.context.store
+        self.clock, self.randomness = self.context.clock, self.context.randomness
 
     def plan(self) -> None:
         """Read everything and fill `items`. Raises `NotRepairable` if no manifest of the cluster or
         of a node is left."""
         self._demand_repairable()
         view = self.view
-        self._snapshots = SnapshotRepair(self.store, view, self.clock, self.tell, self.items)
+        self._snapshots = SnapshotRepair(self.context, view, self.tell, self.items)
         view = self.view = self._snapshots.find_again()
         lost = self._lost(f"{view.folder}/manifest", view.number)
         self._manifest_repair = ManifestRepair(
-            self.store, view, lost, self.wants_node, self._snapshots
+            self.context, view, lost, self.wants_node, self._snapshots
         )
         unnamed = self._snapshots.unnamed() if self._manifest_repair.older else {}
         for name in sorted(view.manifest.snapshots.keys() | unnamed):
@@ -124,7 +123,7 @@ class ClusterRepair:
             if node.of_no_manifest:
                 raise _without_manifest(f"node {node.name!r}", node.folder)
         key_checks.demand_same(
-            keys_of(self.store).key_ring, self.view.manifest.keys, f"{self.view.folder}/manifest"
+            self.context.keys.key_ring, self.view.manifest.keys, f"{self.view.folder}/manifest"
         )
 
     def _note_missing_nodes(self) -> None:
@@ -150,12 +149,10 @@ class ClusterRepair:
     def _plan_node(self, node: NodeState) -> None:
         lost = self._lost(f"{node.folder}/manifest", node.number)
         plan = NodePlan(
-            self.store,
+            self.context,
             self.view,
             node,
             self.mode,
-            self.clock,
-            self.randomness,
             self.tell,
         )
         repair = NodeRepair(plan, lost)
@@ -197,7 +194,6 @@ class ClusterRepair:
         """Write the copy. Returns the maps with claims of several nodes. `prefer`: the node whose
         claims count. After a failure, the target cannot be opened as a log, and another repair does
         not treat it as a whole copy."""
-        target = with_keys_of(self.store, target)
         folders = [self.view.folder, *(repair.node.folder for repair in self._nodes)]
         marker: dict[str, Any] = {"format": UNFINISHED}
         text = with_checksum(marker)
@@ -221,8 +217,7 @@ class ClusterRepair:
         return decided
 
     def _decide(self, target: SegmentStore, prefer: str) -> list[MapRewrite]:
-        context = Context(target, clock=self.clock, randomness=self.randomness)
-        log = ClusterLog(context, self.view.namespace, self.view.cluster)
+        log = ClusterLog.of(self.context.on(target), self.view)
         resolution = Resolution(prefer, alone=True)
         maps = {
             conflict.map

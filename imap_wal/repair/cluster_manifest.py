@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from imap_wal import layout
+from imap_wal.context import Context
 from imap_wal.inspect import older_manifests
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.cluster import ClusterManifest
@@ -15,8 +16,6 @@ from imap_wal.read.state import ClusterState
 from imap_wal.repair.node import Highest, NodeRepair
 from imap_wal.repair.report import COPIED, REWRITTEN, Extent, Item
 from imap_wal.repair.snapshots import SnapshotRepair
-from imap_wal.security.encryption import keys_of
-from storage_backends import SegmentStore
 
 
 class ManifestRepair:
@@ -25,13 +24,13 @@ class ManifestRepair:
 
     def __init__(
         self,
-        store: SegmentStore,
+        context: Context,
         view: ClusterState,
         lost: int,
         wants_node: Callable[[str], bool],
         snapshots: SnapshotRepair,
     ) -> None:
-        self._store, self._view, self._lost = store, view, lost
+        self._context, self._view, self._lost = context, view, lost
         self._wants_node, self._snapshots = wants_node, snapshots
         self._seen, self._newer = older_manifests.of_cluster(view)
 
@@ -94,7 +93,7 @@ class ManifestRepair:
             generation=max(
                 manifest.generation + lost, self._seen.generation, self._snapshots.generation
             ),
-            keys=key_checks.with_active(keys_of(self._store).key_ring, manifest.keys),
+            keys=key_checks.with_active(self._context.keys.key_ring, manifest.keys),
             losses=self._losses(manifest),
             token=manifest.token or (self.older and bool(view.claims.tokens)),
         )
@@ -168,7 +167,7 @@ class ManifestRepair:
         if self.older:
             for snapshot in self._snapshots.planned.values():
                 for path in snapshot.paths:
-                    for row in salvage.rows_of(self._store, path, log=None):
+                    for row in salvage.rows_of(self._context, path, log=None):
                         highest = highest.with_row(row)
         return highest
 

@@ -92,7 +92,7 @@ class NodeRepair:
         plan, manifest = self._plan, self._plan.manifest
         numbers = manifest.archived[1], manifest.newest, manifest.checkpoint.segment
         newest = max(*numbers, *(mark.segment for mark in plan.marks()))
-        plan.node, strangers = without_strangers(plan.store, plan.view, plan.node, newest)
+        plan.node, strangers = without_strangers(plan.context, plan.view, plan.node, newest)
         for segment, why in strangers.items():
             what = f"{why}; its bytes are kept in {plan.put_aside(segment)}"
             lost = Extent(bytes=segment.bytes)
@@ -198,7 +198,7 @@ class NodeRepair:
         highest = self.highest
         for archive, *_ in self._plan.archives:
             for row in salvage.rows_of(
-                self._plan.store,
+                self._plan.context,
                 self._plan.sources.get(archive.path, archive.path),
                 log=self._plan.manifest.directory,
             ):
@@ -206,7 +206,7 @@ class NodeRepair:
         for segment in self._plan.wal().segments:
             with suppress(UnsupportedVersion, EncryptionError):  # the latter was put aside
                 scan = scan_segment(
-                    self._plan.store, segment.path, self._plan.view.home(self._plan.node, segment)
+                    self._plan.context, segment.path, self._plan.view.home(self._plan.node, segment)
                 )
                 data = self._plan.store.read(segment.path)
                 for place in scan.frames:
@@ -235,7 +235,7 @@ def _write_files(plan: NodePlan, target: SegmentStore) -> None:
         if rewritten:
             source = plan.sources.get(archive.path, archive.path)
             size, crc = salvage.rewrite_file(
-                plan.store,
+                plan.context,
                 source,
                 target,
                 archive.path,
@@ -276,7 +276,8 @@ def _frame_of(
     """The chunks of a frame in a segment with that header, and their length. Raises the errors of
     `decode_header`, `EncryptionError` if its key is missing, and `TooLarge`."""
     header, _ = format.decode_header(head, path)
-    cipher = cipher_of(plan.store, header, head, path, plan.randomness) if header.key_id else None
+    keys = plan.context.keys
+    cipher = cipher_of(keys, header, head, path, plan.randomness) if header.key_id else None
     if cipher is not None:
         payload = cipher.seal(offset, kind, count, offset, payload)
     # All bytes before the frame are durable when the file appears: damage there is corruption.

@@ -51,7 +51,7 @@ class ArchivePlanner:
             kept = damaged
             if late or kept is None:
                 kept = salvage.count_readable(
-                    self._plan.store, archive.path, log=self._plan.manifest.directory, below=below
+                    self._plan.context, archive.path, log=self._plan.manifest.directory, below=below
                 )
             self._rewrite(archive, kept, status, damaged.what if damaged is not None else "", below)
         return below
@@ -67,7 +67,7 @@ class ArchivePlanner:
         if whole:
             return "clean", None
         kept = salvage.count_readable(
-            self._plan.store, archive.path, log=self._plan.manifest.directory
+            self._plan.context, archive.path, log=self._plan.manifest.directory
         )
         if not archive.checksum and not kept.what and kept.records == archive.records:
             return "clean", None
@@ -180,7 +180,7 @@ class ArchivePlanner:
                 continue
             found.append(archive)
             log = manifest.directory
-            for row in salvage.rows_of(self._plan.store, file.path, log=log):
+            for row in salvage.rows_of(self._plan.context, file.path, log=log):
                 _, _, session, request = row[ORDER]
                 requests[session] = max(request, requests.get(session, 0))
         if not found:
@@ -196,11 +196,11 @@ class ArchivePlanner:
 
     def _read_unknown(self, file: StoredFile, name: layout.ArchiveName) -> Archive | None:
         """An archive that no manifest names, from its file; None if its map is not readable."""
-        store, log = self._plan.store, self._plan.manifest.directory
-        map_name = salvage.map_of(store, file.path, file.path.split("/")[-2], [], log=log)
+        context, log = self._plan.context, self._plan.manifest.directory
+        map_name = salvage.map_of(context, file.path, file.path.split("/")[-2], [], log=log)
         if not map_name:
             return None
-        rows = salvage.count_readable(store, file.path, log=log)
+        rows = salvage.count_readable(context, file.path, log=log)
         return Archive(
             map_name, file.path, name.first, name.last, rows.records, rows.tombstones, file.size
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from imap_wal.clock import Clock, Randomness
+from imap_wal.clock import Randomness
+from imap_wal.context import Context
 from imap_wal.format import START, Position, SegmentHeader, epoch_id
 from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.epochs import Epoch, forked, ids, segment_id
@@ -13,7 +14,7 @@ from imap_wal.manifest.node import NodeManifest
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.repair.report import Item
 from imap_wal.repair.segment import Segment
-from imap_wal.security.encryption import keys_of, sealed
+from imap_wal.security.encryption import sealed
 from imap_wal.segment.listing import SegmentFile, WalFolder, sorted_out
 from imap_wal.segment.salvage import Scan, WholeFrame
 from storage_backends import SegmentStore
@@ -39,12 +40,10 @@ class Write:
 class NodePlan:
     """`node_archives` and `node_segments` fill it; `NodeRepair` writes it."""
 
-    store: SegmentStore
+    context: Context
     view: ClusterState
     node: NodeState
     mode: str
-    clock: Clock
-    randomness: Randomness
     tell: Callable[[str], None]
     items: list[Item] = field(default_factory=list)
     archives: list[tuple[Archive, Position | None, bool]] = field(default_factory=list)
@@ -68,6 +67,14 @@ class NodePlan:
     _epoch_ids: dict[int, str] = field(default_factory=dict)
     _others: set[tuple[int, str]] = field(default_factory=set)
     manifest: NodeManifest = field(default_factory=NodeManifest)
+
+    @property
+    def store(self) -> SegmentStore:
+        return self.context.store
+
+    @property
+    def randomness(self) -> Randomness:
+        return self.context.randomness
 
     def wal(self) -> WalFolder:
         """The segments of the log, as the current manifest in this plan sorts them."""
@@ -139,7 +146,7 @@ class NodePlan:
         """A new header for a segment of the copy."""
         view, manifest = self.view, self.manifest
         created_ms = (
-            segment.header.created_ms if segment.header is not None else self.clock.now_ms()
+            segment.header.created_ms if segment.header is not None else self.context.clock.now_ms()
         )
         header = SegmentHeader(
             self.segment_id(segment.epoch),
@@ -152,4 +159,4 @@ class NodePlan:
             created_ms,
             manifest.directory,
         )
-        return sealed(keys_of(self.store).key_ring, header, self.randomness)[0].encode()
+        return sealed(self.context.keys.key_ring, header, self.randomness)[0].encode()

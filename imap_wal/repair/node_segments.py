@@ -142,7 +142,7 @@ class SegmentPlanner:
         plan = self._plan
         try:
             return look_at(
-                plan.store,
+                plan.context,
                 segment,
                 plan.view.home(plan.node, segment),
                 replace(
@@ -151,7 +151,7 @@ class SegmentPlanner:
                 ),
             )
         except EncryptionError as error:
-            if not is_foreign(plan.store, plan.view, plan.node, error):
+            if not is_foreign(plan.context, plan.view, plan.node, error):
                 raise
             if error.key_id or error.is_missing:
                 what = (
@@ -229,7 +229,7 @@ class SegmentPlanner:
         head = b""
         if said and before is not None and said != before:
             head = resealed(
-                self._plan.store,
+                self._plan.context.keys,
                 cleared(self._plan.store.read(segment.path, 0, 4096)),
                 segment.path,
             )
@@ -251,7 +251,7 @@ class SegmentPlanner:
             head = renamed(scan.raw, self._plan.segment_id(segment.epoch))
             if said and before is not None and said != before:
                 head = cleared(head)
-            head = resealed(self._plan.store, head, segment.path)
+            head = resealed(self._plan.context.keys, head, segment.path)
         moved: list[tuple[Position, Position]] = []
         offset = len(head)
         more = SEAL_BYTES * (format.says_encrypted(head) - (scan.cipher is not None))

@@ -9,13 +9,13 @@ import google_crc32c
 import msgpack
 
 from imap_wal import format
+from imap_wal.context import Context
 from imap_wal.format import START, Frame, Home, Position, SegmentHeader
 from imap_wal.repair.report import Extent
 from imap_wal.segment import verdict
 from imap_wal.segment.listing import SegmentFile
 from imap_wal.segment.salvage import Scan, WholeFrame, last_lost, scan_segment
 from imap_wal.segment.verdict import continues
-from storage_backends import SegmentStore
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class Segment:
         return Extent(text(first), text(last), frames, records, size)
 
 
-def look_at(store: SegmentStore, segment: SegmentFile, home: Home, place: verdict.Place) -> Segment:
+def look_at(context: Context, segment: SegmentFile, home: Home, place: verdict.Place) -> Segment:
     """Read all of a segment. `home`: what its header must say. Raises `UnsupportedVersion`."""
     found = Segment(segment.path, segment.epoch, segment.number, segment.bytes)
     places: list[WholeFrame] = []
@@ -130,7 +130,7 @@ def look_at(store: SegmentStore, segment: SegmentFile, home: Home, place: verdic
             WholeFrame(frame.offset, frame.end, frame.kind, entries, frame.count, frame.checksum)
         )
 
-    said, reader = verdict.judge(store, place, visit)
+    said, reader = verdict.judge(context.store, place, visit, keys=context.keys)
     if said.status == verdict.UNSUPPORTED:
         raise said.error()
     found.what = said.what
@@ -149,7 +149,7 @@ def look_at(store: SegmentStore, segment: SegmentFile, home: Home, place: verdic
     if said.status == verdict.SHORT and said.end:
         found.end_missing = place.checkpoint
     elif said.status != verdict.CLEAN:
-        found.scan = scan_segment(store, segment.path, home)
+        found.scan = scan_segment(context, segment.path, home)
         places = found.scan.frames
     found.count(places)
     return found

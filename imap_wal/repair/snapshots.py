@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from imap_wal import names
-from imap_wal.clock import Clock
+from imap_wal.context import Context
 from imap_wal.errors import ShortLog
 from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.snapshots import Snapshot, SnapshotFile
@@ -23,13 +23,12 @@ class SnapshotRepair:
 
     def __init__(
         self,
-        store: SegmentStore,
+        context: Context,
         view: ClusterState,
-        clock: Clock,
         tell: Callable[[str], None],
         items: list[Item],
     ) -> None:
-        self._store, self._view, self._clock = store, view, clock
+        self._context, self._store, self._view = context, context.store, view
         self._tell, self._items = tell, items
         self.planned: dict[str, Snapshot] = {}
         """The snapshots of the copy, by map."""
@@ -113,7 +112,7 @@ class SnapshotRepair:
             if number is None or not part.endswith(".parquet"):
                 continue
             map_name = salvage.map_of(
-                self._store, file.path, name, self._view.manifest.snapshots, log=None
+                self._context, file.path, name, self._view.manifest.snapshots, log=None
             )
             if not map_name:
                 continue
@@ -128,7 +127,7 @@ class SnapshotRepair:
         read, and the newest change of each key wins."""
         known = self._view.manifest.snapshots.get(name)
         if known is None:
-            known = Snapshot(0, Listed(), {}, 0, 0, 0, self._clock.now_ms())
+            known = Snapshot(0, Listed(), {}, 0, 0, 0, self._context.clock.now_ms())
         if not unnamed:
             return known
         there = {file.path for file in self._store.list(f"{self._view.folder}/snapshot")}
@@ -156,7 +155,7 @@ class SnapshotRepair:
                     crc = checksum(source)
             except NotFound:
                 crc = size = 0
-            kept = salvage.count_readable(self._store, path, log=None)
+            kept = salvage.count_readable(self._context, path, log=None)
             records, tombstones = records + kept.records, tombstones + kept.tombstones
             present = named._replace(checksum=crc, size=size, rows=kept.records)
             if (named.checksum and named.checksum == crc) or (not named.checksum and not kept.what):
@@ -195,7 +194,7 @@ class SnapshotRepair:
         for file in snapshot.files:
             self._tell(file.path)
             if file.path in self.rewritten:
-                new = salvage.rewrite_file(self._store, file.path, target, file.path, log=None)
+                new = salvage.rewrite_file(self._context, file.path, target, file.path, log=None)
                 files.append(file._replace(checksum=new.checksum, size=new.bytes))
             else:
                 salvage.copy_file(self._store, file.path, target)

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from imap_wal.context import Context
 from imap_wal.errors import EncryptionError, LogError, UnsupportedVersion
 from imap_wal.manifest import key_checks
 from imap_wal.read.state import ClusterState, NodeState
-from imap_wal.security.encryption import keys_of
 from imap_wal.segment.listing import SegmentFile, WalFolder, sorted_out
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.segment.salvage import scan_segment
-from storage_backends import NotFound, SegmentStore
+from storage_backends import NotFound
 
 MISSING_MAX = 10_000
 """Up to this many missing segments may be damage. If there were more, the number in the file's name
@@ -28,7 +28,7 @@ NOT_OURS = "because of its name other segments would not count, and nothing in i
 
 
 def without_strangers(
-    store: SegmentStore, view: ClusterState, node: NodeState, highest: int
+    context: Context, view: ClusterState, node: NodeState, highest: int
 ) -> tuple[NodeState, dict[SegmentFile, str]]:
     """The node without those files, and for each of them the reason. `highest`: the highest
     number that manifests have; 0: they have none."""
@@ -41,7 +41,7 @@ def without_strangers(
             reach = max(reach, segment.number)
     for segment in node.wal.segments if node.wal.void or node.wal.copied else ():
         hides = segment not in strangers and _hides_others(node, strangers, segment)
-        if hides and not _is_ours(store, view, node, segment):
+        if hides and not _is_ours(context, view, node, segment):
             strangers[segment] = NOT_OURS
     if not strangers:
         return node, strangers
@@ -51,23 +51,23 @@ def without_strangers(
 
 
 def is_foreign(
-    store: SegmentStore, view: ClusterState, node: NodeState, error: EncryptionError
+    context: Context, view: ClusterState, node: NodeState, error: EncryptionError
 ) -> bool:
     """Whether a segment with this error can be put aside, because all keys are given that were ever
     used to write here. One without encryption is put aside only beside encrypted ones: otherwise
     the list of keys may be wrong."""
-    if not key_checks.all_given(keys_of(store).key_ring, view.manifest.keys):
+    if not key_checks.all_given(context.keys.key_ring, view.manifest.keys):
         return False
     return bool(error.key_id or error.is_missing) or any(
-        _is_encrypted(store, segment.path) for segment in node.all_segments
+        _is_encrypted(context, segment.path) for segment in node.all_segments
     )
 
 
-def _is_encrypted(store: SegmentStore, path: str) -> bool:
+def _is_encrypted(context: Context, path: str) -> bool:
     """Whether a segment is encrypted with one of the keys, for its place."""
     try:
-        reader = SegmentReader(store, path)
-        reader.check_keys()
+        reader = SegmentReader(context.store, path)
+        reader.check_keys(context.keys)
     except (LogError, EncryptionError, NotFound):
         return False
     return bool(reader.header.key_id)
@@ -82,16 +82,14 @@ def _hides_others(
     return not without <= with_it
 
 
-def _is_ours(
-    store: SegmentStore, view: ClusterState, node: NodeState, segment: SegmentFile
-) -> bool:
+def _is_ours(context: Context, view: ClusterState, node: NodeState, segment: SegmentFile) -> bool:
     home = view.home(node, segment)
     try:
-        scan = scan_segment(store, segment.path, home)
+        scan = scan_segment(context, segment.path, home)
     except UnsupportedVersion:
         return True  # the repair of this segment refuses it
     except EncryptionError as error:
-        return not is_foreign(store, view, node, error)
+        return not is_foreign(context, view, node, error)
     return bool(scan.frames) or (scan.header is not None and home.admits(scan.header.home))
 
 

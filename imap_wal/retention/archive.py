@@ -28,6 +28,7 @@ from typing import TypeAlias
 
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.disposal import dispose
 from imap_wal.errors import Fenced, ImapWalError, LostRace, StorageUnavailable
 from imap_wal.manifest import missing
@@ -44,7 +45,7 @@ from imap_wal.retention.archive_writer import (
 )
 from imap_wal.retention.sealed_segments import carried, delete_segments
 from imap_wal.segment.listing import SegmentFile, wal_folder
-from storage_backends import NotFound, SegmentStore, StorageError
+from storage_backends import NotFound, StorageError
 
 ATTEMPTS = 8
 """How many times an archive run is attempted, if segments are removed while it reads them or a new
@@ -62,11 +63,11 @@ class Archived:
     archives: tuple[Archive, ...] = ()
 
 
-Write: TypeAlias = Callable[[SegmentStore, ArchiveJob], WrittenArchives]
+Write: TypeAlias = Callable[[Context, ArchiveJob], WrittenArchives]
 
 
 def archive_sealed(
-    store: SegmentStore,
+    context: Context,
     node_folder: str,
     node: str,
     manifests: ManifestLog[NodeManifest],
@@ -87,7 +88,6 @@ def archive_sealed(
     counts. Raises `CorruptLog` or `ShortLog` for damage in a sealed segment; nothing is changed
     then. Raises `LostRace` if other processes changed the manifest too often, and
     `StorageUnavailable` if the local folder has no room."""
-    randomness = SystemRandomness()
     last: Exception | None = None
     for _ in range(ATTEMPTS):
         manifest = manifests.read()[1]
@@ -97,13 +97,13 @@ def archive_sealed(
                 f"epoch {epoch}: another process took over"
             )
         run = _Run(
-            store,
+            context,
             node_folder,
             node,
             manifests,
             manifest,
             writing,
-            randomness.token().hex()[:16],
+            context.randomness.token().hex()[:16],
             write,
         )
         try:
@@ -130,7 +130,7 @@ class _Run:
 
     def __init__(
         self,
-        store: SegmentStore,
+        context: Context,
         node_folder: str,
         node: str,
         manifests: ManifestLog[NodeManifest],
@@ -139,16 +139,11 @@ class _Run:
         nonce: str,
         write: Write,
     ) -> None:
-        self._store, self._folder, self._node, self._manifests, self._nonce = (
-            store,
-            node_folder,
-            node,
-            manifests,
-            nonce,
-        )
+        self._context, self._store, self._folder = context, context.store, node_folder
+        self._node, self._manifests, self._nonce = node, manifests, nonce
         self._write = write
         self._manifest = manifest
-        self._wal = wal_folder(store, node_folder, manifest.archived, manifest.begins)
+        self._wal = wal_folder(context.store, node_folder, manifest.archived, manifest.begins)
         self._segments = [
             each for each in self._wal.segments if writing is None or each.number < writing
         ]
@@ -200,7 +195,7 @@ class _Run:
                     self._decoded_maps(),
                     tuple(map(from_manifest, self._manifest.metadata)),
                 )
-                return self._write(self._store, job)
+                return self._write(self._context, job)
         except BaseException as error:
             self._forget()
             if not isinstance(error, OSError):

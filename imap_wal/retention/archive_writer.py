@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from imap_wal import layout
-from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.cluster import cluster_manifests
@@ -26,8 +26,6 @@ from imap_wal.read.file_scan import FileScan, Metadata
 from imap_wal.read.scan import ahead, read_scan
 from imap_wal.retention.overlap import Overlap
 from imap_wal.retention.sealed_segments import Summary
-from imap_wal.security.encryption import keys_of, with_fixed_keys
-from storage_backends import SegmentStore
 
 FULL = 64 * 1024 * 1024
 """A file of a map is written when this many bytes of its rows wait, measured in memory. A reader
@@ -72,15 +70,18 @@ class WrittenArchives:
     summary: Summary
 
 
-def write_archives(store: SegmentStore, job: ArchiveJob) -> WrittenArchives:
+def write_archives(context: Context, job: ArchiveJob) -> WrittenArchives:
     """Read the segments, and write and store a Parquet file per map. The files do not count until
     the manifest names them."""
-    store = with_fixed_keys(store)
+    context = context.with_fixed_keys()
     clusters = cluster_manifests(
-        store, "/".join(job.node_folder.split("/")[:2]), SystemClock(), SystemRandomness()
+        context.store,
+        "/".join(job.node_folder.split("/")[:2]),
+        context.clock,
+        context.randomness,
     )
-    key_checks.enter(keys_of(store).key_ring, clusters)
-    return _Pass(store, job).run()
+    key_checks.enter(context.keys.key_ring, clusters)
+    return _Pass(context, job).run()
 
 
 class _Pile:
@@ -98,8 +99,8 @@ class _Pile:
 class _Pass:
     """One run of `write_archives`: this thread reads, and others write (`Overlap`)."""
 
-    def __init__(self, store: SegmentStore, job: ArchiveJob) -> None:
-        self._store, self._job = store, job
+    def __init__(self, context: Context, job: ArchiveJob) -> None:
+        self._context, self._job = context, job
         self._decoded = DecodedColumns(job.decoded, job.schemas)
         self._log = next((scan.directory for scan in job.scans), "")
         self._known: dict[str, list[Archive]] = {}
@@ -120,8 +121,8 @@ class _Pass:
                 absorbed.extend(former)
                 writers.run(partial(self._write, name, former, waiting.taken(name)))
 
-            for scan, store in ahead(self._store, self._job.scans):
-                for changes in read_scan(store, scan, rows_max=BATCH_ROWS):
+            for scan, context in ahead(self._context, self._job.scans):
+                for changes in read_scan(context, scan, rows_max=BATCH_ROWS):
                     summary.add_requests(changes)
                     if changes.metadata:
                         self._decoded.learn(changes.metadata)
@@ -141,7 +142,7 @@ class _Pass:
         with the entries of the archives that it absorbs. It empties `rows`."""
         pile, found = _Pile(), list[Archive]()
         for archive in former:
-            for batch in batches(self._store, archive.path, expected=Expected(log=self._log)):
+            for batch in batches(self._context, archive.path, expected=Expected(log=self._log)):
                 pile.add(to_waiting(batch))
             # Not within a file: it is sorted by key, so positions of the two would overlap.
             if pile.bytes >= FULL:
@@ -161,14 +162,14 @@ class _Pass:
         file = ParquetFile(
             self._job.folder,
             ARCHIVE_SCHEMA,
-            keys_of(self._store),
+            self._context.keys,
             self._log,
             decoded=self._decoded.of(name),
         )
         first, last = write_sorted(file, rows, name, self._job.node)
         nonce = f"{self._job.nonce}{next(self._numbers):x}"
         path = layout.archive_path(self._job.node_folder, name, first, last, self._job.epoch, nonce)
-        published = file.publish(self._store, path)
+        published = file.publish(self._context.store, path)
         counts = file.records, file.tombstones
         return Archive(name, path, first, last, *counts, *published, max(size, 1))
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from imap_wal.context import Context
 from imap_wal.retention.archive_writer import ArchiveJob, WrittenArchives, write_archives
 from imap_wal.retention.other_process import OtherProcess, Report, is_reachable
-from storage_backends import SegmentStore
 
 HERE_BYTES_MAX = 1024 * 1024
 """Up to this size, segments are archived in this process."""
@@ -28,18 +28,18 @@ class _Archiving:
     def folder(self) -> Path:
         return self.job.folder
 
-    def run(self, store: SegmentStore, report: Report) -> WrittenArchives:
-        return write_archives(store, self.job)
+    def run(self, context: Context, report: Report) -> WrittenArchives:
+        return write_archives(context, self.job)
 
 
 class ArchiverProcess(OtherProcess):
     """Writes archives with a process for each run."""
 
-    def write(self, store: SegmentStore, job: ArchiveJob) -> WrittenArchives:
+    def write(self, context: Context, job: ArchiveJob) -> WrittenArchives:
         """`write_archives` in another process. Raises the same errors, and those of
         `OtherProcess.run`."""
         if job.bytes <= HERE_BYTES_MAX:
-            return write_archives(store, job)
+            return write_archives(context, job)
         written: WrittenArchives = self.run(_Archiving(job))
         return written
 

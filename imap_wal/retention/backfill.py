@@ -31,7 +31,6 @@ from imap_wal.manifest.roots import demand_root
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.proof import prove_keys
 from imap_wal.retention.ended_backfills import ended_backfills, remove_ended
-from imap_wal.security.encryption import keys_of
 from storage_backends import NotFound
 
 EPOCH = 1
@@ -70,7 +69,7 @@ def begin(log: ClusterLog) -> Backfill:
 
     _demand_closed(log, log.manifest())
     prove_keys(log)
-    key_checks.enter(keys_of(log.store).key_ring, log.manifests)
+    key_checks.enter(log.context.keys.key_ring, log.manifests)
     claimed = log.manifests.update(claim)
     directory = str(UUID(bytes=log.randomness.token(), version=4))
     backfill = Backfill(

@@ -70,8 +70,9 @@ class LogWriter:
             storage_errors(f"archiving {log}; nothing is lost, its segments are kept"),
         ):
             store = log.recent.over(self.maintenance.until_stop(log.store))
+            context = log.context.context.on(store)
             done = archive.archive_sealed(
-                store,
+                context,
                 log.identity.node_folder,
                 log.identity.node,
                 log.manifests,
@@ -113,7 +114,7 @@ class LogWriter:
                 )
             if covered is None or covered:
                 removal = plan_removal(
-                    log.store, node, upto=upto, covered=covered, writing=log.unsealed
+                    log.context.context, node, upto=upto, covered=covered, writing=log.unsealed
                 )
                 remove(log.store, node, log.manifests, removal, seen)
             return log.manifests.read()[1].removed

@@ -13,7 +13,6 @@ from imap_wal.retention.archive import Archived, archive_sealed
 from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
-from storage_backends import SegmentStore
 
 ARCHIVES_BY_ITSELF = (
     "an agent or embedded store archives automatically if archive_interval_s, max_total_wal_size "
@@ -21,11 +20,10 @@ ARCHIVES_BY_ITSELF = (
 )
 
 
-def archive_offline(store: SegmentStore, identity: Identity, node_folder: str) -> Archived:
+def archive_offline(context: Context, identity: Identity, node_folder: str) -> Archived:
     """Turn all segments of a node's log into archives. Raises `WriterLocked` if another process is
     writing it, and the errors of `open_node_log` and `archive_sealed`."""
     # Opening the log cuts off a torn tail, and locks the log while the segments are removed.
-    context = Context(store)
     logs = ClusterLog(context, identity.namespace, identity.cluster)
     try:
         log = open_node_log(
@@ -36,6 +34,6 @@ def archive_offline(store: SegmentStore, identity: Identity, node_folder: str) -
     except WriterLocked as error:
         raise WriterLocked(error.node, error.holder, ARCHIVES_BY_ITSELF) from error
     try:
-        return archive_sealed(store, node_folder, identity.node, log.manifests, epoch=log.epoch)
+        return archive_sealed(context, node_folder, identity.node, log.manifests, epoch=log.epoch)
     finally:
         log.close()

@@ -30,9 +30,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeAlias
 
 from imap_wal.collector import collect_rarely
+from imap_wal.context import Context, open_context
 from imap_wal.errors import Closed, ImapWalError
-from imap_wal.security.encryption import open_store
-from storage_backends import SegmentStore
 
 NICENESS = 10
 """Beside a log that is open, the other process runs at a low priority: commits and Hazelcast come
@@ -69,7 +68,7 @@ class Task(Protocol):
         """A local folder for its files. The caller that runs the task removes it."""
         ...
 
-    def run(self, store: SegmentStore, report: Report) -> Any: ...
+    def run(self, context: Context, report: Report) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,11 +283,11 @@ class _Reports:
 def _answer(request: _Request, report: Report) -> Any:
     """The result of a task, or its error."""
     try:
-        store = open_store(request.url, wal_dir=request.wal_dir)
+        context = open_context(request.url, wal_dir=request.wal_dir)
         try:
-            return request.task.run(store, report)
+            return request.task.run(context, report)
         finally:
-            store.close()
+            context.store.close()
     except Exception as error:  # noqa: BLE001  # raised again in the process that sent the request
         return error
 

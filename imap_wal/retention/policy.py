@@ -90,7 +90,7 @@ def _remove_files(
     if node is None or not covered:
         return Removal()
     writing = _first_that_stays(log, node, covered, settings, writing)
-    plan = plan_covered(log.store, state, node_name, writing)
+    plan = plan_covered(log.context, state, node_name, writing)
     removal = part_to_remove(log, node, plan, settings.wal_ttl_seconds, settings.wal_size_limit_mb)
     demand_whole(log, state.manifest, removal.maps)
     remove(

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from imap_wal import layout
+from imap_wal.context import Context
 from imap_wal.disposal import dispose, reachable
 from imap_wal.errors import LostRace
 from imap_wal.format import START, Position
@@ -55,7 +56,7 @@ class Removal:
 
 
 def plan_removal(
-    store: SegmentStore,
+    context: Context,
     node: NodeState,
     *,
     upto: Position = END,
@@ -73,14 +74,16 @@ def plan_removal(
     `forgotten`: readers that do not count."""
     known = min(complete, node.manifest.checkpoint, upto)
     if covered is not None:
-        read = readers.read_by_all(store, layout.cluster_of(node.folder), node.name, END, forgotten)
+        read = readers.read_by_all(
+            context.store, layout.cluster_of(node.folder), node.name, END, forgotten
+        )
         covered = {name: min(position, read) for name, position in covered.items()}
         known = min(known, read)
     archives, kept = list(node.manifest.archives_ending_by(upto)), set[str]()
     if not linked:
         paths = [archive.path for archive in archives]
         paths += [segment.path for segment in node.segments]
-        kept = set(paths).difference(reachable(store, paths))
+        kept = set(paths).difference(reachable(context.store, paths))
 
     def is_removable(name: str, last: Position) -> bool:
         return last <= upto and (covered is None or last <= covered.get(name, START))
@@ -97,7 +100,7 @@ def plan_removal(
 
     segments: list[FileScan] = []
     summaries: list[Summary] = []
-    for scan, source in ahead(store, candidates()):
+    for scan, source in ahead(context, candidates()):
         try:
             summary = outline(source, scan, known, covered or ()) or summarize(source, scan)
         except NotFound:
@@ -115,7 +118,7 @@ def plan_removal(
 
 
 def plan_covered(
-    store: SegmentStore,
+    context: Context,
     state: ClusterState,
     name: str,
     writing: int,
@@ -125,7 +128,7 @@ def plan_covered(
     none that is reached through a link. `forgotten`: as in `plan_removal`."""
     node, covered = state.nodes[name], state.covered(name)
     return plan_removal(
-        store,
+        context,
         node,
         upto=max(covered.values(), default=START),
         covered=covered,

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from imap_wal import layout
+from imap_wal.context import Context
 from imap_wal.disposal import dispose
 from imap_wal.entry import MAP, ORDER
 from imap_wal.format import START, Position
@@ -46,16 +47,16 @@ class Summary:
                 requests[session] = request
 
 
-def summarize(store: SegmentStore, scan: FileScan) -> Summary:
+def summarize(context: Context, scan: FileScan) -> Summary:
     """Read one segment and return its summary."""
     summary = Summary()
-    for changes in read_scan(store, scan, positions=True):
+    for changes in read_scan(context, scan, positions=True):
         summary.add(changes)
     return summary
 
 
 def outline(
-    store: SegmentStore, scan: FileScan, known: Position, maps: Iterable[str]
+    context: Context, scan: FileScan, known: Position, maps: Iterable[str]
 ) -> Summary | None:
     """The summary of a segment that ends at or below `known`, without decoding its entries; None
     for any other. The node's manifest must have the requests up to `known`. `maps`: those that may
@@ -63,7 +64,7 @@ def outline(
     if (scan.epoch, scan.number) > known[:2]:
         return None
     summary, last = Summary(), START
-    for changes in read_scan(store, scan, ()):
+    for changes in read_scan(context, scan, ()):
         summary.add_requests(changes)
         if changes.bytes:  # it has entries
             last = changes.last

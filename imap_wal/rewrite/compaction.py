@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
-from imap_wal.clock import Clock, SystemClock
 from imap_wal.context import Context
 from imap_wal.errors import Closed, ImapWalError, StorageUnavailable
 from imap_wal.read.cluster import ClusterLog
@@ -35,7 +34,7 @@ from imap_wal.settings import Settings
 from imap_wal.tracing import span
 from imap_wal.worker import Worker
 from imap_wal.write.maintenance import UntilStop
-from storage_backends import SegmentStore, StorageError
+from storage_backends import StorageError
 from storage_backends.limited import LimitedStore
 
 _log = logging.getLogger("imap_wal")
@@ -111,13 +110,12 @@ class CompactionTask:
 
     def run(
         self,
-        store: SegmentStore,
+        context: Context,
         report: Report = unreported,
-        clock: Clock | None = None,
         pause: Callable[[float], object] = time.sleep,
     ) -> Compaction:
         """Raises the errors of `turn`, `keep_history`, `rewrite` and `prune`. `report`: gets how
-        much of the logs is read. `clock`: for tests. `pause`: waits this number of seconds, to keep
+        much of the logs is read. `pause`: waits this number of seconds, to keep
         to `bytes_per_s`."""
         # Imported here, because they load pyarrow.
         from imap_wal.retention.history import keep_history
@@ -125,8 +123,8 @@ class CompactionTask:
         from imap_wal.rewrite.prune import prune
         from imap_wal.rewrite.run import rewrite
 
-        limited = LimitedStore(store, self.bytes_per_s, pause) if self.bytes_per_s else store
-        context = Context(limited, clock=clock or SystemClock())
+        if self.bytes_per_s:
+            context = context.on(LimitedStore(context.store, self.bytes_per_s, pause))
         log = ClusterLog(context, self.namespace, self.cluster)
         with turn(log, _holder(self.node), _wait if self.waits else None):
             start = log.clock.monotonic()
@@ -314,8 +312,8 @@ class Compactor:
                 if self._process is not None:
                     done: Compaction = self._process.run(task, self._reached)
                     return done
-                store = UntilStop(self._logs.store, self._stop)
-                return task.run(store, self._reached, self._clock, self._stop.wait)
+                context = self._logs.context.on(UntilStop(self._logs.store, self._stop))
+                return task.run(context, self._reached, self._stop.wait)
         except OSError as error:  # from this machine: the store raises StorageErrors
             room = log.settings.scratch or tempfile.gettempdir()
             raise StorageUnavailable(

@@ -162,7 +162,7 @@ def found(
     maps = {each.map for each in conflicts}
     for scan in cluster_scans(log.state(), maps=maps):
         with suppress(NotFound):  # it was archived meanwhile: the text has no position
-            for changes in read_scan(log.store, scan, maps, positions=True):
+            for changes in read_scan(log.context, scan, maps, positions=True):
                 check()
                 for index, row in enumerate(changes.rows):
                     key = (changes.node, row[MAP], row[KEY])

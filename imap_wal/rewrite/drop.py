@@ -116,9 +116,9 @@ def _versions_of(
         return NO_VERSIONS
     pairs: dict[int, tuple[int, int]] = {}
     unfinished = first_unfinished(before.lifetimes, state.manifest.nodes)
-    for scan, store in ahead(log.store, cluster_scans(state, until=ends, maps=(name,))):
+    for scan, context in ahead(log.context, cluster_scans(state, until=ends, maps=(name,))):
         with suppress(LogError):
-            for changes in log.read_on(scan, (name,), store=store):
+            for changes in log.read_on(scan, (name,), context=context):
                 _demand_finished(name, changes.rows, unfinished)
                 raise_versions(pairs, changes.rows)
     if state.missing:

@@ -60,8 +60,8 @@ class LocalEngine:
     def _run(self, merge: ColumnMerge, plan: RewritePlan, log: ClusterLog) -> Result:
         scans = plan.log_scans()
         total, done = sum(scan.bytes for scan in scans), 0
-        for count, (scan, store) in enumerate(ahead(log.store, scans)):
-            merge.read_log(scan, store)
+        for count, (scan, context) in enumerate(ahead(log.context, scans)):
+            merge.read_log(scan, context)
             done += scan.bytes
             if self._progress is not None:
                 self._progress(MergeProgress(count + 1, len(scans), done, total, merge.records))
@@ -73,12 +73,12 @@ class LocalEngine:
         for name, snapshot in sorted(plan.state.manifest.snapshots.items()):
             if not plan.wants(name):
                 continue
-            if name not in touched and not worth_reading(plan, snapshot, log.store):
+            if name not in touched and not worth_reading(plan, snapshot, log.context):
                 merged.append(Merged(name, 0, 0, (), unchanged=True))
                 continue
             if name not in merge.cleared:
-                parts = parts_of(snapshot, log.store)
-                kept[name] = kept_parts(plan, parts, merge.keys.keys(name), log.store)
+                parts = parts_of(snapshot, log.context.keys)
+                kept[name] = kept_parts(plan, parts, merge.keys.keys(name), log.context)
             paths = {each.part.path for each in kept.get(name, ())}
             for scan in snapshot_scans(name, snapshot):
                 if scan.path not in paths:
@@ -94,7 +94,7 @@ class LocalEngine:
         ):
             for name in sorted(touched):
                 writers[name] = writer = PartWriter(
-                    log.store,
+                    log.context,
                     plan,
                     name,
                     Path(folder),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from imap_wal.clock import Randomness, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE, Row, subject
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_batch
 from imap_wal.parquet.file import GROUP_BYTES_MAX
@@ -22,8 +23,6 @@ from imap_wal.rewrite.ranges import KeptPart, separator
 from imap_wal.rewrite.tally import Subject
 from imap_wal.rules.dropped import may_be_dropped
 from imap_wal.rules.newer import Claim
-from imap_wal.security.encryption import keys_of
-from storage_backends import SegmentStore
 from storage_backends.extras import needs
 
 with needs("archive"):
@@ -68,7 +67,7 @@ class PartWriter:
 
     def __init__(
         self,
-        store: SegmentStore,
+        context: Context,
         plan: RewritePlan,
         name: str,
         folder: Path,
@@ -76,7 +75,7 @@ class PartWriter:
         randomness: Randomness | None = None,
         publish: Publish = at_once,
     ) -> None:
-        self._store, self._plan, self._name, self._folder = store, plan, name, folder
+        self._context, self._plan, self._name, self._folder = context, plan, name, folder
         self._publish = publish
         self._decoded = plan.decoded(name)
         self._partition, self._growth = keys.partition, keys.growth
@@ -199,7 +198,7 @@ class PartWriter:
         keys = batch.column("key")
         if self._file is None:
             self._file = ParquetFile(
-                self._folder, SNAPSHOT_SCHEMA, keys_of(self._store), decoded=self._decoded
+                self._folder, SNAPSHOT_SCHEMA, self._context.keys, decoded=self._decoded
             )
             if self._parts and not self._parts[-1].is_kept:
                 self._lower = separator(self._last, keys[0].as_py())
@@ -240,7 +239,7 @@ class PartWriter:
         path = self._plan.part_path(self._name, self._partition, number, self._randomness.name())
 
         def publish() -> None:
-            dry_run, store = self._plan.dry_run, self._store
+            dry_run, store = self._plan.dry_run, self._context.store
             self._published[number] = file.discard() if dry_run else file.publish(store, path)
 
         expiry = latest_expiry(self._expiry_ms)

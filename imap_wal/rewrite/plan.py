@@ -37,6 +37,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from imap_wal import layout
+from imap_wal.context import Context
 from imap_wal.entry import TIMESTAMP_MS
 from imap_wal.errors import InvalidSetting, LogError, LostRace
 from imap_wal.format import START, Position
@@ -54,7 +55,6 @@ from imap_wal.rewrite.report import StepReport
 from imap_wal.rules.dropped import TombstonePolicy
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX
-from storage_backends import SegmentStore
 
 ATTEMPTS = 3
 
@@ -192,12 +192,12 @@ class Engine(Protocol):
     def run(self, plan: RewritePlan, log: ClusterLog) -> Result: ...
 
 
-def worth_reading(plan: RewritePlan, snapshot: Snapshot, store: SegmentStore) -> bool:
+def worth_reading(plan: RewritePlan, snapshot: Snapshot, context: Context) -> bool:
     """Whether a snapshot without new entries may become smaller, or is not encrypted with the
     active key."""
     if snapshot.tombstones > 0 or plan.rule.expired(snapshot.last_expiry_ms):
         return True
-    return any(written_otherwise(store, path) for path in snapshot.paths)
+    return any(written_otherwise(context, path) for path in snapshot.paths)
 
 
 def prepare(
@@ -237,7 +237,7 @@ def prepare(
             lambda manifest: replace(manifest, generation=manifest.generation + 1)
         ).generation
     return RewritePlan(
-        url=log.store.url,
+        url=log.context.place,
         namespace=log.namespace,
         cluster=log.cluster,
         folder=log.folder,

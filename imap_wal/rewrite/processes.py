@@ -32,7 +32,6 @@ from imap_wal.rewrite.report import memory_max_bytes
 from imap_wal.rewrite.sorted_runs import Sizes, read_directly
 from imap_wal.rewrite.task_engine import TaskAnswer, TaskEngine, TaskWork
 from imap_wal.settings import Settings
-from storage_backends import SegmentStore
 from storage_backends.metered import Meter
 
 MEMORY_BYTES_MIN = 256 * 1024 * 1024
@@ -127,14 +126,14 @@ class _Task:
     number: int
     given: Any
 
-    def run(self, store: SegmentStore, report: Report) -> TaskAnswer:
+    def run(self, context: Context, report: Report) -> TaskAnswer:
         # A process that was killed may have left files there, and one that waited too long for a
         # task may have removed the folder.
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
         tempfile.tempdir = str(self.folder)  # no other work is done in that process
         randomness, meter = SystemRandomness(), Meter()
-        log = ClusterLog(Context(meter.on(store)), self.namespace, self.cluster)
+        log = ClusterLog(context.on(meter.on(context.store)), self.namespace, self.cluster)
         result = _work(self.work)(log, self.given, self.number, randomness)
         return TaskAnswer(
             self.number,

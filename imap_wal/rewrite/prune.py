@@ -121,7 +121,7 @@ def _planned(
         newest = node.segments[-1].number if node.segments else 0
         try:
             removal = plan_covered(
-                log.store,
+                log.context,
                 state,
                 name,
                 writing=newest if unsealed is None else unsealed,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from imap_wal.context import Context
 from imap_wal.disposal import dispose
 from imap_wal.errors import CorruptLog, LostRace, ShortLog
 from imap_wal.manifest.cluster import ClusterManifest
@@ -24,8 +25,8 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.plan import Merged, Part, Result, RewritePlan
 from imap_wal.rewrite.report import MapRewrite
-from imap_wal.security.encryption import keys_of, sealed_border
-from storage_backends import NotFound, SegmentStore, StorageError
+from imap_wal.security.encryption import sealed_border
+from storage_backends import NotFound, StorageError
 
 
 def confirm(log: ClusterLog, plan: RewritePlan, result: Result) -> None:
@@ -38,7 +39,7 @@ def confirm(log: ClusterLog, plan: RewritePlan, result: Result) -> None:
                 if part.is_kept or result.confirmed:
                     _confirm_size(log, part)
                 else:
-                    read_again(log.store, part)
+                    read_again(log.context, part)
             except NotFound as error:
                 manifest = log.manifest()
                 demand_floor(manifest, plan)
@@ -53,9 +54,9 @@ def _advice(part: Part) -> str:
     return f"nothing was published; {mend}"
 
 
-def read_again(store: SegmentStore, part: Part) -> None:
+def read_again(context: Context, part: Part) -> None:
     """Read a new file. Raises `NotFound`, and `CorruptLog` if it differs from what was written."""
-    for _ in batches(store, part.path, ["deleted"], expected=Expected(part.checksum, part.rows)):
+    for _ in batches(context, part.path, ["deleted"], expected=Expected(part.checksum, part.rows)):
         pass
 
 
@@ -179,7 +180,7 @@ def _snapshot(log: ClusterLog, plan: RewritePlan, item: Merged) -> Snapshot:
     former = plan.state.manifest.snapshots.get(item.map)
     if item.unchanged and former is not None:
         return replace(former, marks=marks(plan, item.map))
-    keys = keys_of(log.store)
+    keys = log.context.keys
     return Snapshot(
         generation=plan.generation,
         files=Listed(

@@ -97,12 +97,12 @@ def plan_map(
     the map has clears, so each of its ranges may have something to drop."""
     snapshot = plan.state.manifest.snapshots.get(name)
     former = snapshot_scans(name, snapshot) if snapshot is not None else []
-    lowers = borders_of(snapshot, log.store) if snapshot is not None else None
+    lowers = borders_of(snapshot, log.context.keys) if snapshot is not None else None
     kept: dict[str, KeptPart] = {}
     if snapshot is not None and not cleared:
-        parts = parts_of(snapshot, log.store)
+        parts = parts_of(snapshot, log.context.keys)
         pages = [[lowers[number] for number in sorted(touched)]] if lowers else []
-        kept = {each.part.path: each for each in kept_parts(plan, parts, pages, log.store)}
+        kept = {each.part.path: each for each in kept_parts(plan, parts, pages, log.context)}
     growth = _growth(
         sum(size for run in runs for size in run.sizes)
         + sum(scan.bytes for scan in former if scan.path not in kept)
@@ -185,7 +185,7 @@ def former_clears(log: ClusterLog, plan: RewritePlan, name: str) -> list[Claim]:
     if snapshot is None or not snapshot.tombstones or not plan.state.manifest.clears:
         return found
     for scan in snapshot_scans(name, snapshot):
-        for changes in read_scan(log.store, scan):
+        for changes in read_scan(log.context, scan):
             found += [(row, changes.node) for row in changes.rows if is_clear(row)]
             if any(row[KEY] for row in changes.rows):
                 return found
@@ -215,7 +215,7 @@ def merge_range(
             merge.read_snapshot(scan)
         merge.sources.flush()
         writer = PartWriter(
-            log.store,
+            log.context,
             plan,
             task.map,
             Path(folder),
@@ -226,6 +226,6 @@ def merge_range(
         writer.end()
         parts = writer.parts()
         for part in parts:
-            read_again(log.store, part)
+            read_again(log.context, part)
         pairs = tuple(merge.tally.pairs.items())
         return RangeParts(task.map, parts, pairs, merge.records, merge.run_records)

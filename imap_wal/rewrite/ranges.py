@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from imap_wal.context import Context
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.parquet.file import written_otherwise
 from imap_wal.rewrite.plan import Part, RewritePlan
-from imap_wal.security.encryption import keys_of, opened_border
-from storage_backends import SegmentStore
+from imap_wal.security.encryption import opened_border
+from imap_wal.security.encryption_keys import Keys
 
 BORDER_BYTES_MAX = 256
 """Longer borders are not written into the manifest: the map's next rewrite reads all its files."""
@@ -45,23 +46,22 @@ def separator(last: bytes, first: bytes) -> bytes | None:
     return first[: common + 1] if common < BORDER_BYTES_MAX else None
 
 
-def borders_of(snapshot: Snapshot, store: SegmentStore) -> list[bytes] | None:
+def borders_of(snapshot: Snapshot, keys: Keys) -> list[bytes] | None:
     """The lower borders of the files of a snapshot, which increase. None: they are unknown, cannot
-    be decrypted with the keys of the store, or several files may have the same key."""
+    be decrypted with the keys, or several files may have the same key."""
     if snapshot.mixed or not snapshot.files:
         return None
     try:
-        keys = keys_of(store)
         lowers = [opened_border(keys, file.border) for file in snapshot.files]
     except ValueError:
         return None
     return lowers if all(a < b for a, b in pairwise(lowers)) else None
 
 
-def parts_of(snapshot: Snapshot, store: SegmentStore) -> tuple[Part, ...]:
+def parts_of(snapshot: Snapshot, keys: Keys) -> tuple[Part, ...]:
     """The files of a snapshot, in key order. Empty if the whole snapshot has to be read: it may
     have tombstones or claims to drop, or the manifest does not have the borders of its files."""
-    lowers = borders_of(snapshot, store)
+    lowers = borders_of(snapshot, keys)
     if lowers is None or snapshot.tombstones:
         return ()
     return tuple(
@@ -84,7 +84,7 @@ def kept_parts(
     plan: RewritePlan,
     parts: Sequence[Part],
     pages: Iterable[Iterable[bytes]],
-    store: SegmentStore,
+    context: Context,
 ) -> tuple[KeptPart, ...]:
     """Those of `parts` (`parts_of`) that are kept. `pages`: the keys that have new entries.
     Raises `NotFound`, and the errors of `written_otherwise`."""
@@ -104,7 +104,7 @@ def kept_parts(
                 touched[place] = True
                 left -= 1
     for place, part in enumerate(parts):
-        touched[place] = touched[place] or written_otherwise(store, part.path)
+        touched[place] = touched[place] or written_otherwise(context, part.path)
     total, order = sum(part.bytes for part in parts), range(len(parts))
     for places, step in ((order, -1), (reversed(order), 1)):
         for place in places:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from imap_wal.context import Context
 from imap_wal.errors import InvalidSetting, LostRace, ShortLog
 from imap_wal.manifest import key_checks
 from imap_wal.read.cluster import ClusterLog
@@ -23,7 +22,6 @@ from imap_wal.rewrite.plan import (
 )
 from imap_wal.rewrite.publish import archived_bytes, confirm, discard, publish, report_of
 from imap_wal.rewrite.report import MapRewrite, RewriteReport, Winner, memory_max_bytes
-from imap_wal.security.encryption import keys_of, with_fixed_keys
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
 from storage_backends import NotFound
@@ -90,8 +88,7 @@ def rewrite(
 
 
 def _with_fixed_keys(log: ClusterLog) -> ClusterLog:
-    context = Context(with_fixed_keys(log.store), clock=log.clock, randomness=log.randomness)
-    return ClusterLog(context, log.namespace, log.cluster)
+    return ClusterLog(log.context.with_fixed_keys(), log.namespace, log.cluster)
 
 
 def _enter(log: ClusterLog, skew_ms_max: int) -> int | None:
@@ -99,7 +96,7 @@ def _enter(log: ClusterLog, skew_ms_max: int) -> int | None:
     clocks."""
     skew_ms = demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
     prove_keys(log)
-    key_checks.enter(keys_of(log.store).key_ring, log.manifests)
+    key_checks.enter(log.context.keys.key_ring, log.manifests)
     return skew_ms
 
 
@@ -163,7 +160,7 @@ def _decide(log: ClusterLog, plan: RewritePlan, resolve: Resolution) -> tuple[Re
         raise InvalidSetting(
             f"--resolve names node {resolve.node!r}, which this log does not have; it has {known}"
         )
-    with conflicts.Aside(keys_of(log.store)) as aside:
+    with conflicts.Aside(log.context.keys) as aside:
         found = conflicts.find(log, maps=plan.maps, state=plan.state, until=plan.until)
         decisions = conflicts.decide(found, resolve, aside)
         paths = {} if plan.dry_run else aside.publish(log, plan.generation)

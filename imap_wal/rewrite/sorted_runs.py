@@ -36,7 +36,6 @@ from imap_wal.rewrite.plan import RewritePlan
 from imap_wal.rewrite.ranges import borders_of
 from imap_wal.rewrite.tally import Subject, Totals
 from imap_wal.rules.newer import Claim
-from imap_wal.security.encryption import keys_of
 from imap_wal.settings import Settings
 from storage_backends.extras import needs
 
@@ -169,16 +168,16 @@ def sort_files(
         def touch(name: str, keys: Any) -> None:
             if name not in borders:
                 snapshot = plan.state.manifest.snapshots.get(name)
-                found = borders_of(snapshot, log.store) if snapshot is not None else None
+                found = borders_of(snapshot, log.context.keys) if snapshot is not None else None
                 borders[name] = found or [b""]
             touched.setdefault(name, set()).update(touched_by(borders[name], keys))
 
-        for scan, store in ahead(log.store, scans):
+        for scan, context in ahead(log.context, scans):
             if scan.path in direct:
                 with closing(merge.counted(scan)) as found:
                     runs += archive_run(scan, _touching(found, scan.map, touch))
             else:
-                merge.read_log(scan, store)
+                merge.read_log(scan, context)
         merge.sources.flush()
         for name in merge.keys.maps():
             files = [_RunFile(plan, log, name, late, Path(folder), sizes) for late in (False, True)]
@@ -270,7 +269,7 @@ class _RunFile:
                 self._file = ParquetFile(
                     self._folder,
                     SNAPSHOT_SCHEMA,
-                    keys_of(self._log.store),
+                    self._log.context.keys,
                     group_rows=self._sizes.group_rows,
                     group_bytes=self._sizes.group_bytes,
                 )

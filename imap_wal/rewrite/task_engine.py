@@ -158,7 +158,7 @@ class TaskEngine(ABC):
         for name, snapshot in sorted(plan.state.manifest.snapshots.items()):
             if not plan.wants(name):
                 continue
-            if name not in wanted and not worth_reading(plan, snapshot, log.store):
+            if name not in wanted and not worth_reading(plan, snapshot, log.context):
                 merged.append(Merged(name, 0, 0, (), unchanged=True))
                 continue
             wanted.add(name)
@@ -288,12 +288,12 @@ def clears_part(
     with tempfile.TemporaryDirectory(
         prefix="imap-wal-rewrite-", ignore_cleanup_errors=True
     ) as folder:
-        writer = PartWriter(log.store, plan, name, Path(folder), randomness=log.randomness)
+        writer = PartWriter(log.context, plan, name, Path(folder), randomness=log.randomness)
         writer.add_clears(claims, late)
         writer.end()
         parts = writer.parts()
     for part in parts:
-        read_again(log.store, part)
+        read_again(log.context, part)
     return parts
 
 

@@ -18,23 +18,19 @@ part of another segment. The keys also depend on the segment's place. If the hea
 caller passes the place; a segment that was moved there cannot be decrypted. The header's check
 value shows a wrong key before a frame is read. So a frame with a correct CRC and a wrong tag is
 forged or moved, never a torn tail.
-
-The keys are attached to their store (`with_keys`): all code that has the store object can decrypt.
 """
 
 from __future__ import annotations
 
 import base64
 import hmac
-import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from imap_wal.checks import location
 from imap_wal.clock import Randomness, SystemRandomness
 from imap_wal.errors import EncryptionError, Forged, InvalidSetting
 from imap_wal.format import (
@@ -47,12 +43,7 @@ from imap_wal.format import (
     decode_header,
     with_crc,
 )
-from imap_wal.placement import opening
-from imap_wal.placement.own_disk import Tails, Unasked
 from imap_wal.security.encryption_keys import NO_KEYS, PLAIN, KeyRing, Keys
-from storage_backends import Appender, Lock, SegmentStore
-from storage_backends.gated import GatedStore
-from storage_backends.location import Location, located
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -65,72 +56,12 @@ _CRC_BYTES = 4
 _UNCHECKED = bytes(KEY_CHECK_BYTES)
 
 
-# ---- keys and stores -----------------------------------------------------------------------------
-
-
-class KeyedStore(GatedStore):
-    """A store with the keys of its files."""
-
-    def __init__(self, inner: SegmentStore, keys: Keys) -> None:
-        super().__init__(inner)
-        self.url = located(inner.url).with_keys(keys.source)
-        self.encryption_keys = keys
-
-    # Unchanged: an append needs no check first.
-
-    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
-        return self.inner.open_append(path, preallocate_bytes)
-
-    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
-        return self.inner.lock(path, holder, take=take)
-
-
-def with_keys(store: SegmentStore, source: str) -> SegmentStore:
-    """The store with the keys from `source`; the unchanged store if `source` is "". Raises
-    `InvalidSetting`."""
+def keys_from(source: str) -> Keys:
+    """The keys of a source; none if it is "". Raises `InvalidSetting`."""
     if not source:
-        return store
+        return NO_KEYS
     _library()
-    try:
-        return KeyedStore(store, Keys(source))
-    except InvalidSetting:
-        store.close()
-        raise
-
-
-def open_store(
-    url: str | os.PathLike[str],
-    *,
-    wal_dir: str | os.PathLike[str] = "",
-    tails: Callable[[SegmentStore], Tails] = Unasked,
-) -> SegmentStore:
-    """`imap_wal.placement.open_store` with the keys that the location names. Raises the same
-    errors, and `InvalidSetting`."""
-    place = url if isinstance(url, Location) else location(url)
-    store = opening.open_store(place, wal_dir=wal_dir, tails=tails)
-    return with_keys(store, place.encryption_keys)
-
-
-def keys_of(store: object) -> Keys:
-    """The keys of a store, even if other stores wrap it."""
-    while store is not None:
-        keys = getattr(store, "encryption_keys", None)
-        if isinstance(keys, Keys):
-            return keys
-        store = getattr(store, "inner", None)
-    return NO_KEYS
-
-
-def with_fixed_keys(store: SegmentStore) -> SegmentStore:
-    """The store with its current keys, even if their source changes later."""
-    keys = keys_of(store)
-    return store if keys is NO_KEYS else KeyedStore(store, keys.fixed())
-
-
-def with_keys_of(other: SegmentStore, store: SegmentStore) -> SegmentStore:
-    """The store with the same keys as `other`."""
-    keys = keys_of(other)
-    return store if keys is NO_KEYS else KeyedStore(store, keys)
+    return Keys(source)
 
 
 # ---- segments ------------------------------------------------------------------------------------
@@ -197,7 +128,7 @@ def sealed(
 
 
 def cipher_of(
-    store: object,
+    keys: Keys,
     header: SegmentHeader,
     head: bytes,
     file: str,
@@ -205,7 +136,6 @@ def cipher_of(
 ) -> SegmentCipher | None:
     """The cipher for the frames of a segment; None: they are not encrypted. `head`: the bytes of
     its header. Raises `EncryptionError`."""
-    keys = keys_of(store)
     if not header.key_id:
         keys.demand_plain(file)
         return None
@@ -227,11 +157,11 @@ def cipher_of(
 
 
 def cipher_that_opens(
-    store: object, segment_id: bytes, home: Home, frame: Frame, file: str
+    keys: Keys, segment_id: bytes, home: Home, frame: Frame, file: str
 ) -> SegmentCipher | None:
     """The cipher that decrypts a frame of a segment at `home` whose header is damaged, found by
     trying all keys; None: no key fits."""
-    for key in keys_of(store).key_ring.keys.values():
+    for key in keys.key_ring.keys.values():
         cipher = SegmentCipher(_segment_keys(key, segment_id, home)[0], SystemRandomness())
         try:
             cipher.open(frame, file)
@@ -241,15 +171,13 @@ def cipher_that_opens(
     return None
 
 
-def resealed(store: object, head: bytes, file: str) -> bytes:
+def resealed(keys: Keys, head: bytes, file: str) -> bytes:
     """A changed header with a new check value and CRC. Raises the errors of `decode_header`, and
     `EncryptionError` if the key is missing."""
     header, end = decode_header(with_crc(head[:-_CRC_BYTES]), file)
     if not header.key_id:
         return head
-    _, header_key = _segment_keys(
-        keys_of(store).find(file, header.key_id), header.segment_id, header.home
-    )
+    _, header_key = _segment_keys(keys.find(file, header.key_id), header.segment_id, header.home)
     return with_crc(head[: end - _CRC_BYTES - KEY_CHECK_BYTES] + _check(header_key, head[:end]))
 
 

@@ -73,6 +73,9 @@ class KeyRing:
         return ", ".join(self.keys) or "none"
 
 
+UNENCRYPTED = KeyRing()
+
+
 def _key(encoded: str, where: str) -> bytes:
     try:
         key = base64.b64decode(encoded, validate=True)
@@ -98,7 +101,7 @@ class Keys:
         self.source, self._follows = source, follows
         self._source = Watched(
             _path_of(source) if follows else None,
-            lambda: _read(source) if source else KeyRing(),
+            lambda: _read(source) if source else UNENCRYPTED,
             lambda error: _log.warning(
                 "the keys cannot be read again; the previous ones stay in use: %s", error
             ),

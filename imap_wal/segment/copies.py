@@ -122,4 +122,4 @@ def _verdict(store: SegmentStore, path: str, directory: str) -> Verdict:
     assert name is not None
     place = Place(path, directory, *name, followed=True)
     # Encrypted frames stay so: no keys are needed.
-    return judge(store, place, lambda frame: None, opened=False)[0]
+    return judge(store, place, lambda frame: None, keys=None)[0]

@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar, cast
 
-from imap_wal.security.encryption import keys_of
 from storage_backends import SegmentStore
 
 READERS = 16
@@ -30,7 +29,6 @@ class RequestedFile:
 
     def __init__(self, store: SegmentStore, request: Callable[[], bytes]) -> None:
         self.capabilities = store.capabilities
-        self.encryption_keys = keys_of(store)
         self._request: Callable[[], bytes] | None = request
         self._data = b""
 

@@ -13,7 +13,8 @@ from imap_wal import format
 from imap_wal.errors import Forged, UnsupportedVersion
 from imap_wal.format import Frame, NoFrame, SegmentHeader
 from imap_wal.names import decode
-from imap_wal.security.encryption import SegmentCipher, cipher_of, keys_of
+from imap_wal.security.encryption import SegmentCipher, cipher_of
+from imap_wal.security.encryption_keys import Keys
 from imap_wal.segment.frame_search import FrameSearch
 from storage_backends import SegmentStore
 
@@ -44,7 +45,7 @@ class SegmentTail:
 
 class SegmentReader:
     """Reads a segment from start to end. The constructor reads the header, and raises `ShortLog`,
-    `CorruptLog` or `UnsupportedVersion`. Only `frames` and `check_keys` need keys."""
+    `CorruptLog` or `UnsupportedVersion`."""
 
     def __init__(self, store: SegmentStore, path: str) -> None:
         self._store = store
@@ -62,20 +63,22 @@ class SegmentReader:
         self.synced = 0
         """The highest last-synced offset of any frame."""
 
-    def frames(self, start: int | None = None, stop: int | None = None) -> Iterator[Frame]:
+    def frames(
+        self, keys: Keys, start: int | None = None, stop: int | None = None
+    ) -> Iterator[Frame]:
         """Whole frames from offset `start` (a frame's; default: the first) to below `stop`. Ends
         without an error at the first place that is not a frame; `tail` then has the reason. Never
         skips a frame: `UnsupportedVersion` for one of an unknown type, `Forged` for a forged one,
         `EncryptionError` if the keys do not fit."""
-        if not self.header.key_id and keys_of(self._store).key_ring.allows_plain:
+        if not self.header.key_id and keys.key_ring.allows_plain:
             return self.whole_frames(start, stop)
-        return self._opened(start, stop)
+        return self._opened(keys, start, stop)
 
-    def _opened(self, start: int | None, stop: int | None) -> Iterator[Frame]:
+    def _opened(self, keys: Keys, start: int | None, stop: int | None) -> Iterator[Frame]:
         cipher: SegmentCipher | None = None
         for frame in self.whole_frames(start, stop):
             # Only now: a segment without frames needs no cipher.
-            cipher = cipher or cipher_of(self._store, self.header, self._head, self.path)
+            cipher = cipher or cipher_of(keys, self.header, self._head, self.path)
             assert cipher is not None  # `cipher_of` refuses unencrypted segments
             try:
                 opened = cipher.open(frame, self.path)
@@ -84,11 +87,11 @@ class SegmentReader:
                 raise
             yield opened
 
-    def check_keys(self) -> None:
+    def check_keys(self, keys: Keys) -> None:
         """Raises `EncryptionError` if `frames` could not read this segment, or if its header was
         made without the key. Also for a segment without frames, which could hide that there were
         some."""
-        cipher_of(self._store, self.header, self._head, self.path)
+        cipher_of(keys, self.header, self._head, self.path)
 
     def whole_frames(self, start: int | None = None, stop: int | None = None) -> Iterator[Frame]:
         """`frames`, as stored: payloads stay encrypted."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import google_crc32c
 
 from imap_wal import entry, format
+from imap_wal.context import Context
 from imap_wal.errors import EncryptionError, Forged, LogError, UnsupportedVersion
 from imap_wal.format import (
     FRAME_HEADER,
@@ -25,9 +26,9 @@ from imap_wal.format import (
     Position,
     SegmentHeader,
 )
-from imap_wal.security.encryption import SegmentCipher, cipher_of, cipher_that_opens, keys_of
+from imap_wal.security.encryption import SegmentCipher, cipher_of, cipher_that_opens
+from imap_wal.security.encryption_keys import Keys
 from imap_wal.segment.frame_search import FrameSearch
-from storage_backends import SegmentStore
 
 _ID_AT, _ID_BYTES = 15, 16
 """In a header: after the twelve bytes, the array's mark, and the two bytes that begin the id."""
@@ -95,11 +96,11 @@ class Scan(NamedTuple):
         return sum(place.entries for place in self.frames)
 
 
-def scan_segment(store: SegmentStore, path: str, home: Home) -> Scan:
+def scan_segment(context: Context, path: str, home: Home) -> Scan:
     """Read all readable frames of a segment. `home`: the segment's place. Reads no frames if the
     header names another place. A forged frame is a gap. Raises `UnsupportedVersion`, including for
     a frame of an unknown type, and `EncryptionError`."""
-    data = store.read(path)
+    data = context.store.read(path)
     header: SegmentHeader | None = None
     seed: int | None = None
     try:
@@ -118,11 +119,11 @@ def scan_segment(store: SegmentStore, path: str, home: Home) -> Scan:
         )
     cipher: SegmentCipher | None = None
     if header is not None and header.key_id:
-        cipher = cipher_of(store, header, data[:first], path)
+        cipher = cipher_of(context.keys, header, data[:first], path)
     elif header is None and seed is not None:
-        cipher = _find_cipher(store, path, home, data, seed, first)
+        cipher = _find_cipher(context.keys, path, home, data, seed, first)
     elif header is not None:
-        keys_of(store).demand_plain(path)
+        context.keys.demand_plain(path)
     frames: list[WholeFrame] = []
     gaps: list[Gap] = []
     written = len(data.rstrip(b"\0"))
@@ -166,7 +167,7 @@ def _forged(cipher: SegmentCipher | None, frame: Frame) -> bool:
 
 
 def _find_cipher(
-    store: SegmentStore, path: str, home: Home, data: bytes, seed: int, first: int
+    keys: Keys, path: str, home: Home, data: bytes, seed: int, first: int
 ) -> SegmentCipher | None:
     """The cipher for the first whole frame of a segment at `home` with a damaged header."""
     frame = format.decode_frame(seed, data, first, first)
@@ -174,20 +175,20 @@ def _find_cipher(
         frame = next(FrameSearch(seed, data).after(first), NoFrame("end"))
     if not isinstance(frame, Frame):
         return None
-    found = cipher_that_opens(store, data[_ID_AT : _ID_AT + _ID_BYTES], home, frame, path)
+    found = cipher_that_opens(keys, data[_ID_AT : _ID_AT + _ID_BYTES], home, frame, path)
     if found is None and format.says_encrypted(data):
         what = (
-            f"its header is damaged and it is encrypted, {keys_of(store).known_ids}: its key is "
+            f"its header is damaged and it is encrypted, {keys.known_ids}: its key is "
             "missing, or it is not of this place"
         )
         log = home.directory or "not known, because no manifest of this node is here"
         advice = (
-            f"{keys_of(store).advice}. If all keys are given, move the file away. The log "
+            f"{keys.advice}. If all keys are given, move the file away. The log "
             f"directory of this place is {log}"
         )
         raise EncryptionError(path, "", what, advice, is_missing=True)
     if found is None:
-        keys_of(store).demand_plain(path)
+        keys.demand_plain(path)
     return found
 
 

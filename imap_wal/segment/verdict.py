@@ -57,6 +57,7 @@ from imap_wal.errors import (
     UnsupportedVersion,
 )
 from imap_wal.format import NOTHING_BEFORE, START, Frame, Position
+from imap_wal.security.encryption_keys import Keys
 from imap_wal.segment.reader import SegmentReader, is_header_torn
 from storage_backends import NotFound, SegmentStore
 
@@ -146,19 +147,19 @@ def judge(
     visit: Callable[[Frame], object],
     said: Callable[[], int] = lambda: 0,
     *,
-    opened: bool = True,
+    keys: Keys | None,
 ) -> tuple[Verdict, SegmentReader | None]:
     """Read a segment from start to end; returns the verdict. `visit` gets every whole frame before
-    the damage. `said`: see `at_end`. `opened=False`: encrypted frames are not decrypted, so no keys
-    are needed, and no frame is found to be forged. The reader is None without a header.
+    the damage. `said`: see `at_end`. `keys`: None: encrypted frames are not decrypted, so none is
+    found to be forged. The reader is None without a header.
     Raises `EncryptionError`."""
     reader = begin(store, place)
     if isinstance(reader, Verdict):
         return reader, None
-    if opened:
-        reader.check_keys()
+    if keys is not None:
+        reader.check_keys(keys)
     try:
-        for frame in reader.frames() if opened else reader.whole_frames():
+        for frame in reader.whole_frames() if keys is None else reader.frames(keys):
             visit(frame)
     except UnsupportedVersion as error:
         return _unsupported(place, error), reader

@@ -5,8 +5,8 @@ from __future__ import annotations
 from imap_wal import format
 from imap_wal.clock import Randomness, SystemRandomness
 from imap_wal.format import SegmentHeader
-from imap_wal.security.encryption import keys_of, sealed
-from imap_wal.security.encryption_keys import KeyRing
+from imap_wal.security.encryption import sealed
+from imap_wal.security.encryption_keys import UNENCRYPTED, KeyRing
 from storage_backends import SegmentStore
 
 
@@ -24,13 +24,10 @@ class SegmentWriter:
         header: SegmentHeader,
         preallocate_bytes: int = 0,
         randomness: Randomness | None = None,
-        keys: KeyRing | None = None,
+        keys: KeyRing = UNENCRYPTED,
     ) -> None:
-        """`keys`: the keys that write; default: the store's."""
         self.path = path
-        self.header, self._cipher = sealed(
-            keys or keys_of(store).key_ring, header, randomness or SystemRandomness()
-        )
+        self.header, self._cipher = sealed(keys, header, randomness or SystemRandomness())
         self._seed = header.checksum_seed
         self._appender = store.open_append(path, preallocate_bytes)
         self.checksum = 0

@@ -56,6 +56,7 @@ class LogScan:
     ) -> None:
         self._context = context
         self._store, self._identity = context.store, context.identity
+        self._keys = context.context.keys
         self._manifest, self._mode = manifest, context.settings.recovery_mode
         self.files, self._fenced = found.segments, fenced
         skips = self._mode is RecoveryMode.POINT_IN_TIME
@@ -103,7 +104,7 @@ class LogScan:
             reader = begin(store, place)
             if isinstance(reader, Verdict):
                 return None
-            kinds = [frame.kind for frame in reader.frames(checkpoint.frame)]
+            kinds = [frame.kind for frame in reader.frames(self._keys, checkpoint.frame)]
             return (
                 reader.checksum
                 if len(kinds) == 1 and at_end(reader, place).status == CLEAN
@@ -201,14 +202,14 @@ class LogScan:
             if reader.status == UNSUPPORTED:
                 raise reader.error()
             return Damage(index, reader)
-        reader.check_keys()  # before anything is cut off or written
+        reader.check_keys(self._keys)  # before anything is cut off or written
         if not continues(self.checksum, reader.header.previous_checksum):
             return Damage(index - 1, cut_end(self._place(index - 1), self.whole))
         # Now, not at the segment's end: damage may begin before its first frame. Then the next
         # segment continues from the same frame as this one.
         known = reader.continues_from
         self.checksum = self.checksum if known is None else known
-        frames = reader.frames(first_frame)
+        frames = reader.frames(self._keys, first_frame)
         while True:
             try:
                 frame = next(frames, None)

@@ -16,7 +16,7 @@ from math import inf
 from imap_wal.clock import Clock
 from imap_wal.errors import Closed, Fenced, ImapWalError, LostRace
 from imap_wal.format import SegmentHeader
-from imap_wal.security.encryption import keys_of, sealed
+from imap_wal.security.encryption import sealed
 from imap_wal.segment.listing import SegmentFile, wal_folder
 from imap_wal.settings import Durability, Settings
 from imap_wal.tracing import span
@@ -344,4 +344,4 @@ def _header_bytes(log: NodeLog) -> int:
         log.clock.now_ms(),
         log.directory,
     )
-    return len(sealed(keys_of(log.store).key_ring, header, log.randomness)[0].encode())
+    return len(sealed(log.context.context.keys.key_ring, header, log.randomness)[0].encode())

@@ -37,7 +37,7 @@ from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.store import ManifestLog
-from imap_wal.security.encryption import keys_of, sealed
+from imap_wal.security.encryption import sealed
 from imap_wal.security.encryption_keys import KeyRing
 from imap_wal.segment.writer import SegmentWriter
 from imap_wal.write.context import LogContext
@@ -275,7 +275,7 @@ class NodeLog:
     def _keys_to_write(self) -> KeyRing:
         """The current keys, if the cluster has none of their ids for another key. Otherwise the
         earlier keys, which can read what they write."""
-        keys = keys_of(self.store).key_ring
+        keys = self.context.context.keys.key_ring
         if keys != self._keys:
             try:
                 key_checks.enter(keys, self.clusters)

@@ -7,14 +7,13 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import START, Position
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import FileScan, Metadata
 from imap_wal.read.schemas import schemas_of
 from imap_wal.read.state import ClusterState
-from imap_wal.security.encryption import open_store
 from pyspark_imap_wal.batch import ClusterReader, schema_of
 from pyspark_imap_wal.changes.images import ChangesPartition, read_images
 from pyspark_imap_wal.changes.known import planned
@@ -42,7 +41,7 @@ def tasks(
             bucket,
             options.buckets,
             metadata,
-            log.store.url,
+            log.context.place,
         )
         for bucket in range(options.buckets if changes else 0)
     ]
@@ -54,14 +53,14 @@ def read_task(
     """The rows of a task, as record batches."""
     if not task.changes:
         return
-    store = open_store(known(task.place))
+    context = open_context(known(task.place))
     try:
-        log = ClusterLog(Context(store), task.namespace, task.cluster)
+        log = ClusterLog(context, task.namespace, task.cluster)
         maps = filters.only("map", options.maps)
         wanted = Wanted(schema_of(dict(kinds)), maps, (), filters, task.metadata)
         yield from read_images(log, task, wanted)
     finally:
-        store.close()
+        context.store.close()
 
 
 class ImagesReader(ClusterReader):

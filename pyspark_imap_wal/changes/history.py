@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.entry import KEY, VALUE, DataEntry, Order, Row, is_clear
 from imap_wal.format import START, Position
 from imap_wal.manifest.epochs import Epoch, marked
@@ -27,7 +27,6 @@ from imap_wal.read.file_scan import SNAPSHOT, FileScan, Metadata
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.schemas import schemas_of
-from imap_wal.security.encryption import open_store
 from pyspark_imap_wal.batch import ClusterReader, schema_of
 from pyspark_imap_wal.changes.images import BATCH_BYTES, BATCH_ROWS, MEMORY_BYTES
 from pyspark_imap_wal.changes.sorter import Clears, EntrySorter, Placed, place_of, subject_of
@@ -96,16 +95,16 @@ class HistoryReader(ClusterReader):
                 metadata,
                 known_from,
                 epochs,
-                log.store.url,
+                log.context.place,
             )
 
     def read(self, partition: Any) -> Iterator[Any]:
         """The rows of a task, as record batches."""
         if not partition.scans:
             return
-        store = open_store(known(partition.place))
+        context = open_context(known(partition.place))
         try:
-            log = ClusterLog(Context(store), partition.namespace, partition.cluster)
+            log = ClusterLog(context, partition.namespace, partition.cluster)
             wanted = Wanted(
                 schema_of(self._kinds), filters=self._filters, metadata=partition.metadata
             )
@@ -114,7 +113,7 @@ class HistoryReader(ClusterReader):
                 for part in _parts(_versions(sorter, clears)):
                     yield shaped(log, _batch(part, partition, wanted), wanted)
         finally:
-            store.close()
+            context.store.close()
 
     def _read(self, log: ClusterLog, task: HistoryPartition, sorter: EntrySorter) -> Clears:
         """Put the versions of a task's keys into `sorter`; returns the clears."""
@@ -122,7 +121,7 @@ class HistoryReader(ClusterReader):
         maps = self._filters.only("map", self._options.maps)
         clears = Clears()
         whole = Wanted(_WHOLE.schema, maps)
-        for scan, source in ahead(log.store, task.scans):
+        for scan, source in ahead(log.context, task.scans):
             for batch in read_columns(log, scan, whole, source):
                 places = _places(scan, batch)
                 for row, node, place in zip(to_rows(batch), nodes_of(batch), places, strict=True):

@@ -107,8 +107,8 @@ class _Entries:
         if only is not None:
             few = frozenset(only)
             scans = [replace(scan, keys=(scan.keys or few) & few) for scan in scans]
-        for scan, source in ahead(log.store, scans):
-            for batch in log.read_on(scan, self._maps, store=source):
+        for scan, source in ahead(log.context, scans):
+            for batch in log.read_on(scan, self._maps, context=source):
                 for row in batch.rows:
                     key = row[KEY]
                     if is_clear(row) or (

@@ -16,17 +16,17 @@ import click
 
 from imap_wal import layout
 from imap_wal.checks import check_source, location
-from imap_wal.context import Context
+from imap_wal.context import Context, open_context
 from imap_wal.errors import InvalidSetting, LogError
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.manifest.older import RESTORE_ADVICE, RESTORE_UNFINISHED
 from imap_wal.manifest.roots import why_no_root
+from imap_wal.placement import open_store
 from imap_wal.placement.own_disk import Tails, Unasked
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.map_names import why_no_map
 from imap_wal.read.state import ClusterState
 from imap_wal.security.credentials import Credentials
-from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.param_type import ParamType
@@ -114,15 +114,16 @@ class Selection:
         *,
         upkeep: bool = False,
         tails: Callable[[SegmentStore], Tails] = Unasked,
-    ) -> Iterator[tuple[SegmentStore, list[ClusterState]]]:
+    ) -> Iterator[tuple[Context, list[ClusterState]]]:
         """The store and its clusters within the selection; `Failed` if there is none. `damaged`
         gets the names of clusters whose manifests cannot be read, unless all are damaged; without
         it, they are an error. `upkeep`: on a full disk, the command may use the reserve of the
         agents. `tails`: how to read the own disks of nodes."""
         try:
-            store = open_store(self.url, tails=tails)
+            context = open_context(self.url, tails=tails)
         except (StorageError, ImportError) as error:
             raise Failed(with_url(self.url, error)) from error
+        store = context.store
         for doubt in doubts(self.url):
             out.note_once(f"warning: {doubt}")
         kept = reserves(store) if upkeep else []
@@ -149,8 +150,8 @@ class Selection:
                         f"found: {out.names(sorted(present))}"
                     )
             if self.maps and not damaged:
-                self._demand_maps(store, found)
-            yield store, found
+                self._demand_maps(context, found)
+            yield context, found
         finally:
             for reserve in kept:
                 size = reserve.given_up
@@ -163,10 +164,10 @@ class Selection:
                     )
             store.close()
 
-    def _demand_maps(self, store: SegmentStore, found: list[ClusterState]) -> None:
+    def _demand_maps(self, context: Context, found: list[ClusterState]) -> None:
         """`Failed` for a map that none of the logs has: an empty result would look like an empty
         map. Damaged files may have it; then the command itself reports the damage."""
-        logs = [ClusterLog(Context(store), view.namespace, view.cluster) for view in found]
+        logs = [ClusterLog.of(context, view) for view in found]
         why = why_no_map(logs, self.maps)
         if why:
             raise Failed(f"{self.url}: {why}")

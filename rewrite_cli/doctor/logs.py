@@ -25,19 +25,19 @@ from rewrite_cli.console.check import OK, PROBLEM, WARNING, Check
 from rewrite_cli.console.times import iso
 from rewrite_cli.doctor.agent import without_agent
 from rewrite_cli.entries.own_disks import tail_check
-from storage_backends import NotFound, SegmentStore
+from storage_backends import NotFound
 from storage_backends.links import links
 
 
 def log_checks(
-    store: SegmentStore, view: ClusterState, key: KeyPair | None, failed: Collection[str] = ()
+    context: Context, view: ClusterState, key: KeyPair | None, failed: Collection[str] = ()
 ) -> Iterator[Check]:
     """Whether the logs of a cluster are whole and in order, and who writes and reads them.
     `key`, `failed`: as for `storage_checks`."""
     name = f"cluster {view}"
-    disks = [tail_check(store, view, node, key) for node in nodes_with_tails(view)]
+    disks = [tail_check(context.store, view, node, key) for node in nodes_with_tails(view)]
     yield from disks
-    findings, _, unordered = quick(store, view)
+    findings, _, unordered = quick(context, view)
     damage = [finding for finding in findings if is_problem(finding)]
     for finding in damage:
         yield Check(name, PROBLEM, f"{finding.file}: {finding.what}", finding.advice)
@@ -45,7 +45,7 @@ def log_checks(
         return
     if unordered:
         yield Check(name, OK, f"conflicts of order: {unordered}", "`imap-wal verify` reads all")
-    yield from _absent(store, view)
+    yield from _absent(context, view)
     if view.claims.closed:
         what = (
             "this log is a repaired copy, and the repair did not find who may claim it: no "
@@ -53,12 +53,12 @@ def log_checks(
         )
         yield Check(name, PROBLEM, what, CLOSED_ADVICE)
     folders = [f"{node.folder}/{part}" for node in view.all_nodes for part in ("wal", "archive")]
-    for link in sorted(set(links(store.url, folders).values())):
+    for link in sorted(set(links(context.store.url, folders).values())):
         yield Check(name, WARNING, f"{link} is a symbolic link: {LINK_EFFECT}", LINK_ADVICE)
-    crashed = yield from _writers(store, view, failed)
+    crashed = yield from _writers(context, view, failed)
     total = sum(node.wal_bytes + node.archive_bytes for node in view.all_nodes)
-    kept = yield from _readers(store, view)
-    yield from _backfills(store, view)
+    kept = yield from _readers(context, view)
+    yield from _backfills(context, view)
     if total > 1024**3 and total - kept > 10 * max(view.snapshot_bytes, 1):
         yield Check(
             name,
@@ -77,18 +77,18 @@ def log_checks(
         )
 
 
-def _absent(store: SegmentStore, view: ClusterState) -> Iterator[Check]:
+def _absent(context: Context, view: ClusterState) -> Iterator[Check]:
     """Nodes that had members and whose agents ended, while agents of other nodes run."""
-    alive = {parse_sign_path(path) for path in signs(store, view.folder)}
-    running = {*alive, *present(store, view.folder)}
+    alive = {parse_sign_path(path) for path in signs(context.store, view.folder)}
+    running = {*alive, *present(context.store, view.folder)}
     for node in view.all_nodes if running else ():
         if node.manifest.plugins and node.name not in running:
             yield without_agent(f"cluster {view}", node.name)
 
 
-def _backfills(store: SegmentStore, view: ClusterState) -> Iterator[Check]:
+def _backfills(context: Context, view: ClusterState) -> Iterator[Check]:
     """The files of backfills that ended without success."""
-    log = ClusterLog(Context(store), view.namespace, view.cluster)
+    log = ClusterLog.of(context, view)
     left = [ended for ended in ended_backfills(log, dry_run=True) if not ended.directory]
     if left:
         files = [file for backfill in left for file in backfill.files]
@@ -104,7 +104,7 @@ def _backfills(store: SegmentStore, view: ClusterState) -> Iterator[Check]:
 
 
 def _writers(
-    store: SegmentStore, view: ClusterState, failed: Collection[str]
+    context: Context, view: ClusterState, failed: Collection[str]
 ) -> Generator[Check, None, list[str]]:
     """Who writes the nodes' logs. Returns the nodes that were not closed and have no writer."""
     name = f"cluster {view}"
@@ -119,9 +119,9 @@ def _writers(
                 "move this folder away; then a new log can begin under this name",
             )
     for node in view.all_nodes:
-        if node.manifest.clean or node.name in returned or not store.capabilities.locks:
+        if node.manifest.clean or node.name in returned or not context.store.capabilities.locks:
             continue
-        writer = writer_of(store, node.folder, "imap-wal doctor")
+        writer = writer_of(context.store, node.folder, "imap-wal doctor")
         if writer is None and node.name in failed:
             what = f'node {node.name!r}: its agent runs, and its log has failed (see line "agent")'
             yield Check(name, PROBLEM, what, "do not start another agent of this node")
@@ -141,12 +141,12 @@ def _writers(
     return crashed
 
 
-def _readers(store: SegmentStore, view: ClusterState) -> Generator[Check, None, int]:
+def _readers(context: Context, view: ClusterState) -> Generator[Check, None, int]:
     """Readers outside of the cluster, for which files are kept. Returns how much of the log is only
     there for them."""
     name = f"readers of {view}"
     try:
-        kept = kept_for_readers(ClusterLog(Context(store), view.namespace, view.cluster))
+        kept = kept_for_readers(ClusterLog.of(context, view))
     except (LogError, NotFound):
         return 0  # reported above
     for reader in kept:

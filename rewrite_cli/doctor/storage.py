@@ -9,10 +9,10 @@ from pathlib import Path
 
 from imap_wal.agent.access.keys import KeyPair
 from imap_wal.clock import SystemRandomness
+from imap_wal.context import open_context
 from imap_wal.errors import ImapWalError
 from imap_wal.inspect.inventory import looks_at
 from imap_wal.manifest.roots import why_no_root
-from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output
 from rewrite_cli.console.check import OK, PROBLEM, WARNING, Check
 from rewrite_cli.doctor.logs import log_checks
@@ -31,7 +31,7 @@ def storage_checks(
     agents what is only on their own disks. `failed`: nodes whose agents run although their logs
     have failed."""
     try:
-        store = open_store(url)
+        context = open_context(url)
     except (StorageError, ImportError) as error:
         yield Check(
             "storage",
@@ -40,6 +40,7 @@ def storage_checks(
             "remove the cause that is named, or correct the URL",
         )
         return
+    store = context.store
     try:
         yield from _capabilities(store, url)
         yield from _writable(store, url)
@@ -56,7 +57,7 @@ def storage_checks(
             advice = "nothing has written here yet, or the URL is not the root"
             yield Check("logs", WARNING, f"none under {url}", f"this {why}" if why else advice)
         for view in views:
-            yield from log_checks(store, view, key, failed)
+            yield from log_checks(context, view, key, failed)
     except (StorageError, ImapWalError) as error:
         yield Check(
             "storage",

@@ -67,7 +67,7 @@ class Follower:
     def _whole(self, scan: FileScan) -> tuple[list[Line], Position]:
         lines: list[Line] = []
         last = START
-        for batch in read_scan(self._log.store, scan, self._maps, positions=True):
+        for batch in read_scan(self._log.context, scan, self._maps, positions=True):
             lines += self._lines(batch)
             last = max(last, batch.last)
         return lines, last

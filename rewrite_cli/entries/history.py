@@ -26,14 +26,14 @@ from rewrite_cli.entries.keys import Matcher
 from rewrite_cli.entries.left_out import LeftOut, without_copies
 from rewrite_cli.entries.lines import Line
 from rewrite_cli.entries.live import state_at
-from storage_backends import NotFound, SegmentStore
+from storage_backends import NotFound
 
 
 @dataclass(frozen=True)
 class Search:
     """What is searched, and how it is read."""
 
-    store: SegmentStore
+    context: Context
     view: ClusterState
     map: str
     matches: Matcher
@@ -141,7 +141,7 @@ def _by_key(lines: Iterable[Line]) -> dict[bytes, list[Line]]:
 def _read(search: Search, *, covered: bool) -> _Lines:
     policy = RecoveryPolicy.PARTIAL if search.partial else RecoveryPolicy.FULL
     view = search.view
-    log = ClusterLog(Context(search.store), view.namespace, view.cluster)
+    log = ClusterLog.of(search.context, view)
     schemas = (from_manifest(item) for node in view.all_nodes for item in node.manifest.metadata)
     decoder = Decoder(schemas, note)
     lines: list[Line] = []

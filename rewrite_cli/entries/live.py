@@ -31,7 +31,7 @@ from rewrite_cli.console.progress import Reached, Tell
 from rewrite_cli.console.selection import Selection
 from rewrite_cli.console.times import Duration, iso
 from rewrite_cli.entries.left_out import LeftOut, left_out_of, note_left_out
-from storage_backends import NotFound, SegmentStore
+from storage_backends import NotFound
 
 MEMORY_BYTES = Settings().restore_memory_bytes
 
@@ -112,7 +112,7 @@ def load_parquet() -> None:
 
 
 def merge_all(
-    store: SegmentStore,
+    context: Context,
     views: Iterable[ClusterState],
     selection: Selection,
     stack: ExitStack,
@@ -122,7 +122,7 @@ def merge_all(
     """Merge every cluster once. A note names each node that is left out.
 
     Args:
-        store: The storage of the logs.
+        context: The storage of the logs, and their keys.
         views: The clusters.
         selection: Which of their maps are wanted.
         stack: Frees memory and scratch files when it closes.
@@ -143,7 +143,7 @@ def merge_all(
     reading = replace(reading, memory_bytes=max(1, reading.memory_bytes // max(1, len(views))))
     for view in views:
         try:
-            merged.append(_merge(store, view, selection, stack, tell, reading))
+            merged.append(_merge(context, view, selection, stack, tell, reading))
             note_left_out(merged[-1].left_out)
         except LogError as error:
             if reading.damaged is None:
@@ -180,7 +180,7 @@ def demand_begun(read: Collection[_Past], as_of_ms: int | None) -> None:
 
 
 def _merge(
-    store: SegmentStore,
+    context: Context,
     view: ClusterState,
     selection: Selection,
     stack: ExitStack,
@@ -192,7 +192,7 @@ def _merge(
         restore_memory_bytes=reading.memory_bytes,
     )
     load_parquet()
-    log = ClusterLog(Context(store), view.namespace, view.cluster)
+    log = ClusterLog.of(context, view)
     return (
         _as_of(log, view, selection, stack, tell, settings, reading.as_of_ms)
         if reading.as_of_ms is not None

@@ -23,7 +23,7 @@ from rewrite_cli.entries.columns import LATEST, RAW, Column, FoundEntry, batch
 from rewrite_cli.entries.database import SCHEMAS, Database, Query, fold
 from rewrite_cli.entries.live import MEMORY_BYTES, LiveCluster, Reading, merge_all
 from rewrite_cli.entries.losses import Losses
-from storage_backends import NotFound, SegmentStore
+from storage_backends import NotFound
 
 COLUMNS: Mapping[str, Sequence[Column]] = dict(zip(SCHEMAS, (LATEST, RAW), strict=True))
 _BATCH_ROWS = 10_000
@@ -97,9 +97,9 @@ def load(database: Database, query: Query | None, options: ReadOptions, tell: Te
     """
     selection = options.selection
     with ExitStack() as stack:
-        store, views = stack.enter_context(selection.open())
+        context, views = stack.enter_context(selection.open())
         reading = Reading(options.partial, options.as_of_ms, memory_bytes=options.memory_bytes)
-        merged = merge_all(store, views, selection, stack, tell, reading)
+        merged = merge_all(context, views, selection, stack, tell, reading)
         selection.note_empty(name for each in merged for name in each.names)
         names = sorted({name for each in merged for name in each.names})
         wanted = {} if query is None else _wanted(query, names)
@@ -109,7 +109,7 @@ def load(database: Database, query: Query | None, options: ReadOptions, tell: Te
             _load_latest(database, name, merged, options.losses)
         if wanted.get("raw"):
             for each in merged:
-                _load_raw(database, wanted["raw"], store, each, options, tell)
+                _load_raw(database, wanted["raw"], context, each, options, tell)
     return names
 
 
@@ -136,7 +136,7 @@ def _load_latest(
 def _load_raw(
     database: Database,
     names: Iterable[str],
-    store: SegmentStore,
+    context: Context,
     merged: LiveCluster,
     options: ReadOptions,
     tell: Tell,
@@ -144,7 +144,7 @@ def _load_raw(
     """Every change of one cluster, once: with its position if a file of a node still has it."""
     policy = RecoveryPolicy.PARTIAL if options.partial else RecoveryPolicy.FULL
     view = merged.view
-    log = ClusterLog(Context(store), view.namespace, view.cluster)
+    log = ClusterLog.of(context, view)
     decoder = Decoder(
         (from_manifest(item) for node in view.all_nodes for item in node.manifest.metadata), note
     )

@@ -9,6 +9,7 @@ import pytest
 
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.embedded.store import Store
 from imap_wal.errors import Fenced, ImapWalError
 from imap_wal.manifest.node import node_manifests
@@ -138,7 +139,9 @@ def test_an_archives_name_has_its_epoch_and_its_end(memory: MemoryStore) -> None
         store.map("m")["a"] = 1
         store.committer.rotate()
         log = store.committer.log
-        archive_sealed(memory, NODE, "n1", log.manifests, epoch=log.epoch, writing=log.unsealed)
+        archive_sealed(
+            Context(memory), NODE, "n1", log.manifests, epoch=log.epoch, writing=log.unsealed
+        )
     manifest = node_manifests(memory, NODE, SystemClock(), SystemRandomness()).read()[1]
     (archive,) = manifest.archives
     name = layout.parse_archive_path(archive.path)

@@ -80,7 +80,7 @@ def repaired(store: SegmentStore, target: Path) -> dict[str, Any]:
     views = looks_at(store)
     copy = LocalObjects(str(target))
     for view in views:
-        repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None)
+        repair = ClusterRepair(Context(store), view, SALVAGE, lambda _: True, lambda _: None)
         repair.plan()
         repair.write(copy)
     with embedded(copy, "n1") as found:

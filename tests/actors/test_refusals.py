@@ -35,7 +35,7 @@ from imap_wal.retention import backfill
 from imap_wal.retention.offline import archive_offline
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
-from imap_wal.security.encryption import with_keys
+from imap_wal.security.encryption import keys_from
 from rewrite_cli.cli import group
 from storage_backends import Lock, NoSpace, SegmentStore, StorageError, Unavailable
 from storage_backends.faults import Fault, FaultyStore, Plan
@@ -67,7 +67,7 @@ class Place:
         return FaultyStore(KINDS[self.kind](str(self.root)), self.plan)
 
     def log(self) -> ClusterLog:
-        return ClusterLog(Context(with_keys(self.store(), self.keys)), "default", "embedded")
+        return ClusterLog(Context(self.store(), keys_from(self.keys)), "default", "embedded")
 
     def content(self) -> Content:
         return {
@@ -127,7 +127,7 @@ def forget(place: Place) -> None:
 
 def archive(place: Place) -> None:
     log = place.log()
-    archive_offline(log.store, Identity("default", "embedded", "n1"), log.node_folder("n1"))
+    archive_offline(log.context, Identity("default", "embedded", "n1"), log.node_folder("n1"))
 
 
 def rewritten(place: Place) -> None:

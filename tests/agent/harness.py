@@ -15,7 +15,7 @@ from typing import Any
 
 import msgpack
 
-from imap_wal.agent import server
+from imap_wal import context
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.process import run
 from imap_wal.agent.requests import UUID
@@ -147,8 +147,8 @@ def serve_until_fault(settings: AgentConfig, ready: Any, fault: Fault) -> None:
     def deadly(url: str, **_: Any) -> FaultyStore:
         return Deadly(LocalStore(url.removeprefix("file://")), Plan((fault,)))
 
-    assert hasattr(server, "open_store")
-    setattr(server, "open_store", deadly)  # noqa: B010  # it is imported there, and not exported
+    assert hasattr(context, "open_store")
+    setattr(context, "open_store", deadly)  # noqa: B010  # it is imported there, and not exported
     serve_in_process(settings, ready)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from imap_wal.agent.config import AgentConfig
+from imap_wal.context import Context
 from imap_wal.inspect.inventory import take_inventory
 from rewrite_cli.console.check import WARNING, Check
 from rewrite_cli.doctor.agent import agent_checks
@@ -26,7 +27,7 @@ def of_the_log(settings: AgentConfig) -> list[Check]:
     """What `doctor` finds without asking an agent."""
     store = open_store(settings.url)
     (view,) = take_inventory(store)
-    return [each for each in log_checks(store, view, None) if "no agent of" in each.what]
+    return [each for each in log_checks(Context(store), view, None) if "no agent of" in each.what]
 
 
 def test_a_node_that_left_is_named_before_the_next_start(tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_each_session_is_recorded_in_the_log(settings: AgentConfig) -> None:
     metadata = [
         tuple(item)
         for path in segments(store)
-        for frame in SegmentReader(store, path).frames()
+        for frame in SegmentReader(store, path).whole_frames()
         if frame.kind == format.METADATA
         for item in entries.values(frame.payload)
     ]

@@ -38,7 +38,7 @@ def inner(request: pytest.FixtureRequest, memory: MemoryStore, tmp_path: Path) -
 def away(inner: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> AwayStore:
     """What the agents of this test open."""
     away = AwayStore(inner)
-    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: away)
+    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: away)
     monkeypatch.setattr(mender, "REOPEN_S", 0.02)
     monkeypatch.setattr(mender, "REOPEN_S_MAX", 0.1)
     return away
@@ -174,7 +174,7 @@ def test_a_reopen_succeeds_after_a_failure_of_any_call(
 ) -> None:
     """Each storage call of opening the log again fails once; a later attempt succeeds."""
     store = OneCallFails(inner)
-    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: store)
+    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: store)
     monkeypatch.setattr(mender, "REOPEN_S", 0.01)
     monkeypatch.setattr(mender, "REOPEN_S_MAX", 0.02)
     settings = config(

@@ -129,7 +129,7 @@ def test_requests_with_wrong_fields_are_answered_and_nothing_is_appended(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = FaultyStore(memory)
-    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: watched)
+    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: watched)
     settings = config(tmp_path, url=memory.url)
     with serving(settings), plugin(settings) as member:
         before = [operation for operation in watched.operations if operation.kind == "append"]
@@ -202,7 +202,7 @@ def test_a_malformed_payload_is_refused_as_a_whole(
 ) -> None:
     """Payloads that differ from their header are answered, and no byte of them is appended."""
     watched = FaultyStore(memory)
-    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: watched)
+    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: watched)
     settings = config(tmp_path, url=memory.url)
     with serving(settings), plugin(settings) as member:
         before = [operation for operation in watched.operations if operation.kind == "append"]
@@ -266,7 +266,9 @@ def test_a_number_beyond_an_archives_range_is_refused(
         ),
         what="the test",
     )
-    assert archive_sealed(store, log.identity.node_folder, "n1", log.manifests).records == 1
+    assert (
+        archive_sealed(Context(store), log.identity.node_folder, "n1", log.manifests).records == 1
+    )
     log.close()
 
 

@@ -30,7 +30,7 @@ def test_a_storage_failure_answers_all_appends_under_way(
     failing = FaultyStore(
         memory, Plan((Fault("error", at=4, kind=kind, path="*/wal/*", error=NoSpace),))
     )
-    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: failing)
+    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: failing)
     settings = config(tmp_path, url=memory.url)
     with serving(settings), plugin(settings) as member:
         assert member.put(a="1")[0] == "ack"
@@ -125,7 +125,7 @@ def test_after_a_storage_failure_the_agent_opens_a_new_epoch(
     faulty = FaultyStore(
         memory, Plan((Fault("error", at=4, kind=kind, path="*/wal/*", error=NoSpace),))
     )
-    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: faulty)
+    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: faulty)
     monkeypatch.setattr("imap_wal.agent.mender.REOPEN_S", 0.05)
     settings = config(tmp_path, url=memory.url)
     with serving(settings) as agent, plugin(settings) as member:
@@ -156,7 +156,7 @@ def test_an_agent_retries_while_the_storage_fails(
 ) -> None:
     """It answers requests with errors meanwhile, and recovers when the storage works."""
     faulty = FaultyStore(memory)
-    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: faulty)
+    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: faulty)
     monkeypatch.setattr("imap_wal.agent.mender.REOPEN_S", 0.01)
     settings = config(tmp_path, url=memory.url)
     with serving(settings) as agent, plugin(settings) as member:
@@ -183,7 +183,9 @@ def test_sigterm_stops_the_log_cleanly(settings: AgentConfig) -> None:
             member.put(**{f"k{number}": "v"})
         assert process.end(signal.SIGTERM) == 0
     store = open_store(settings.url)
-    frames = [frame for path in segments(store) for frame in SegmentReader(store, path).frames()]
+    frames = [
+        frame for path in segments(store) for frame in SegmentReader(store, path).whole_frames()
+    ]
     assert frames[-1].kind == format.CLEAN_SHUTDOWN
     agent = Agent(settings)
     assert agent._node_log.recovery.clean

@@ -10,6 +10,7 @@ import structlog
 from imap_wal.agent.monitoring.health import why_not_ready
 from imap_wal.agent.monitoring.status.page import StatusPage
 from imap_wal.agent.server import Agent
+from imap_wal.context import Context
 from imap_wal.inspect.inventory import take_inventory
 from rewrite_cli.console.check import PROBLEM, WARNING
 from rewrite_cli.doctor.agent import agent_checks
@@ -38,7 +39,7 @@ def test_a_failed_log_is_one_sentence_everywhere(
     """`doctor` knows from the agent that a process has the node, although its log is closed."""
     disk = LocalStore(str(tmp_path / "log"))
     faulty = FaultyStore(disk)
-    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: faulty)
+    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: faulty)
     settings = config(tmp_path)
     with (
         structlog.testing.capture_logs() as lines,
@@ -59,10 +60,12 @@ def test_a_failed_log_is_one_sentence_everywhere(
         (view,) = take_inventory(disk)
 
         def closed() -> bool:
-            return not any("written by" in each.what for each in log_checks(disk, view, None))
+            return not any(
+                "written by" in each.what for each in log_checks(Context(disk), view, None)
+            )
 
         eventually(closed, "the failed log is closed")
-        whats = [each.what for each in log_checks(disk, view, None, failed)]
+        whats = [each.what for each in log_checks(Context(disk), view, None, failed)]
         assert any("its agent runs, and its log has failed" in what for what in whats)
         assert not any("a crash or kill" in what for what in whats)
         faulty.plan = Plan()

@@ -11,6 +11,7 @@ import duckdb
 import pandas as pd
 import pytest
 
+from imap_wal.context import Context
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, Row
 from imap_wal.errors import CorruptLog, ShortLog
 from imap_wal.format import Position
@@ -39,7 +40,7 @@ def test_duckdb_and_pandas_read_an_archive_directly(tmp_path: Path) -> None:
     append(log, put("a", "1", (1, 2, 3, 4), timestamp_ms=5), put("b", "2", (1, 2, 3, 5), "other"))
     append(log, put("a", None, (1, 2, 3, 6), timestamp_ms=7))
     log.close()
-    archive_sealed(store, log.identity.node_folder, "n1", log.manifests)
+    archive_sealed(Context(store), log.identity.node_folder, "n1", log.manifests)
     files = sorted(str(path) for path in tmp_path.rglob("*.parquet"))
     assert len(files) == 2 and not segments(store)
 
@@ -103,14 +104,14 @@ def test_the_segment_being_written_is_not_archived(memory: MemoryStore) -> None:
     log.rotate()
     append(log, put("a", "2", (1, 1, 1, 2)))
     done = archive_sealed(
-        memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
+        Context(memory), log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
     )
     assert (done.segments, done.records) == (1, 1) and len(segments(memory)) == 1
     append(log, put("b", "1", (1, 1, 1, 3)))
     assert values(view(memory)) == {"a": "2", "b": "1"}
     assert (
         archive_sealed(
-            memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
+            Context(memory), log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
         ).segments
         == 0
     )
@@ -133,7 +134,9 @@ def test_crash_during_archive_loses_nothing(
     log.close(clean=False)
     dying: Any = Dying(memory, operation, after)
     with pytest.raises(StorageError):
-        archive_sealed(dying, log.identity.node_folder, "n1", cluster_node_manifests(dying))
+        archive_sealed(
+            Context(dying), log.identity.node_folder, "n1", cluster_node_manifests(dying)
+        )
         raise Unavailable("nothing more to do")
     left = copy_files(memory)
     assert values(view(left)) == {"a": "2"} and len(values(view(left), "other")) == 3
@@ -142,7 +145,7 @@ def test_crash_during_archive_loses_nothing(
         "the sessions' requests are known with or without the segments"
     )
     again.close()
-    archive_sealed(left, log.identity.node_folder, "n1", again.manifests)
+    archive_sealed(Context(left), log.identity.node_folder, "n1", again.manifests)
     known = {item.path for item in again.manifests.read()[1].archives}
     assert {
         file.path for file in left.list("") if file.path.endswith(".parquet")
@@ -164,7 +167,9 @@ def test_damaged_sealed_segment_stops_the_archive_run(
     overwrite(memory, path, bytes(data))
     before = [(file.path, file.size) for file in memory.list("")]
     with pytest.raises(CorruptLog):
-        archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
+        archive_sealed(
+            Context(memory), log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
+        )
     assert [(file.path, file.size) for file in memory.list("")] == before
 
 
@@ -177,7 +182,7 @@ def test_rows_of_many_maps_wait_on_disk(
     for number in range(20):
         append(log, put("a", number, (1, 1, 1, number), f"map {number % 10}"))
     log.close()
-    done = archive_sealed(memory, log.identity.node_folder, "n1", log.manifests)
+    done = archive_sealed(Context(memory), log.identity.node_folder, "n1", log.manifests)
     assert done.records == 20 and len(done.archives) == 10
     made = view(memory)
     assert {name: values(made, name)["a"] for name in made.maps()} == {
@@ -198,9 +203,9 @@ def test_thousand_maps_are_archived_in_one_bounded_pass(
     read: list[str] = []
     add, calls = Scratch.add, itertools.count()
 
-    def counted(store: SegmentStore, scan: Any, *rest: Any, **options: Any) -> Any:
+    def counted(context: Context, scan: Any, *rest: Any, **options: Any) -> Any:
         read.append(scan.path)
-        return read_scan(store, scan, *rest, **options)
+        return read_scan(context, scan, *rest, **options)
 
     def measured(scratch: Any, *rest: Any, **options: Any) -> None:
         add(scratch, *rest, **options)
@@ -224,7 +229,7 @@ def test_thousand_maps_are_archived_in_one_bounded_pass(
     log.close()
     before = segments(memory)
     assert len(before) > 2
-    done = archive_sealed(memory, log.identity.node_folder, "n1", log.manifests)
+    done = archive_sealed(Context(memory), log.identity.node_folder, "n1", log.manifests)
     assert read == before, "each segment once"
     assert len(done.archives) == 1000
     assert done.records == 6000
@@ -244,7 +249,9 @@ def test_row_groups_are_bounded(memory: MemoryStore, monkeypatch: pytest.MonkeyP
     for number in range(50):
         append(log, *(put(f"k{index}", "x", (1, 1, 1, number * 10 + index)) for index in range(10)))
     log.close()
-    (item,) = archive_sealed(memory, log.identity.node_folder, "n1", log.manifests).archives
+    (item,) = archive_sealed(
+        Context(memory), log.identity.node_folder, "n1", log.manifests
+    ).archives
     metadata = pq.ParquetFile(io.BytesIO(memory.read(item.path))).metadata
     assert metadata.num_row_groups > 1 and metadata.num_rows == 500
     # reading from the middle
@@ -266,7 +273,7 @@ def test_a_store_without_append_is_archived_object_by_object(tmp_path: Path) -> 
     made.catch_up()
     assert values(made) == {"a": "4"} and len(segments(store)) == 5
     done = archive_sealed(
-        store, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
+        Context(store), log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
     )
     assert done.segments == 5 and done.records == 5
     append(log, put("a", "new", (1, 1, 1, 9)))
@@ -311,8 +318,8 @@ def test_an_archive_run_does_not_hide_a_missing_segment(memory: MemoryStore, num
     memory.delete(lost)
     folder = log.identity.node_folder
     with pytest.raises((ShortLog, CorruptLog)):
-        archive_sealed(memory, folder, "n1", log.manifests, writing=log.unsealed)
+        archive_sealed(Context(memory), folder, "n1", log.manifests, writing=log.unsealed)
     memory.create(lost, content)
-    done = archive_sealed(memory, folder, "n1", log.manifests, writing=log.unsealed)
+    done = archive_sealed(Context(memory), folder, "n1", log.manifests, writing=log.unsealed)
     assert done.records == 4
     assert values(view(memory)) == {f"k{each}": "1" for each in range(4)}

@@ -15,6 +15,7 @@ import pytest
 
 import imap_wal
 from imap_wal.agent.config import AgentConfig
+from imap_wal.context import Context
 from imap_wal.errors import Closed, CorruptLog
 from imap_wal.retention import archiver, other_process
 from imap_wal.retention.archive import archive_sealed
@@ -45,7 +46,7 @@ def sealed(root: Path, keys: int = 300) -> Any:
 
 def archive(log: Any, write: Any) -> Any:
     return archive_sealed(
-        log.store,
+        Context(log.store),
         log.identity.node_folder,
         log.identity.node,
         log.manifests,
@@ -102,8 +103,8 @@ def test_archiver_process_has_low_priority_and_ends(tmp_path: Path) -> None:
     other = ArchiverProcess(f"file://{tmp_path}")
     processes = []
 
-    def write(store: Any, job: ArchiveJob) -> WrittenArchives:
-        written = Threads(lambda: answers.append(other.write(store, job)))
+    def write(context: Any, job: ArchiveJob) -> WrittenArchives:
+        written = Threads(lambda: answers.append(other.write(context, job)))
         process = eventually(lambda: other._process, "a process")
         processes.append(process)
         written.join()
@@ -223,8 +224,8 @@ process.wait()
 def test_files_of_a_failed_archive_run_are_deleted(tmp_path: Path) -> None:
     log = sealed(tmp_path)
 
-    def write(store: Any, job: ArchiveJob) -> WrittenArchives:
-        written = ArchiverProcess(f"file://{tmp_path}").write(store, job)
+    def write(context: Any, job: ArchiveJob) -> WrittenArchives:
+        written = ArchiverProcess(f"file://{tmp_path}").write(context, job)
         assert written.archives and list(tmp_path.rglob("*.parquet"))
         raise ProcessDied("before it could report it")
 
@@ -248,8 +249,8 @@ def test_an_agent_archives_in_a_process_of_its_own(
     used: list[ArchiveJob] = []
     write = ArchiverProcess.write
 
-    def watched(self: ArchiverProcess, store: Any, job: ArchiveJob) -> WrittenArchives:
-        written = write(self, store, job)
+    def watched(self: ArchiverProcess, context: Any, job: ArchiveJob) -> WrittenArchives:
+        written = write(self, context, job)
         used.append(job)
         return written
 

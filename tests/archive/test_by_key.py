@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from imap_wal import format
 from imap_wal import log as wal_log
+from imap_wal.context import Context
 from imap_wal.entry import KEY, clear_of, is_clear, pack
 from imap_wal.errors import CorruptLog, StorageUnavailable
 from imap_wal.format import Position
@@ -46,7 +47,7 @@ def test_an_archive_is_sorted_by_key_and_then_by_position(
         append(log, put(f"k{number * 7 % 20:02d}", number, (1, 1, 1, number)))
     archive(memory, log)
     (item,) = log.manifests.read()[1].archives
-    read = list(batches(memory, item.path))
+    read = list(batches(Context(memory), item.path))
     keys = [row[KEY] for batch in read for row in to_rows(batch)]
     places = [place for batch in read for place in to_positions(batch)]
     assert list(zip(keys, places, strict=True)) == sorted(zip(keys, places, strict=True))
@@ -196,8 +197,8 @@ def test_salvaged_rows_keep_their_order_whatever_the_footer_says(
     data = memory.read(item.path)
     memory.delete(item.path)
     memory.create(item.path, data.replace(b"10 by key", b"10 " + footer.encode()))
-    salvage.rewrite_file(memory, item.path, memory, "salvaged", log="")
-    read = list(batches(memory, "salvaged", by_position=True))
+    salvage.rewrite_file(Context(memory), item.path, memory, "salvaged", log="")
+    read = list(batches(Context(memory), "salvaged", by_position=True))
     places = [place for batch in read for place in to_positions(batch)]
     assert len(places) == 10 and places == sorted(places)
 
@@ -215,7 +216,7 @@ def test_a_full_scratch_folder_is_no_damage(
     monkeypatch.setattr(Scratch, "add", full)
     (scan,) = cluster_scans(cluster(memory).state())
     with pytest.raises(StorageUnavailable, match="No space left"):
-        list(read_scan(memory, scan, positions=True))
+        list(read_scan(Context(memory), scan, positions=True))
     assert values(view(memory)) == {"a": "2", "b": "1"}, "a merge needs no order"
 
 
@@ -233,7 +234,7 @@ def test_marks_within_an_archive_count_whatever_its_order(memory: MemoryStore) -
     assert [place for place, _ in everything] == sorted(place for place, _ in everything)
     since, until = everything[2][0], everything[6][0]
     scans = cluster_scans(cluster(memory).state(), since={"n1": since}, until={"n1": until})
-    (batch,) = parquet_scan.read_archive(memory, scans[0])
+    (batch,) = parquet_scan.read_archive(Context(memory), scans[0])
     assert sorted(batch.rows) == sorted(row for _, row in everything[3:7])
     assert batch.first <= everything[3][0] and batch.last >= until
 
@@ -253,7 +254,7 @@ def test_row_groups_without_a_wanted_key_are_not_read(
     for wanted, groups in (((b"k33",), 2), ((b"k33", b"k95"), 3), ((b"none",), 1), ((), 1)):
         found = [
             row
-            for batch in read_scan(memory, replace(scan, keys=frozenset(wanted)))
+            for batch in read_scan(Context(memory), replace(scan, keys=frozenset(wanted)))
             for row in batch.rows
         ]
         assert len(found) in (10 * groups, 10 * groups - 9)
@@ -262,4 +263,4 @@ def test_row_groups_without_a_wanted_key_are_not_read(
     memory.delete(scan.path)
     memory.create(scan.path, b"x" * scan.bytes)
     with pytest.raises(CorruptLog):
-        list(read_scan(memory, replace(scan, keys=frozenset())))
+        list(read_scan(Context(memory), replace(scan, keys=frozenset())))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
@@ -132,7 +133,7 @@ def test_a_snapshot_with_adopted_files_is_mixed() -> None:
     known = Snapshot(1, Listed([former]), {}, 1, 0, 3, 0)
     manifests.update(lambda manifest: manifest.with_snapshot("m", known))
     (view,) = take_inventory(store)
-    repair = SnapshotRepair(store, view, FakeClock(), lambda _: None, [])
+    repair = SnapshotRepair(Context(store, clock=FakeClock()), view, lambda _: None, [])
     adopted = repair.adopted("m", [StoredFile(new, 4, 0)])
     assert tuple(adopted.files) == (former, SnapshotFile(new, 0, 4, 0, "", 0))
     assert adopted.mixed and adopted.bytes == 7

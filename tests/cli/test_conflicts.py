@@ -181,7 +181,7 @@ def test_a_repair_decides_in_the_copy_and_keeps_what_lost(
     assert done.code == 0 and done.json["summary"]["conflicts"] == []
     (decided,) = done.json["summary"]["preferred"]
     copy = open_store(f"file://{tmp_path}/copy")
-    rows = [row for batch in batches(copy, decided["set_aside"]) for row in to_rows(batch)]
+    rows = [row for batch in batches(Context(copy), decided["set_aside"]) for row in to_rows(batch)]
     assert [(row[KEY], row[VALUE]) for row in rows] == [(b"a", lost)]
     assert live(copy) == {b"a": kept, b"b": b"1", b"c": b"3"}
     assert run("verify", f"file://{tmp_path}/copy").code == 0
@@ -223,7 +223,7 @@ def test_a_rewrite_decides_and_keeps_what_lost(
 ) -> None:
     done = run("rewrite", split, "--resolve", how, "-o", "json").json["clusters"][0]["maps"][0]
     assert done["conflicts"] == 1
-    rows = [row for batch in batches(store, done["set_aside"]) for row in to_rows(batch)]
+    rows = [row for batch in batches(Context(store), done["set_aside"]) for row in to_rows(batch)]
     assert [(row[KEY], row[VALUE]) for row in rows] == [(b"a", lost)]
     for command in ("verify", "stat", "doctor"):
         assert "b'a'" not in run(command, split).out
@@ -248,6 +248,8 @@ def test_of_three_claims_one_is_kept_also_a_deletion(run: Run, tmp_path: Path) -
         log.close()
     done = run("rewrite", url, "--resolve", "newest", "-o", "json").json["clusters"][0]["maps"][0]
     assert (done["live"], done["conflicts"]) == (0, 1)
-    kept = [name for batch in batches(store, done["set_aside"]) for name in nodes_of(batch)]
+    kept = [
+        name for batch in batches(Context(store), done["set_aside"]) for name in nodes_of(batch)
+    ]
     assert sorted(kept) == ["n1", "n3"]
     assert run("verify", url).code == 0

@@ -187,7 +187,7 @@ def test_a_segment_without_its_end_is_found(run: Run, tmp_path: Path) -> None:
     root, target = make(tmp_path / "log", sealed=1), tmp_path / "b"
     sealed = segments(root)[0]
     store = open_store(f"file://{root}")
-    last = list(SegmentReader(store, str(sealed.relative_to(root))).frames())[-1]
+    last = list(SegmentReader(store, str(sealed.relative_to(root))).whole_frames())[-1]
     with sealed.open("r+b") as file:
         file.truncate(last.offset)
     made = run("backup", root, target, "-o", "json")

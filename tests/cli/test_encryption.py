@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 import imap_wal
-from imap_wal.context import Context
+from imap_wal.context import Context, open_context
 from imap_wal.layout import cluster_folder
 from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.readers import bases_of_history
@@ -18,7 +18,7 @@ from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import part_writer
 from imap_wal.rewrite.ranges import borders_of
-from imap_wal.security.encryption import archive_key, with_keys
+from imap_wal.security.encryption import archive_key
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.cli.conftest import Run
@@ -326,19 +326,19 @@ def test_no_manifest_has_the_start_of_a_key(
             expected |= changes
             assert dict(store.map("orders")) == expected
         assert run("--encryption-keys", source, "rewrite", root).code == 0
-        log = ClusterLog(Context(with_keys(open_store(root), source)), "default", "embedded")
+        log = ClusterLog(open_context(root, keys=source), "default", "embedded")
         snapshots.append(log.manifests.read()[1].snapshots["orders"])
         assert len(snapshots[-1].files) >= 10
-        assert borders_of(snapshots[-1], log.store) is not None
+        assert borders_of(snapshots[-1], log.context.keys) is not None
     first, second, last = snapshots[0], snapshots[1], snapshots[-1]
     borders = [{file.border for file in each.files} for each in (first, second)]
     assert len({*first.paths} & {*second.paths}) >= 8, "most files are kept"
     assert len(borders[0] & borders[1]) >= 8
     assert all(file.border.startswith("b:") for file in last.files[1:])
-    assert borders_of(first, log.store) is None, "its key is gone"
+    assert borders_of(first, log.context.keys) is None, "its key is gone"
     files = Listed(file._replace(border=file.border[:-6]) for file in last.files)
     damaged = replace(last, files=files)
-    assert borders_of(damaged, log.store) is None
+    assert borders_of(damaged, log.context.keys) is None
     for file in Path(root).rglob("*.json"):
         assert b"secret" not in file.read_bytes(), file
         assert b"secret-".hex().encode() not in file.read_bytes(), file

@@ -79,9 +79,9 @@ def test_no_segment_is_read_if_a_manifest_has_the_map(
                 store.archive()
     read: list[str] = []
 
-    def noting(store: Any, scan: FileScan) -> Any:
+    def noting(context: Any, scan: FileScan) -> Any:
         read.append(scan.path)
-        return read_scan(store, scan)
+        return read_scan(context, scan)
 
     monkeypatch.setattr(map_names, "read_scan", noting)
     opened = open_store(tmp_path.as_uri())

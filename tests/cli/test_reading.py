@@ -14,12 +14,12 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
+from imap_wal.context import Context
 from imap_wal.format import START
 from imap_wal.read import cluster
 from imap_wal.read.file_scan import EntryBatch, FileScan
 from imap_wal.read.scan import read_scan
 from rewrite_cli.cli import group
-from storage_backends import SegmentStore
 from tests.cli.conftest import Run
 from tests.kit.orders import LIVE
 
@@ -176,12 +176,12 @@ def test_a_dump_survives_pruning_while_it_reads(
     read, seen = read_scan, list[str]()
 
     def read_and_prune(
-        store: SegmentStore, scan: FileScan, *arguments: Any, **options: Any
+        context: Context, scan: FileScan, *arguments: Any, **options: Any
     ) -> Iterator[EntryBatch]:
         seen.append(scan.kind)
         if seen.count("archive") == 3:
             assert CliRunner().invoke(group, ["prune", str(tmp_path), "--yes"]).exit_code == 0
-        yield from read(store, scan, *arguments, **options)
+        yield from read(context, scan, *arguments, **options)
 
     monkeypatch.setattr(cluster, "read_scan", read_and_prune)
     lines = run("dump", tmp_path, "-o", "json", "--from", str(START)).lines

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import imap_wal
+from imap_wal.context import Context
 from imap_wal.errors import ImapWalError
 from imap_wal.inspect.inventory import looks_at
 from imap_wal.placement import open_store
@@ -116,7 +117,7 @@ def test_an_interrupted_repair_is_not_taken_for_a_log(run: Run, url: str, tmp_pa
             of = getattr(target, name)
             setattr(target, name, lambda path, data, of=of: create(path, data, of))
         (view,) = looks_at(store_of(url))
-        repair = ClusterRepair(store_of(url), view, SALVAGE, always, lambda _: None)
+        repair = ClusterRepair(Context(store_of(url)), view, SALVAGE, always, lambda _: None)
         repair.plan()
         try:
             repair.write(target)

@@ -81,7 +81,7 @@ def history(seed: int, url: str) -> tuple[MemoryStore, list[Written]]:
     for file in store.list(""):
         if file.path.endswith(".wal"):
             reader = SegmentReader(store, file.path)
-            for frame in reader.frames():
+            for frame in reader.whole_frames():
                 rows = list(entry.rows(frame.payload)) if frame.kind == format.ENTRIES else []
                 written.append(
                     Written(

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import imap_wal
+from imap_wal.context import Context
 from imap_wal.entry import Row
 from imap_wal.parquet.salvage import LostRows, readable
 from storage_backends.local import LocalStore
@@ -25,7 +26,7 @@ def test_a_flipped_archive_bit_never_changes_rows(tmp_path: Path, seed: int) -> 
     def read() -> tuple[list[Row], list[LostRows]]:
         rows: list[Row] = []
         damages: list[LostRows] = []
-        for part in readable(store, path, log=""):
+        for part in readable(Context(store), path, log=""):
             if isinstance(part, LostRows):
                 damages.append(part)
             else:

@@ -11,9 +11,9 @@ import pytest
 
 import imap_wal
 from imap_wal.clock import SystemClock
+from imap_wal.context import Context
 from imap_wal.read.file_scan import SNAPSHOT, EntryBatch, FileScan
 from imap_wal.read.scan import read_scan
-from storage_backends import SegmentStore
 from tests.cli.conftest import Run
 from tests.kit.effort import thorough
 
@@ -112,7 +112,7 @@ def test_former_moments_are_read_while_the_log_is_archived(
     with imap_wal.open(root, history_s=3600, auto_rewrite_percentage=0) as store:
 
         def archiving(
-            place: SegmentStore, scan: FileScan, *arguments: Any, **options: Any
+            place: Context, scan: FileScan, *arguments: Any, **options: Any
         ) -> Iterator[EntryBatch]:
             if scan.kind != SNAPSHOT:
                 store.archive()

@@ -125,14 +125,14 @@ def damage(chance: Random, store: MemoryStore) -> str:
 
 def verified(store: MemoryStore) -> list[Finding]:
     (view,) = take_inventory(store)
-    planned, units = plan(store, view, lambda _: True)
+    planned, units = plan(Context(store), view, lambda _: True)
     return planned + check(units, lambda _: None, Deadline(SystemClock(), None))[0]
 
 
 def repaired(store: MemoryStore, mode: str) -> tuple[dict[str, str], MemoryStore]:
     """Path → status; and the copy."""
     (view,) = looks_at(store)
-    repair = ClusterRepair(store, view, mode, lambda _: True, lambda _: None)
+    repair = ClusterRepair(Context(store), view, mode, lambda _: True, lambda _: None)
     repair.plan()
     copy = MemoryStore(f"verdicts-{next(numbers)}")
     repair.write(copy)
@@ -161,7 +161,7 @@ def keys(store: MemoryStore, below: float = math.inf) -> list[int]:
     for path in sorted(segments(store), key=number):
         if "/wal/" in path and number(path) < below and path not in nothing_counts:
             with suppress(LogError):
-                frames = SegmentReader(store, path).frames()
+                frames = SegmentReader(store, path).whole_frames()
                 found += [key_of(frame) for frame in frames if frame.kind == format.ENTRIES]
     return found
 
@@ -323,7 +323,7 @@ def test_damage_in_an_unsynced_tail_is_a_torn_tail() -> None:
     """All readers report a torn tail."""
     store = killed(sync=False)
     (path,) = segments(store)
-    frames = list(SegmentReader(store, path).frames())
+    frames = list(SegmentReader(store, path).whole_frames())
     data = bytearray(store.read(path))
     data[frames[1].offset + 14] ^= 1
     overwrite(store, path, bytes(data))

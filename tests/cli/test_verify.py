@@ -11,6 +11,7 @@ import pytest
 
 import imap_wal
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.context import Context
 from imap_wal.errors import MissingNode
 from imap_wal.inspect.finding import Deadline
 from imap_wal.inspect.inventory import take_inventory
@@ -276,7 +277,7 @@ def test_verify_reports_lost_and_later_records(run: Run, tmp_path: Path) -> None
         for key in range(10):
             store.map("m").update({f"k{key}": key, f"l{key}": key})
     (segment,) = (tmp_path / "log").rglob("*.wal")
-    frames = list(SegmentReader(open_store(str(segment.parent)), segment.name).frames())
+    frames = list(SegmentReader(open_store(str(segment.parent)), segment.name).whole_frames())
     data = bytearray(segment.read_bytes())
     data[frames[3].offset + 30] ^= 1
     data[frames[4].offset + 30] ^= 1
@@ -373,7 +374,7 @@ def test_an_empty_segment_between_others_is_no_damage(run: Run, tmp_path: Path) 
 def test_an_archive_merged_during_verify_is_no_damage(run: Run, url: str) -> None:
     store = open_store(url)
     (view,) = take_inventory(store)
-    findings, units = plan(store, view, lambda _: True)
+    findings, units = plan(Context(store), view, lambda _: True)
     archive = next(unit for unit in units if unit.kind == "archive")
     manifests = node_manifests(store, "prod/eu/nodes/n1", SystemClock(), SystemRandomness())
     manifests.update(lambda manifest: replace(manifest, archives=Listed()))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from imap_wal.agent import server
+from imap_wal import context
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.context import Context
@@ -219,7 +219,7 @@ def serve_until_upload(settings: AgentConfig, ready: Any, fault: Fault) -> None:
         disk = LocalStore(wal_dir.removeprefix("file://"))
         return OwnDiskStore(root, disk, wal_dir.disk_of, tails(root))
 
-    setattr(server, "open_store", opened)  # noqa: B010  # it is imported there, and not exported
+    setattr(context, "open_store", opened)  # noqa: B010  # it is imported there, and not exported
     serve_in_process(settings, ready)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import imap_wal
-from imap_wal.embedded import opening
+from imap_wal import context
 from imap_wal.errors import Closed
 from imap_wal.retention.other_process import ProcessDied
 from imap_wal.rewrite.compaction import Compactor
@@ -259,7 +259,7 @@ def test_the_other_process_gets_the_options_of_the_storage(
     """A store of objects does not show them in its `url`."""
     objects = LocalObjects(str(tmp_path))
     monkeypatch.setattr(objects, "url", "s3://bucket/root")
-    monkeypatch.setattr(opening, "open_store", lambda *_, **__: objects)
+    monkeypatch.setattr(context, "open_store", lambda *_, **__: objects)
     with imap_wal.open("s3://bucket/root", node="n1", storage_options={"key": "k"}) as store:
         assert store._compactor._process is not None
         url = pickle.loads(pickle.dumps(store._compactor._process._url))

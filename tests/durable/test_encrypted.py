@@ -151,10 +151,10 @@ def test_unencrypted_replacement_of_a_segment_is_refused(tmp_path: Path) -> None
     killed(place, source)
     disk = open_store(place)
     path = segments(disk)[-1]
-    reader = SegmentReader(keyed(disk, "a"), path)
+    reader, keys = SegmentReader(disk, path), keyed(disk, "a").keys
     head = reader.header._replace(key_id="", key_check=b"")
     data, seed = head.encode(), head.checksum_seed
-    for frame in reader.frames():
+    for frame in reader.frames(keys):
         chunks, _, _ = format.encode_frame(
             seed, len(data), frame.kind, frame.count, 0, [frame.payload]
         )
@@ -307,15 +307,18 @@ def test_archive_of_another_log_does_not_open(tmp_path: Path) -> None:
         store.map("orders")["k"] = "v"
         store.archive()
         store.map("orders")["later"] = "v"  # so there is a segment
-    disk = keyed(open_store(place), "a")
+    disk = open_store(place)
+    context = keyed(disk, "a")
     (path,) = (file.path for file in disk.list("") if file.path.endswith(".parquet"))
     (directory,) = {SegmentReader(disk, file).header.directory for file in segments(disk)}
     from imap_wal.parquet import salvage
     from imap_wal.parquet.reader import Expected, batches
 
-    assert sum(len(batch) for batch in batches(disk, path, expected=Expected(log=directory))) == 1
-    assert salvage.count_readable(disk, path, log=directory).records == 1
+    assert (
+        sum(len(batch) for batch in batches(context, path, expected=Expected(log=directory))) == 1
+    )
+    assert salvage.count_readable(context, path, log=directory).records == 1
     with pytest.raises(Forged, match="it was moved here"):
-        list(batches(disk, path, expected=Expected(log="00000000-0000-4000-8000-000000000009")))
-    moved = salvage.count_readable(disk, path, log="00000000-0000-4000-8000-000000000009")
+        list(batches(context, path, expected=Expected(log="00000000-0000-4000-8000-000000000009")))
+    moved = salvage.count_readable(context, path, log="00000000-0000-4000-8000-000000000009")
     assert moved.records == 0 and "it was moved here" in moved.what

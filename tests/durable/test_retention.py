@@ -270,7 +270,7 @@ def test_removal_is_the_same_with_fewer_segments_read(
         log = ClusterLog(Context(storage, clock=FakeClock()), "default", "embedded")
         state = log.state()
         expected = policy.part_to_remove(
-            log, state.nodes["n"], plan_covered(storage, state, "n", 2**62), ttl, limit
+            log, state.nodes["n"], plan_covered(Context(storage), state, "n", 2**62), ttl, limit
         )
         storage.operations.clear()
         removed = policy.remove_covered(

@@ -104,7 +104,7 @@ def test_agent_stop_ends_an_archive_run_at_next_call(
                 == "ack"
             )
     storage = Held(memory, "create_from", "imap-wal-archive")
-    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: storage)
+    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: storage)
     with serving(config(tmp_path, url=memory.url, archive_interval_s=3600)) as agent:
         assert storage.reached.wait(20)
         maintenance = agent._maintenance
@@ -145,7 +145,7 @@ def test_stopped_agent_does_not_wait_for_its_restore(
         for number in range(50):
             member.put(**{f"k{number}": "x" * 100})
     storage = Held(memory, "read", "imap-wal-reads")
-    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: storage)
+    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: storage)
     with serving(settings) as agent:
         assert storage.reached.wait(20)
         agent.stop()

@@ -264,7 +264,7 @@ MUTATIONS = (
     Mutation(
         "doctor does not look for conflicts of order",
         "imap_wal/inspect/verify.py",
-        "        findings += order(store, view)\n",
+        "        findings += order(context, view)\n",
         "        findings += []\n",
         "tests/cli/test_conflicts.py::test_commands_name_map_key_and_positions_of_a_conflict[doctor]",
     ),

@@ -39,7 +39,7 @@ def killed(memory: MemoryStore, **options: Any) -> tuple[str, bytes, list[format
         store.map("m")[name] = f"value-{number}"
     path = segments(memory)[0]
     reader = SegmentReader(memory, path)
-    return path, memory.read(path), list(reader.frames())
+    return path, memory.read(path), list(reader.whole_frames())
 
 
 def damaged(memory: MemoryStore, path: str, data: bytes) -> MemoryStore:

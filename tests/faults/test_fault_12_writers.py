@@ -18,6 +18,7 @@ import msgpack
 import pytest
 
 import imap_wal
+from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import LostRace
 from imap_wal.read.view import MaterializedView
@@ -328,7 +329,9 @@ def at_once(first: str, second: str, at: int) -> bool:
     elif first == "archive":
         assert life.store is not None
         log = life.store.committer.log
-        archive_sealed(storage, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
+        archive_sealed(
+            Context(storage), log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
+        )
     else:
         with suppress(LostRace, NotFound):  # reported, without damage: it is run again
             beside.step(first)

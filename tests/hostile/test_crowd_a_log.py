@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from imap_wal.agent import node_schemas
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.limits import CLEAR_COUNTS_MAX
+from imap_wal.context import Context
 from imap_wal.entry import clear_of
 from imap_wal.errors import InvalidSetting
 from imap_wal.layout import Identity
@@ -145,7 +146,7 @@ def test_schemas_without_end_are_refused(
         assert code == "schema-refused" and "this node has 3 schemas" in str(text)
         assert member.put(a="1")[0] == put_schemas(member, *few[:3])[0] == "ack"
     store = open_store(settings.url)
-    archive_offline(store, Identity("default", "c", "n1"), "default/c/nodes/n1")
+    archive_offline(Context(store), Identity("default", "c", "n1"), "default/c/nodes/n1")
     with serving(settings), plugin(settings) as member:
         assert put_schemas(member, few[3])[1] == "schema-refused"
         assert put_schemas(member, few[1])[0] == "ack"

@@ -79,7 +79,7 @@ def restored(url: str) -> dict[bytes, entry.Row]:
     cluster = ClusterLog(Context(open_store(url)), "default", "c")
     found = {}
     for scan in node_scans(cluster.state(), "n1"):
-        for changes in read_scan(cluster.store, scan):
+        for changes in read_scan(Context(cluster.store), scan):
             found |= {row[KEY]: row for row in changes.rows}
     return found
 

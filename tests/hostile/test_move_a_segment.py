@@ -20,14 +20,13 @@ from imap_wal.manifest.node import node_manifests
 from imap_wal.repair.cluster import ClusterRepair
 from imap_wal.repair.report import EMPTIED, POINT_IN_TIME, SALVAGE
 from imap_wal.retention.archive import archive_sealed
-from imap_wal.security.encryption import KeyedStore
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.segment.salvage import scan_segment
 from imap_wal.segment.verdict import CLEAN, Place, judge
 from imap_wal.segment.writer import SegmentWriter
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore, forget
-from tests.encrypted import key_ring, keyed
+from tests.encrypted import key_ring, key_variable, keyed, keys_of
 from tests.kit.effort import share
 from tests.support import (
     IDENTITY,
@@ -90,13 +89,13 @@ def elsewhere() -> st.SearchStrategy[dict[str, object]]:
 def donor(home: Home, key: str = "a") -> bytes:
     """A segment of that place, with two frames; `key`: the log's is "a"."""
     memory = MemoryStore("donor")
-    store = keyed(memory, key)
     try:
         writer = SegmentWriter(
-            store,
+            memory,
             "x",
             header(**home._asdict(), segment_id=b"\7" * 16),
             randomness=SeededRandomness(9),
+            keys=key_ring(key),
         )
         for number in range(2):
             writer.append(format.ENTRIES, 1, [row(f"{FORGED}-{number}", "v", 100 + number)])
@@ -108,10 +107,10 @@ def donor(home: Home, key: str = "a") -> bytes:
         forget("donor")
 
 
-def victim() -> KeyedStore:
+def victim() -> MemoryStore:
     """A log of three segments, whose writer was killed."""
     memory = MemoryStore("victim")
-    log = node_log(keyed(memory, "a"))
+    log = node_log(memory, keys=keys_of("a"))
     for number in range(6):
         log.write(format.ENTRIES, 1, [row(f"own-{number}", "v", number + 1)])
         log.sync()
@@ -119,22 +118,22 @@ def victim() -> KeyedStore:
             log.rotate()
     left = copy_files(memory)
     forget("victim")
-    return keyed(left, "a")
+    return left
 
 
-def contents_of(store: KeyedStore, recovery: str) -> set[str]:
+def contents_of(store: SegmentStore, recovery: str) -> set[str]:
     """Keys after an open with this recovery mode, in a copy."""
-    left = keyed(copy_files(store), "a")
-    with embedded(left, recovery_mode=recovery) as opened:
+    keys = key_variable("a")
+    with embedded(copy_files(store), recovery_mode=recovery, encryption_keys=keys) as opened:
         return {key.decode() for key in opened.map("m", raw=True)}
 
 
-def repaired(store: SegmentStore, mode: str) -> KeyedStore:
+def repaired(store: SegmentStore, mode: str, key: str = "a") -> MemoryStore:
     (view,) = looks_at(store)
-    repair = ClusterRepair(store, view, mode, lambda _: True, lambda _: None)
+    repair = ClusterRepair(keyed(store, key), view, mode, lambda _: True, lambda _: None)
     repair.plan()
     forget("repaired")
-    copy = keyed(MemoryStore("repaired"), "a")
+    copy = MemoryStore("repaired")
     repair.write(copy)
     return copy
 
@@ -143,7 +142,7 @@ def keys_after_repair(store: SegmentStore, mode: str) -> set[str]:
     copy = repaired(store, mode)
     found: set[str] = set()
     for path in segments(copy):
-        for frame in SegmentReader(copy, path).frames():
+        for frame in SegmentReader(copy, path).frames(keys_of("a")):
             if frame.kind == format.ENTRIES:
                 found |= {
                     name
@@ -160,20 +159,23 @@ def test_no_frame_of_another_place_is_read(changes: dict[str, object], change: s
     home = header().home
     assert home._replace(**changes) != home  # type: ignore[arg-type]
     forget("moved")
-    store = keyed(MemoryStore("moved"), "a")
+    store = MemoryStore("moved")
     path = "default/embedded/nodes/n1/wal/00000001-00000001.wal"
     store.create(path, CHANGES[change](donor(home._replace(**changes)), home))  # type: ignore[arg-type]
     read: list[Frame] = []
     status = ""
     try:
-        status = judge(store, Place(path, home.directory, home.epoch, home.number), read.append)[
-            0
-        ].status
+        status = judge(
+            store,
+            Place(path, home.directory, home.epoch, home.number),
+            read.append,
+            keys=keys_of("a"),
+        )[0].status
     except EncryptionError:
         pass
     assert not read and status != CLEAN
     try:
-        assert not scan_segment(store, path, home).frames
+        assert not scan_segment(keyed(store, "a"), path, home).frames
     except EncryptionError:
         pass
 
@@ -195,7 +197,7 @@ def test_a_segment_of_another_place_is_never_used(
     overwrite(store, path, CHANGES[change](donor(home._replace(**changes)), home))  # type: ignore[arg-type]
     with pytest.raises(ImapWalError):
         archive_sealed(
-            store,
+            keyed(store, "a"),
             IDENTITY.node_folder,
             "n1",
             node_manifests(store, IDENTITY.node_folder, FakeClock(), SeededRandomness(1)),
@@ -237,7 +239,7 @@ def test_a_segment_of_a_former_log_does_not_open() -> None:
     overwrite(store, path, CHANGES["names"](former, own))
     copy = repaired(store, SALVAGE)
     assert aside_of(copy) == CHANGES["names"](former, own)
-    with embedded(copy) as opened:
+    with embedded(copy, encryption_keys=key_variable("a")) as opened:
         assert sorted(opened.map("m", raw=True)) == [b"own-0", b"own-1", b"own-2", b"own-3"]
 
 
@@ -255,7 +257,7 @@ def test_a_segment_that_was_put_there_stops_no_repair(key: str, change: str) -> 
     path = layout.wal_path(IDENTITY.node_folder, home.epoch, home.number)
     store.create(path, strange)
     (view,) = looks_at(store)
-    repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None)
+    repair = ClusterRepair(keyed(store, "a"), view, SALVAGE, lambda _: True, lambda _: None)
     repair.plan()
     (item,) = [each for each in repair.items if each.file == path]
     assert item.action == EMPTIED and item.given_up is not None, item
@@ -294,7 +296,7 @@ def test_a_segment_without_encryption_stops_no_repair(where: str, directory: str
     gone = {"own-2", "own-3"} if where == "in its place" else set[str]()
     assert keys_after_repair(store, SALVAGE) == {f"own-{number}" for number in range(6)} - gone
     (view,) = looks_at(store)
-    repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None)
+    repair = ClusterRepair(keyed(store, "a"), view, SALVAGE, lambda _: True, lambda _: None)
     repair.plan()
     (item,) = [each for each in repair.items if each.file == path]
     assert item.given_up is not None and item.what
@@ -313,7 +315,7 @@ def test_a_repair_with_keys_of_a_log_without_encryption_stops() -> None:
     clusters = cluster_manifests(left, IDENTITY.cluster_folder, FakeClock(), SeededRandomness(2))
     key_checks.enter(key_ring("a"), clusters)
     with pytest.raises(EncryptionError, match="not encrypted"):
-        repaired(keyed(left, "a"), SALVAGE)
+        repaired(left, SALVAGE)
 
 
 def test_a_repair_without_a_key_of_the_log_stops() -> None:
@@ -322,7 +324,7 @@ def test_a_repair_without_a_key_of_the_log_stops() -> None:
     path = segments(store)[1]
     overwrite(store, path, CHANGES["names"](store.read(path), header().home))
     with pytest.raises(EncryptionError, match="the keys given are b"):
-        repaired(keyed(store.inner, "b"), SALVAGE)
+        repaired(store, SALVAGE, "b")
 
 
 def aside_of(copy: SegmentStore) -> bytes:

@@ -11,7 +11,7 @@ import pytest
 import imap_wal
 from imap_wal import log
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.context import Context
+from imap_wal.context import Context, open_context
 from imap_wal.errors import EncryptionError
 from imap_wal.inspect.inventory import looks_at
 from imap_wal.manifest.node import node_manifests
@@ -22,7 +22,7 @@ from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.plan import Result, RewritePlan
 from imap_wal.rewrite.run import rewrite
-from imap_wal.security.encryption import check_value, with_keys
+from imap_wal.security.encryption import check_value
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import SegmentStore, open_store
 from storage_backends.gated import GatedStore
@@ -202,26 +202,27 @@ class Replacing(GatedStore):
         return self.inner
 
 
-def archive(store: SegmentStore) -> None:
+def archive(context: Context) -> None:
     randomness = SystemRandomness()
-    nodes = node_manifests(store, IDENTITY.node_folder, SystemClock(), randomness)
-    archive_sealed(store, IDENTITY.node_folder, "n1", nodes)
+    nodes = node_manifests(context.store, IDENTITY.node_folder, SystemClock(), randomness)
+    archive_sealed(context, IDENTITY.node_folder, "n1", nodes)
 
 
-def rewrite_all(store: SegmentStore) -> None:
-    rewrite(ClusterLog(Context(store), "default", "embedded"), LocalEngine())
+def rewrite_all(context: Context) -> None:
+    rewrite(ClusterLog(context, "default", "embedded"), LocalEngine())
 
 
 @pytest.mark.parametrize("run_it", [archive, rewrite_all])
 def test_a_run_uses_the_keys_that_it_compared(
-    tmp_path: Path, run_it: Callable[[SegmentStore], None]
+    tmp_path: Path, run_it: Callable[[Context], None]
 ) -> None:
     """The file of keys is replaced while an archive or a rewrite runs."""
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     with imap_wal.open(place, node="n1", encryption_keys=source) as store:
         store.map("orders")["k"] = "v"
     file = Path(source.removeprefix("file:"))
-    run_it(Replacing(with_keys(open_store(place), source), file))
+    context = open_context(place, keys=source)
+    run_it(context.on(Replacing(context.store, file)))
     assert file.read_text() == other("a")
     file.write_text(key("a"))
     with imap_wal.open(place, node="n1", encryption_keys=source) as store:
@@ -238,17 +239,18 @@ def test_a_copy_has_the_keys_that_the_repair_compared(
     with imap_wal.open(place, node="n1", encryption_keys=source) as opened:
         for name in "klm":
             opened.map("orders")[name] = "v"
-    store = with_keys(open_store(place), source)
-    archive(store)
+    context = open_context(place, keys=source)
+    store = context.store
+    archive(context)
     (path,) = [each for each in everything(place) if each.endswith(".parquet")]
     content = store.read(path)
     overwrite(store, path, content[:40] + bytes([content[40] ^ 1]) + content[41:])
     file, copy = Path(source.removeprefix("file:")), str(tmp_path / "copy")
     (view,) = looks_at(store)
-    repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None)
+    repair = ClusterRepair(context, view, SALVAGE, lambda _: True, lambda _: None)
     repair.plan()
     file.write_text(other("a"))
-    repair.write(with_keys(open_store(copy), source))
+    repair.write(open_store(copy))
     file.write_text(key("a"))
     with imap_wal.open(copy, node="n1", encryption_keys=source) as opened:
         assert dict(opened.map("orders")) == {"l": "v", "m": "v"}
@@ -258,14 +260,14 @@ class OtherKeys(LocalEngine):
     """An engine whose workers read another file of keys."""
 
     def run(self, job: RewritePlan, log: ClusterLog) -> Result:
-        store = keyed(log.store, "b", "a")
-        return super().run(job, ClusterLog(Context(store), log.namespace, log.cluster))
+        context = keyed(log.store, "b", "a")
+        return super().run(job, ClusterLog(context, log.namespace, log.cluster))
 
 
 def test_files_of_workers_with_another_key_are_not_published(place: str, tmp_path: Path) -> None:
     """A worker of Spark may read another file of keys than the process that publishes."""
-    store = with_keys(open_store(place), key_file(tmp_path, "a"))
-    log_of_all = ClusterLog(Context(store), "default", "embedded")
+    context = open_context(place, keys=key_file(tmp_path, "a"))
+    log_of_all = ClusterLog(context, "default", "embedded")
     with pytest.raises(EncryptionError, match="its key is missing"):
         rewrite(log_of_all, OtherKeys())
     assert not log_of_all.manifest().snapshots

@@ -300,7 +300,7 @@ def read_whole(settings: AgentConfig) -> None:
         ),
         what="the test",
     )
-    archive_sealed(store, log.identity.node_folder, "n1", log.manifests)
+    archive_sealed(Context(store), log.identity.node_folder, "n1", log.manifests)
     log.close()
     with serving(settings), plugin(settings) as member:
         for name in ("orders", "fuzzed"):

@@ -33,7 +33,7 @@ def logged(settings: AgentConfig) -> list[tuple[str, Any, tuple[int, ...]]]:
     rows = [
         row
         for path in segments(store)
-        for frame in SegmentReader(store, path).frames()
+        for frame in SegmentReader(store, path).whole_frames()
         if frame.kind == format.ENTRIES
         for row in entries.rows(frame.payload)
     ]

@@ -43,6 +43,6 @@ def frames(store: SegmentStore) -> list[Frame]:
     return [
         frame
         for path in segments(store)
-        for frame in SegmentReader(store, path).frames()
+        for frame in SegmentReader(store, path).whole_frames()
         if frame.kind != format.CLEAN_SHUTDOWN
     ]

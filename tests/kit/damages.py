@@ -39,7 +39,7 @@ def entries(store: MemoryStore) -> list[int]:
         int(row[1])
         for path in segments(store)
         if "/wal/" in path
-        for frame in SegmentReader(store, path).frames()
+        for frame in SegmentReader(store, path).whole_frames()
         for row in _rows(frame)
     ]
 
@@ -52,7 +52,7 @@ def _rows(frame: format.Frame) -> Iterator[Any]:
 
 def offsets(store: MemoryStore, path: str) -> list[int]:
     reader = SegmentReader(store, path)
-    return [*(frame.offset for frame in reader.frames()), reader.end]
+    return [*(frame.offset for frame in reader.whole_frames()), reader.end]
 
 
 def flip(store: MemoryStore, segment: int, frame: int, byte: int = 14) -> None:

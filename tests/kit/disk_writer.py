@@ -14,12 +14,13 @@ from imap_wal.placement.own_disk import OwnDiskStore, Unasked
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.retention.archive import archive_sealed
+from imap_wal.security.encryption_keys import NO_KEYS
 from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import open_node_log
 from storage_backends import SegmentStore
-from tests.encrypted import keyed
+from tests.encrypted import keys_of
 from tests.support import FakeClock, row
 
 NODE = "ns/c/nodes/n1"
@@ -48,7 +49,8 @@ class Writer:
         self.log: NodeLog = open_node_log(
             LogContext(
                 Context(
-                    keyed(self.store, *keys) if keys else self.store,
+                    self.store,
+                    keys_of(*keys) if keys else NO_KEYS,
                     clock=self.clock,
                     randomness=self.randomness,
                 ),
@@ -67,7 +69,7 @@ class Writer:
     def archive(self) -> None:
         self.log.rotate()
         archive_sealed(
-            self.store,
+            Context(self.store),
             NODE,
             "n1",
             self.log.manifests,

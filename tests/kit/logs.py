@@ -75,6 +75,6 @@ def parquet_rows(store: SegmentStore, path: str) -> list[tuple[Row, str]]:
 
     return [
         item
-        for batch in batches(store, path)
+        for batch in batches(Context(store), path)
         for item in zip(to_rows(batch), nodes_of(batch), strict=True)
     ]

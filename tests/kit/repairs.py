@@ -7,6 +7,7 @@ from typing import Any
 
 import imap_wal
 from imap_wal import format
+from imap_wal.context import Context
 from imap_wal.inspect.inventory import looks_at
 from imap_wal.repair.cluster import ClusterRepair
 from imap_wal.repair.report import SALVAGE
@@ -28,7 +29,7 @@ def repaired(store: SegmentStore, name: str, mode: str = SALVAGE) -> tuple[Memor
         views = looks_at(store)
         items: list[Any] = []
         for view in views:
-            repair = ClusterRepair(store, view, mode, always, lambda _: None)
+            repair = ClusterRepair(Context(store), view, mode, always, lambda _: None)
             repair.plan()
             items += [item.to_json() for item in repair.items]
             if not dry_run:
@@ -52,7 +53,7 @@ def flip(path: Path, offset: int, bit: int = 4) -> None:
 
 def frames(path: Path) -> list[format.Frame]:
     store = open_store(str(path.parent))
-    return list(SegmentReader(store, path.name).frames())
+    return list(SegmentReader(store, path.name).whole_frames())
 
 
 def values(url: str) -> dict[str, Any]:

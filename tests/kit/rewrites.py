@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from imap_wal.context import Context
 from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.retention.archive import archive_sealed
@@ -30,7 +31,7 @@ def snapshot(store: SegmentStore, name: str = "orders") -> Any:
 def archive(store: SegmentStore, log: NodeLog, writing: int | None = None) -> None:
     log.rotate()
     folder, name = log.identity.node_folder, log.identity.node
-    archive_sealed(store, folder, name, log.manifests, writing=writing or log.unsealed)
+    archive_sealed(Context(store), folder, name, log.manifests, writing=writing or log.unsealed)
 
 
 def members(store: SegmentStore, incarnation: int = 1) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 
+from imap_wal.context import Context
 from imap_wal.embedded.wal_filter import filtered
 from imap_wal.entry import EXPIRES_AT_MS, KEY, ORDER, VALUE
 from imap_wal.read.cluster import ClusterLog
@@ -118,7 +119,11 @@ def logs(claims: list[Claim], order: random.Random) -> Iterator[SegmentStore]:
             log.rotate()
             if order.random() < 0.3:
                 archive_sealed(
-                    store, log.identity.node_folder, writer, log.manifests, writing=log.unsealed
+                    Context(store),
+                    log.identity.node_folder,
+                    writer,
+                    log.manifests,
+                    writing=log.unsealed,
                 )
             log.close()
         yield store

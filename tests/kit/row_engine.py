@@ -56,22 +56,22 @@ class RowEngine:
         for name, snapshot in sorted(plan.state.manifest.snapshots.items()):
             if not plan.wants(name):
                 continue
-            if name not in touched and not worth_reading(plan, snapshot, log.store):
+            if name not in touched and not worth_reading(plan, snapshot, log.context):
                 merged.append(Merged(name, 0, 0, (), unchanged=True))
                 continue
             if not index.clears(name):
                 kept[name] = kept_parts(
-                    plan, parts_of(snapshot, log.store), _keys(index, name), log.store
+                    plan, parts_of(snapshot, log.context.keys), _keys(index, name), log.context
                 )
             paths = {each.part.path for each in kept.get(name, ())}
             for scan in snapshot_scans(name, snapshot):
                 if scan.path not in paths:
-                    add(read_scan(log.store, scan), "snapshot")
+                    add(read_scan(log.context, scan), "snapshot")
             touched.add(name)
         for name in sorted(touched):
             with tempfile.TemporaryDirectory() as folder:
                 writer = PartWriter(
-                    log.store, plan, name, Path(folder), KeyRange(kept=kept.get(name, ()))
+                    log.context, plan, name, Path(folder), KeyRange(kept=kept.get(name, ()))
                 )
                 writer.add_clears(index.clears(name), tally.late)
                 for rows, nodes, conflicts in index.batches_with_rivals(name):
@@ -120,7 +120,9 @@ def summary(result: Result, log: ClusterLog) -> dict[str, object]:
         rows = [
             (row, node)
             for part in parts
-            for batch in batches(log.store, part.path, expected=Expected(part.checksum, part.rows))
+            for batch in batches(
+                log.context, part.path, expected=Expected(part.checksum, part.rows)
+            )
             for row, node in zip(to_rows(batch), nodes_of(batch), strict=True)
         ]
         first = [part.first_expiry_ms for part in parts if part.first_expiry_ms]

@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
+from imap_wal.context import Context
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.write.node_log import NodeLog
 from pyspark_imap_wal.options import Options
@@ -75,4 +76,6 @@ class Engine:
 
 def archive(log: NodeLog) -> None:
     who = log.identity
-    archive_sealed(log.store, who.node_folder, who.node, log.manifests, writing=log.unsealed)
+    archive_sealed(
+        Context(log.store), who.node_folder, who.node, log.manifests, writing=log.unsealed
+    )

@@ -8,6 +8,7 @@ import pytest
 
 import imap_wal
 from imap_wal import format, log
+from imap_wal.context import Context
 from imap_wal.entry import KEY, DataEntry, clear_of, pack
 from imap_wal.errors import (
     NotSerializable,
@@ -60,7 +61,7 @@ def test_agent_log_is_read_without_void_entries(
     read = reading(memory, namespace="ns", cluster="c", node="n1")
     assert texts_of(read.read()) == ["1", "2"]
     writer.close()
-    archive_sealed(memory, writer.identity.node_folder, "n1", writer.manifests)
+    archive_sealed(Context(memory), writer.identity.node_folder, "n1", writer.manifests)
     assert texts_of(read.read()) == ["1", "2"]
 
 

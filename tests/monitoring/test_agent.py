@@ -82,7 +82,7 @@ def test_an_agent_is_unready_only_while_its_log_fails(
 ) -> None:
     """It is alive all the time: a restart would not help."""
     faulty = FaultyStore(memory)
-    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: faulty)
+    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: faulty)
     monkeypatch.setattr("imap_wal.agent.mender.REOPEN_S", 0.01)
     settings = with_http(config(tmp_path, url=memory.url))
     with serving(settings), plugin(settings) as member:
@@ -104,7 +104,7 @@ def test_health_is_answered_while_the_loop_waits_for_the_storage(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(memory)
-    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: gate)
+    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: gate)
     monkeypatch.setattr(health, "STUCK_S", 1.0)
     settings = with_http(config(tmp_path, url=memory.url))
     with serving(settings), plugin(settings) as member:

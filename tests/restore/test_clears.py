@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from imap_wal import entry, format
+from imap_wal.context import Context
 from imap_wal.entry import (
     DELETED,
     EXPIRES_AT_MS,
@@ -70,7 +71,7 @@ def rows_of(store: SegmentStore) -> list[Row]:
         row
         for name, snapshot in log.manifest().snapshots.items()
         for scan in snapshot_scans(name, snapshot)
-        for changes in read_scan(store, scan)
+        for changes in read_scan(Context(store), scan)
         for row in changes.rows
     ]
 
@@ -270,7 +271,7 @@ def test_older_version_refuses_frames_with_a_clear(
         {kind: text for kind, text in format.TYPES.items() if kind != format.CLEARS},
     )
     with pytest.raises(UnsupportedVersion, match="unknown type 5"):
-        list(SegmentReader(memory, segments(memory)[0]).frames())
+        list(SegmentReader(memory, segments(memory)[0]).whole_frames())
     with pytest.raises(UnsupportedVersion, match="unknown type 5"):
         view(memory)
 
@@ -282,9 +283,11 @@ def test_an_empty_key_is_no_clear(memory: MemoryStore) -> None:
     )
     append_clear(log, clear((1, 1, 1, 4), 1, 3), clear((1, 1, 1, 5), 2, 3))
     log.rotate()
-    archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
+    archive_sealed(
+        Context(memory), log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
+    )
     (archive,) = log.manifests.read()[1].archives
-    found = [row for batch in batches(memory, archive.path) for row in to_rows(batch)]
+    found = [row for batch in batches(Context(memory), archive.path) for row in to_rows(batch)]
     assert [(row[KEY], is_clear(row)) for row in found] == [
         (b"", False),
         (b"", False),
@@ -312,7 +315,9 @@ def test_clear_is_read_in_place_from_segments_and_archives(memory: MemoryStore) 
     before = read()
     assert [is_a_clear for _, is_a_clear in before] == [False, True, False]
     log.rotate()
-    archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
+    archive_sealed(
+        Context(memory), log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
+    )
     assert read() == before
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from imap_wal import format
+from imap_wal.context import Context
 from imap_wal.entry import KEY, pack
 from imap_wal.read import scan as scan_module
 from imap_wal.read.cluster import ClusterLog
@@ -37,7 +38,7 @@ def keys(store: SegmentStore) -> list[bytes]:
     return [
         row[KEY]
         for scan in cluster_scans(made.state())
-        for changes in read_scan(made.store, scan)
+        for changes in read_scan(Context(made.store), scan)
         for row in changes.rows
     ]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from imap_wal.context import Context
 from imap_wal.entry import KEY, MAP, ORDER, Row
 from imap_wal.format import Position
 from imap_wal.read.file_scan import Scope
@@ -121,7 +122,9 @@ def test_the_view_follows_rotation_archive_new_nodes_rewrite_and_prune(memory: M
         made.catch_up()
         assert values(made) == expected
         write("c", f"c{round_}", log)
-        archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
+        archive_sealed(
+            Context(memory), log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
+        )
         other = node(memory, f"m{round_}")
         write("d", f"d{round_}", other)
         made.catch_up()
@@ -142,7 +145,9 @@ def test_restore_replays_only_entries_after_the_snapshot(memory: MemoryStore, pr
         append(log, put(f"k{number % 5}", f"old {number}", (1, 1, 1, number + 1)))
     append(log, put("deleted later", "1", (1, 1, 1, 31)))
     log.rotate()
-    archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
+    archive_sealed(
+        Context(memory), log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
+    )
     append(
         log,
         put("k1", "covered, and in the segment that is being written", (1, 1, 1, 32)),
@@ -217,7 +222,7 @@ def test_files_removed_during_a_read_restart_the_pass(memory: MemoryStore) -> No
         if path.endswith("-00000002.wal"):
             store.on_read = None
             archive_sealed(
-                memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
+                Context(memory), log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
             )
             rewrite(cluster(memory), LocalEngine(SMALL))
             prune(cluster(memory))
@@ -240,7 +245,9 @@ def test_view_finds_entries_archived_since_it_was_empty(
     for value in ("1", "2"):
         append(log, put("a", value, (1, 1, 1, int(value))))
         log.rotate()
-        archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
+        archive_sealed(
+            Context(memory), log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
+        )
         assert segments(memory) == []
         made.catch_up()
         assert values(made) == {"a": value}
@@ -262,7 +269,7 @@ def test_changes_continue_in_the_archive_of_a_segment(
         places += changes.positions or []
         if len(found) == 2:
             archive_sealed(
-                memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
+                Context(memory), log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
             )
     assert found == rows and places == sorted(places) and len(set(places)) == 6
     since = list(cluster(memory).changes(scope=Scope(since={"n1": places[3]})))
@@ -339,7 +346,7 @@ def test_cheap_view_misses_no_earlier_acknowledged_change(
     def archive(name: str) -> None:
         logs[name].rotate()
         archive_sealed(
-            memory,
+            Context(memory),
             logs[name].identity.node_folder,
             name,
             logs[name].manifests,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from imap_wal import format
+from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE
 from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.read.cutoffs import find_cutoffs
@@ -128,7 +129,7 @@ def test_metadata_of_each_node_is_read_once_also_from_archives(memory: MemorySto
     assert sorted(view(memory).metadata(), key=repr) == sorted(expected, key=repr)
     first.rotate()
     archive_sealed(
-        memory, first.identity.node_folder, "n1", first.manifests, writing=first.unsealed
+        Context(memory), first.identity.node_folder, "n1", first.manifests, writing=first.unsealed
     )
     assert sorted(view(memory).metadata(), key=repr) == sorted(expected, key=repr)
 

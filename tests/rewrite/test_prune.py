@@ -124,7 +124,7 @@ def removable(store: MemoryStore) -> set[str]:
     }
     for segment in node_state.segments[:-1]:
         lasts: dict[str, Position] = {}
-        for frame in SegmentReader(store, segment.path).frames():
+        for frame in SegmentReader(store, segment.path).whole_frames():
             for index, row in enumerate(entry.rows(frame.payload) if frame.kind == ENTRIES else ()):
                 lasts[row[MAP]] = Position(segment.epoch, segment.number, frame.offset, index)
         if not lasts or any(last > marks.get(name, START) for name, last in lasts.items()):

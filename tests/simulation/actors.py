@@ -13,7 +13,6 @@ from typing import Any
 
 import imap_wal
 from imap_wal.agent.membership.forget_node import forget_node
-from imap_wal.clock import Clock
 from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import (
@@ -38,6 +37,7 @@ from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
+from imap_wal.security.encryption import keys_from
 from imap_wal.settings import Settings
 from storage_backends import NotFound, StorageError
 from tests.simulation import history as outcomes
@@ -129,11 +129,11 @@ def key_of(number: int) -> bytes:
     return b"k%d" % number
 
 
-def verify(store: Any, clock: Clock) -> None:
+def verify(context: Context) -> None:
     """`imap-wal verify` finds no damage where there is none; otherwise `Violation`."""
-    for view in take_inventory(store):
-        findings, units = verifier.plan(store, view, lambda node: True)
-        read, _ = verifier.check(units, lambda text: None, Deadline(clock, None))
+    for view in take_inventory(context.store):
+        findings, units = verifier.plan(context, view, lambda node: True)
+        read, _ = verifier.check(units, lambda text: None, Deadline(context.clock, None))
         for finding in (*findings, *read):
             if finding.status not in (CLEAN, TORN):
                 what = f"{finding.file}: {finding.what}"
@@ -183,9 +183,17 @@ class Actor:
     def storage(self) -> Any:
         return open_sim(self.world, self.process, self.stage.media, self.stage.kind)
 
+    def context(self) -> Context:
+        return Context(
+            self.storage(),
+            keys_from(self.world.keys),
+            self.process.clock,
+            self.process.randomness,
+        )
+
     def cluster(self) -> ClusterLog:
         return ClusterLog(
-            Context(self.storage(), clock=self.process.clock, randomness=self.process.randomness),
+            self.context(),
             NAMESPACE,
             CLUSTER,
         )
@@ -221,7 +229,7 @@ class Actor:
             self._store = imap_wal.open(
                 "sim://", namespace=NAMESPACE, cluster=CLUSTER, node=self.spec.node,
                 takeover=takeover, clock=self.process.clock, randomness=self.process.randomness,
-                storage=self.storage(), **settings,
+                storage=self.storage(), encryption_keys=self.world.keys, **settings,
             )  # fmt: skip
         except InvalidSetting as error:
             if self.stage.exclusive:
@@ -376,7 +384,7 @@ class Actor:
     def verify(self) -> None:
         """At the same time as all other actors."""
         try:
-            verify(self.storage(), self.process.clock)
+            verify(self.context())
         except Violation:
             if self.stage.kind != NFS:
                 raise

@@ -31,7 +31,7 @@ def patches() -> list[tuple[Any, str, Any]]:
 
     return [
         (server, "Router", SimRouter),
-        (server, "open_store", lambda *_, **__: actor().storage()),
+        (server, "open_context", lambda *_, **__: actor().context()),
         (server, "SystemClock", lambda *_: actor().process.clock),
         (server, "SystemRandomness", lambda: actor().process.randomness),
         (server, "_log", _Silent()),

@@ -11,6 +11,8 @@ from typing import Any
 
 from greenlet import getcurrent
 
+from imap_wal.context import Context
+from imap_wal.security.encryption import keys_from
 from tests.simulation.medium import open_sim
 from tests.simulation.world import Process
 
@@ -31,12 +33,13 @@ def patches() -> list[tuple[Any, str, Any]]:
     from pyspark_imap_wal import rewrite_engine, worker
 
     return [
-        (worker, "open_store", _open_store),
+        (worker, "open_context", _open_context),
         (rewrite_engine, "SystemRandomness", lambda: getcurrent().process.randomness),
     ]
 
 
-def _open_store(*_: Any, **__: Any) -> Any:
+def _open_context(*_: Any, **__: Any) -> Context:
     process = getcurrent().process
     actor = process.memory[_KEY]
-    return open_sim(actor.world, process, actor.stage.media, actor.stage.kind)
+    store = open_sim(actor.world, process, actor.stage.media, actor.stage.kind)
+    return Context(store, keys_from(actor.world.keys))

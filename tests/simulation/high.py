@@ -263,9 +263,9 @@ ORDERS |= CHOSEN
 
 def _a_rewrite_does_not_go_on(put: Put) -> None:
     def read_on(
-        self: Any, each: Any, maps: Any = None, attempts: int = 0, store: Any = None
+        self: Any, each: Any, maps: Any = None, attempts: int = 0, context: Any = None
     ) -> Any:
-        return scan.read_scan(store or self.store, each, maps)
+        return scan.read_scan(context or self.context, each, maps)
 
     put(cluster.ClusterLog, "read_on", read_on)
 

@@ -464,5 +464,4 @@ def open_sim(world: World, process: Process, media: dict[str, Medium], kind: str
         store = SplitStore(root, SimStore(world, process, disk, APPEND))
     else:
         store = SimStore(world, process, media["root"], kind)
-    store.encryption_keys = world.keys
     return store

@@ -199,7 +199,7 @@ def write_sorted(
 
 
 def batches(
-    store: Any,
+    context: Any,
     path: str,
     columns: list[str] | None = None,
     rows_max: int = 8192,
@@ -210,7 +210,7 @@ def batches(
     span: Any = None,
 ) -> Iterator[Any]:
     """Replaces `imap_wal.parquet.reader.batches`: one call to the store, as there."""
-    with store.open_input(path) as source:
+    with context.store.open_input(path) as source:
         data = source.read()
     if expected.checksum:
         demand_checksum(path, google_crc32c.value(data), expected.checksum)

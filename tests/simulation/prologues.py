@@ -56,11 +56,12 @@ class _Past:
     def storage(self) -> Any:
         return open_sim(self.world, self.process, self.media, self.kind)
 
-    def cluster(self) -> ClusterLog:
+    def context(self) -> Context:
         clock, randomness = self.process.clock, self.process.randomness
-        return ClusterLog(
-            Context(self.storage(), clock=clock, randomness=randomness), NAMESPACE, CLUSTER
-        )
+        return Context(self.storage(), clock=clock, randomness=randomness)
+
+    def cluster(self) -> ClusterLog:
+        return ClusterLog(self.context(), NAMESPACE, CLUSTER)
 
     def open(self, node: str = "n1") -> None:
         self.world.extra_ms += 60_000

@@ -14,10 +14,10 @@ from imap_wal.errors import ImapWalError, LogError, MissingNode
 from imap_wal.manifest import store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
-from imap_wal.security.encryption_keys import Keys
+from imap_wal.security.encryption import keys_from
 from rewrite_cli.console.failures import Failed
 from storage_backends import NotFound, StorageError
-from tests.encrypted import key_ring
+from tests.encrypted import key_variable
 from tests.simulation import threads
 from tests.simulation.actors import (
     CLUSTER,
@@ -85,7 +85,7 @@ class Result:
         return self.world.trace
 
 
-KEYS = Keys(key_ring=key_ring("a", "plain"))
+KEYS = key_variable("a", "plain")
 ENCRYPTED_EACH = 3
 """One of this number of runs is encrypted. Its prologue is not: unencrypted files are read too."""
 
@@ -165,17 +165,18 @@ class Survivor:
     def storage(self) -> Any:
         return open_sim(self.world, self.process, self.media, self.stage.kind)
 
+    def context(self) -> Context:
+        keys = keys_from(self.world.keys)
+        return Context(self.storage(), keys, self.process.clock, self.process.randomness)
+
     def cluster(self) -> ClusterLog:
-        clock, randomness = self.process.clock, self.process.randomness
-        return ClusterLog(
-            Context(self.storage(), clock=clock, randomness=randomness), NAMESPACE, CLUSTER
-        )
+        return ClusterLog(self.context(), NAMESPACE, CLUSTER)
 
     def open(self, node: str = "n1") -> Any:
         return imap_wal.open(
             "sim://", namespace=NAMESPACE, cluster=CLUSTER, node=node, takeover=True,
             clock=self.process.clock, randomness=self.process.randomness, storage=self.storage(),
-            **SETTINGS,
+            encryption_keys=self.world.keys, **SETTINGS,
         )  # fmt: skip
 
     def listing(self) -> dict[bytes, bytes]:
@@ -197,7 +198,7 @@ def _epilogue(plan: Plan, stage: Stage, older: dict[str, Medium]) -> None:
         lost |= _operate(plan, stage, older, op)
     if not (stage.damaged or stage.forgotten or stage.spread("a")) and plan.seed % 4 == 1:
         survivor = Survivor(stage, stage.media, plan.seed * 64 + 45, "verify")
-        verify(survivor.storage(), survivor.process.clock)
+        verify(survivor.context())
     if any(spec.role == "agent" for spec in plan.specs):
         _judge_cluster(plan, stage)
         return
@@ -244,15 +245,11 @@ def _judge_repair(plan: Plan, stage: Stage, operator: Survivor, mode: str) -> No
     from imap_wal.inspect.inventory import looks_at
     from imap_wal.repair.cluster import ClusterRepair
 
-    store, media = operator.storage(), {"root": Medium()}
+    context, media = operator.context(), {"root": Medium()}
     target = open_sim(operator.world, operator.process, media, stage.kind)
     try:
-        views = looks_at(store)
-        for view in views:
-            repair = ClusterRepair(
-                store, view, mode, lambda _: True, lambda _: None, operator.process.clock,
-                operator.process.randomness,
-            )  # fmt: skip
+        for view in looks_at(context.store):
+            repair = ClusterRepair(context, view, mode, lambda _: True, lambda _: None)
             repair.plan()
             repair.write(target)
     except Failed:

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Protocol
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from imap_wal.clock import SeededRandomness
-from imap_wal.security.encryption_keys import NO_KEYS
 from storage_backends import Unavailable
 
 BASE_MS = 1_763_720_000_000
@@ -163,7 +162,8 @@ class World:
         self.cause: BaseException | None = None
         self.on_death: list[Callable[[Process], None]] = []
         self.on_power: list[Callable[[], None]] = []
-        self.keys = NO_KEYS
+        self.keys = ""
+        """The source of the keys of encrypted logs; "": they are not encrypted."""
         """The keys of the log's encryption, for every process that opens the storage."""
         self._steps_max = steps_max
         self._running = False

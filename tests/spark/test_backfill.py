@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
-from imap_wal.context import Context
+from imap_wal.context import Context, open_context
 from imap_wal.errors import (
     CorruptLog,
     EncryptionError,
@@ -27,7 +27,6 @@ from imap_wal.retention import backfill, ended_backfills
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
-from imap_wal.security.encryption import with_keys
 from pyspark_imap_wal import writer as writer_module
 from pyspark_imap_wal.writer import ImapWalWriter, Target
 from rewrite_cli.cli import group
@@ -370,7 +369,7 @@ def test_a_backfill_with_wrong_keys_is_refused(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in (tmp_path / "log").rglob("*.json")}
     for wrong in (key_file(tmp_path, "b"), key_file(tmp_path, other("a")), ""):
         with pytest.raises(EncryptionError):
-            backfill.begin(ClusterLog(Context(with_keys(open_store(root), wrong)), *LOG))
+            backfill.begin(ClusterLog(open_context(root, keys=wrong), *LOG))
     assert {path: path.read_bytes() for path in (tmp_path / "log").rglob("*.json")} == before
 
 

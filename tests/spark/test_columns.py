@@ -16,6 +16,7 @@ from hypothesis import given
 from pyspark.sql import datasource as spark_filters
 
 from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
 from imap_wal.entry import KEY, MAP, ORDER, is_clear
 from imap_wal.errors import InvalidSetting, ShortLog
 from imap_wal.format import Position
@@ -55,7 +56,9 @@ _numbers = itertools.count()
 def archive(log: NodeLog) -> None:
     """Turn the sealed segments of a node into archives."""
     who = log.identity
-    archive_sealed(log.store, who.node_folder, who.node, log.manifests, writing=log.unsealed)
+    archive_sealed(
+        Context(log.store), who.node_folder, who.node, log.manifests, writing=log.unsealed
+    )
 
 
 def found(log: ClusterLog, scans: list[FileScan], wanted: Wanted = ALL) -> list[dict[str, Any]]:
@@ -71,7 +74,7 @@ def expected(log: ClusterLog, scans: list[FileScan]) -> list[dict[str, Any]]:
     """The rows that the reader of rows returns."""
     lines = []
     for scan in scans:
-        for changes in read_scan(log.store, scan, positions=True):
+        for changes in read_scan(Context(log.store), scan, positions=True):
             places: Any = changes.positions or [(None,) * 4] * len(changes.rows)
             for row, place in zip(changes.rows, places, strict=True):
                 key = b"" if is_clear(row) else row[KEY]

@@ -9,7 +9,7 @@ import pytest
 
 import imap_wal
 from imap_wal.clock import SystemClock
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.parquet.file import written_otherwise
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.run import rewrite
@@ -84,11 +84,9 @@ def test_the_rewrite_on_spark_encrypts_with_the_key_that_writes(
     spark: Any, tmp_path: Path, place: str
 ) -> None:
     both = key_file(tmp_path, "b", "a")
-    from imap_wal.security.encryption import with_keys
-
-    store = with_keys(open_store(place), both)
+    context = open_context(place, keys=both)
     report = rewrite(
-        ClusterLog(Context(store), "default", "embedded"), SparkEngine(spark), skew_ms_max=2**60
+        ClusterLog(context, "default", "embedded"), SparkEngine(spark), skew_ms_max=2**60
     )
     assert report.maps
     parts = [path for path in content(place) if "/snapshot/" in path]

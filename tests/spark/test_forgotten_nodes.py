@@ -132,7 +132,7 @@ def test_a_node_forgotten_at_any_call_of_a_read(
     for number in itertools.count():
         place = copy_files(store)
         gate = AtCall(place, number, lambda place=place: forgotten(place))
-        monkeypatch.setattr("pyspark_imap_wal.batch.open_store", lambda _, gate=gate: gate)
+        monkeypatch.setattr("imap_wal.context.open_store", lambda _, gate=gate, **__: gate)
         reader = ImapWalReader(Options.parse({"path": place.url}))
         try:
             found = sorted(keys(reader, list(reader.partitions())))

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, Phase, given, settings
 from pyspark.sql import datasource as spark_filters
 
+from imap_wal.context import Context
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, ORDER, TIMESTAMP_MS, VALUE, is_clear
 from imap_wal.errors import InvalidSetting
 from imap_wal.inspect.inventory import take_inventory
@@ -82,7 +83,9 @@ def test_history_is_that_of_the_command_over_random_histories(
         (view,) = take_inventory(played.store)
         every = read(f"memory://{name}", buckets="2")
         for of, key in itertools.product(MAPS, KEYS):
-            found = find(Search(played.store, view, of, matcher((key,))), history=True).keys
+            found = find(
+                Search(Context(played.store), view, of, matcher((key,))), history=True
+            ).keys
             expected = [
                 (
                     line.row[ORDER],

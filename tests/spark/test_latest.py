@@ -14,6 +14,7 @@ from hypothesis import given
 from pyspark.sql import datasource as spark_filters
 
 from imap_wal import format
+from imap_wal.context import Context
 from imap_wal.entry import ORDER, VALUE, clear_of, pack
 from imap_wal.errors import InvalidSetting, ShortLog
 from imap_wal.parquet.reader import groups_of
@@ -161,7 +162,7 @@ def test_a_task_reads_only_its_range_of_keys(
     for part in ranges:
         assert [scan.kind for scan in part.scans].count(SNAPSHOT) == 1
         (scan,) = (each for each in part.scans if each.kind == ARCHIVE)
-        assert sum(len(batch.rows) for batch in read_scan(memory, scan)) == 1, "of 8"
+        assert sum(len(batch.rows) for batch in read_scan(Context(memory), scan)) == 1, "of 8"
     found = lines(reader(memory.url, task_bytes="1"))
     assert sorted(line["key"] for line in found if line["value"] == b"new") == [
         b"k%d" % at for at in range(8)
@@ -186,9 +187,9 @@ def test_archives_of_a_map_without_a_snapshot_are_shared(memory: MemoryStore) ->
     ][1:], "there is no key between two ranges"
     for part in ranges:
         (scan,) = (each for each in part.scans if each.kind == ARCHIVE)
-        assert sum(len(batch.rows) for batch in read_scan(memory, scan)) < 40, "of 64"
+        assert sum(len(batch.rows) for batch in read_scan(Context(memory), scan)) < 40, "of 64"
         assert part.span is not None
-        assert len(groups_of(memory, scan.path, part.span, scan.directory)) < 20, "of 32"
+        assert len(groups_of(Context(memory), scan.path, part.span, scan.directory)) < 20, "of 32"
     found = lines(made)
     assert sorted(line["key"] for line in found) == sorted(b"k%d" % at for at in range(64))
     assert len([line for line in found if line["value"] == b"new"]) == 16

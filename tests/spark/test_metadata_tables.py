@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from imap_wal.context import Context
 from imap_wal.errors import InvalidSetting
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.manifest.readers import Reader
@@ -39,7 +40,7 @@ def store(tmp_path: Path) -> SegmentStore:
         log.rotate()
         if number != 1:
             archive_sealed(
-                store, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
+                Context(store), log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
             )
         if number == 0:
             rewrite(cluster(store), LocalEngine(SMALL), skew_ms_max=2**60)

@@ -67,7 +67,7 @@ def test_a_log_replaced_at_any_call_of_a_stream(
     histories = ("0123", "01456")
     ends: set[Any] = set()
     gate = whole = counted(original)
-    monkeypatch.setattr("pyspark_imap_wal.stream.open_store", lambda _: gate)
+    monkeypatch.setattr("imap_wal.context.open_store", lambda _, **__: gate)
     assert batches(gate, 2) == histories[0]
     for number in range(whole.calls):
         gate = replaced(original, copy, number)

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from imap_wal import format
 from imap_wal.clock import SystemClock
+from imap_wal.context import Context
 from imap_wal.inspect.finding import Deadline
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.inspect.verify import check, plan
+from imap_wal.security.encryption_keys import NO_KEYS
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.segment.verdict import CLEAN, CORRUPT, SHORT, TORN, Place, judge
 from imap_wal.segment.writer import SegmentWriter
@@ -64,7 +66,7 @@ def test_any_cut_is_reported_or_documented_as_undetectable(
 
     seen: list[int] = []
     place = Place(PATH, "", 1, 1, newest=1)
-    verdict, _ = judge(store, place, lambda frame: seen.append(frame.offset))
+    verdict, _ = judge(store, place, lambda frame: seen.append(frame.offset), keys=NO_KEYS)
     assert seen == [at for at, until in itertools.pairwise(places) if until <= begin]
     after_sync = [
         at
@@ -85,7 +87,7 @@ def test_two_acknowledged_commits_that_were_cut_out_are_found(memory: MemoryStor
     data, at = memory.read(path), offsets(memory, path)
     overwrite(memory, path, data[: at[1]] + data[at[3] :])
     (view,) = take_inventory(memory)
-    units = plan(memory, view, lambda _: True)[1]
+    units = plan(Context(memory), view, lambda _: True)[1]
     findings = check(units, lambda _: None, Deadline(SystemClock(), None))[0]
     assert [each.status for each in findings if each.file == path] == ["corrupt"]
 
@@ -98,11 +100,13 @@ def test_a_cut_is_known_by_checkpoint_or_successor(memory: MemoryStore, *, last:
     overwrite(memory, PATH, data[: places[2]] + (b"" if last else data[places[3] :]))
     named = format.Position(1, 1, places[3], 0)
     place = Place(PATH, "", 1, 1, checkpoint=named)
-    assert judge(memory, place, lambda _: None)[0].status == (SHORT if last else CORRUPT)
+    assert judge(memory, place, lambda _: None, keys=NO_KEYS)[0].status == (
+        SHORT if last else CORRUPT
+    )
     said = SegmentReader(memory, PATH)
     assert [frame.offset for frame in said.whole_frames()] == places[:2]
     followed = Place(PATH, "", 1, 1, followed=True, newest=2)
-    assert judge(memory, followed, lambda _: None, lambda: 7)[0].status == (
+    assert judge(memory, followed, lambda _: None, lambda: 7, keys=NO_KEYS)[0].status == (
         SHORT if last else CORRUPT
     )
 
@@ -118,4 +122,4 @@ def test_a_value_with_earlier_frames_is_no_cut(memory: MemoryStore) -> None:
     writer.close()
     overwrite(memory, PATH, memory.read(PATH)[:-3])
     place = Place(PATH, "", 1, 1, newest=1)
-    assert judge(memory, place, lambda _: None)[0].status == TORN
+    assert judge(memory, place, lambda _: None, keys=NO_KEYS)[0].status == TORN

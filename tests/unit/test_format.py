@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from imap_wal import format
 from imap_wal.errors import CorruptLog, LogError, ShortLog, TooLarge, UnsupportedVersion
 from imap_wal.format import Frame, NoFrame, Position
+from imap_wal.security.encryption_keys import NO_KEYS
 from imap_wal.segment.reader import SegmentReader
 from storage_backends.memory import MemoryStore
 from tests.support import header, overwrite, row
@@ -36,7 +37,7 @@ def small_segment() -> bytes:
 def frames(store: MemoryStore, data: bytes) -> tuple[list[Frame], str]:
     overwrite(store, PATH, data)
     reader = SegmentReader(store, PATH)
-    return list(reader.frames()), reader.tail().status
+    return list(reader.frames(NO_KEYS)), reader.tail().status
 
 
 def test_every_single_flipped_bit_of_a_segment_is_seen(memory: MemoryStore) -> None:

@@ -21,6 +21,7 @@ from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.node import NodeManifest, Seen, node_manifests
 from imap_wal.manifest.snapshots import LowWaterMark, PartitionVersions, Snapshot, SnapshotFile
 from imap_wal.manifest.store import ManifestLog
+from imap_wal.security.encryption_keys import NO_KEYS
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.segment.writer import SegmentWriter
 from storage_backends.memory import MemoryStore
@@ -133,7 +134,7 @@ def test_golden_segment_round_trips() -> None:
     store = MemoryStore("golden-read")
     store.replace("segment-v1.wal", golden)
     reader = SegmentReader(store, "segment-v1.wal")
-    frames = list(reader.frames())
+    frames = list(reader.frames(NO_KEYS))
     assert reader.header == HEADER
     assert [(frame.kind, frame.count, frame.payload) for frame in frames] == [
         (kind, len(payload), b"".join(payload)) for kind, payload in FRAMES

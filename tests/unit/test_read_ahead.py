@@ -27,7 +27,6 @@ class Requests:
     """A storage that counts its reads. Those of `slow` wait until `go` is set."""
 
     capabilities = OBJECTS
-    encryption_keys = ""
 
     def __init__(self, missing: str = "") -> None:
         self.began: list[str] = []

@@ -196,7 +196,7 @@ def test_exchanged_whole_segment_is_refused(
             node_log(store).close()
     path = segments(left)[exchanged]
     whole = SegmentReader(foreign, path)
-    assert list(whole.frames()) and whole.tail().status == "clean"
+    assert list(whole.whole_frames()) and whole.tail().status == "clean"
     overwrite(left, path, foreign.read(path))
     for mode in ("absolute", "torn-tail"):
         with pytest.raises(LogError, match=said):

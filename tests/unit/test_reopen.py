@@ -17,7 +17,7 @@ from tests.support import IDENTITY, copy_files, embedded, header, node_log, over
 def kinds(store: SegmentStore) -> list[list[str]]:
     """The kinds of frames in each segment."""
     return [
-        [format.TYPES[frame.kind] for frame in SegmentReader(store, path).frames()]
+        [format.TYPES[frame.kind] for frame in SegmentReader(store, path).whole_frames()]
         for path in segments(store)
     ]
 
@@ -67,7 +67,7 @@ def test_log_cut_in_its_last_frame_opens_with_new_epoch(
     write(log, 1, 2)
     start = log.end.frame
     size = SegmentReader(memory, segments(memory)[0])
-    list(size.frames())
+    list(size.whole_frames())
     whole = memory.read(segments(memory)[0])
     for cut in range(start, size.end):
         left = copy_files(memory)

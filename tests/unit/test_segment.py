@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from imap_wal import format
 from imap_wal.errors import CorruptLog, ShortLog, UnsupportedVersion
+from imap_wal.security.encryption_keys import NO_KEYS
 from imap_wal.segment.frame_search import FrameSearch, shifted
 from imap_wal.segment.reader import SegmentReader, SegmentTail, is_header_torn
 from imap_wal.segment.writer import SegmentWriter
@@ -44,7 +45,7 @@ def write(
 
 def read(store: MemoryStore | LocalStore) -> tuple[list[int], SegmentTail]:
     reader = SegmentReader(store, PATH)
-    return [frame.offset for frame in reader.frames()], reader.tail()
+    return [frame.offset for frame in reader.frames(NO_KEYS)], reader.tail()
 
 
 def test_a_whole_segment_is_clean_also_with_preallocated_zeros(memory: MemoryStore) -> None:
@@ -134,7 +135,7 @@ def test_frame_of_unknown_type_is_an_error(memory: MemoryStore) -> None:
     writer.append(format.ENTRIES, 1, [row("b", "2")])
     writer.close()
     with pytest.raises(UnsupportedVersion, match="unknown type 9"):
-        list(SegmentReader(memory, PATH).frames())
+        list(SegmentReader(memory, PATH).frames(NO_KEYS))
 
 
 _frames = st.lists(
@@ -161,7 +162,7 @@ def test_records_of_every_type_round_trip_in_order(
             writer.sync()
     writer.seal()
     reader = SegmentReader(memory, PATH)
-    assert [(frame.kind, frame.count, frame.payload) for frame in reader.frames()] == [
+    assert [(frame.kind, frame.count, frame.payload) for frame in reader.frames(NO_KEYS)] == [
         (kind, len(parts), b"".join(parts)) for kind, parts, _ in written
     ]
     assert reader.tail().status == "clean"
@@ -180,12 +181,12 @@ def test_records_of_every_type_round_trip_in_order(
 def test_reading_can_begin_at_and_stop_before_any_frame(memory: MemoryStore) -> None:
     places = write(memory, 5)
     for start in places[:-1]:
-        assert [frame.offset for frame in SegmentReader(memory, PATH).frames(start)] == [
+        assert [frame.offset for frame in SegmentReader(memory, PATH).frames(NO_KEYS, start)] == [
             place for place in places[:-1] if place >= start
         ]
-        assert [frame.offset for frame in SegmentReader(memory, PATH).frames(None, start)] == [
-            place for place in places[:-1] if place < start
-        ]
+        assert [
+            frame.offset for frame in SegmentReader(memory, PATH).frames(NO_KEYS, None, start)
+        ] == [place for place in places[:-1] if place < start]
 
 
 def test_open_segment_is_read_to_its_last_whole_frame(
@@ -193,10 +194,10 @@ def test_open_segment_is_read_to_its_last_whole_frame(
 ) -> None:
     writer = SegmentWriter(memory, PATH, header(), 4096)
     reader = SegmentReader(memory, PATH)
-    assert list(reader.frames()) == []
+    assert list(reader.frames(NO_KEYS)) == []
     for number in range(3):
         offset = writer.append(format.ENTRIES, 1, [row(f"k{number}", "v")])
-        assert [frame.offset for frame in reader.frames(reader.end)] == [offset]
+        assert [frame.offset for frame in reader.frames(NO_KEYS, reader.end)] == [offset]
         assert reader.tail().status == "clean"
 
 
@@ -205,7 +206,7 @@ def test_a_frame_larger_than_the_reading_window_is_read_whole(memory: MemoryStor
     giant = row("giant", "x" * 9_000_000)
     for payload in (row("a", "1"), giant, row("b", "2")):
         writer.append(format.ENTRIES, 1, [payload])
-    assert [frame.payload for frame in SegmentReader(memory, PATH).frames()] == [
+    assert [frame.payload for frame in SegmentReader(memory, PATH).frames(NO_KEYS)] == [
         row("a", "1"),
         giant,
         row("b", "2"),
@@ -302,7 +303,7 @@ def test_search_after_damage_hashes_bounded_bytes(
     data[torn + 4] ^= 1
     overwrite(memory, PATH, bytes(data))
     reader = SegmentReader(memory, PATH)
-    assert len(list(reader.frames())) == 1
+    assert len(list(reader.frames(NO_KEYS))) == 1
     counted = Counted(monkeypatch)
     tail = reader.tail()
     assert (tail.end, tail.frames_after, tail.last_after) == (torn, 1, whole)
@@ -372,7 +373,7 @@ def test_every_whole_frame_after_damage_is_found_for_any_value(
     overwrite(memory, PATH, bytes(data))
     kept = [start for start, end in spans if data[start:end] == whole[start:end]]
     reader = SegmentReader(memory, PATH)
-    found = [frame.offset for frame in reader.frames()]
+    found = [frame.offset for frame in reader.frames(NO_KEYS)]
     found += [
         frame.offset for frame in FrameSearch(header().checksum_seed, bytes(data)).after(reader.end)
     ]
@@ -385,7 +386,7 @@ def test_every_whole_frame_after_damage_is_found_for_any_value(
     ]
     overwrite(memory, PATH, preallocated)
     again = SegmentReader(memory, PATH)
-    list(again.frames())
+    list(again.frames(NO_KEYS))
     assert again.tail().frames_after == len([start for start in kept if start > again.end])
 
 

@@ -87,7 +87,7 @@ def _first_above(
 def _look(
     cluster: ClusterLog, scan: FileScan, cuts: Mapping[int, Position], found: dict[int, int]
 ) -> None:
-    for changes in read_scan(cluster.store, scan, positions=True):
+    for changes in read_scan(cluster.context, scan, positions=True):
         for row, place in zip(changes.rows, changes.positions or (), strict=True):
             _, _, session, request = row[ORDER]
             if session in cuts and place > cuts[session]:

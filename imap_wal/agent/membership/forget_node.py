@@ -18,6 +18,7 @@ from functools import partial
 
 from imap_wal import format, layout
 from imap_wal.agent.membership.liveness import remove_signs
+from imap_wal.context import Context
 from imap_wal.disposal import discard, reachable
 from imap_wal.errors import InvalidSetting, LogError, LostRace
 from imap_wal.format import START, Position
@@ -235,7 +236,7 @@ def _unread(log: ClusterLog, node: str, end: Position) -> str:
 class _Count:
     """Adds up a `Loss`."""
 
-    store: SegmentStore
+    context: Context
     files: list[str] = field(default_factory=list)
     entries: int = 0
     whole: bool = True
@@ -248,7 +249,7 @@ class _Count:
             if scan.kind == ARCHIVE and scan.first > scan.covered.get(scan.map, START):
                 found = scan.records
             else:
-                for changes in read_scan(self.store, scan):
+                for changes in read_scan(self.context, scan):
                     found += len(changes.rows)
         except LogError:
             self.whole = False
@@ -264,7 +265,7 @@ class _Count:
 
 def _loss(log: ClusterLog, state: ClusterState, node: str) -> Loss:
     """The entries that are only in this node's log."""
-    count = _Count(log.store)
+    count = _Count(log.context)
     for scan in node_scans(state, node):
         count.add(scan)
     return count.loss
@@ -273,7 +274,7 @@ def _loss(log: ClusterLog, state: ClusterState, node: str) -> Loss:
 def _loss_of_missing(log: ClusterLog, state: ClusterState, node: str, left: NodeManifest) -> Loss:
     """The same for an incomplete log. Some of its files may exist, even without a manifest: their
     readable entries are counted. The count is never complete."""
-    count, directory = _Count(log.store), state.manifest.nodes[node]
+    count, directory = _Count(log.context), state.manifest.nodes[node]
     covered = state.manifest.marks(node, directory)
     archives = left.archives if left.directory == directory else ()
     segments = wal_folder(log.store, log.node_folder(node), left.archived).segments

@@ -6,13 +6,13 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from imap_wal.context import Context
 from imap_wal.entry import ORDER_FIELDS, Row, clear_of
 from imap_wal.format import START, Position
 from imap_wal.parquet.columns import POSITION_COLUMNS, last_position
 from imap_wal.parquet.reader import Expected, group_batches
 from imap_wal.read.file_scan import ARCHIVE, FileScan
 from imap_wal.rules.counts import counting_columns, is_uniform, may_count
-from storage_backends import SegmentStore
 from storage_backends.extras import needs
 
 with needs("archive"):
@@ -37,7 +37,7 @@ class KeyBatch:
 
 
 def read_keys(
-    store: SegmentStore, scan: FileScan, groups: Sequence[int] | None = None
+    context: Context, scan: FileScan, groups: Sequence[int] | None = None
 ) -> Generator[KeyBatch]:
     """The keys of an archive, of a file of a snapshot, or of a sorted run. `groups`: only those of
     some row groups, and the file is not compared with its checksum. Raises `NotFound` and
@@ -50,7 +50,7 @@ def read_keys(
             return
         placed = not is_uniform(scan, *limits)
     for group, first, batch in group_batches(
-        store,
+        context,
         scan.path,
         [*columns, *(POSITION_COLUMNS if placed else ())],
         groups,

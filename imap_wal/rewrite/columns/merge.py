@@ -16,6 +16,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from imap_wal.context import Context
 from imap_wal.entry import KEY, ORDER, PARTITION, TIMESTAMP_MS, Row, is_clear, subject
 from imap_wal.errors import StorageUnavailable
 from imap_wal.parquet.reader import groups_of
@@ -40,7 +41,7 @@ from imap_wal.rewrite.tally import Tally
 from imap_wal.rules.cleared import Cleared
 from imap_wal.rules.dropped import TombstonePolicy, are_droppable
 from imap_wal.settings import Settings
-from storage_backends import NotFound, SegmentStore
+from storage_backends import NotFound
 from storage_backends.extras import needs
 
 with needs("archive"):
@@ -117,14 +118,14 @@ class ColumnMerge:
         self.cleared = cleared or Cleared()
         self.keys = NewestKeys(self._part_bytes, self._folder)
         self.sources = Sources(
-            log.store, self.keys, self.tally.late, self._part_bytes, self._folder
+            log.context, self.keys, self.tally.late, self._part_bytes, self._folder
         )
         self.records = 0
         self.run_records = 0
         """Entries of the span that were read."""
         self._noted = Noted()
 
-    def read_log(self, scan: FileScan, store: SegmentStore) -> None:
+    def read_log(self, scan: FileScan, context: Context) -> None:
         """Read one file of a log."""
         if scan.kind == ARCHIVE and by_columns(scan):
             try:
@@ -133,8 +134,8 @@ class ColumnMerge:
             except NotFound:
                 # It was merged into another archive, which has its entries. Entries that were
                 # already read are read twice, which changes nothing.
-                store = self._log.store
-        for changes in self._log.read_on(scan, self._plan.maps, store=store):
+                context = self._log.context
+        for changes in self._log.read_on(scan, self._plan.maps, context=context):
             self._add(changes, scan)
 
     def read_snapshot(self, scan: FileScan) -> None:
@@ -142,7 +143,7 @@ class ColumnMerge:
         if by_columns(scan):
             self._read_columns(scan)
             return
-        for changes in read_scan(self._log.store, scan):
+        for changes in read_scan(self._log.context, scan):
             self._add(changes, scan)
 
     def read_runs(self, runs: Iterable[tuple[FileScan, Sequence[int], bool]]) -> None:
@@ -157,7 +158,7 @@ class ColumnMerge:
                     by_rows.append((scan, late))
                     continue
                 source = self.sources.file(scan)
-                for found in read_keys(self.sources.store, scan, groups):
+                for found in read_keys(self.sources.context, scan, groups):
                     yield scan, source, late, found
 
         with closing(beside([keys()])) as read:
@@ -172,7 +173,7 @@ class ColumnMerge:
                 else:
                     self.sources.add_columns(source, batch, late)
         for scan, late in by_rows:
-            for changes in read_scan(self._log.store, scan):
+            for changes in read_scan(self._log.context, scan):
                 rows = self._within(changes.rows)
                 self.run_records += len(rows)
                 if late:
@@ -238,8 +239,8 @@ class ColumnMerge:
         may have such keys."""
         groups = None
         if scan.span is not None:
-            groups = groups_of(self.sources.store, scan.path, scan.span, scan.directory)
-        with closing(beside([read_keys(self.sources.store, scan, groups)])) as read:
+            groups = groups_of(self.sources.context, scan.path, scan.span, scan.directory)
+        with closing(beside([read_keys(self.sources.context, scan, groups)])) as read:
             for found in read:
                 self._count(scan, found, self._is_late(scan, found))
                 for row, node in found.clears:

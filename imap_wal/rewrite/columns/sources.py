@@ -15,6 +15,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from imap_wal.context import Context
 from imap_wal.entry import Row, subject
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_batch
 from imap_wal.parquet.contents import chunks
@@ -39,7 +40,7 @@ class Sources:
 
     def __init__(
         self,
-        store: SegmentStore,
+        context: Context,
         keys: NewestKeys,
         late: AbstractSet[Subject],
         memory_bytes: int,
@@ -47,8 +48,8 @@ class Sources:
     ) -> None:
         """`late`: the subjects of rows that came late (`imap_wal.rewrite.tally.Tally`)."""
         self._late = late
-        self._copies = Copies(store, folder)
-        self.store = cast(SegmentStore, self._copies)
+        self._copies = Copies(context.store, folder)
+        self.context = context.on(cast(SegmentStore, self._copies))
         self.nodes = keys.nodes
         self._keys = keys
         self._numbers: dict[str, int] = {}
@@ -124,7 +125,7 @@ class Sources:
         if place.kind == ARCHIVE:
             columns.remove("node")
         # An archive's log matters only if it is encrypted.
-        for batch in rows_at(self.store, place.path, rows, columns, log=place.directory):
+        for batch in rows_at(self.context, place.path, rows, columns, log=place.directory):
             yield _whole(batch, place)
 
     def close(self) -> None:

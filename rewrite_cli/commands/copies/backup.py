@@ -17,8 +17,8 @@ from imap_wal.context import Context
 from imap_wal.errors import MissingNode
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.inspect.own_disks import own_disks
+from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
 from rewrite_cli.console.agent_keys import key_file_option
 from rewrite_cli.console.audit import audit
@@ -86,11 +86,11 @@ def command(
     clock = SystemClock()
     start = clock.monotonic()
     tails = tails_with(read_secret(key_file) if key_file else None)
-    with working("reading") as tell, selection.open(tails=tails) as (store, clusters):
+    with working("reading") as tell, selection.open(tails=tails) as (context, clusters):
         place = _opened(target)
         try:
             report = back_up(
-                [ClusterLog(Context(store), view.namespace, view.cluster) for view in clusters],
+                [ClusterLog.of(context, view) for view in clusters],
                 place,
                 clock=clock,
                 holder=f"imap-wal backup, process {os.getpid()} on {socket.gethostname()}",
@@ -100,7 +100,7 @@ def command(
                 progress=lambda done: tell(Reached(str(done), done.bytes, done.bytes_total)),
             )
         except MissingNode:
-            _note_disks(store, selection, clock.now_ms(), keyless=key_file is None)
+            _note_disks(context, selection, clock.now_ms(), keyless=key_file is None)
             raise
         except Locked as error:
             raise Locked(target, error.holder) from error
@@ -134,9 +134,9 @@ def _say_damage(backup: Backup, *, removing: bool) -> None:
     )
 
 
-def _note_disks(store: SegmentStore, selection: Selection, now_ms: int, *, keyless: bool) -> None:
+def _note_disks(context: Context, selection: Selection, now_ms: int, *, keyless: bool) -> None:
     """Print how much is only on own disks that cannot be read."""
-    for view in take_inventory(store, selection.namespaces, selection.clusters):
+    for view in take_inventory(context.store, selection.namespaces, selection.clusters):
         for disk in own_disks(view, now_ms):
             age = (
                 "there was no upload yet"

@@ -13,9 +13,9 @@ from imap_wal.backup import catalogue
 from imap_wal.backup.catalogue import Backup
 from imap_wal.backup.restore import begun, check, restore_backup, unfinished
 from imap_wal.errors import CorruptLog
+from imap_wal.placement import open_store
 from imap_wal.placement.own_disk import OwnDiskStore
 from imap_wal.placement.record import SegmentsPlace, record
-from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import CLEAN, FINDINGS, Failed
 from rewrite_cli.console.progress import Reached, working

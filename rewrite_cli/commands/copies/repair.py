@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import click
 
-from imap_wal.context import Context
+from imap_wal.context import Context, open_context
 from imap_wal.errors import LogError, WriterLocked
 from imap_wal.inspect.inventory import looks_at
 from imap_wal.inspect.writer import writer_of
@@ -20,7 +20,6 @@ from imap_wal.repair.cluster import ClusterRepair
 from imap_wal.repair.report import COPIED, LEFT_OUT, POINT_IN_TIME, SALVAGE, Extent, Item, summary
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.conflicts import Resolution
-from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import FINDINGS, Failed
 from rewrite_cli.console.progress import progress as progress_bar
@@ -133,8 +132,8 @@ def _repair(
     prefer: str | None,
     dry_run: bool,
 ) -> _Outcome:
-    target = _open(target_url) if target_url is not None else None
-    store = _open(selection.url)
+    target = _open(target_url).store if target_url is not None else None
+    context = _open(selection.url)
     items: list[Item] = []
     in_conflict: list[str] = []
     decided: list[Decided] = []
@@ -142,11 +141,11 @@ def _repair(
         if target is not None:
             _must_be_empty(target, str(target_url))
             refuse_nested(selection.url, str(target_url))
-        views = list(looks_at(store, selection.namespaces, selection.clusters))
-        _check_selection(store, views, selection)
+        views = list(looks_at(context.store, selection.namespaces, selection.clusters))
+        _check_selection(context, views, selection)
         _check_preferred(views, prefer)
         for view in views:
-            _must_be_idle(store, view, selection, dry_run)
+            _must_be_idle(context, view, selection, dry_run)
         with progress_bar() as progress:
             task = progress.add_task("reading")
 
@@ -154,24 +153,24 @@ def _repair(
                 progress.update(task, description=words)
 
             repairs = [
-                ClusterRepair(store, view, mode, selection.wants_node, tell) for view in views
+                ClusterRepair(context, view, mode, selection.wants_node, tell) for view in views
             ]
             for repair in repairs:
                 repair.plan()
                 items += repair.items
-            where = store
+            where = context
             if target is not None and not dry_run:
                 decided = [
                     Decided(str(repair.view), each.map, each.conflicts, each.set_aside)
                     for repair in repairs
                     for each in repair.write(target, prefer or "")
                 ]
-                where = target
+                where = context.on(target)
             elif prefer:
-                decided = [each for view in views for each in _would_decide(store, view, prefer)]
+                decided = [each for view in views for each in _would_decide(context, view, prefer)]
             in_conflict = [text for view in views for text in _conflicts(where, view, prefer)]
     finally:
-        store.close()
+        context.store.close()
         if target is not None:
             target.close()
     return _Outcome(items, in_conflict, decided)
@@ -192,30 +191,28 @@ def _print_conflicts(outcome: _Outcome, prefer: str | None) -> None:
         out.echo(f"in the copy: {ADVICE}")
 
 
-def _would_decide(store: SegmentStore, view: ClusterState, prefer: str) -> list[Decided]:
+def _would_decide(context: Context, view: ClusterState, prefer: str) -> list[Decided]:
     resolution = Resolution(prefer, alone=True)
     with suppress(LogError, NotFound):  # `_conflicts` reports it
-        found = conflicts.find(ClusterLog(Context(store), view.namespace, view.cluster))
+        found = conflicts.find(ClusterLog.of(context, view))
         keys = Counter(each.map for each in found if resolution.winner(each.claims) is not None)
         return [Decided(str(view), name, count, "") for name, count in keys.items()]
     return []
 
 
-def _conflicts(store: SegmentStore, view: ClusterState, prefer: str | None) -> list[str]:
+def _conflicts(context: Context, view: ClusterState, prefer: str | None) -> list[str]:
     """Keys that two nodes claim, without those that `prefer` decides: a repair keeps all claims."""
     resolution = Resolution(prefer, alone=True) if prefer else None
     try:
-        return conflicts.found(
-            ClusterLog(Context(store), view.namespace, view.cluster), resolution=resolution
-        )
+        return conflicts.found(ClusterLog.of(context, view), resolution=resolution)
     except (LogError, NotFound):
         out.note(f"{view}: damaged, so it was not checked for conflicts of order; verify the copy")
         return []
 
 
-def _open(url: str) -> SegmentStore:
+def _open(url: str) -> Context:
     try:
-        return open_store(url)
+        return open_context(url)
     except (StorageError, ImportError) as error:
         raise Failed(with_url(url, error)) from error
 
@@ -234,9 +231,9 @@ def _must_be_empty(target: SegmentStore, url: str) -> None:
         )
 
 
-def _check_selection(store: SegmentStore, views: list[ClusterState], selection: Selection) -> None:
+def _check_selection(context: Context, views: list[ClusterState], selection: Selection) -> None:
     if not views:
-        raise Failed(selection.nothing(store))
+        raise Failed(selection.nothing(context.store))
     absent = set(selection.nodes) - {node.name for view in views for node in view.all_nodes}
     if absent:
         raise Failed(f"{selection.url}: no node {', '.join(sorted(map(repr, absent)))}")
@@ -255,16 +252,16 @@ def _check_preferred(views: list[ClusterState], prefer: str | None) -> None:
 
 
 def _must_be_idle(
-    store: SegmentStore, view: ClusterState, selection: Selection, dry_run: bool
+    context: Context, view: ClusterState, selection: Selection, dry_run: bool
 ) -> None:
     """Refuse a log that is being written: its copy would be incomplete."""
-    if not store.capabilities.locks:
+    if not context.store.capabilities.locks:
         return
     for node in view.all_nodes:
         if (node.manifest.clean and node.number) or not selection.wants_node(node.name):
             continue
         try:
-            writer = writer_of(store, node.folder, "imap-wal repair")
+            writer = writer_of(context.store, node.folder, "imap-wal repair")
         except StorageError as error:
             out.note(f"node {node.name!r}: it is unknown whether it is being written ({error})")
             continue

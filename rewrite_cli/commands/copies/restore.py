@@ -10,12 +10,11 @@ import click
 import msgpack
 
 from imap_wal.backup.unfinished import UnfinishedStore
-from imap_wal.context import Context
+from imap_wal.context import Context, open_context
 from imap_wal.entry import KEY, ORDER, VALUE, pack
 from imap_wal.format import ENTRIES, METADATA
 from imap_wal.layout import Identity
 from imap_wal.schemas import sound_schemas
-from imap_wal.security.encryption import open_store
 from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
@@ -75,8 +74,8 @@ def command(
     rows: list[dict[str, Any]] = []
     losses = Losses()
     with working("reading") as tell, ExitStack() as stack:
-        store, clusters = stack.enter_context(selection.open())
-        merged = merge_all(store, clusters, selection, stack, tell, Reading(partial, as_of))
+        context, clusters = stack.enter_context(selection.open())
+        merged = merge_all(context, clusters, selection, stack, tell, Reading(partial, as_of))
         selection.note_empty(name for each in merged for name in each.maps)
         if target is not None and suffix in FORMATS:
             written = write(suffix, Path(target), records(merged, losses))
@@ -85,13 +84,13 @@ def command(
         copied = _open_target(target) if target is not None and suffix not in FORMATS else None
         try:
             for cluster in merged:
-                counts = _copy(cluster, copied) if copied is not None else _count(cluster)
+                counts = _copy(cluster, copied[0]) if copied is not None else _count(cluster)
                 rows += [_row(cluster, name, *counts[name]) for name in cluster.maps]
             if copied is not None:
-                copied.finish()
+                copied[1].finish()
         finally:
             if copied is not None:
-                copied.close()
+                copied[1].close()
         forecasts = [_forecast(cluster, rows) for cluster in merged]
     if output == out.JSON:
         out.print_json({"maps": rows, "clusters": forecasts, "to": target})
@@ -151,20 +150,22 @@ def _count(cluster: LiveCluster) -> dict[str, tuple[int, int]]:
     return counts
 
 
-def _open_target(url: str) -> UnfinishedStore:
+def _open_target(url: str) -> tuple[Context, UnfinishedStore]:
     try:
-        return UnfinishedStore(open_store(url))
+        context = open_context(url)
     except (StorageError, ImportError) as error:
         raise Failed(with_url(url, error)) from error
+    target = UnfinishedStore(context.store)
+    return context.on(target), target
 
 
-def _copy(cluster: LiveCluster, target: UnfinishedStore) -> dict[str, tuple[int, int]]:
+def _copy(cluster: LiveCluster, context: Context) -> dict[str, tuple[int, int]]:
     """Write a log of one node, with the same entries and orders, and the schemas that they need.
     Returns the entries and their bytes for each map."""
     view = cluster.view
     log = open_node_log(
         LogContext(
-            Context(target),
+            context,
             Identity(view.namespace, view.cluster, NODE),
             Settings(),
         ),

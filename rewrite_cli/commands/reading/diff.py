@@ -155,9 +155,11 @@ def _times(times: tuple[int, ...], *, both: bool) -> tuple[int | None, int | Non
 def _read(
     selection: Selection, as_of_ms: int | None, partial: bool, stack: ExitStack, tell: Tell
 ) -> _Side:
-    store, views = stack.enter_context(selection.open())
+    context, views = stack.enter_context(selection.open())
     name = f"{selection.url} at {iso(as_of_ms or SystemClock().now_ms())}"
-    return _Side(name, merge_all(store, views, selection, stack, tell, Reading(partial, as_of_ms)))
+    return _Side(
+        name, merge_all(context, views, selection, stack, tell, Reading(partial, as_of_ms))
+    )
 
 
 def _label(cluster: LiveCluster, name: str, alone: bool) -> str:

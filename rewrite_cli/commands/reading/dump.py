@@ -37,7 +37,7 @@ from rewrite_cli.entries.keys import KeyType, matcher
 from rewrite_cli.entries.left_out import note_left_out, unread
 from rewrite_cli.entries.lines import Line, show
 from rewrite_cli.entries.losses import Losses, strict_option
-from storage_backends import NotFound, SegmentStore
+from storage_backends import NotFound
 
 SORT_BYTES = 64 * 1024 * 1024
 """Lines of a snapshot that are sorted in memory."""
@@ -131,7 +131,7 @@ def command(
             and (not keys or is_clear(row) or matches(row, line.decoder))
         )
 
-    with selection.open(left_out) as (store, clusters):
+    with selection.open(left_out) as (context, clusters):
         for place in (start, stop):
             _demand_known(place, clusters)
         for view in clusters:
@@ -140,7 +140,7 @@ def command(
         streams = [
             stream
             for view in clusters
-            for stream in _streams(store, view, selection, stop, left_out, snapshots=snapshots)
+            for stream in _streams(context, view, selection, stop, left_out, snapshots=snapshots)
         ]
         lines: Iterable[Line] = filter(wanted, heapq.merge(*streams, key=_time_of))
         if tail is not None:
@@ -209,7 +209,7 @@ def _spilled(lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def _streams(
-    store: SegmentStore,
+    context: Context,
     view: ClusterState,
     selection: Selection,
     stop: Position | None,
@@ -217,7 +217,7 @@ def _streams(
     *,
     snapshots: bool,
 ) -> Iterator[Iterator[Line]]:
-    log = ClusterLog(Context(store), view.namespace, view.cluster)
+    log = ClusterLog.of(context, view)
     decoder = Decoder(
         (item for node in view.all_nodes for item in _schemas(node.manifest.metadata)), out.note
     )

@@ -91,9 +91,9 @@ def command(
     losses = Losses(strict)
     reading = Reading(partial, as_of, damaged)
     with working("reading") as tell, ExitStack() as stack:
-        store, clusters = stack.enter_context(selection.open(damaged))
+        context, clusters = stack.enter_context(selection.open(damaged))
         merged = merge_all(
-            store,
+            context,
             clusters,
             selection,
             stack,

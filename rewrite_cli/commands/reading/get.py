@@ -66,10 +66,10 @@ def command(
     load_parquet()
     results: list[Found] = []
     matches, losses = matcher((key,)), Losses(strict)
-    with working("reading") as tell, selection.open() as (store, clusters):
+    with working("reading") as tell, selection.open() as (context, clusters):
         for view in clusters:
             search = Search(
-                store,
+                context,
                 view,
                 name,
                 matches,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 from imap_wal import layout
+from imap_wal.context import Context
 from imap_wal.read.state import ClusterState, NodeState
 from rewrite_cli.console import output as out
 from rewrite_cli.console.selection import Selection, selection_options
-from storage_backends import SegmentStore
 
 NODE_COLUMNS = (
     *("namespace", "cluster", "node", "state", "epoch", "segments", "log bytes"),
@@ -32,12 +32,12 @@ def command(selection: Selection, files: bool, output: str) -> None:
       imap-wal ls /var/lib/maps
       imap-wal ls s3://bucket/maps --cluster eu --files
     """
-    with selection.open() as (store, clusters):
+    with selection.open() as (context, clusters):
         rows: list[dict[str, object]] = [
             row
             for view in clusters
             for row in (
-                _files(store, view, selection)
+                _files(context, view, selection)
                 if files
                 else [
                     *(
@@ -120,20 +120,18 @@ def _snapshots(view: ClusterState) -> list[dict[str, object]]:
     ]
 
 
-def _files(
-    store: SegmentStore, view: ClusterState, selection: Selection
-) -> list[dict[str, object]]:
+def _files(context: Context, view: ClusterState, selection: Selection) -> list[dict[str, object]]:
     manifests = [
         file
         for folder in (f"{view.folder}/manifest", view.claims_folder)
-        for file in store.list(folder)
+        for file in context.store.list(folder)
     ]
     rows: list[dict[str, object]] = [
         {"kind": "manifest", "bytes": file.size, "file": file.path} for file in manifests
     ]
     rows += [
         {"kind": "list", "bytes": file.size, "file": file.path}
-        for file in store.list(layout.lists_folder(view.folder))
+        for file in context.store.list(layout.lists_folder(view.folder))
     ]
     for node in view.all_nodes:
         if selection.wants_node(node.name):

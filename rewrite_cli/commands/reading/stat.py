@@ -28,7 +28,6 @@ from rewrite_cli.console.progress import working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.entries.live import load_parquet
 from rewrite_cli.entries.own_disks import tail_of
-from storage_backends import SegmentStore
 
 MEMBER_S_PER_ENTRY = 4.2e-6
 """Measured time of a Hazelcast member to load an entry through a map loader (a million entries of
@@ -92,7 +91,7 @@ class Forecast:
 
 
 def count_cluster(
-    store: SegmentStore,
+    context: Context,
     view: ClusterState,
     settings: Settings,
     maps: tuple[str, ...],
@@ -107,7 +106,7 @@ def count_cluster(
     counts: dict[tuple[str, str], Count] = {}
     start = clock.monotonic()
     records = in_conflict = 0
-    log = ClusterLog(Context(store), view.namespace, view.cluster)
+    log = ClusterLog.of(context, view)
     try:
         for changes in log.changes(maps=maps or None, policy=RecoveryPolicy.PARTIAL):
             index.add(changes.node, changes.rows, clears=changes.clears)
@@ -136,7 +135,7 @@ def count_cluster(
     live = sum(count.live for count in counts.values())
     texts = conflicts.found(log, maps=maps or None) if in_conflict else []
     member_seconds = live * MEMBER_S_PER_ENTRY
-    disks = tuple(_waiting(store, node, key, now) for node in nodes_with_tails(view))
+    disks = tuple(_waiting(context, node, key, now) for node in nodes_with_tails(view))
     elsewhere = {each.node for each in disks}
     missing = tuple(node for node in view.unreadable_nodes if node not in elsewhere)
     forecast = Forecast(
@@ -154,8 +153,8 @@ def count_cluster(
     return [counts[key] for key in sorted(counts)], forecast
 
 
-def _waiting(store: SegmentStore, node: NodeState, key: KeyPair | None, now_ms: int) -> Waiting:
-    disk, tail = own_disk(node, now_ms), tail_of(store, node, key, now_ms)
+def _waiting(context: Context, node: NodeState, key: KeyPair | None, now_ms: int) -> Waiting:
+    disk, tail = own_disk(node, now_ms), tail_of(context.store, node, key, now_ms)
     return Waiting(
         *(disk.node, disk.first, disk.last, disk.seconds, node.manifest.address),
         bytes=None if tail is None else tail.bytes,
@@ -194,10 +193,10 @@ def command(selection: Selection, key_file: Path | None, output: str) -> int:
     forecasts: list[Forecast] = []
     storage: list[dict[str, Any]] = []
     key = read_secret(key_file) if key_file else None
-    with working("reading") as tell, selection.open() as (store, clusters):
+    with working("reading") as tell, selection.open() as (context, clusters):
         for view in clusters:
             of_cluster, forecast = count_cluster(
-                store,
+                context,
                 view,
                 Settings(),
                 selection.maps,

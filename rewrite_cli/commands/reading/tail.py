@@ -8,7 +8,6 @@ import threading
 
 import click
 
-from imap_wal.context import Context
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import CLEAN, FINDINGS
@@ -82,10 +81,10 @@ def command(
         if not keys or matches(line.row, line.decoder):
             show(line, output, losses)
 
-    with selection.open() as (store, clusters):
+    with selection.open() as (context, clusters):
         followers = [
             Follower(
-                ClusterLog(Context(store), view.namespace, view.cluster),
+                ClusterLog.of(context, view),
                 selection.maps,
                 selection.nodes,
             )

@@ -35,7 +35,7 @@ from rewrite_cli.console.progress import Reached, Tell, working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Duration
 from rewrite_cli.entries.kept import unfinished_text
-from storage_backends import NotFound, SegmentStore
+from storage_backends import NotFound
 
 
 @click.command()
@@ -139,16 +139,16 @@ def _read(selection: Selection, deadline: Deadline, *, quick: bool) -> _Outcome:
     wants_node = selection.wants_node if selection.nodes else None
     with working("reading") as tell:
         try:
-            with selection.open() as (store, clusters):
+            with selection.open() as (context, clusters):
                 for view in clusters:
                     if quick:
-                        planned, to_read, _ = quick_check(store, view, wants_node)
+                        planned, to_read, _ = quick_check(context, view, wants_node)
                     else:
-                        planned, to_read = plan(store, view, selection.wants_node)
+                        planned, to_read = plan(context, view, selection.wants_node)
                     findings += planned
                     units += to_read
                     foreign += foreign_files(view, selection.wants_node)
-                    left += _unfinished(store, view)
+                    left += _unfinished(context, view)
                 if quick:
                     return _Outcome(findings, foreign, left, units)
                 read, unchecked = check(units, _counting(units, tell), deadline)
@@ -163,7 +163,7 @@ def _read(selection: Selection, deadline: Deadline, *, quick: bool) -> _Outcome:
                 ):
                     for view in clusters:
                         tell(f"{view}: order")
-                        findings += _conflicts(store, view, deadline)
+                        findings += _conflicts(context, view, deadline)
         except LogError as error:  # without the manifest it is unknown which files must exist
             found = damaged(error.file, "manifest", 0, error, None)
             findings.append(
@@ -174,9 +174,9 @@ def _read(selection: Selection, deadline: Deadline, *, quick: bool) -> _Outcome:
     return _Outcome(findings, foreign, left, unchecked)
 
 
-def _unfinished(store: SegmentStore, view: ClusterState) -> Iterator[str]:
+def _unfinished(context: Context, view: ClusterState) -> Iterator[str]:
     with suppress(LogError):  # of a damaged manifest, which is a finding
-        found = unfinished(ClusterLog(Context(store), view.namespace, view.cluster))
+        found = unfinished(ClusterLog.of(context, view))
         if found is not None:
             yield unfinished_text(str(view), found)
 
@@ -258,10 +258,10 @@ def _print(outcome: _Outcome, show_all: bool, *, quick: bool) -> None:
         )
 
 
-def _conflicts(store: SegmentStore, view: ClusterState, deadline: Deadline) -> list[Finding]:
+def _conflicts(context: Context, view: ClusterState, deadline: Deadline) -> list[Finding]:
     """Keys that two nodes claim; the log's bytes are whole."""
     try:
-        return order(store, view, deadline.check)
+        return order(context, view, deadline.check)
     except OutOfTime:
         out.note(f"{view}: the time limit was reached; it was not checked for conflicts of order")
     except NotFound:

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from imap_wal.context import Context
 from imap_wal.layout import Identity
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.retention.offline import archive_offline
@@ -13,7 +14,6 @@ from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.progress import Reached, working
 from rewrite_cli.console.selection import Selection, selection_options
-from storage_backends import SegmentStore
 
 
 @click.command()
@@ -33,7 +33,7 @@ def command(selection: Selection, dry_run: bool, output: str) -> None:
       imap-wal archive /var/lib/maps --node n1
     """
     rows: list[dict[str, Any]] = []
-    with working("archiving") as tell, selection.open(upkeep=True) as (store, clusters):
+    with working("archiving") as tell, selection.open(upkeep=True) as (context, clusters):
         total = sum(
             node.wal_bytes
             for view in clusters
@@ -45,7 +45,7 @@ def command(selection: Selection, dry_run: bool, output: str) -> None:
             for node in view.all_nodes:
                 if selection.wants_node(node.name):
                     tell(Reached(f"{view} {node.name}", done, total))
-                    rows.append(_plan(view, node) if dry_run else _archive(store, view, node))
+                    rows.append(_plan(view, node) if dry_run else _archive(context, view, node))
                     done += node.wal_bytes
                     tell(Reached(f"{view} {node.name}", done, total))
     if output == out.JSON:
@@ -70,10 +70,10 @@ def _plan(view: ClusterState, node: NodeState) -> dict[str, Any]:
     return _row(view, node, len(segments), None, sum(segment.bytes for segment in segments), None)
 
 
-def _archive(store: SegmentStore, view: ClusterState, node: NodeState) -> dict[str, Any]:
+def _archive(context: Context, view: ClusterState, node: NodeState) -> dict[str, Any]:
     _demand_manifest(node)
     identity = Identity(view.namespace, view.cluster, node.name)
-    done = archive_offline(store, identity, node.folder)
+    done = archive_offline(context, identity, node.folder)
     return _row(view, node, done.segments, done.records, done.bytes_before, done.bytes_after)
 
 

@@ -9,7 +9,6 @@ import click
 
 from imap_wal.agent.access.keys import read_token, token_hash
 from imap_wal.agent.membership.operator_claim import ClaimReport, set_tokens, take_log
-from imap_wal.context import Context
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
@@ -149,9 +148,9 @@ def _agree_to_tokens(selection: Selection, file: Path | None, *, yes: bool) -> N
 
 
 def _set_tokens(selection: Selection, hashes: list[str], *, keep: bool) -> None:
-    with selection.open() as (store, clusters):
+    with selection.open() as (context, clusters):
         for view in clusters:
-            set_tokens(ClusterLog(Context(store), view.namespace, view.cluster), hashes, keep=keep)
+            set_tokens(ClusterLog.of(context, view), hashes, keep=keep)
             audit(
                 "token added" if keep else "tokens replaced" if hashes else "tokens forgotten",
                 log=str(view),
@@ -169,8 +168,5 @@ def _others(report: ClaimReport) -> str:
 
 
 def _take(selection: Selection, *, dry_run: bool) -> list[ClaimReport]:
-    with selection.open() as (store, clusters):
-        return [
-            take_log(ClusterLog(Context(store), view.namespace, view.cluster), dry_run=dry_run)
-            for view in clusters
-        ]
+    with selection.open() as (context, clusters):
+        return [take_log(ClusterLog.of(context, view), dry_run=dry_run) for view in clusters]

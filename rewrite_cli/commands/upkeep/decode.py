@@ -9,7 +9,6 @@ from itertools import chain
 
 import click
 
-from imap_wal.context import Context
 from imap_wal.errors import EncryptionError
 from imap_wal.manifest.cluster import set_decoded
 from imap_wal.read.cluster import ClusterLog
@@ -52,18 +51,16 @@ def command(
         raise click.UsageError("--map and --none exclude each other")
     rows = []
     absent = set(maps)
-    with selection.open() as (store, clusters):
+    with selection.open() as (context, clusters):
         for view in clusters:
-            manifests = ClusterLog(Context(store), view.namespace, view.cluster).manifests
+            manifests = ClusterLog.of(context, view).manifests
             found = manifests.read()[1].decoded
             if (maps or nothing) and not dry_run:
                 found = set_decoded(manifests, maps)
                 audit("decoded maps set", log=str(view), maps=list(found), url=selection.url)
             elif maps or nothing:
                 found = tuple(sorted(set(maps)))
-            absent = _without_entries(
-                ClusterLog(Context(store), view.namespace, view.cluster), absent
-            )
+            absent = _without_entries(ClusterLog.of(context, view), absent)
             rows.append((view.namespace, view.cluster, found))
     if absent:
         out.note(

@@ -15,7 +15,6 @@ from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import Selection, selection_options
-from storage_backends import SegmentStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +57,12 @@ def command(selection: Selection, yes: bool, dry_run: bool, output: str) -> None
     """
     if not selection.maps:
         raise click.UsageError("name what to forget: --map")
-    with selection.open() as (store, clusters):
+    with selection.open() as (context, clusters):
         found = [
             each
             for view in clusters
             for name in selection.maps
-            if (each := _find(store, view, name)) is not None
+            if (each := _find(context, view, name)) is not None
         ]
         if not found:
             raise Failed(
@@ -80,7 +79,7 @@ def command(selection: Selection, yes: bool, dry_run: bool, output: str) -> None
         if not dry_run:
             out.agree(f"Forget {names}?", yes)
         for each in found:
-            log = ClusterLog(Context(store), each.view.namespace, each.view.cluster)
+            log = ClusterLog.of(context, each.view)
             drop_map(log, each.name, dry_run=dry_run)
             if not dry_run:
                 audit("map dropped", log=str(each.view), map=each.name, url=selection.url)
@@ -103,12 +102,10 @@ def command(selection: Selection, yes: bool, dry_run: bool, output: str) -> None
         out.echo(f"{'would forget' if dry_run else 'forgot'} {names}")
 
 
-def _find(store: SegmentStore, view: ClusterState, name: str) -> _Found | None:
+def _find(context: Context, view: ClusterState, name: str) -> _Found | None:
     """None: the cluster has no entries of the map. A damaged file may have some."""
     damaged: list[LogError] = []
-    changes = ClusterLog(Context(store), view.namespace, view.cluster).changes(
-        (name,), damaged=damaged
-    )
+    changes = ClusterLog.of(context, view).changes((name,), damaged=damaged)
     if any(each.rows for each in changes):
         return _Found(view, name, ())
     return _Found(view, name, tuple(error.file for error in damaged)) if damaged else None

@@ -17,7 +17,7 @@ from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import Selection, selection_options
-from storage_backends import SegmentStore, StorageError
+from storage_backends import StorageError
 
 
 @click.command()
@@ -89,16 +89,14 @@ def _print(reports: list[ForgetReport], dry_run: bool, output: str) -> None:
     out.print_table(titles, rows)
 
 
-def _note_writers(
-    store: SegmentStore, clusters: Sequence[ClusterState], names: Sequence[str]
-) -> None:
+def _note_writers(context: Context, clusters: Sequence[ClusterState], names: Sequence[str]) -> None:
     """Name the processes that write the logs of these nodes: perhaps the wrong node is named. A
     lease is not asked for, because that could take it over."""
-    if not store.capabilities.locks:
+    if not context.store.capabilities.locks:
         return
     for node in (node for view in clusters for node in view.all_nodes if node.name in names):
         try:
-            writer = writer_of(store, node.folder, "imap-wal forget-node")
+            writer = writer_of(context.store, node.folder, "imap-wal forget-node")
         except StorageError as error:
             out.note(f"node {node.name!r}: it is unknown whether it is being written ({error})")
             continue
@@ -111,7 +109,7 @@ def _note_writers(
 
 def _forget(selection: Selection, *, lose: bool, dry_run: bool) -> list[ForgetReport]:
     # Without `nodes`, because a node without a folder can be forgotten too.
-    with replace(selection, nodes=()).open() as (store, clusters):
+    with replace(selection, nodes=()).open() as (context, clusters):
         known = {
             view.folder: {
                 *view.manifest.nodes,
@@ -126,10 +124,10 @@ def _forget(selection: Selection, *, lose: bool, dry_run: bool) -> list[ForgetRe
                 f"{selection.url}: no node {', '.join(sorted(map(repr, absent)))}; found: {there}"
             )
         if dry_run:  # a run begins with one
-            _note_writers(store, clusters, selection.nodes)
+            _note_writers(context, clusters, selection.nodes)
         return [
             forget_node(
-                ClusterLog(Context(store), view.namespace, view.cluster),
+                ClusterLog.of(context, view),
                 node,
                 lose=lose,
                 dry_run=dry_run,

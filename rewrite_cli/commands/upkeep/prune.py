@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from imap_wal.context import Context
 from imap_wal.manifest import readers
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.kept import KeptFor, kept_for_readers
@@ -209,11 +208,9 @@ def _show_reader(report: PruneReport, kept: KeptFor) -> None:
 def _keep(selection: Selection, history_s: float | None, skew_ms_max: int) -> None:
     """Begin or advance the history of each cluster."""
     if history_s:
-        with selection.open(upkeep=True) as (store, clusters):
+        with selection.open(upkeep=True) as (context, clusters):
             for view in clusters:
-                keep(
-                    ClusterLog(Context(store), view.namespace, view.cluster), history_s, skew_ms_max
-                )
+                keep(ClusterLog.of(context, view), history_s, skew_ms_max)
 
 
 def _readers(log: ClusterLog, names: tuple[str, ...]) -> dict[str, KeptFor | None]:
@@ -233,23 +230,21 @@ def _readers(log: ClusterLog, names: tuple[str, ...]) -> dict[str, KeptFor | Non
 def _kept_for(selection: Selection, names: tuple[str, ...]) -> list[str]:
     """Each reader of these names, and what is kept for it, in words. Raises `Failed` if a selected
     cluster has no such reader."""
-    with selection.open(upkeep=True) as (store, clusters):
+    with selection.open(upkeep=True) as (context, clusters):
         return [
             f"reader {name!r} of {view}" + (f" ({sizes(kept)} are kept for it)" if kept else "")
             for view in clusters
-            for name, kept in _readers(
-                ClusterLog(Context(store), view.namespace, view.cluster), names
-            ).items()
+            for name, kept in _readers(ClusterLog.of(context, view), names).items()
         ]
 
 
 def _forget(selection: Selection, names: tuple[str, ...]) -> None:
     """Raises `Failed` if a selected cluster has no such reader."""
-    with selection.open(upkeep=True) as (store, clusters):
+    with selection.open(upkeep=True) as (context, clusters):
         for view in clusters:
-            log = ClusterLog(Context(store), view.namespace, view.cluster)
+            log = ClusterLog.of(context, view)
             for name, kept in _readers(log, names).items():
-                if not readers.forget(store, log.folder, name, log.clock, log.randomness):
+                if not readers.forget(context.store, log.folder, name, log.clock, log.randomness):
                     raise Failed(f"{view}: reader {name!r} was forgotten meanwhile")
                 audit(
                     "reader forgotten",
@@ -272,10 +267,10 @@ def prune_all(
     orphan_ms: int = ORPHAN_MS,
 ) -> list[PruneReport]:
     """Prune every cluster in the selection, as if these readers were forgotten."""
-    with selection.open(upkeep=True) as (store, clusters):
+    with selection.open(upkeep=True) as (context, clusters):
         return [
             prune(
-                ClusterLog(Context(store), view.namespace, view.cluster),
+                ClusterLog.of(context, view),
                 dry_run=dry_run,
                 check=check,
                 ttl_s=ttl_s,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from imap_wal.context import Context
 from imap_wal.errors import LogError
 from imap_wal.manifest.readers import HISTORY
 from imap_wal.read.cluster import ClusterLog
@@ -241,9 +240,9 @@ def rewrite_all(
     """Rewrite every cluster in the selection, one after the other. `history_s`: of `keep`; a dry
     run keeps nothing."""
     done = []
-    with selection.open(upkeep=True) as (store, clusters):
+    with selection.open(upkeep=True) as (context, clusters):
         for view in clusters:
-            log = ClusterLog(Context(store), view.namespace, view.cluster)
+            log = ClusterLog.of(context, view)
             with nullcontext() if dry_run else turn(log, "imap-wal rewrite", _waits):
                 keep(log, None if dry_run else history_s, skew_ms_max)
                 report = rewrite(
