@@ -76,8 +76,8 @@ class Floors:
                     "copy that was made before them"
                 )
             newest = self._newest[row[PARTITION_COUNT]] = {}
-        known = newest.get(row[PARTITION])
-        if known is None or rank(*known) < rank(row, node):
+        former = newest.get(row[PARTITION])
+        if former is None or rank(*former) < rank(row, node):
             newest[row[PARTITION]] = row, node
         self._top = max(self._top, row[ORDER])
 
@@ -97,7 +97,7 @@ class Floors:
         """The indexes of the hidden ones among these changes."""
         top = self._top
         below = [index for index, order in enumerate(orders) if order < top]
-        found: set[int] = set()
+        hidden: set[int] = set()
         if below:
             embedded = self._newest.keys() == {1}  # one partition: no need to hash the keys
             hashed = [0 if embedded else partition_number(keys[index]) for index in below]
@@ -105,8 +105,8 @@ class Floors:
                 for index, number in zip(below, hashed, strict=True):
                     floor = newest.get(number % count)
                     if floor is not None and orders[index] < floor[0][ORDER]:
-                        found.add(index)
-        return found
+                        hidden.add(index)
+        return hidden
 
 
 class Cleared:

@@ -145,14 +145,14 @@ def counting_columns(limits: Limits, batch: Any, name: str, first: Position, las
 
 def _above(batch: Any, place: Position) -> Any:
     """Which rows have a greater position."""
-    found: Any = None
+    above: Any = None
     for name, value in zip(reversed(_RANGE), reversed(place), strict=True):
         column = batch.column(name)
         greater = pc.greater(column, value)
-        if found is not None:
-            greater = pc.or_(greater, pc.and_(pc.equal(column, value), found))
-        found = greater
-    return found
+        if above is not None:
+            greater = pc.or_(greater, pc.and_(pc.equal(column, value), above))
+        above = greater
+    return above
 
 
 def _are_overtaken(batch: Any, pairs: Mapping[int, Pair]) -> Any:

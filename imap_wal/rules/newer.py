@@ -61,13 +61,13 @@ class Contest(Generic[T]):
     deleted: Callable[[T], bool]
     content: Callable[[T], Any]
 
-    def replaces(self, new: T, known: T) -> bool | None:
-        """Whether `new` counts instead of `known`. False: `known` does. None: both are
+    def replaces(self, new: T, former: T) -> bool | None:
+        """Whether `new` counts instead of `former`. False: `former` does. None: both are
         contenders."""
-        order, other = self.order(new), self.order(known)
+        order, other = self.order(new), self.order(former)
         if order[:2] != other[:2]:
             return order > other
-        node, owner = self.node(new), self.node(known)
+        node, owner = self.node(new), self.node(former)
         shared = is_shared(order) or is_shared(other)
         one_writer = order[2] == other[2] if shared else node == owner
         if not one_writer:
@@ -76,28 +76,31 @@ class Contest(Generic[T]):
             return order > other
         if node == owner:
             return False
-        return node < owner if self.content(new) == self.content(known) else None
+        return node < owner if self.content(new) == self.content(former) else None
 
     def add(self, contenders: Sequence[T], new: T) -> list[T]:
         """The contenders after one more change; the winner first."""
         rivals = []
-        for known in contenders:
-            replaces = self.replaces(new, known)
+        for former in contenders:
+            replaces = self.replaces(new, former)
             if replaces is None:
-                rivals.append(known)
+                rivals.append(former)
             elif not replaces:
                 return list(contenders)
-        return sorted([*rivals, new], key=lambda each: (self.deleted(each), self.node(each)))
+        return sorted([*rivals, new], key=self._rank)
+
+    def _rank(self, change: T) -> tuple[bool, str]:
+        return self.deleted(change), self.node(change)
 
     def offer(
         self, newest: dict[bytes, T], rivals: dict[bytes, list[T]], key: bytes, new: T
     ) -> None:
         """Add a change of a key. `newest`: key → winner; `rivals`: key → other contenders."""
-        known = newest.get(key)
-        if known is None:
+        former = newest.get(key)
+        if former is None:
             newest[key] = new
             return
-        order, other = self.order(new), self.order(known)
+        order, other = self.order(new), self.order(former)
         # The common case, as `replaces` decides it: a restore waits for this.
         if order[1] != other[1] or order[0] != other[0]:
             if order > other:
@@ -105,11 +108,11 @@ class Contest(Generic[T]):
                 if rivals:
                     rivals.pop(key, None)
             return
-        replaces = None if key in rivals else self.replaces(new, known)
+        replaces = None if key in rivals else self.replaces(new, former)
         if replaces:
             newest[key] = new
         elif replaces is None:
-            newest[key], *others = self.add([known, *rivals.pop(key, ())], new)
+            newest[key], *others = self.add([former, *rivals.pop(key, ())], new)
             if others:
                 rivals[key] = others
 
@@ -129,21 +132,21 @@ def contenders(table: Any, nodes: Sequence[str]) -> Any:
     order, counter_bits = packed(table)
     order_of = _by_group(ids, order, "max").take(ids)
     newest = pc.equal(order, order_of)
-    pairs, pair_of = (pc.shift_right(each, counter_bits) for each in (order, order_of))
+    pairs, pair_of = (pc.shift_right(number, counter_bits) for number in (order, order_of))
     rivals = _rivals(table, ids, newest, pc.equal(pairs, pair_of))
     if rivals is None:
-        kept = _one_of_each(table, nodes, ids, newest) if newest.true_count > count else newest
-        found, found_ids = table.filter(kept), ids.filter(kept)
+        mask = _one_of_each(table, nodes, ids, newest) if newest.true_count > count else newest
+        left, left_ids = table.filter(mask), ids.filter(mask)
     else:
         alone = pc.and_(newest, pc.invert(rivals))
         alone = _one_of_each(table, nodes, ids, alone)
         claimed = _newest_of_each_writer(table.filter(rivals), nodes, ids.filter(rivals))
-        found = pa.concat_tables([table.filter(alone), claimed[0]])
-        found_ids = pa.concat_arrays([ids.filter(alone), claimed[1]])
+        left = pa.concat_tables([table.filter(alone), claimed[0]])
+        left_ids = pa.concat_arrays([ids.filter(alone), claimed[1]])
     if late_of is not None:
-        place = found.schema.get_field_index("late")
-        found = found.set_column(place, found.schema.field(place), late_of.take(found_ids))
-    return found
+        place = left.schema.get_field_index("late")
+        left = left.set_column(place, left.schema.field(place), late_of.take(left_ids))
+    return left
 
 
 def _rivals(table: Any, ids: Any, newest: Any, greatest: Any) -> Any:
@@ -154,10 +157,10 @@ def _rivals(table: Any, ids: Any, newest: Any, greatest: Any) -> Any:
     if low_high["min"] == low_high["max"]:
         return None
     node_of = _by_group(ids.filter(newest), nodes.filter(newest), "min").take(ids)
-    found = pc.and_(greatest, pc.not_equal(nodes, node_of))
-    if not found.true_count:
+    others = pc.and_(greatest, pc.not_equal(nodes, node_of))
+    if not others.true_count:
         return None
-    return pc.is_in(ids, value_set=pc.unique(ids.filter(found)))
+    return pc.is_in(ids, value_set=pc.unique(ids.filter(others)))
 
 
 def _writers(table: Any) -> Any:
@@ -174,14 +177,14 @@ def _writers(table: Any) -> Any:
 
 def _newest_of_each_writer(table: Any, nodes: Sequence[str], ids: Any) -> tuple[Any, Any]:
     pairs, _ = packed(table, PAIR, ())
-    kept = pc.equal(pairs, _by_group(ids, pairs, "max", dense=False).take(_dense(ids)))
-    table, ids = table.filter(kept), ids.filter(kept)
+    mask = pc.equal(pairs, _by_group(ids, pairs, "max", dense=False).take(_dense(ids)))
+    table, ids = table.filter(mask), ids.filter(mask)
     both = pc.add(pc.shift_left(ids.cast(pa.int64()), 31), _writers(table))
     owners = both.dictionary_encode().indices
     order, _ = packed(table, (), COUNTERS)
     newest = pc.equal(order, _by_group(owners, order, "max").take(owners))
-    kept = _one_of_each(table, nodes, owners, newest)
-    return table.filter(kept), ids.filter(kept)
+    mask = _one_of_each(table, nodes, owners, newest)
+    return table.filter(mask), ids.filter(mask)
 
 
 def packed(
@@ -192,9 +195,9 @@ def packed(
     upper, upper_bits = _joined([table[name].combine_chunks() for name in high])
     lower, lower_bits = _joined([table[name].combine_chunks() for name in low])
     if upper is None or lower is None:
-        found = lower if upper is None else upper
-        assert found is not None
-        return found, lower_bits
+        single = lower if upper is None else upper
+        assert single is not None
+        return single, lower_bits
     if upper_bits + lower_bits > BITS:
         (upper, _), (lower, lower_bits) = _ranks(upper), _ranks(lower)
     return pc.bit_wise_or(pc.shift_left(upper, lower_bits), lower), lower_bits
@@ -204,17 +207,17 @@ def _joined(columns: Sequence[Any]) -> tuple[Any, int]:
     """Up to two columns as one column of integers from 0 on, and its size in bits. None without a
     column."""
     ranges = [pc.min_max(column) for column in columns]
-    widths = [(each["max"].as_py() - each["min"].as_py()).bit_length() for each in ranges]
-    found: Any = None
+    widths = [(ends["max"].as_py() - ends["min"].as_py()).bit_length() for ends in ranges]
+    joined: Any = None
     bits = 0
-    for column, each, width in zip(columns, ranges, widths, strict=True):
+    for column, ends, width in zip(columns, ranges, widths, strict=True):
         if sum(widths) > BITS:
             column, width = _ranks(column)  # noqa: PLW2901
         else:
-            column = pc.subtract(column, each["min"])  # noqa: PLW2901
-        found = column if found is None else pc.bit_wise_or(pc.shift_left(found, width), column)
+            column = pc.subtract(column, ends["min"])  # noqa: PLW2901
+        joined = column if joined is None else pc.bit_wise_or(pc.shift_left(joined, width), column)
         bits += width
-    return found, bits
+    return joined, bits
 
 
 def _ranks(column: Any) -> tuple[Any, int]:
@@ -229,9 +232,9 @@ def _by_group(groups: Any, values: Any, how: str, *, dense: bool = True) -> Any:
     All numbers from 0 on must exist, unless `dense` is false: then the results are in the order of
     the numbers."""
     table = pa.table({"group": groups, "value": values})
-    found = table.group_by("group", use_threads=False).aggregate([("value", how)])
-    order = pc.sort_indices(found["group"])
-    return found[f"value_{how}"].combine_chunks().take(order)
+    groups_of = table.group_by("group", use_threads=False).aggregate([("value", how)])
+    order = pc.sort_indices(groups_of["group"])
+    return groups_of[f"value_{how}"].combine_chunks().take(order)
 
 
 def _dense(groups: Any) -> Any:
@@ -245,13 +248,13 @@ def _one_of_each(table: Any, nodes: Sequence[str], groups: Any, mask: Any) -> An
     count = table.num_rows
     names = pc.multiply(_names(table, nodes).take(places), count)
     candidates = pa.table({"group": groups.take(places), "place": pc.add(names, places)})
-    found = candidates.group_by("group", use_threads=False).aggregate([("place", "min")])
-    if found.num_rows == len(places):
+    lowest_of = candidates.group_by("group", use_threads=False).aggregate([("place", "min")])
+    if lowest_of.num_rows == len(places):
         return mask
-    lowest = found["place_min"].combine_chunks()
-    kept = pc.subtract(lowest, pc.multiply(pc.divide(lowest, count), count))
+    lowest = lowest_of["place_min"].combine_chunks()
+    chosen = pc.subtract(lowest, pc.multiply(pc.divide(lowest, count), count))
     everything = pc.indices_nonzero(pc.is_valid(groups)).cast(pa.int64())
-    return pc.is_in(everything, value_set=kept)
+    return pc.is_in(everything, value_set=chosen)
 
 
 def _names(table: Any, nodes: Sequence[str]) -> Any:

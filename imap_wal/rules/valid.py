@@ -79,12 +79,12 @@ def demand_class(name: str, key_class: str, value_class: str | None) -> None:
         raise InvalidSetting(f"map {name!r}: an entry has an empty class")
 
 
-def demand_known_class(name: str, given: str, classes: Collection[str]) -> None:
+def demand_known_class(name: str, label: str, classes: Collection[str]) -> None:
     """Raise `InvalidSetting` unless the entry has the class of the map. `classes`: those of the
     map's live entries; none: the map is empty, so any class will do."""
-    if classes and given not in classes:
+    if classes and label not in classes:
         raise InvalidSetting(
-            f"map {name!r} has class {written(classes)}, and this entry has class {given!r}; "
+            f"map {name!r} has class {written(classes)}, and this entry has class {label!r}; "
             f"{shows_classes(name)}"
         )
 
@@ -153,9 +153,9 @@ def demand_valid_rows(name: str, rows: Any, bytes_max: int, classes: Collection[
         raise too_large(name, largest, bytes_max)
     of_values = pc.if_else(pc.is_valid(values), rows["value_class"], pa.scalar(None, pa.string()))
     pairs = pa.table([labels, of_values], ["key", "value"]).group_by(["key", "value"]).aggregate([])
-    for each in pairs.to_pylist():
-        demand_class(name, each["key"], each["value"])
-        demand_known_class(name, each["key"], classes)
+    for pair in pairs.to_pylist():
+        demand_class(name, pair["key"], pair["value"])
+        demand_known_class(name, pair["key"], classes)
     if len(pc.unique(labels)) > 1:
         raise InvalidSetting(
             f"map {name!r}: rows have the classes {written(pc.unique(labels).to_pylist())}; a map "

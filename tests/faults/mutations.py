@@ -271,7 +271,7 @@ MUTATIONS = (
     Mutation(
         "of two claims the one that was read first counts",
         "imap_wal/rules/newer.py",
-        "return sorted([*rivals, new], key=lambda each: (self.deleted(each), self.node(each)))",
+        "return sorted([*rivals, new], key=self._rank)",
         "return [*rivals, new]",
         "tests/restore/test_rivals.py::test_value_wins_over_tombstone_then_first_name",
     ),
