@@ -35,9 +35,9 @@ from imap_wal.read.scan_list import cluster_scans, snapshot_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.read.view import live
 from imap_wal.rewrite.columns.merge import ColumnMerge, Span
-from imap_wal.rewrite.conflicts import UNDECIDED, Decisions
 from imap_wal.rewrite.ranges import borders_of
 from imap_wal.rules.alive import are_alive
+from imap_wal.rules.decided import UNDECIDED, Decisions
 from imap_wal.rules.dropped import TombstonePolicy
 from imap_wal.security.encryption_keys import Keys
 from imap_wal.settings import Settings

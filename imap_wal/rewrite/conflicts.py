@@ -15,11 +15,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from imap_wal.entry import DELETED, KEY, MAP, ORDER, PARTITION, TIMESTAMP_MS, Pair, Row
+from imap_wal.entry import DELETED, KEY, MAP, ORDER, PARTITION, TIMESTAMP_MS, Pair
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.manifest.cluster import ClusterManifest
@@ -34,6 +34,7 @@ from imap_wal.read.scan import read_scan
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.rewrite.report import Winner
+from imap_wal.rules.decided import Decisions
 from imap_wal.rules.newer import Claim
 from imap_wal.security.encryption_keys import Keys
 from imap_wal.settings import RecoveryPolicy, Settings
@@ -73,29 +74,6 @@ class Resolution:
             return node == self.node, row[TIMESTAMP_MS], row[ORDER], node
 
         return max(claims, key=rank)
-
-
-@dataclass(frozen=True, slots=True)
-class Decisions:
-    """(map, key) → the pair in conflict, and the node whose claim wins."""
-
-    winners: Mapping[tuple[str, bytes], tuple[Pair, str]] = field(default_factory=dict)
-
-    def counting(self, node: str, rows: list[Row]) -> list[Row]:
-        """The rows of a node without its losing claims."""
-        if not self.winners:
-            return rows
-        winner = self.winners.get
-        undecided: tuple[Pair, str] = ((-1, -1), "")
-        return [
-            row
-            for row in rows
-            for pair, who in [winner((row[MAP], row[KEY]), undecided)]
-            if who == node or pair != row[ORDER][:2]
-        ]
-
-
-UNDECIDED = Decisions()
 
 
 def find(

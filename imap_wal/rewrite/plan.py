@@ -50,8 +50,8 @@ from imap_wal.read.file_scan import END, FileScan, Metadata, Scope
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.schemas import known_schemas, schemas_of
 from imap_wal.read.state import ClusterState
-from imap_wal.rewrite.conflicts import UNDECIDED, Decisions
 from imap_wal.rewrite.report import StepReport
+from imap_wal.rules.decided import UNDECIDED, Decisions
 from imap_wal.rules.dropped import TombstonePolicy
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX

@@ -125,9 +125,9 @@ PICKED = (
     ),
     Mutation(
         "a decision about a conflict drops other changes of the node",
-        "imap_wal/rewrite/columns/merge.py",
-        "if own == pair and node != winner:",
-        "if own != pair and node != winner:",
+        "imap_wal/rules/decided.py",
+        "return pair == decided and node != winner",
+        "return pair != decided and node != winner",
         "tests/rewrite/test_archive_runs.py::test_a_decision_about_a_conflict_counts_in_archives",
     ),
     Mutation(

@@ -30,6 +30,7 @@ from imap_wal.rewrite.columns.newest_keys import KEY_SCHEMA
 from imap_wal.rules.alive import are_alive, is_alive
 from imap_wal.rules.cleared import Cleared
 from imap_wal.rules.counts import counting_columns, counting_rows, is_uniform, may_count
+from imap_wal.rules.decided import Decisions
 from imap_wal.rules.dropped import TombstonePolicy, are_droppable, may_be_dropped
 from imap_wal.rules.newer import Claim, Contest, contenders, content_of, winner_first
 from tests.kit.effort import share
@@ -103,7 +104,9 @@ def as_claims(history: list[tuple[str, bytes | None, Order, Any]]) -> list[Claim
     return claims
 
 
-def counted(claims: list[Claim], of_files: dict[str, dict[str, Any]]) -> list[Claim]:
+def counted(
+    claims: list[Claim], of_files: dict[str, dict[str, Any]], decisions: Decisions
+) -> list[Claim]:
     """The claims that count, of an archive of each node, in both ways."""
     found: list[Claim] = []
     for node in NODES:
@@ -123,6 +126,9 @@ def counted(claims: list[Claim], of_files: dict[str, dict[str, Any]]) -> list[Cl
         assert to_rows(batch) == some and to_positions(batch) == left
         droppable = are_droppable(batch).to_pylist()
         assert droppable == [may_be_dropped(row) for row in some]
+        some = decisions.counting(node, some)
+        assert to_rows(decisions.counting_columns(batch, NAME, node)) == some
+        assert to_rows(decisions.counting_columns(batch, NAME)) == some
         found += [(row, node) for row in some]
     return found
 
@@ -192,14 +198,20 @@ def by_columns(
     st.fixed_dictionaries(dict.fromkeys(NODES, limits)),
     st.sets(st.sampled_from(KEYS)),
     policies,
+    st.dictionaries(
+        st.tuples(st.just(NAME), st.sampled_from(KEYS)),
+        st.tuples(st.tuples(st.integers(1, 2), st.integers(1, 2)), st.sampled_from(NODES)),
+        max_size=2,
+    ).map(Decisions),
 )
 def test_rows_and_columns_agree_over_random_histories(
     history: list[tuple[str, bytes | None, Order, Any]],
     of_files: dict[str, dict[str, Any]],
     late: set[bytes],
     policy: TombstonePolicy,
+    decisions: Decisions,
 ) -> None:
-    claims, cleared = counted(as_claims(history), of_files), Cleared()
+    claims, cleared = counted(as_claims(history), of_files, decisions), Cleared()
     for row, node in claims:
         cleared.take(node, [row])
     left = [claim for claim in claims if not is_clear(claim[0])]

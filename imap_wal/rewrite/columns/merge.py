@@ -278,30 +278,8 @@ class ColumnMerge:
         )
 
     def _counting(self, batch: Any, scan: FileScan) -> Any:
-        """`Decisions.counting` for columns."""
-        decisions = {
-            key: decision
-            for (name, key), decision in self._plan.decisions.winners.items()
-            if name == scan.map
-        }
-        if not decisions:
-            return batch
-        keys = batch.column("key")
-        places = pc.indices_nonzero(
-            pc.is_in(keys, value_set=pa.array(list(decisions), pa.binary()))
-        )
-        lost = set()
-        for place in places.to_pylist():
-            pair, winner = decisions[keys[place].as_py()]
-            own = tuple(
-                batch.column(name)[place].as_py() for name in ("incarnation", "partition_version")
-            )
-            node = scan.node if scan.kind == ARCHIVE else batch.column("node")[place].as_py()
-            if own == pair and node != winner:
-                lost.add(place)
-        return batch.filter(
-            pa.array([place not in lost for place in range(len(batch))], pa.bool_())
-        )
+        node = scan.node if scan.kind == ARCHIVE else ""
+        return self._plan.decisions.counting_columns(batch, scan.map, node)
 
     def _collect(self, name: str, rule: TombstonePolicy, sorter: RowSorter) -> None:
         """Read the whole rows of the winners of a map."""
