@@ -50,10 +50,13 @@ ALLOWED = {
 
 places = st.none() | st.integers(-1, 6).map(lambda frame: Position(1, 1, max(frame, 0), 0))
 changes = st.tuples(
-    st.sampled_from(NODES),
+    st.permutations(NODES),
     st.sampled_from((*KEYS, *KEYS, None)),
     st.tuples(
-        st.integers(1, 2), st.integers(1, 2), st.sampled_from((1, 1, 2, SHARED)), st.integers(1, 3)
+        st.integers(1, 2),
+        st.integers(1, 2),
+        st.sampled_from((1, 2, SHARED, SHARED)),
+        st.integers(1, 3),
     ),
     st.sampled_from(("upsert", "upsert", "tombstone", *range(NOW - 1, NOW + 2))),
 )
@@ -85,22 +88,24 @@ CONTEST: Contest[Claim] = Contest(
 )
 
 
-def as_claims(history: list[tuple[str, bytes | None, Order, Any]]) -> list[Claim]:
-    """A writer gives each of its changes another order; copies of a change are equal."""
+def as_claims(history: list[tuple[list[str], bytes | None, Order, Any]]) -> list[Claim]:
+    """A writer gives each of its changes another order. One with a shared session is in the logs of
+    two nodes."""
     made: dict[object, Row] = {}
     claims = []
-    for node, key, order, kind in history:
-        writer = order if order[2] == SHARED else (order, node)
+    for nodes, key, order, kind in history:
+        shared = order[2] == SHARED
+        writer = order if shared else (order, nodes[0])
         if writer not in made:
             partition = 0 if key is None else key[3] % COUNT
             expires = kind if isinstance(kind, int) else 0
-            value = None if kind == "tombstone" else b"%d of %s" % (order[3], node.encode())
+            value = None if kind == "tombstone" else b"%d of %s" % (order[3], nodes[0].encode())
             made[writer] = (
                 clear_of(NAME, partition, COUNT, 1, order)
                 if key is None
                 else (NAME, key, "", value, "", value is None, 1, expires, partition, order)
             )
-        claims.append((made[writer], node))
+        claims += [(made[writer], node) for node in nodes[: 2 if shared else 1]]
     return claims
 
 
@@ -205,7 +210,7 @@ def by_columns(
     ).map(Decisions),
 )
 def test_rows_and_columns_agree_over_random_histories(
-    history: list[tuple[str, bytes | None, Order, Any]],
+    history: list[tuple[list[str], bytes | None, Order, Any]],
     of_files: dict[str, dict[str, Any]],
     late: set[bytes],
     policy: TombstonePolicy,
