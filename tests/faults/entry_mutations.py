@@ -60,8 +60,8 @@ OF_ENTRIES = (
     Mutation(
         "by columns, a tombstone whose copy may come later is dropped",
         "imap_wal/rules/dropped.py",
-        'pc.greater_equal(column["incarnation"], self.current)',
-        'pc.greater(column["incarnation"], self.current)',
+        'pc.invert(pc.or_(column["late"], copies))',
+        'pc.invert(column["late"])',
         _RULES,
     ),
     Mutation(
