@@ -7,9 +7,10 @@ log.
 
 from imap_wal import errors, log
 from imap_wal.embedded.asyncio_store import AsyncMap, AsyncStore, aopen
-from imap_wal.embedded.durable_map import DurableMap
+from imap_wal.embedded.durable_map import DELETE, DurableMap
 from imap_wal.embedded.opening import open
 from imap_wal.embedded.store import Store
+from imap_wal.embedded.transaction import Batch, Transaction
 from imap_wal.embedded.wal_filter import STOP, WalFilter
 from imap_wal.entry import DataEntry
 from imap_wal.errors import (
@@ -39,9 +40,11 @@ from imap_wal.version import VERSION
 __version__ = VERSION
 
 __all__ = [
+    "DELETE",
     "STOP",
     "AsyncMap",
     "AsyncStore",
+    "Batch",
     "Closed",
     "CorruptLog",
     "DataEntry",
@@ -68,6 +71,7 @@ __all__ = [
     "Store",
     "StorageUnavailable",
     "TooLarge",
+    "Transaction",
     "UnsupportedVersion",
     "WalFilter",
     "WriterLocked",

@@ -15,16 +15,19 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from functools import wraps
 from types import TracebackType
-from typing import Any, Self, TypeAlias, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, Unpack
 
 from imap_wal.embedded import decisions, opening
 from imap_wal.embedded.changes import MapState, WriteBatch, split
 from imap_wal.embedded.decisions import Decision
-from imap_wal.embedded.durable_map import RAISE, DurableMap, pairs
+from imap_wal.embedded.durable_map import DELETE, RAISE, DurableMap, pairs
 from imap_wal.embedded.opening import OpenOptions
 from imap_wal.embedded.store import Store, StoreStatistics
+from imap_wal.embedded.transaction import Batch, Transaction
 from imap_wal.embedded.views import MapReads
 from imap_wal.errors import NotSerializable
 from imap_wal.rewrite.compaction import Compaction
@@ -32,6 +35,9 @@ from imap_wal.serializer import Serializer
 
 COMMIT_BYTES_MAX = 64 * 1024 * 1024
 """The largest commit, unless a single operation is larger."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _PendingCommit: TypeAlias = "tuple[list[WriteBatch], list[asyncio.Future[None]]]"
 """All changes of one commit, and the future of each operation."""
@@ -87,6 +93,35 @@ class AsyncStore:
     def maps(self) -> list[str]:
         """The names of all maps; arguments and errors as for `Store.maps`."""
         return self._store.maps()
+
+    @asynccontextmanager
+    async def batch(self) -> AsyncIterator[Batch]:
+        """Several changes, of one map or more, in one commit at the end of an `async with` block;
+        see `Store.batch`."""
+        self._changes.check_open()
+        batch = Batch(self._changes)
+        yield batch
+        decision = batch.decision()
+        if decision is not None:
+            await self.decided(lambda: decision)
+
+    def transaction(
+        self, function: Callable[Concatenate[Transaction, P], R]
+    ) -> Callable[P, Coroutine[Any, Any, R]]:
+        """A decorator: all changes of the function are one commit; see `Store.transaction`. The
+        function is a plain one: its reads come from memory. The result is a coroutine function."""
+
+        @wraps(function)
+        async def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            while True:
+                self._changes.check_open()
+                transaction = Transaction(self._changes)
+                result = function(transaction, *args, **kwargs)
+                decision = transaction.decision()
+                if decision is None or await self.decided(lambda it=decision: it):  # type: ignore[misc]
+                    return result
+
+        return run
 
     async def sync(self) -> None:
         """Durability barrier: returns when all earlier changes are synced. Errors as for
@@ -154,9 +189,14 @@ class AsyncStore:
                 self._schedule()
         return future
 
-    async def decided(self, make: Callable[[], Decision]) -> Decision:
-        """Evaluate the decision when all changes before it are in the log. When this returns, its
-        changes are durable."""
+    def decide(self, decision: Decision) -> asyncio.Future[None]:
+        """Evaluate a small decision when all changes before it are in the log. The future is done
+        when its changes are durable."""
+        return self.enqueue(lambda: decision)
+
+    async def decided(self, make: Callable[[], Decision]) -> Any:
+        """Evaluate the decision when all changes before it are in the log, and return its answer.
+        When this returns, its changes are durable."""
         decision: Decision | None = None
 
         def remember() -> Decision:
@@ -166,7 +206,7 @@ class AsyncStore:
 
         await self.enqueue(remember)
         assert decision is not None
-        return decision
+        return decision.answer
 
     def _add(self, changes: WriteBatch, future: asyncio.Future[None]) -> None:
         if isinstance(changes, Decision):
@@ -278,11 +318,12 @@ class AsyncMap(MapReads):
     """One map of an `AsyncStore`. Awaiting a change waits until it is durable. Reads are plain
     calls, as for a dict.
 
-    `put`, `pop`, `popitem`, `setdefault` and `clear` are coroutine functions: pass their result to
-    `asyncio.create_task` or `TaskGroup.create_task`. `set`, `delete` and `update` are faster: they
-    start when they are called, and return a future, for `await`, `gather`, `wait_for`, `shield` and
-    `wait`. `create_task` accepts only coroutines; for a task, use `put`, or
-    `asyncio.ensure_future(m.set(...))`, which returns the future.
+    `put`, `pop`, `popitem`, `setdefault`, `clear`, `add`, `add_new`, `replace`, `change` and
+    `touch` are coroutine functions: pass their result to `asyncio.create_task` or
+    `TaskGroup.create_task`. `set`, `delete` and `update` are faster: they start when they are
+    called, and return a future, for `await`, `gather`, `wait_for`, `shield` and `wait`.
+    `create_task` accepts only coroutines; for a task, use `put`, or `asyncio.ensure_future(
+    m.set(...))`, which returns the future.
 
     When `ring_bytes` or `ring_slots` are used up, an operation waits before it is serialised. Do
     not change its value until it is done. `NotSerializable` and `TooLarge` are then raised by the
@@ -295,6 +336,11 @@ class AsyncMap(MapReads):
         super().__init__(self._durable, inner._state)
         self._store, self._inner = store, inner
         self._max_value_bytes = self._durable.max_value_bytes
+
+    @property
+    def durable_map(self) -> DurableMap:
+        """The map that the changes are made in."""
+        return self._inner
 
     def set(self, key: Any, value: Any, ttl: float | None = None) -> asyncio.Future[None]:
         """Set the key. Returns a future, which is done when the change is durable.
@@ -355,7 +401,7 @@ class AsyncMap(MapReads):
         key does not exist, return `default`, or raise KeyError without a default."""
         decision = self._inner.popping(key)
         if decision is not None:
-            await self._store.decided(lambda: decision)
+            await self._store.decide(decision)
         return self._inner.popped(decision, key, default)
 
     async def popitem(self) -> tuple[Any, Any]:
@@ -367,10 +413,39 @@ class AsyncMap(MapReads):
 
     async def setdefault(self, key: Any, default: Any = None) -> Any:
         """Return the value of the key; if it does not exist, set it to `default` first."""
-        decision = await self._store.decided(
-            lambda: decisions.set_default(self._inner.changes([(key, default)]))
-        )
-        return self._state.serializer.load(decision.answer)
+        value, _ = await self._store.decided(lambda: self._inner.adding_new(key, default, None))
+        return self._state.serializer.load(value)
+
+    async def add(self, key: Any, amount: Any = 1) -> Any:
+        """Add to the number of the key, and return the sum; see `DurableMap.add`."""
+        decision = self._inner.adding(key, amount)
+        await self._store.decide(decision)
+        return decision.answer
+
+    async def add_new(self, key: Any, value: Any, ttl: float | None = None) -> bool:
+        """Set the key if it does not exist. Returns whether it was set."""
+        _, is_new = await self._store.decided(lambda: self._inner.adding_new(key, value, ttl))
+        return bool(is_new)
+
+    async def replace(self, key: Any, old: Any, new: Any, ttl: float | None = None) -> bool:
+        """Set the key to `new` if its value equals `old`. Returns whether it was set."""
+        return bool(await self._store.decided(lambda: self._inner.replacing(key, old, new, ttl)))
+
+    async def change(
+        self, key: Any, function: Callable[[Any], Any], ttl: float | None = None
+    ) -> Any:
+        """Read, change and write one value atomically; see `DurableMap.change`. `function` is a
+        plain function."""
+        while True:
+            new, swap = self._inner.changing(key, function, ttl)
+            if await self._store.decided(lambda swap=swap: swap):  # type: ignore[misc]
+                return None if new is DELETE else new
+
+    async def touch(self, key: Any, ttl: float | None) -> bool:
+        """Let the key expire `ttl` seconds from now, or never if it is None. Returns whether the
+        key exists."""
+        touching = self._inner.touching(key, ttl)
+        return touching is not None and bool(await self._store.decided(lambda: touching))
 
     async def clear(self) -> None:
         """Delete all keys, in one commit; see `DurableMap.clear`."""

@@ -1,16 +1,19 @@
-"""Changes that depend on the content of the map: `pop`, `popitem`, `setdefault`, `clear`.
+"""Changes that depend on the content of maps: `pop`, `setdefault`, `add`, `replace`, transactions.
 
 A `Decision` is evaluated when it is published, while the store's order lock is held. It sees the
-map as it will be after all changes that were published before it (`Outlook`). So it is atomic among
-threads and tasks, and shares commits with other changes.
+maps as they will be after all changes that were published before it (`Outlook`). So it is atomic
+among threads and tasks, and shares commits with other changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Number
 from typing import Any, TypeAlias
 
 from imap_wal.embedded.changes import Clear, MapState, WriteBatch
+from imap_wal.format import CLEARS
+from imap_wal.serializer import shown
 
 
 class Undecided(Exception):
@@ -24,8 +27,8 @@ class Outlook:
 
     def __init__(self, state: MapState, now_ms: int, pending: Sequence[WriteBatch]) -> None:
         self._state, self._now_ms, self._pending = state, now_ms, pending
-        self._changed: dict[bytes, bytes | None] = {}
-        """Values from earlier changes of the same commit."""
+        self._changed: dict[bytes, tuple[bytes | None, int]] = {}
+        """Values from earlier changes of the same commit, and when they expire."""
         self._added: dict[bytes, None] = {}
         """Keys that those changes added, in order."""
         self._gone: set[bytes] = {key for batch in pending for key in batch.keys}
@@ -33,61 +36,68 @@ class Outlook:
 
     def add(self, changes: WriteBatch) -> None:
         """Add the next changes."""
-        for key, value in zip(changes.keys, changes.values, strict=True):
-            known = key in self._changed
-            there = self._changed[key] if known else self._state.get(key, self._now_ms)
-            self._changed[key] = value
+        for index, (key, value) in enumerate(zip(changes.keys, changes.values, strict=True)):
+            earlier = self._changed.get(key)
+            before = self._state.get(key, self._now_ms) if earlier is None else earlier[0]
+            self._changed[key] = value, changes.expires.get(index, 0)
             if value is None:
                 self._added.pop(key, None)
                 self._gone.add(key)
-            elif there is None:
+            elif before is None:
                 self._added[key] = None
 
     def get(self, key: bytes) -> bytes | None:
         """The value of the key, or None. Raises `Undecided`."""
+        return self.entry(key)[0]
+
+    def entry(self, key: bytes) -> tuple[bytes | None, int]:
+        """The value of the key, or None, and when it expires: Unix time in milliseconds; 0: never.
+        Raises `Undecided`."""
         if key in self._changed:
             return self._changed[key]
         if any(key in batch.keys for batch in self._pending):
             raise Undecided
-        return self._state.get(key, self._now_ms)
+        value = self._state.get(key, self._now_ms)
+        return value, 0 if value is None else self._state.expires.get(key, 0)
 
     def last(self) -> tuple[bytes, bytes] | None:
         """The key that was added last, and its value. Raises `Undecided` if only pending changes
         may have added one."""
         for key in reversed(self._added):
-            value = self._changed[key]
+            value, _ = self._changed[key]
             assert value is not None
             return key, value
-        found = self._state.last(self._now_ms, besides=self._gone)
-        if found is None:
+        newest = self._state.last(self._now_ms, besides=self._gone)
+        if newest is None:
             if self._pending:
                 raise Undecided
             return None
-        key, value = found
-        changed = self._changed.get(key)
+        key, value = newest
+        changed, _ = self._changed.get(key, (None, 0))
         return key, value if changed is None else changed
 
     def keys(self) -> list[bytes]:
         """All keys that may exist, including those that pending changes set."""
-        there = dict.fromkeys(self._state.keys(self._now_ms))
+        present = dict.fromkeys(self._state.keys(self._now_ms))
         pending = {key: None for batch in self._pending for key in batch.keys}
-        return [*{**there, **pending, **dict.fromkeys(self._changed)}]
+        return [*{**present, **pending, **dict.fromkeys(self._changed)}]
 
 
-Choose: TypeAlias = "Callable[[Outlook], tuple[Any, WriteBatch | None]]"
-"""Returns the answer, and the changes or None."""
+Choose: TypeAlias = "Callable[[Callable[[MapState], Outlook]], tuple[Any, Sequence[WriteBatch]]]"
+"""Gets the outlook of any map; returns the answer and the changes."""
 
 
 class Decision(WriteBatch):
     """A change that is not evaluated yet. While it waits, it counts as one change of `size` bytes.
-    Evaluating it sets `answer`."""
+    `state`: one of the maps that it changes."""
 
-    __slots__ = ("answer", "choose", "size")
+    __slots__ = ("_answer", "_choose", "_error", "size")
 
     def __init__(self, state: MapState, choose: Choose, size: int = 0) -> None:
         super().__init__(state, [], [])
-        self.choose, self.size = choose, size
-        self.answer: Any = None
+        self._choose, self.size = choose, size
+        self._answer: Any = None
+        self._error: Exception | None = None
 
     def __len__(self) -> int:
         return 1
@@ -95,80 +105,172 @@ class Decision(WriteBatch):
     def sizes(self) -> list[int]:
         return [self.size]
 
-
-class Taken:
-    """An entry that is deleted and returned. It is decoded before the deletion is committed, so an
-    entry that cannot be decoded is not deleted."""
-
-    def __init__(self, decode: Callable[[], tuple[Any, ...]]) -> None:
-        self._found: tuple[Any, ...] = ()
-        self._error: Exception | None = None
+    def decide(self, outlook_of: Callable[[MapState], Outlook]) -> Sequence[WriteBatch]:
+        """The changes. If a serializer or a comparison raises an error, nothing is changed, and
+        `answer` raises it. Raises `Undecided`."""
+        self._error = None
         try:
-            self._found = decode()
-        except Exception as error:  # noqa: BLE001  a serializer of the user may raise anything
+            self._answer, changes = self._choose(outlook_of)
+        except Undecided:
+            raise
+        except Exception as error:  # noqa: BLE001  code of the user may raise anything
             self._error = error
+            return ()
+        return changes
 
-    def __bool__(self) -> bool:
-        return self._error is None
-
-    def get(self) -> tuple[Any, ...]:
-        """What was decoded. Raises the serializer's error."""
+    @property
+    def answer(self) -> Any:
+        """The result of the evaluation."""
         if self._error is not None:
             raise self._error
-        return self._found
+        return self._answer
 
 
 def pop(state: MapState, key: bytes) -> Decision:
-    """Delete the key. The answer is its value as `Taken`, or None."""
+    """Delete the key. The answer is a tuple of its value, or None. An entry that cannot be decoded
+    is not deleted."""
 
-    def choose(outlook: Outlook) -> tuple[Taken | None, WriteBatch | None]:
-        value = outlook.get(key)
+    def choose(outlook_of: Callable[[MapState], Outlook]) -> tuple[Any, Sequence[WriteBatch]]:
+        value = outlook_of(state).get(key)
         if value is None:
-            return None, None
-        taken = Taken(lambda: (state.serializer.load(value),))
-        return taken, WriteBatch(state, [key], [None]) if taken else None
+            return None, ()
+        return (state.serializer.load(value),), [WriteBatch(state, [key], [None])]
 
     return Decision(state, choose, len(key))
 
 
-def set_default(default: WriteBatch) -> Decision:
-    """Make this single change unless its key exists. The answer is the value afterwards."""
-    key, value = default.keys[0], default.values[0]
-
-    def choose(outlook: Outlook) -> tuple[bytes | None, WriteBatch | None]:
-        present = outlook.get(key)
-        return (value, default) if present is None else (present, None)
-
-    return Decision(default.state, choose, sum(default.sizes()))
-
-
 def pop_last(state: MapState) -> Decision:
-    """Delete the key that was added last. The answer is key and value as `Taken`, or None."""
+    """Delete the key that was added last. The answer is key and value, or None. An entry that
+    cannot be decoded is not deleted."""
 
-    def choose(outlook: Outlook) -> tuple[Taken | None, WriteBatch | None]:
-        found = outlook.last()
-        if found is None:
-            return None, None
-        key, value = found
-        taken = Taken(lambda: (state.serializer.load_key(key), state.serializer.load(value)))
-        return taken, WriteBatch(state, [key], [None]) if taken else None
+    def choose(outlook_of: Callable[[MapState], Outlook]) -> tuple[Any, Sequence[WriteBatch]]:
+        newest = outlook_of(state).last()
+        if newest is None:
+            return None, ()
+        key, value = newest
+        entry = state.serializer.load_key(key), state.serializer.load(value)
+        return entry, [WriteBatch(state, [key], [None])]
 
     return Decision(state, choose)
+
+
+def set_default(default: WriteBatch) -> Decision:
+    """Make this single change unless its key exists. The answer is the value afterwards, and
+    whether the change was made."""
+    state, key, value = default.state, default.keys[0], default.values[0]
+
+    def choose(outlook_of: Callable[[MapState], Outlook]) -> tuple[Any, Sequence[WriteBatch]]:
+        present = outlook_of(state).get(key)
+        return ((value, True), [default]) if present is None else ((present, False), ())
+
+    return Decision(state, choose, sum(default.sizes()))
+
+
+def add(state: MapState, key: bytes, amount: Any, named: Any) -> Decision:
+    """Add to the number of the key, or set it to `amount`. It expires when it would have. The
+    answer is the sum. `named`: the key, for errors."""
+
+    def choose(outlook_of: Callable[[MapState], Outlook]) -> tuple[Any, Sequence[WriteBatch]]:
+        value, expires = outlook_of(state).entry(key)
+        total = amount
+        if value is not None:
+            number = state.serializer.load(value)
+            if not is_number(number):
+                raise TypeError(
+                    f"{state.name}[{shown(named)}] is of type {type(number).__name__}, which is "
+                    "not a number; nothing was changed"
+                )
+            total = number + amount
+        changes = WriteBatch(state, [key], [state.serializer.dump(total)], _expiry(expires))
+        return total, [changes]
+
+    return Decision(state, choose, len(key))
+
+
+def replace(change: WriteBatch, old: Any) -> Decision:
+    """Make this single change if the present value equals `old`. The answer says whether it was
+    made."""
+    state, key = change.state, change.keys[0]
+
+    def choose(outlook_of: Callable[[MapState], Outlook]) -> tuple[Any, Sequence[WriteBatch]]:
+        value = outlook_of(state).get(key)
+        same = value is not None and bool(state.serializer.load(value) == old)
+        return same, [change] if same else ()
+
+    return Decision(state, choose, sum(change.sizes()))
+
+
+def touch(state: MapState, key: bytes, expires_at_ms: int) -> Decision:
+    """Change when the key expires; 0: never. The answer says whether the key exists."""
+
+    def choose(outlook_of: Callable[[MapState], Outlook]) -> tuple[Any, Sequence[WriteBatch]]:
+        value = outlook_of(state).get(key)
+        if value is None:
+            return False, ()
+        return True, [WriteBatch(state, [key], [value], _expiry(expires_at_ms))]
+
+    return Decision(state, choose, len(key))
+
+
+def swap(change: WriteBatch, before: bytes | None, *, keeps_expiry: bool) -> Decision:
+    """Make this single change if the serialised value is `before`. The answer says whether it was
+    made. `keeps_expiry`: the new value expires when the former would have."""
+    state, key, value = change.state, change.keys[0], change.values[0]
+
+    def choose(outlook_of: Callable[[MapState], Outlook]) -> tuple[Any, Sequence[WriteBatch]]:
+        present, expires = outlook_of(state).entry(key)
+        if present != before:
+            return False, ()
+        if value is None and present is None:
+            return True, ()
+        return True, [WriteBatch(state, [key], [value], _expiry(expires))] if keeps_expiry else [
+            change
+        ]
+
+    return Decision(state, choose, sum(change.sizes()))
+
+
+def together(
+    changes: Sequence[WriteBatch], reads: Mapping[MapState, Mapping[bytes, bytes | None]]
+) -> Decision:
+    """Make the changes, of one map or more, if all values that were read are the same now. The
+    answer says whether they were made. There is at least one change or one map that was read."""
+    state = changes[0].state if changes else next(iter(reads))
+
+    def choose(outlook_of: Callable[[MapState], Outlook]) -> tuple[Any, Sequence[WriteBatch]]:
+        same = all(
+            outlook_of(read).get(key) == value
+            for read, values in reads.items()
+            for key, value in values.items()
+        )
+        return same, changes if same else ()
+
+    return Decision(state, choose, sum(size for batch in changes for size in batch.sizes()))
 
 
 def clear(state: MapState, *, known_only: bool = False) -> Decision:
     """Delete all keys. `known_only`: only the keys that this store knows, because its log may have
     others."""
 
-    def choose(outlook: Outlook) -> tuple[None, WriteBatch | None]:
-        keys = outlook.keys()
+    def choose(outlook_of: Callable[[MapState], Outlook]) -> tuple[Any, Sequence[WriteBatch]]:
+        keys = outlook_of(state).keys()
         if not keys:
-            return None, None
-        return None, WriteBatch(state, keys, [None] * len(keys)) if known_only else Clear(
-            state, keys
-        )
+            return None, ()
+        return None, [
+            WriteBatch(state, keys, [None] * len(keys)) if known_only else Clear(state, keys)
+        ]
 
     return Decision(state, choose)
+
+
+def is_number(value: object) -> bool:
+    """Whether `add` can add it: True and False are no numbers."""
+    kind = type(value)
+    return kind is int or kind is float or (isinstance(value, Number) and kind is not bool)
+
+
+def _expiry(expires_at_ms: int) -> dict[int, int] | None:
+    return {0: expires_at_ms} if expires_at_ms else None
 
 
 def made(
@@ -177,15 +279,29 @@ def made(
     """The steps, with each decision replaced by its changes. A decision sees all steps before it.
     Raises `Undecided`."""
     outlooks: dict[MapState, Outlook] = {}
+
+    def outlook(state: MapState) -> Outlook:
+        if state not in outlooks:
+            outlooks[state] = outlook_of(state)
+        return outlooks[state]
+
     batches: list[WriteBatch] = []
+    last: WriteBatch | None = None
     for step in steps:
-        outlook = outlooks.get(step.state)
-        if outlook is None:
-            outlook = outlooks[step.state] = outlook_of(step.state)
-        changes: WriteBatch | None = step
-        if isinstance(step, Decision):
-            step.answer, changes = step.choose(outlook)
-        if changes is not None:
-            outlook.add(changes)
-            batches.append(changes)
+        if not isinstance(step, Decision):
+            outlook(step.state).add(step)
+            batches.append(step)
+            last = None
+            continue
+        for changes in step.decide(outlook):
+            outlook(changes.state).add(changes)
+            if changes.kind == CLEARS:
+                batches.append(changes)
+                last = None
+                continue
+            # Changes of many decisions are packed as one batch.
+            if last is None or last.state is not changes.state:
+                last = WriteBatch(changes.state, [], [])
+                batches.append(last)
+            last.add(changes)
     return batches

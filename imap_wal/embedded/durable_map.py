@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from itertools import chain
 from typing import Any
 
+from imap_wal.embedded import decisions
 from imap_wal.embedded.changes import MapState, WriteBatch
-from imap_wal.embedded.decisions import Decision, clear, pop, pop_last, set_default
+from imap_wal.embedded.decisions import Decision
 from imap_wal.embedded.map_writer import MapWriter
 from imap_wal.embedded.views import MapReads
 from imap_wal.errors import InvalidSetting, NotSerializable
@@ -18,12 +19,15 @@ TTL_S_MAX = 100 * 366 * 86_400
 """100 years."""
 RAISE = object()
 """The default of `pop`: raise KeyError."""
+DELETE = object()
+"""What the function of `DurableMap.change` returns to delete the key."""
 
 
 class DurableMap(MapReads, MutableMapping[Any, Any]):
     """One map of a store, with the methods of a dict. A change returns when it is as durable as the
     `durability` setting demands. If it raises, memory is unchanged. Every operation is atomic among
-    threads, including `pop`, `popitem` and `setdefault`.
+    threads, including `pop`, `setdefault`, `add`, `replace` and `change`. `update`, `Store.batch`
+    and `Store.transaction` change several keys or maps at once.
 
     Raises:
         NotAppended: the change is not in the log.
@@ -37,6 +41,11 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
     def __init__(self, writer: MapWriter, state: MapState) -> None:
         super().__init__(writer, state)
         self._writer = writer
+
+    @property
+    def durable_map(self) -> DurableMap:
+        """This map: a batch and a transaction take an `AsyncMap` too."""
+        return self
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.put(key, value)
@@ -59,13 +68,10 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         """The changes that set the keys, serialised. Raises `NotSerializable`, `TooLarge`, and
         `InvalidSetting` for an invalid `ttl`."""
         state = self._state
-        dump_key, dump = state.serializer.dump_key, state.serializer.dump
+        dump = state.serializer.dump
         changes = WriteBatch(state, [], [])
         for key, value in pairs:
-            try:
-                key_data = dump_key(key)
-            except NotSerializable as error:
-                raise error.at(f"map {state.name!r}, key {shown(key)}") from error
+            key_data = self._key_data(key)
             try:
                 data = dump(value)
             except NotSerializable as error:
@@ -74,15 +80,26 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
             changes.values.append(data)
         demand_columns(state.name, changes.keys, changes.values, self._writer.max_value_bytes)
         if ttl is not None:
-            if not _is_number(ttl) or not 0 < ttl <= TTL_S_MAX:
-                raise InvalidSetting(
-                    f"ttl is {ttl!r}; it takes a number of seconds, more than 0 and up to "
-                    f"{TTL_S_MAX:,}, or None for no limit"
-                )
-            now = self._writer.now_ms()
-            state.purge(now)  # `put` and `get` alone would never remove expired keys
-            changes.expires = dict.fromkeys(range(len(changes)), now + max(1, round(ttl * 1000)))
+            expires = self.expiry(ttl)
+            state.purge(self._writer.now_ms())  # `put` and `get` alone would keep expired keys
+            changes.expires = dict.fromkeys(range(len(changes)), expires)
         return changes
+
+    def _key_data(self, key: Any) -> bytes:
+        try:
+            return self._state.serializer.dump_key(key)
+        except NotSerializable as error:
+            raise error.at(f"map {self.name!r}, key {shown(key)}") from error
+
+    def expiry(self, ttl: object) -> int:
+        """When an entry with this time to live expires, Unix time in milliseconds. Raises
+        `InvalidSetting`."""
+        if not isinstance(ttl, int | float) or isinstance(ttl, bool) or not 0 < ttl <= TTL_S_MAX:
+            raise InvalidSetting(
+                f"ttl is {ttl!r}; it takes a number of seconds, more than 0 and up to "
+                f"{TTL_S_MAX:,}, or None for no limit"
+            )
+        return self._writer.now_ms() + max(1, round(ttl * 1000))
 
     def __delitem__(self, key: Any) -> None:
         self.pop(key)
@@ -99,12 +116,12 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         """The decision of `pop`. None: no map of this serializer has the key."""
         self._owner.check_open()
         data = self._key(key)
-        return None if data is None else pop(self._state, data)
+        return None if data is None else decisions.pop(self._state, data)
 
     def popped(self, decision: Decision | None, key: Any, default: Any) -> Any:
         """The return value of `pop`, after its decision was evaluated."""
         if decision is not None and decision.answer is not None:
-            return decision.answer.get()[0]
+            return decision.answer[0]
         if default is RAISE:
             raise KeyError(key)
         return default
@@ -114,23 +131,104 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         the order in which keys were added: those of an earlier open are in any order, before all
         that were added since. Of several threads, only one gets each key. Raises KeyError if the
         map is empty."""
-        decision = pop_last(self._state)
-        self._writer.evaluate([decision])
-        return self.popped_item(decision)
+        return self.popped_item(self._evaluated(decisions.pop_last(self._state)))
 
-    def popped_item(self, decision: Decision) -> tuple[Any, Any]:
-        """The return value of `popitem`, after its decision was evaluated."""
-        if decision.answer is None:
+    def popped_item(self, entry: tuple[Any, Any] | None) -> tuple[Any, Any]:
+        """The return value of `popitem`, from the answer of its decision."""
+        if entry is None:
             raise KeyError("popitem(): the map is empty")
-        key, value = decision.answer.get()
-        return key, value
+        return entry
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
         """Return the value of the key; if it does not exist, set it to `default` first. If several
         threads call this at the same time, all get the value of the first one."""
-        decision = set_default(self.changes([(key, default)]))
+        value, _ = self._evaluated(decisions.set_default(self.changes([(key, default)])))
+        return self._state.serializer.load(value)
+
+    def _evaluated(self, decision: Decision) -> Any:
         self._writer.evaluate([decision])
-        return self._state.serializer.load(decision.answer)
+        return decision.answer
+
+    # ---- changes that depend on the present value ----
+
+    def add(self, key: Any, amount: Any = 1) -> Any:
+        """Add to the number of the key, and return the sum. A key that does not exist counts as 0.
+        It expires when it would have. Threads that add at the same time share commits.
+
+        Raises:
+            TypeError: the value or `amount` is not a number; nothing was changed.
+        """
+        return self._evaluated(self.adding(key, amount))
+
+    def adding(self, key: Any, amount: Any) -> Decision:
+        """The decision of `add`."""
+        if not decisions.is_number(amount):
+            raise TypeError(f"amount is {amount!r}; it takes a number")
+        return decisions.add(self._state, self._key_data(key), amount, key)
+
+    def add_new(self, key: Any, value: Any, ttl: float | None = None) -> bool:
+        """Set the key if it does not exist. Returns whether it was set. Of several threads, only
+        one sets it. Arguments and errors as for `put`."""
+        return bool(self._evaluated(self.adding_new(key, value, ttl))[1])
+
+    def adding_new(self, key: Any, value: Any, ttl: float | None) -> Decision:
+        """The decision of `add_new`."""
+        return decisions.set_default(self.changes([(key, value)], ttl))
+
+    def replace(self, key: Any, old: Any, new: Any, ttl: float | None = None) -> bool:
+        """Set the key to `new` if its value equals `old` (compare-and-set). Returns whether it was
+        set; False if the key does not exist. `ttl` and errors as for `put`."""
+        return bool(self._evaluated(self.replacing(key, old, new, ttl)))
+
+    def replacing(self, key: Any, old: Any, new: Any, ttl: float | None) -> Decision:
+        """The decision of `replace`."""
+        return decisions.replace(self.changes([(key, new)], ttl), old)
+
+    def change(self, key: Any, function: Callable[[Any], Any], ttl: float | None = None) -> Any:
+        """Read, change and write one value atomically.
+
+        Args:
+            key: the key.
+            function: gets the value, or None if the key does not exist, and returns the new value,
+                or `imap_wal.DELETE`. It is called again if another caller changed the value
+                meanwhile, so it should do nothing else.
+            ttl: time to live of the new value in seconds; None: it expires when the former value
+                would have.
+
+        Returns:
+            The new value; None if the key was deleted.
+        """
+        while True:
+            new, swap = self.changing(key, function, ttl)
+            if self._evaluated(swap):
+                return None if new is DELETE else new
+
+    def changing(
+        self, key: Any, function: Callable[[Any], Any], ttl: float | None
+    ) -> tuple[Any, Decision]:
+        """One attempt of `change`: the new value, and the decision whose answer says whether it was
+        set."""
+        self._owner.check_open()
+        state = self._state
+        before = state.get(state.serializer.dump_key(key), self._owner.now_ms())
+        new = function(None if before is None else state.serializer.load(before))
+        changes = self.changes([(key, None if new is DELETE else new)], ttl)
+        if new is DELETE:
+            changes = WriteBatch(state, changes.keys, [None])
+        return new, decisions.swap(changes, before, keeps_expiry=ttl is None and new is not DELETE)
+
+    def touch(self, key: Any, ttl: float | None) -> bool:
+        """Let the key expire `ttl` seconds from now, or never if it is None. Returns whether the
+        key exists. Raises `InvalidSetting` as `put` does."""
+        touching = self.touching(key, ttl)
+        return touching is not None and bool(self._evaluated(touching))
+
+    def touching(self, key: Any, ttl: float | None) -> Decision | None:
+        """The decision of `touch`. None: no map of this serializer has the key."""
+        expires = 0 if ttl is None else self.expiry(ttl)
+        self._owner.check_open()
+        data = self._key(key)
+        return None if data is None else decisions.touch(self._state, data, expires)
 
     def update(self, other: Any = (), /, *, ttl: float | None = None, **more: Any) -> None:
         """Set several keys in one commit: after a crash, all of them are set or none.
@@ -157,16 +255,12 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
 
     def clearing(self) -> Decision:
         """The change that deletes all keys."""
-        return clear(self._state, known_only=not self._writer.knows_all)
+        return decisions.clear(self._state, known_only=not self._writer.knows_all)
 
     def __repr__(self) -> str:
         return (
             f"<DurableMap {self.name!r} {'closed' if self._writer.closed else f'of {len(self)}'}>"
         )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def pairs(other: Any) -> Iterable[tuple[Any, Any]]:

@@ -8,16 +8,30 @@ A `batch` is a `WriteBatch`: changes of one map. A `CommitRequest` has one or mo
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import cast
 
 from imap_wal.clock import Clock
 from imap_wal.embedded.changes import MapState, WriteBatch, apply
 from imap_wal.embedded.decisions import Outlook, Undecided, made
+from imap_wal.errors import ImapWalError
 from imap_wal.forked import Openness
 from imap_wal.format import CLEARS, ENTRIES
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.write.commit_request import CommitRequest
+
+
+class _Turn:
+    """The steps of a thread that waits for changes of others, and how they ended."""
+
+    __slots__ = ("commit", "error", "over", "steps")
+
+    def __init__(self, steps: Sequence[WriteBatch]) -> None:
+        self.steps = steps
+        self.over = False
+        self.commit: CommitRequest | None = None
+        self.error: ImapWalError | None = None
 
 
 class MapWriter:
@@ -34,6 +48,8 @@ class MapWriter:
         self._incarnation, self._session = incarnation, log.new_session()
         self._request = 0
         self.order_lock = threading.Lock()
+        self._turns: deque[_Turn] = deque()
+        self._turns_lock = threading.Lock()
         self.some_unlogged = False
         """Whether there is a map that is only in memory."""
         self.openness = Openness("store")
@@ -83,17 +99,61 @@ class MapWriter:
                 self._evaluate(of_kind, logged)
 
     def _evaluate(self, steps: Sequence[WriteBatch], logged: bool) -> None:
-        while True:
-            self.check_open()
-            try:
-                with self.order_lock:
-                    commit = self._decide(steps, logged)
-            except Undecided:
-                self._committer.commit_ready()  # commit the change that it depends on
-            else:
-                break
+        self.check_open()
+        try:
+            if logged and self._turns:
+                raise Undecided  # do not overtake those that wait
+            with self.order_lock:
+                commit = self._decide(steps, logged)
+        except Undecided:
+            commit = self._decide_after_others(steps)
         if commit is not None and not self._early:
             self._await(commit)
+            commit.wake()  # another thread may wait for the same commit
+
+    def _decide_after_others(self, steps: Sequence[WriteBatch]) -> CommitRequest | None:
+        """Evaluate the steps after the changes that they depend on are committed. All threads that
+        wait for this share one evaluation and one commit: if each had one of its own, many threads
+        that add to one number would need a sync each."""
+        turn = _Turn(steps)
+        if threading.current_thread() is threading.main_thread():
+            while not turn.over:  # alone: a Ctrl-C here must not affect the others
+                self._committer.commit_ready()
+                self._take_turns([turn])
+        else:
+            self._turns.append(turn)
+            try:
+                with self._turns_lock:
+                    while not turn.over:
+                        self._committer.commit_ready()  # more turns arrive meanwhile
+                        self._take_turns(list(self._turns))
+            finally:
+                self._turns.remove(turn)
+        if turn.error is not None:
+            raise turn.error
+        return turn.commit
+
+    def _take_turns(self, turns: Sequence[_Turn]) -> None:
+        """Evaluate all of them in one commit, unless a change that they depend on is not committed
+        yet."""
+        turns = [turn for turn in turns if not turn.over]
+        try:
+            self.check_open()
+            with self.order_lock:
+                commit = self._decide([step for turn in turns for step in turn.steps], logged=True)
+        except Undecided:
+            return
+        except ImapWalError as error:
+            if len(turns) > 1:  # perhaps they are too large for one commit
+                for turn in turns:
+                    self._take_turns([turn])
+                return
+            turns[0].error = error
+        else:
+            for turn in turns:
+                turn.commit = commit
+        for turn in turns:
+            turn.over = True
 
     # The methods below are called with the order lock held, so nothing is published meanwhile.
 

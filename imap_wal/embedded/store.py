@@ -11,16 +11,19 @@ store returns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from operator import itemgetter
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from imap_wal.embedded.changes import MapState
 from imap_wal.embedded.durable_map import DurableMap
 from imap_wal.embedded.loading import load
 from imap_wal.embedded.map_writer import MapWriter
+from imap_wal.embedded.transaction import Batch, Transaction
 from imap_wal.embedded.wal_filter import WalFilter
 from imap_wal.entry import DELETED, KEY_CLASS, MSGPACK, RAW, VALUE_CLASS, Row
 from imap_wal.errors import InvalidSetting, NotAppended, StorageUnavailable
@@ -44,6 +47,9 @@ from storage_backends import StorageError
 
 _KEY_CLASS_OF: Callable[[Row], str] = itemgetter(KEY_CLASS)
 _VALUE_CLASS_OF: Callable[[Row], str] = itemgetter(VALUE_CLASS)
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +183,61 @@ class Store:
         `Closed` after the store was closed."""
         self.changes.check_open()
         return sorted(self._maps)
+
+    # ---- changes of several keys or maps ----
+
+    @contextmanager
+    def batch(self) -> Iterator[Batch]:
+        """Several changes, of one map or more, in one commit at the end of the block: after a crash
+        all of them are there or none. If the block raises an error, nothing is changed.
+
+            with store.batch() as batch:
+                batch.put(running, job, "since noon")
+                batch.delete(waiting, job)
+
+        Raises:
+            TooLarge: they are too large for one commit; nothing was changed.
+            InvalidSetting: a map is of another store, or was opened with `disable_wal`.
+        """
+        self.changes.check_open()
+        batch = Batch(self.changes)
+        yield batch
+        decision = batch.decision()
+        if decision is not None:
+            self.changes.evaluate([decision])
+
+    def transaction(self, function: Callable[Concatenate[Transaction, P], R]) -> Callable[P, R]:
+        """A decorator: the function gets a `Transaction`, and all of its changes are one commit.
+        What it reads is what it would read if nothing else ran at that time. If another caller
+        changes a value that it has read, it is called again, so it should do nothing else.
+
+            @store.transaction
+            def transfer(transaction, amount):
+                balances = transaction[accounts]
+                balances["ann"] -= amount
+                balances["bob"] += amount
+
+            transfer(5)
+
+        Returns:
+            The function, without its first parameter. If it raises an error, nothing is changed.
+            Errors of the commit as for `DurableMap.put`.
+        """
+
+        @wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            while True:
+                self.changes.check_open()
+                transaction = Transaction(self.changes)
+                result = function(transaction, *args, **kwargs)
+                decision = transaction.decision()
+                if decision is None:
+                    return result
+                self.changes.evaluate([decision])
+                if decision.answer:
+                    return result
+
+        return run
 
     # ---- the log ----
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from tests.faults.atomic_mutations import OF_ATOMIC_CHANGES
 from tests.faults.entry_mutations import OF_ENTRIES
 from tests.faults.identity_mutations import OF_IDENTITIES
 from tests.faults.mutation import Mutation
@@ -455,6 +456,7 @@ MUTATIONS = (
         "tests/agent/test_members.py::test_doctor_names_maps_that_are_not_durable",
     ),
     *OF_IDENTITIES,
+    *OF_ATOMIC_CHANGES,
     *OF_ENTRIES,
     *OF_REFUSALS,
 )

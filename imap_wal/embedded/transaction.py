@@ -1,0 +1,147 @@
+"""Several changes in one commit, of one map or more: after a crash, all of them are there or none.
+
+`Batch`: changes that depend on nothing. `Transaction`: it also reads. What it has read is compared
+again when it is committed, under the lock that orders all changes of a store. If anything differs,
+nothing is changed, and the function runs again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from typing import Any, Protocol
+
+from imap_wal.embedded.changes import MapState, WriteBatch
+from imap_wal.embedded.decisions import Decision, together
+from imap_wal.embedded.durable_map import DurableMap
+from imap_wal.errors import InvalidSetting
+
+
+class HasMap(Protocol):
+    """A `DurableMap`, or an `AsyncMap`, which has one."""
+
+    @property
+    def durable_map(self) -> DurableMap: ...
+
+
+class Batch:
+    """Changes that a store commits together at the end of a `with` block, in this order. If the
+    block raises an error, nothing is changed. See `Store.batch`."""
+
+    def __init__(self, store: object) -> None:
+        self._store = store
+        self._changes: list[WriteBatch] = []
+
+    def put(self, map: HasMap, key: Any, value: Any, ttl: float | None = None) -> None:
+        """Set a key of a map of this store. Arguments and errors as for `DurableMap.put`."""
+        self._add(of_store(map, self._store).changes([(key, value)], ttl))
+
+    def delete(self, map: HasMap, key: Any) -> None:
+        """Delete a key of a map of this store, if it exists."""
+        durable_map = of_store(map, self._store)
+        data = durable_map._key(key)
+        if data is not None:
+            self._add(WriteBatch(durable_map._state, [data], [None]))
+
+    def _add(self, changes: WriteBatch) -> None:
+        if self._changes and self._changes[-1].state is changes.state:
+            self._changes[-1].add(changes)
+        else:
+            self._changes.append(changes)
+
+    def decision(self) -> Decision | None:
+        """The changes as one decision; None: there are none."""
+        return together(self._changes, {}) if self._changes else None
+
+
+class Transaction:
+    """Reads and changes of a function that `Store.transaction` runs. `transaction[map]` is the map
+    as the function sees it: with its own changes, which nothing else sees before they are
+    committed."""
+
+    def __init__(self, store: object) -> None:
+        self._store = store
+        self._maps: dict[MapState, TransactionMap] = {}
+
+    def __getitem__(self, map: HasMap) -> TransactionMap:
+        durable_map = of_store(map, self._store)
+        state = durable_map._state
+        if state not in self._maps:
+            self._maps[state] = TransactionMap(durable_map)
+        return self._maps[state]
+
+    def decision(self) -> Decision | None:
+        """The changes as one decision, whose answer says whether they were made; None: nothing was
+        read or changed."""
+        maps = self._maps.items()
+        changes = [map.changes for _, map in maps if map.changes.keys]
+        reads = {state: map.reads for state, map in maps if map.reads}
+        return together(changes, reads) if changes or reads else None
+
+
+class TransactionMap(MutableMapping[Any, Any]):
+    """One map in a transaction, with the methods of a dict that name a key. It has no iteration and
+    no length, because a key that another caller adds meanwhile would not be noticed."""
+
+    def __init__(self, durable_map: DurableMap) -> None:
+        self._map, self._state = durable_map, durable_map._state
+        self.reads: dict[bytes, bytes | None] = {}
+        """Serialised values that were read; None: there was no such key."""
+        self._written: dict[bytes, tuple[bytes | None, int]] = {}
+
+    @property
+    def changes(self) -> WriteBatch:
+        """The last change of each key."""
+        expires = {index: at for index, (_, at) in enumerate(self._written.values()) if at}
+        values = [value for value, _ in self._written.values()]
+        return WriteBatch(self._state, list(self._written), values, expires)
+
+    def __getitem__(self, key: Any) -> Any:
+        data = self._map._key(key)
+        value = None if data is None else self._value(data)
+        if value is None:
+            raise KeyError(key)
+        return self._state.serializer.load(value)
+
+    def _value(self, data: bytes) -> bytes | None:
+        if data in self._written:
+            return self._written[data][0]
+        if data not in self.reads:
+            self._map._owner.check_open()
+            self.reads[data] = self._state.get(data, self._map._owner.now_ms())
+        return self.reads[data]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.put(key, value)
+
+    def put(self, key: Any, value: Any, ttl: float | None = None) -> None:
+        """Set the key. Arguments and errors as for `DurableMap.put`."""
+        changes = self._map.changes([(key, value)], ttl)
+        self._written[changes.keys[0]] = changes.values[0], changes.expires.get(0, 0)
+
+    def __delitem__(self, key: Any) -> None:
+        data = self._map._key(key)
+        if data is None or self._value(data) is None:
+            raise KeyError(key)
+        self._written[data] = None, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError(
+            f"map {self._state.name!r} has no iteration in a transaction; iterate over the map "
+            "itself before, and read the keys that matter in the transaction"
+        )
+
+    def __len__(self) -> int:
+        raise TypeError(f"map {self._state.name!r} has no length in a transaction")
+
+
+def of_store(map: HasMap, store: object) -> DurableMap:
+    """The map. Raises `InvalidSetting` if it is of another store, or not in the log."""
+    durable_map = map.durable_map
+    name = durable_map.name
+    if durable_map._writer is not store:
+        raise InvalidSetting(f"map {name!r} is of another store; one commit is in one log")
+    if not durable_map._state.logged:
+        raise InvalidSetting(
+            f"map {name!r} was opened with disable_wal, so it cannot be part of a commit"
+        )
+    return durable_map
