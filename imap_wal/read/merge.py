@@ -237,11 +237,11 @@ class Merge:
         total, last = done + sum(_left(scan) for scan, _ in scans), files + len(scans)
         directions = [forward for _, forward in scans]
         sources = ahead(self._log.context, [scan for scan, _ in scans])
-        for count, (forward, (scan, store)) in enumerate(
+        for count, (forward, (scan, context)) in enumerate(
             zip(directions, sources, strict=True), files
         ):
             of_scan = 0
-            for changes in read_scan(store, scan, None if forward else again):
+            for changes in read_scan(context, scan, None if forward else again):
                 if self.stopped:
                     raise Closed("this view was closed while it merged the logs")
                 if changes.rows:
