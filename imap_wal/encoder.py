@@ -173,7 +173,7 @@ def _characters(words: str, lost: set[str]) -> str:
         words.encode()
     except UnicodeEncodeError:
         lost.add(CHARACTERS)
-        return "".join("\ufffd" if "\ud800" <= each <= "\udfff" else each for each in words)
+        return "".join("\ufffd" if "\ud800" <= char <= "\udfff" else char for char in words)
     return str(words)
 
 

@@ -43,11 +43,11 @@ def error_of(exception: BaseException) -> ImapWalError | None:
         and not raised. None if it is another failure (of the client, of Hazelcast, or an invalid
         argument), which is not about the log.
     """
-    for each in islice(_causes(exception), CAUSES_MAX):
-        name = each.args[1] if len(each.args) > 1 and isinstance(each.args[1], str) else ""
+    for cause in islice(_causes(exception), CAUSES_MAX):
+        name = cause.args[1] if len(cause.args) > 1 and isinstance(cause.args[1], str) else ""
         kind = _CLASSES.get(name)
         if kind is not None:
-            found = kind(_text(str(each.args[0]), name))
+            found = kind(_text(str(cause.args[0]), name))
             found.__cause__ = exception
             return found
     return None

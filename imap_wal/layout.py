@@ -67,7 +67,7 @@ _DISPOSABLE = re.compile(
 def _numbers(found: re.Match[str] | None, *groups: int) -> list[int] | None:
     """The numbers in these groups of a name (0: there is none); None if imap-wal gives no such
     name."""
-    numbers = [] if found is None else [number_in(found[each] or f"{0:08d}") for each in groups]
+    numbers = [] if found is None else [number_in(found[group] or f"{0:08d}") for group in groups]
     known = [number for number in numbers if number is not None]
     return known if known and len(known) == len(groups) else None
 

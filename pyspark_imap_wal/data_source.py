@@ -79,7 +79,7 @@ class ImapWalDataSource(DataSource):
         if of_reads:
             raise InvalidSetting(f"a backfill takes no option {of_reads[0]}")
         names = chosen.namespaces or ("default",), chosen.clusters or ("embedded",)
-        if any(len(each) > 1 for each in (*names, chosen.maps)):
+        if any(len(name) > 1 for name in (*names, chosen.maps)):
             raise InvalidSetting("a backfill writes into one cluster and, by option, one map")
         return ImapWalWriter(
             Target(chosen.path, names[0][0], names[1][0], "".join(chosen.maps)),

@@ -171,7 +171,7 @@ def _borders(context: Context, scans: Sequence[FileScan], size: int) -> list[byt
     sorted by key. Each task reads all other files: so it gets at least as many sorted bytes. Empty:
     one task reads everything. `scans`: all files that may have entries of the map."""
     weights = [(_weight(scan.bytes, scan.records), scan) for scan in scans]
-    ordered = [each for each in weights if each[1].kind == SNAPSHOT or each[1].unpacked]
+    ordered = [weight for weight in weights if weight[1].kind == SNAPSHOT or weight[1].unpacked]
     total = sum(weight for weight, _ in ordered)
     size = max(size, sum(weight for weight, _ in weights) - total)
     if total < 2 * size:

@@ -104,10 +104,10 @@ def distributions(extras: Collection[str] = ()) -> list[metadata.Distribution]:
     while waiting:
         name = waiting.pop()
         # A library that is not installed here is for another system or Python, and is not needed.
-        for each in metadata.distributions(name=name):
+        for distribution in metadata.distributions(name=name):
             if _key(name) not in found and _key(name) != _key(DISTRIBUTION):
-                found[_key(name)] = each
-                waiting += _required(each)
+                found[_key(name)] = distribution
+                waiting += _required(distribution)
             break
     return [found[name] for name in sorted(found)]
 

@@ -50,9 +50,9 @@ class Step:
         steps before it: there is no other place for numbers of Python tasks."""
         what = f"imap-wal: {self.name}, {self.tasks} tasks, {size_text(self.bytes)}"
         done = [
-            f"{each.step} read {each.records_read:,} records, {size_text(each.bytes_read)}, and "
-            f"wrote {each.records_written:,}, {size_text(each.bytes_written)}"
-            for each in before
+            f"{report.step} read {report.records_read:,} records, {size_text(report.bytes_read)}, "
+            f"and wrote {report.records_written:,}, {size_text(report.bytes_written)}"
+            for report in before
         ]
         return "; ".join([what, *done])
 

@@ -140,7 +140,7 @@ class ImapWalWriter(DataSourceArrowWriter):
     def commit(self, messages: list[Any]) -> None:
         """Make all rows a part of the log, at once. Raises `LostRace` if two attempts of a task
         report that they wrote, and the errors of `backfill.publish`."""
-        written = [each for each in messages if each is not None]
+        written = [message for message in messages if message is not None]
         partitions = [each.partition for each in written]
         if len({*partitions}) != len(partitions):
             raise LostRace("two attempts of a task report that they wrote; nothing was published")
@@ -235,7 +235,7 @@ class _Task:
 
     def _columns(self, name: str, batch: Any, deleted: Any, now_ms: int) -> Any:
         count, start = len(batch), self._partition * ROWS_A_TASK + self._rows
-        there = {each: batch[each] for each in batch.schema.names}
+        there = {name: batch[name] for name in batch.schema.names}
 
         def given(column: str, default: Any) -> Any:
             found = there.get(column)

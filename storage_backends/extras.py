@@ -33,8 +33,8 @@ class MissingExtra(ModuleNotFoundError):
 def _needed(distribution: str, extra: str) -> str:
     """The versions of a distribution that an extra of imap-wal installs, as text."""
     with suppress(metadata.PackageNotFoundError):
-        for each in metadata.requires("imap-wal") or ():
-            named, _, condition = each.partition(";")
+        for require in metadata.requires("imap-wal") or ():
+            named, _, condition = require.partition(";")
             found = re.fullmatch(r"([\w.-]+)(?:\[.*\])?\s*(.*)", named.strip())
             if found and found[1] == distribution and f"'{extra}'" in condition.replace('"', "'"):
                 return f" ({distribution}{found[2]})"

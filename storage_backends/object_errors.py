@@ -62,9 +62,9 @@ def is_unreachable(error: BaseException) -> bool:
     """Whether a driver got no answer from its service. The libraries of the drivers have classes of
     their own for this, and not all of them are an `OSError`."""
     return service_code(error) == ("", 0) and any(
-        isinstance(each, TimeoutError | socket.gaierror)
-        or any(known.__name__ in _NO_ANSWER for known in type(each).__mro__)
-        for each in _causes(error)
+        isinstance(cause, TimeoutError | socket.gaierror)
+        or any(known.__name__ in _NO_ANSWER for known in type(cause).__mro__)
+        for cause in _causes(error)
     )
 
 
@@ -81,7 +81,7 @@ def translated(error: Exception, path: str, url: str) -> StorageError:
         # the request or fails.
         if not is_unreachable(error) and status in _ABSENT:
             return NotFound("no such object", path)
-        shown = next((each for each in _causes(error) if each is not error), error)
+        shown = next((cause for cause in _causes(error) if cause is not error), error)
     text = f"{type(shown).__name__}: {shown}"
     if is_unreachable(error):
         return unreachable(text, path, url)

@@ -185,7 +185,7 @@ def disks_of(store: object) -> dict[str, DiskState]:
     """The disks of a store's local folders: `root`, and `wal` if segments have one of their own.
     No network storage is read."""
     parts = zip(("root", "wal"), getattr(_innermost(store), "parts", (store,)), strict=False)
-    found = {name: [each.state() for each in reserves(part)] for name, part in parts}
+    found = {name: [reserve.state() for reserve in reserves(part)] for name, part in parts}
     return {name: states[0] for name, states in found.items() if states and states[0] is not None}
 
 
@@ -200,4 +200,4 @@ def reserves(store: object) -> list[Reserve]:
     store = _innermost(store)
     if isinstance(found := getattr(store, "reserve", None), Reserve):
         return [found]
-    return [each for part in getattr(store, "parts", ()) for each in reserves(part)]
+    return [reserve for part in getattr(store, "parts", ()) for reserve in reserves(part)]

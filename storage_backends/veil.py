@@ -55,9 +55,7 @@ class Veil:
 
     def over(self, error: E) -> E:
         """Hide the secrets in the text of this error, and return it."""
-        error.args = tuple(
-            self.text(each) if isinstance(each, str) else each for each in error.args
-        )
+        error.args = tuple(self.text(arg) if isinstance(arg, str) else arg for arg in error.args)
         return error
 
     def cause(self, error: BaseException) -> BaseException | None:

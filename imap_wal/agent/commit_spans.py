@@ -15,12 +15,12 @@ def trace_commit(
 ) -> None:
     """Trace a commit that ends now. `began`: when it began (monotonic seconds). `pending`: its
     appends. If it had a sync, the span has parts."""
-    batches = [each.batch for each in pending if each.batch is not None]
+    batches = [pending.batch for pending in pending if pending.batch is not None]
     if not batches:
         return
     now, (synced_at, sync_s) = clock.monotonic(), committer.counts.last_sync
-    facts = {"requests": len(batches), "changes": sum(each.count for each in batches)}
-    error = next((type(each.error).__name__ for each in batches if each.error), "")
+    facts = {"requests": len(batches), "changes": sum(batch.count for batch in batches)}
+    error = next((type(batch.error).__name__ for batch in batches if batch.error), "")
     parts: list[tuple[str, float]] = []
     if synced_at >= began:
         after = max(0.0, now - synced_at - sync_s)

@@ -124,7 +124,9 @@ class OpenLog:
     @property
     def workers(self) -> list[Worker]:
         """The background threads of this log."""
-        others = [each.worker for each in (self.sessions.sign, self.uploads) if each is not None]
+        others = [
+            upload.worker for upload in (self.sessions.sign, self.uploads) if upload is not None
+        ]
         if self.compactor.is_automatic:
             others.append(self.compactor.worker)
         return [*self.writer.maintenance.workers, *others]

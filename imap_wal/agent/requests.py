@@ -225,7 +225,7 @@ _FAULTS = (MsgspecError, RecursionError, UnicodeDecodeError)
 """All errors that msgspec raises for invalid bytes."""
 
 
-_FIELDS = {str(each.__struct_config__.tag): each.__struct_fields__ for each in get_args(Request)}
+_FIELDS = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in get_args(Request)}
 _PLACE = re.compile(r"`\$\[(\d+)\][^`]*`")
 
 

@@ -211,13 +211,13 @@ def cut_segments(segments: Sequence[SegmentCheck]) -> Iterator[DamagedFile]:
     """The segments of one node, in order, whose end is missing: the next one continues from a later
     frame."""
     said = 0
-    for each in reversed(segments):
-        frames, header = each.frames, each.frames.header
+    for segment in reversed(segments):
+        frames, header = segment.frames, segment.frames.header
         known = frames.continues_from
-        if each.whole and each.place.followed and not continues(known, said):
-            yield _said(cut_end(each.place, frames.end))
+        if segment.whole and segment.place.followed and not continues(known, said):
+            yield _said(cut_end(segment.place, frames.end))
         # As in `imap_wal.segment.verdict.said_by`.
-        if header is None or not each.at_home:
+        if header is None or not segment.at_home:
             said = 0
         elif header.previous_checksum or frames.checksum:
             said = header.previous_checksum

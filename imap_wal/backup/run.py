@@ -249,8 +249,8 @@ class _Copy:
         for path, content in captured.contents.items():
             found.append(self._stored(path, [content]))
         for node in captured.segments:
-            for each in cut_segments([self._checks[place.path] for place in node]):
-                self._damaged.setdefault(each.file, each)
+            for cut_segment in cut_segments([self._checks[place.path] for place in node]):
+                self._damaged.setdefault(cut_segment.file, cut_segment)
         self._lists |= {each.file: each for each in captured.damaged}
         self.directories.update(captured.directories)
         return found

@@ -129,7 +129,9 @@ class _OneNode:
             raise _NotInOrder
         self._node = next(iter(state.nodes))
         directory = state.nodes[self._node].manifest.directory
-        if not all(self._begins(each, directory) for each in state.manifest.snapshots.values()):
+        if not all(
+            self._begins(snapshot, directory) for snapshot in state.manifest.snapshots.values()
+        ):
             raise _NotInOrder
         self._cluster, self._scans = cluster, cluster_scans(state, metadata=False)
         self._newest = _NO_ORDER

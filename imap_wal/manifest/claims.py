@@ -62,7 +62,7 @@ class ClaimManifest:
     @property
     def cluster_id(self) -> str:
         """The cluster of the newest claim; "" without a claim."""
-        return max(self.claims, key=lambda each: self.claims[each], default="")
+        return max(self.claims, key=lambda claim: self.claims[claim], default="")
 
     def with_claim(
         self,

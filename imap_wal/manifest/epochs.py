@@ -34,7 +34,7 @@ class Epoch:
 def begun(epochs: Sequence[Epoch], number: int, id: str, removed: Position) -> tuple[Epoch, ...]:
     """These epochs, and a new one. Epochs that ended before `removed` are left out: their entries
     can no longer be read."""
-    kept = [each for each in epochs if each.end is None or each.end >= removed]
+    kept = [epoch for epoch in epochs if epoch.end is None or epoch.end >= removed]
     return (*kept, Epoch(number, id))[-EPOCHS_MAX:]
 
 
@@ -45,7 +45,7 @@ def ended(epochs: Sequence[Epoch], end: Position) -> tuple[Epoch, ...]:
 
 def closed(epochs: Sequence[Epoch], end: Position) -> tuple[Epoch, ...]:
     """The epochs of a copy that ends at `end`: epochs whose end is not known end there."""
-    return tuple(each if each.end else replace(each, end=end) for each in epochs)
+    return tuple(epoch if epoch.end else replace(epoch, end=end) for epoch in epochs)
 
 
 def forked(
@@ -54,22 +54,22 @@ def forked(
     """The epochs of a copy that differs from its log after `shared`. `new_id` returns the new id of
     an epoch. The former id is kept too, because segments that were not changed still have it."""
     found: list[Epoch] = []
-    for each in epochs:
-        if each.end is not None and each.end <= shared:
-            found.append(each)
+    for epoch in epochs:
+        if epoch.end is not None and epoch.end <= shared:
+            found.append(epoch)
         else:
-            found += (replace(each, end=shared), replace(each, id=new_id(each.number)))
+            found += (replace(epoch, end=shared), replace(epoch, id=new_id(epoch.number)))
     return tuple(found[-EPOCHS_MAX:])
 
 
 def ids(epochs: Sequence[Epoch], number: int) -> tuple[str, ...]:
     """The ids that segments of an epoch may have; none: unknown."""
-    return tuple(each.id for each in epochs if each.number == number)
+    return tuple(epoch.id for epoch in epochs if epoch.number == number)
 
 
 def between(epochs: Sequence[Epoch], first: int, last: int) -> tuple[Epoch, ...]:
     """The epochs with these numbers, both included."""
-    return tuple(each for each in epochs if first <= each.number <= last)
+    return tuple(epoch for epoch in epochs if first <= epoch.number <= last)
 
 
 def segment_id(epochs: Sequence[Epoch], number: int, token: bytes) -> bytes:
@@ -80,9 +80,9 @@ def segment_id(epochs: Sequence[Epoch], number: int, token: bytes) -> bytes:
 
 def marked(epochs: Sequence[Epoch], position: Position) -> Position:
     """The position with the id of its epoch, if that is known."""
-    for each in epochs:
-        if each.number == position.epoch and _has(each, position):
-            return MarkedPosition.of(position, each.id)
+    for epoch in epochs:
+        if epoch.number == position.epoch and _has(epoch, position):
+            return MarkedPosition.of(position, epoch.id)
     return position
 
 
@@ -107,11 +107,11 @@ def demand(epochs: Sequence[Epoch], position: Position, what: str) -> Position:
     if not isinstance(position, MarkedPosition):
         return position
     shared = None
-    for each in epochs:
-        if (each.number, each.id) == (position.epoch, position.epoch_id):
-            if _has(each, position):
+    for epoch in epochs:
+        if (epoch.number, epoch.id) == (position.epoch, position.epoch_id):
+            if _has(epoch, position):
                 return Position(*position)
-            shared = each.end
+            shared = epoch.end
     raise OtherHistory(what, str(position), str(marked(epochs, shared)) if shared else "")
 
 

@@ -75,7 +75,9 @@ class ListFile:
 def parsed_lists(data: Any, kind: str) -> tuple[ListFile, ...]:
     """The inverse of `ListFile.to_json`, for several. Raises ValueError and KeyError."""
     documents = checked(data, tuple[dict[str, Any], ...])
-    lists = checked([{**each, "items": each[kind]} for each in documents], tuple[ListFile, ...])
+    lists = checked(
+        [{**document, "items": document[kind]} for document in documents], tuple[ListFile, ...]
+    )
     if len({file.name for file in lists}) != len(lists):
         raise ValueError("a list is named twice")
     return lists

@@ -22,8 +22,8 @@ def segment(
     """The error if one of the segments from the first that is not archived to number `last` is
     missing. `segments`: those that count, by number, from the first that is not archived."""
     expected = manifest.archived[1] + 1
-    for each in segments:
-        if each.number != expected:
+    for segment_file in segments:
+        if segment_file.number != expected:
             break
         expected += 1
     else:

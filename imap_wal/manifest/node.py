@@ -201,7 +201,7 @@ class NodeManifest:
         document = fields_of(self)
         document["archives"] = [archive.to_json() for archive in self.archives.direct]
         document["cluster"] = fields_of(self.cluster)
-        document["epochs"] = [fields_of(each) for each in self.epochs]
+        document["epochs"] = [fields_of(epoch) for epoch in self.epochs]
         for name in ("requests", "former"):
             document[name] = {str(session): request for session, request in document[name].items()}
         for name in _WRITTEN_IF_SET:

@@ -59,7 +59,7 @@ def unseen_text(manifest: NodeManifest, wal: WalFolder) -> str:
 def without_gap(manifest: NodeManifest, wal: WalFolder) -> tuple[SegmentFile, ...]:
     """The segments of a listing before the first one that is missing."""
     missing = manifest.unseen(wal)
-    return tuple(each for each in wal.segments if each.number < missing.start)
+    return tuple(segment for segment in wal.segments if segment.number < missing.start)
 
 
 def older_manifest(path: str, evidence: str, advice: str = OLDER_ADVICE) -> CorruptLog:

@@ -76,7 +76,7 @@ class Base:
     @property
     def until_ms(self) -> int:
         """The state of each of its maps at this Unix time, and later, is known; 0: at any time."""
-        return max((each.until_ms for each in self.snapshots.values()), default=0)
+        return max((snapshot.until_ms for snapshot in self.snapshots.values()), default=0)
 
     def dropped(self, name: str) -> int:
         """`Snapshot.dropped` of a map; 0 without a snapshot."""

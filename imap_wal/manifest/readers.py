@@ -89,7 +89,7 @@ def examined(
 
 
 def _names(store: SegmentStore, cluster_folder: str) -> list[str]:
-    return [decode(each) for each in store.folders(layout.readers_folder(cluster_folder))]
+    return [decode(folder) for folder in store.folders(layout.readers_folder(cluster_folder))]
 
 
 def _read(store: SegmentStore, cluster_folder: str, name: str) -> tuple[int, ReaderManifest]:

@@ -34,14 +34,14 @@ class DecodedColumns:
 
     def __init__(self, patterns: Sequence[str], schemas: Iterable[tuple[Any, ...]] = ()) -> None:
         # A bracket is a part of a name: only `*` and `?` have a meaning.
-        self._patterns = tuple(each.replace("[", "[[]") for each in patterns)
+        self._patterns = tuple(pattern.replace("[", "[[]") for pattern in patterns)
         self._decoder = Decoder(schemas)
         self._mutex = threading.Lock()
         self._missing = False
 
     def of(self, name: str) -> DecodedColumns | None:
         """The columns of a map's files; None: it has none."""
-        return self if any(fnmatchcase(name, each) for each in self._patterns) else None
+        return self if any(fnmatchcase(name, pattern) for pattern in self._patterns) else None
 
     def learn(self, schemas: Iterable[tuple[Any, ...]]) -> None:
         """Add schemas that were found while reading."""

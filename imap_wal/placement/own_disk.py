@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import BinaryIO, Protocol, cast
 
 from imap_wal.layout import above_wal, is_on_disk, is_wal, node_of_wal
-from imap_wal.placement.router import Router, common
+from imap_wal.placement.router import PlacementRouter, common
 from storage_backends import (
     Held,
     Linked,
@@ -69,7 +69,7 @@ class Unasked:
         pass
 
 
-class OwnDiskStore(Router):
+class OwnDiskStore(PlacementRouter):
     """A `SegmentStore`; see the module's docstring. `disk`: of the node with the folder `own`;
     None: this process has none. Methods raise the errors that `SegmentStore` names. `Unsupported`:
     a write to another node's disk."""

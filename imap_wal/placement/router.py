@@ -19,7 +19,7 @@ from storage_backends.gated import ForwardingStore
 from storage_backends.location import located
 
 
-class Router(ForwardingStore):
+class PlacementRouter(ForwardingStore):
     """A `SegmentStore` of several others: `there` says which of them has a file. All processes see
     what is in `root`."""
 
@@ -47,7 +47,7 @@ def common(root: SegmentStore, wal: SegmentStore) -> Capabilities:
     )
 
 
-class SplitStore(Router):
+class SplitStore(PlacementRouter):
     """The segments of all nodes at another place than the rest."""
 
     def __init__(self, root: SegmentStore, wal: SegmentStore, wal_dir: str = "") -> None:

@@ -266,9 +266,9 @@ class LogReader:
                     state = self._look(place)
                     yield from self._archived(place, state.manifest.archives)
                     segments = [
-                        each
-                        for each in state.segments
-                        if (each.epoch, each.number) >= place.wanted[:2]
+                        segment
+                        for segment in state.segments
+                        if (segment.epoch, segment.number) >= place.wanted[:2]
                     ]
                 for index, segment in enumerate(segments):
                     if limit is not None and limit[:2] < (segment.epoch, segment.number):
@@ -299,7 +299,7 @@ class LogReader:
             return None
         last = place.epochs[-1].number if place.epochs else 0
         wal = wal_folder(self._store, self._log.node_folder(self.node), begins=place.begins)
-        found = [each for each in wal.segments if each.number >= current.number]
+        found = [segment for segment in wal.segments if segment.number >= current.number]
         if not found or [each.number for each in found] != list(
             range(current.number, current.number + len(found))
         ):

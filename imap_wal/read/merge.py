@@ -146,8 +146,8 @@ class Merge:
             manifest = known.manifest
             wal = wal_folder(log.store, known.folder, manifest.archived, manifest.begins)
             # Without a known segment, one may have been written and archived since.
-            same = known.segments and [each.path for each in wal.segments] == [
-                each.path for each in known.segments
+            same = known.segments and [segment.path for segment in wal.segments] == [
+                segment.path for segment in known.segments
             ]
             if not same or not manifest.is_whole(wal):
                 found = log.node(name)

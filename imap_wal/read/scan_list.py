@@ -163,12 +163,14 @@ def replacing_scans(
             raise NotFound(what, scan.path)
     found = []
     names = (scan.map,) if scan.map else maps
-    for each in node_scans(state, scan.node, since=start, until=until, maps=names, covered=True):
-        same = each.kind == SEGMENT and (each.epoch, each.number) == here
-        if each.kind == SEGMENT and not same and scan.kind == SEGMENT:
+    for node_scan in node_scans(
+        state, scan.node, since=start, until=until, maps=names, covered=True
+    ):
+        same = node_scan.kind == SEGMENT and (node_scan.epoch, node_scan.number) == here
+        if node_scan.kind == SEGMENT and not same and scan.kind == SEGMENT:
             continue
         rules = replace(
-            each,
+            node_scan,
             covered=scan.covered,
             cuts=scan.cuts,
             overtaken=scan.overtaken,

@@ -188,9 +188,9 @@ class MaterializedView:
             for name in self._index.maps():
                 for states in self._index.keys(name):
                     living += sum(is_live(deleted, expires, now) for _, deleted, expires in states)
-                    for each in self._index.conflicts():
+                    for conflict in self._index.conflicts():
                         conflicts += 1
-                        self._noted.note((each,))
+                        self._noted.note((conflict,))
             return RestoreStatistics(
                 self._merge.records,
                 self._merge.bytes,

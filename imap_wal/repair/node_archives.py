@@ -237,7 +237,7 @@ def _without_absorbed(found: Iterable[Archive], named: Iterable[Archive]) -> lis
     for archive in named:
         whole.setdefault(archive.map, []).append(archive)
     kept = []
-    for archive in sorted(found, key=lambda each: each.last, reverse=True):
+    for archive in sorted(found, key=lambda archive: archive.last, reverse=True):
         others = whole.setdefault(archive.map, [])
         if not any(each.first <= archive.first and archive.last <= each.last for each in others):
             others.append(archive)

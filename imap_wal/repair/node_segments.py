@@ -100,7 +100,7 @@ class SegmentPlanner:
             (wal.copied, "a recovery made a copy of it, which counts instead"),
         ):
             plan.items += [
-                Item(each.path, "segment", "clean", LEFT_OUT, what=what) for each in segments
+                Item(segment.path, "segment", "clean", LEFT_OUT, what=what) for segment in segments
             ]
         living = wal.segments
         found: dict[int, Segment] = {}

@@ -49,8 +49,10 @@ class SnapshotRepair:
             return view
         self.lists_changed = True
         snapshots = dict(view.snapshots)
-        for name in {each.map: None for each in view.damaged_lists}:
-            damaged = [each for each in view.damaged_lists if each.map == name]
+        for name in {damaged_list.map: None for damaged_list in view.damaged_lists}:
+            damaged = [
+                damaged_list for damaged_list in view.damaged_lists if damaged_list.map == name
+            ]
             wanted = sum(each.list.items for each in damaged)
             found = self._parts_again(name, snapshots[name])
             fits = len(found) == wanted and self._sizes_fit(snapshots[name], found)

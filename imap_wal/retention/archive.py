@@ -145,7 +145,7 @@ class _Run:
         self._manifest = manifest
         self._wal = wal_folder(context.store, node_folder, manifest.archived, manifest.begins)
         self._segments = [
-            each for each in self._wal.segments if writing is None or each.number < writing
+            segment for segment in self._wal.segments if writing is None or segment.number < writing
         ]
         self._gap = missing.segment(node_folder, manifest, self._segments, 0)
 
@@ -168,7 +168,7 @@ class _Run:
             len(segments),
             sum(archive.records for archive in work.archives)
             - sum(archive.records for archive in work.absorbed),
-            sum(each.bytes for each in segments),
+            sum(segment.bytes for segment in segments),
             sum(archive.bytes for archive in work.archives),
             work.archives,
         )
@@ -177,7 +177,7 @@ class _Run:
         """The archives of the segments, which no manifest names yet. Raises `StorageUnavailable` if
         the local folder has no room."""
         absorbed = absorbable(self._manifest.archives)
-        total = sum(each.bytes for each in self._segments)
+        total = sum(segment.bytes for segment in self._segments)
         total += sum(archive.bytes for archive in absorbed)
         try:
             with tempfile.TemporaryDirectory(
@@ -208,7 +208,7 @@ class _Run:
             ) from error
 
     def _scans(self) -> Iterator[FileScan]:
-        following = [*(each.path for each in self._segments[1:]), ""]
+        following = [*(segment.path for segment in self._segments[1:]), ""]
         for each, after in zip(self._segments, following, strict=True):
             yield FileScan(
                 SEGMENT,
@@ -287,5 +287,5 @@ class _Run:
 
     def _delete(self, files: Iterable[SegmentFile]) -> None:
         delete_segments(
-            self._store, self._folder, self._manifest.epoch, [each.path for each in files]
+            self._store, self._folder, self._manifest.epoch, [file.path for file in files]
         )

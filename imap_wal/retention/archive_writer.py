@@ -134,7 +134,7 @@ class _Pass:
                         write(name)
             for name in waiting.maps():
                 write(name)
-            archives = [archive for each in writers.results() for archive in each]
+            archives = [archive for result in writers.results() for archive in result]
         return WrittenArchives(tuple(archives), tuple(absorbed), summary)
 
     def _write(self, name: str, former: list[Archive], rows: list[Any]) -> list[Archive]:

@@ -80,7 +80,7 @@ def kept_for_readers(
 
 
 def _kept_for(log: ClusterLog, state: ClusterState, name: str, reader: ReaderManifest) -> KeptFor:
-    named = {path for each in state.manifest.snapshots.values() for path in each.paths}
+    named = {path for snapshot in state.manifest.snapshots.values() for path in snapshot.paths}
     former = {path: size for path, size in reader.kept_files(state.manifest) if path not in named}
     return KeptFor(
         name,

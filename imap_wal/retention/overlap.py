@@ -130,8 +130,8 @@ class _Beside(Generic[T]):
                 yield from found
             else:
                 running -= 1
-        for each in self._threads:
-            each.result()
+        for thread in self._threads:
+            thread.result()
 
     def stop(self) -> None:
         """End the threads, also if they have more items, and if an interrupt came at any point of

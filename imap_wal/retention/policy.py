@@ -61,7 +61,7 @@ def part_to_remove(
         len(removal.segments),
     )
     return Removal(
-        tuple(each for each in removal.archives if each.path in gone),
+        tuple(archive for archive in removal.archives if archive.path in gone),
         removal.segments[:count],
         removal.summaries[:count],
     )

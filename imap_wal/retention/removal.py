@@ -142,7 +142,7 @@ def plan_covered(
 def _known_complete(state: ClusterState, node: NodeState) -> Position:
     """`ClusterState.complete` if it saves work. Without reading the entries of a segment, it is
     not known which maps it has, so the snapshots of all maps are checked before it is removed."""
-    snapshots = sum(each.bytes for each in state.manifest.snapshots.values())
+    snapshots = sum(snapshot.bytes for snapshot in state.manifest.snapshots.values())
     segments = sum(segment.bytes for segment in node.segments)
     return state.complete(node.name) if snapshots <= segments else START
 

@@ -167,7 +167,7 @@ class _Former:
 
     def __init__(self, manifest: ClusterManifest) -> None:
         self._manifest = manifest
-        self.named = {path for each in manifest.snapshots.values() for path in each.paths}
+        self.named = {path for snapshot in manifest.snapshots.values() for path in snapshot.paths}
 
     def has(self, file: StoredFile) -> bool:
         component, generation = _place(file.path)

@@ -132,12 +132,12 @@ def found(
     if not conflicts:
         return []
     wanted = {
-        (claim[1], each.map, each.key): claim[0][ORDER]
-        for each in conflicts
-        for claim in each.claims
+        (claim[1], conflict.map, conflict.key): claim[0][ORDER]
+        for conflict in conflicts
+        for claim in conflict.claims
     }
     places: dict[tuple[str, str, bytes], str] = {}
-    maps = {each.map for each in conflicts}
+    maps = {conflict.map for conflict in conflicts}
     for scan in cluster_scans(log.state(), maps=maps):
         with suppress(NotFound):  # it was archived meanwhile: the text has no position
             for changes in read_scan(log.context, scan, maps, positions=True):

@@ -29,7 +29,7 @@ def sizes(logs: ClusterLog, own: NodeLog) -> tuple[int, int]:
                     uncovered += max(segment.bytes - complete.frame, 0)
                 elif segment.name > complete[:2]:
                     uncovered += segment.bytes
-    return uncovered, sum(each.bytes for each in state.manifest.snapshots.values())
+    return uncovered, sum(snapshot.bytes for snapshot in state.manifest.snapshots.values())
 
 
 def _newest(node: NodeState) -> int:

@@ -128,14 +128,14 @@ class PartWriter:
             ]
         if conflicts:
             claims = [
-                each
+                claim
                 for row, node in claims
-                for each in (
+                for claim in (
                     conflicts[row[KEY]].claims if row[KEY] in conflicts else ((row, node),)
                 )
             ]
         self.count_conflicts(len(conflicts))
-        losers = {id(row) for each in conflicts.values() for row, _ in each.claims[1:]}
+        losers = {id(row) for conflict in conflicts.values() for row, _ in conflict.claims[1:]}
         # Split by bytes: a column of a batch must be smaller than 2 GiB.
         for page in in_pages(
             claims,

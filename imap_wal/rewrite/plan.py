@@ -303,10 +303,10 @@ def first_unfinished(lifetimes: Iterable[IncarnationRecord], nodes: Iterable[str
     node's log at its end; a lifetime that could not read the log cuts it at `END`, and voids
     nothing."""
     newest = dict.fromkeys(nodes, 0)
-    for each in lifetimes:
+    for lifetime in lifetimes:
         for node in newest:
-            if each.cuts.get(node, START) < END:
-                newest[node] = max(newest[node], each.incarnation)
+            if lifetime.cuts.get(node, START) < END:
+                newest[node] = max(newest[node], lifetime.incarnation)
     return min(newest.values(), default=0)
 
 

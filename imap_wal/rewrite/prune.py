@@ -160,7 +160,7 @@ def _drop_lifetimes(log: ClusterLog) -> None:
             return replace(
                 manifest,
                 lifetimes=tuple(
-                    each for each in manifest.lifetimes if each.incarnation not in gone
+                    lifetime for lifetime in manifest.lifetimes if lifetime.incarnation not in gone
                 ),
             )
 
@@ -170,5 +170,5 @@ def _drop_lifetimes(log: ClusterLog) -> None:
 def _oldest(node: NodeState) -> Position:
     """A position at or before the oldest remaining entry of a node's log."""
     firsts = [archive.first for archive in node.manifest.archives]
-    firsts += [Position(each.epoch, each.number, 0, 0) for each in node.segments[:1]]
+    firsts += [Position(segment.epoch, segment.number, 0, 0) for segment in node.segments[:1]]
     return min(firsts, default=END)

@@ -110,7 +110,7 @@ def publish(log: ClusterLog, plan: RewritePlan, result: Result) -> ClusterManife
             return manifest  # it was published, only the response was lost
         demand_floor(manifest, plan)
         if any(
-            each not in before.lifetimes for each in manifest.lifetimes
+            lifetime not in before.lifetimes for lifetime in manifest.lifetimes
         ):  # a prune may remove older ones
             raise LostRace("a new cluster lifetime began while this rewrite read; run it again")
         if manifest.nodes != before.nodes:

@@ -102,7 +102,10 @@ def plan_map(
     if snapshot is not None and not cleared:
         parts = parts_of(snapshot, log.context.keys)
         pages = [[lowers[number] for number in sorted(touched)]] if lowers else []
-        kept = {each.part.path: each for each in kept_parts(plan, parts, pages, log.context)}
+        kept = {
+            kept_part.part.path: kept_part
+            for kept_part in kept_parts(plan, parts, pages, log.context)
+        }
     growth = _growth(
         sum(size for run in runs for size in run.sizes)
         + sum(scan.bytes for scan in former if scan.path not in kept)

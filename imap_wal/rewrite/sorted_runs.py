@@ -203,9 +203,9 @@ def sort_files(
 def _touching(
     found: Iterable[KeyBatch], name: str, touch: Callable[[str, Any], None]
 ) -> Iterator[KeyBatch]:
-    for each in found:
-        touch(name, each.batch.column("key"))
-        yield each
+    for key_batch in found:
+        touch(name, key_batch.batch.column("key"))
+        yield key_batch
 
 
 def archive_run(scan: FileScan, found: Iterable[KeyBatch]) -> list[SortedRun]:
@@ -214,9 +214,9 @@ def archive_run(scan: FileScan, found: Iterable[KeyBatch]) -> list[SortedRun]:
     firsts: list[bytes] = []
     rows: list[int] = []
     last = b""
-    for each in found:
-        keys = each.batch.column("key")
-        while len(firsts) <= each.group:
+    for key_batch in found:
+        keys = key_batch.batch.column("key")
+        while len(firsts) <= key_batch.group:
             firsts.append(last)  # lower than its first key, if none of its rows counts
             rows.append(0)
         if not len(keys):
@@ -224,9 +224,9 @@ def archive_run(scan: FileScan, found: Iterable[KeyBatch]) -> list[SortedRun]:
         if keys[0].as_py() < last or _decrease(keys):
             what = "this archive is not sorted by key, but its manifest says that it is"
             raise CorruptLog(scan.path, 0, what, "rewrite with --engine local --processes 1")
-        if not rows[each.group]:
-            firsts[each.group] = keys[0].as_py()
-        rows[each.group] += len(keys)
+        if not rows[key_batch.group]:
+            firsts[key_batch.group] = keys[0].as_py()
+        rows[key_batch.group] += len(keys)
         last = keys[-1].as_py()
     if not any(rows):
         return []

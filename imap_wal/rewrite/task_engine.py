@@ -106,7 +106,7 @@ class TaskEngine(ABC):
             merged = self._merge(plan, log, sorted_files)
             return replace(merged, steps=tuple(self._steps))
         finally:
-            runs = [run.scan.path for each in sorted_files for run in each.written]
+            runs = [run.scan.path for sorted_file in sorted_files for run in sorted_file.written]
             with suppress(StorageError):  # otherwise a later prune deletes them
                 dispose(log.store, runs, f"{log.folder}/snapshot")
 
@@ -144,15 +144,15 @@ class TaskEngine(ABC):
         runs: dict[str, list[SortedRun]] = {}
         touched: dict[str, set[int]] = {}
         cleared = Cleared()
-        for each in found:
-            versions = versions.raised(each.pairs)
-            for run in each.runs:
+        for sorted_files in found:
+            versions = versions.raised(sorted_files.pairs)
+            for run in sorted_files.runs:
                 runs.setdefault(run.scan.map, []).append(run)
-            for name, numbers in each.touched.items():
+            for name, numbers in sorted_files.touched.items():
                 touched.setdefault(name, set()).update(numbers)
-            for row, node in each.clears:
+            for row, node in sorted_files.clears:
                 cleared.take(node, [row])
-        late = {subject for each in found for subject in each.late_clears}
+        late = {subject for sorted_files in found for subject in sorted_files.late_clears}
         merged: list[Merged] = []
         wanted = set(totals)
         for name, snapshot in sorted(plan.state.manifest.snapshots.items()):
@@ -236,7 +236,7 @@ class Merging:
 
 
 def _of_sorted(result: SortedFiles) -> tuple[int, int]:
-    read = sum(each.records for each in result.totals.values())
+    read = sum(total.records for total in result.totals.values())
     return read, sum(run.scan.records for run in result.written)
 
 
@@ -256,18 +256,18 @@ def report_of(
         len(attempts),
         seconds,
         records_read=read,
-        bytes_read=sum(each.bytes_read for each in attempts),
+        bytes_read=sum(attempt.bytes_read for attempt in attempts),
         records_written=written,
-        bytes_written=sum(each.bytes_written for each in attempts),
-        memory_max_bytes=max(each.memory_max_bytes for each in attempts),
+        bytes_written=sum(attempt.bytes_written for attempt in attempts),
+        memory_max_bytes=max(attempt.memory_max_bytes for attempt in attempts),
     )
 
 
 def _totals(found: Sequence[SortedFiles]) -> dict[str, Totals]:
     """Map → what was read of it in the logs."""
     totals: dict[str, Totals] = {}
-    for each in found:
-        for name, read in each.totals.items():
+    for sorted_files in found:
+        for name, read in sorted_files.totals.items():
             own = totals.setdefault(name, Totals())
             own.records += read.records
             own.bytes += read.bytes

@@ -4,7 +4,8 @@
     writer      a node; of a change with a shared session, that session, in the logs of any nodes
     contenders  the changes with the greatest pair: of each writer the one with the greatest order.
                 Copies of a change, which have one order, are one contender
-    winner      a value before a tombstone, then the node whose name sorts first
+    winner      a value before a tombstone, then the node whose name sorts first, then the lowest
+                order: a node may have a change with a shared session and one without
 
 Neither clocks nor the order of reading decide: a merge keeps all contenders of a key together, so
 every merge of the same changes has the same winner. Two changes with one pair exist after a split
@@ -89,8 +90,8 @@ class Contest(Generic[T]):
                 return list(contenders)
         return sorted([*rivals, new], key=self._rank)
 
-    def _rank(self, change: T) -> tuple[bool, str]:
-        return self.deleted(change), self.node(change)
+    def _rank(self, change: T) -> tuple[bool, str, Order]:
+        return self.deleted(change), self.node(change), self.order(change)
 
     def offer(
         self, newest: dict[bytes, T], rivals: dict[bytes, list[T]], key: bytes, new: T
@@ -275,7 +276,8 @@ def winner_first(table: Any, nodes: Sequence[str]) -> tuple[Any, Any]:
     order = table.append_column("dead", table["deleted"].cast(pa.int8())).append_column(
         "name", _names(table, nodes)
     )
-    places = pc.sort_indices(order, [(name, "ascending") for name in ("key", "dead", "name")])
+    by = ("key", "dead", "name", *COUNTERS)
+    places = pc.sort_indices(order, [(name, "ascending") for name in by])
     no = pa.array([False])
     return table.take(places), pc.or_(pa.concat_arrays([again, no]), pa.concat_arrays([no, again]))
 

@@ -96,7 +96,7 @@ def demand_same(
         return
     uploaded = {file.path: file.size for file in own.root.list(f"{folder}/wal")}
     on_disk = {file.path: file.size for file in own.disk.list(f"{folder}/wal")}
-    for index, path in enumerate(each.path for each in segments):
+    for index, path in enumerate(segment.path for segment in segments):
         if path not in uploaded or path not in on_disk:
             continue
         if uploaded[path] != on_disk[path] or (

@@ -41,7 +41,9 @@ class WalFolder:
     @property
     def newest(self) -> str:
         """Path of the segment with the highest number, archived or not; "" without one."""
-        last = max((*self.segments, *self.archived), key=lambda each: each.number, default=None)
+        last = max(
+            (*self.segments, *self.archived), key=lambda segment: segment.number, default=None
+        )
         return "" if last is None else last.path
 
 

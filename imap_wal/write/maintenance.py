@@ -137,8 +137,8 @@ class Maintenance:
             self.workers.append(
                 Worker("imap-wal-archiver", self._archiving(committer, archive, retain, at_once))
             )
-        for each in self.workers:
-            each.start()
+        for worker in self.workers:
+            worker.start()
 
     def written(self, log: NodeLog) -> int:
         """A number that grows with every byte written to segments, with their headers."""

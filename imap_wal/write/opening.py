@@ -448,7 +448,7 @@ class NodeOpening:
                 )
             # This manifest may be an older copy without the last sessions in the log. Shared ones
             # are not numbered by this node.
-            own = [each for each in recovered.requests if each < SHARED_SESSIONS]
+            own = [request for request in recovered.requests if request < SHARED_SESSIONS]
             manifest = replace(manifest, session=max(manifest.session, *own, 0))
             newest, requests = (
                 max(manifest.newest, recovered.next_segment - 1),

@@ -131,7 +131,7 @@ class Recovery:
             found = self._listed()
         self._scan = scan = self._scan_of(found)
         self._files = scan.files
-        numbers = [each.number for each in self._files]
+        numbers = [file.number for file in self._files]
         self._next_segment = (
             max([*numbers, manifest.archived[1], manifest.checkpoint.segment, manifest.newest]) + 1
         )
@@ -187,7 +187,7 @@ class Recovery:
         """Create the segments that were given up with a disk, empty: each number that was used has
         a file. Returns whether one was missing."""
         epoch, first, last = self.manifest.given_up
-        there = {each.number for each in found.segments}
+        there = {segment.number for segment in found.segments}
         missing = {*range(max(first, self.manifest.archived[1] + 1), last + 1)} - there
         if not last or not missing:
             return False

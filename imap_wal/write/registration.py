@@ -88,12 +88,12 @@ class Registration:
                 f"{layout.node_folder(self._context.identity.cluster_folder, owner)}",
             )
         segments = wal_folder(self._context.store, folder).segments
-        gone = before.newest > max((each.number for each in segments), default=0)
+        gone = before.newest > max((segment.number for segment in segments), default=0)
         if known and (
             gone
             or before.archives
             or before.archived[1]
-            or not all(holds_nothing(self._context.store, each.path) for each in segments)
+            or not all(holds_nothing(self._context.store, segment.path) for segment in segments)
         ):
             what = (
                 f"node {self._context.identity.node!r} is registered with log {known}, but "
@@ -133,7 +133,7 @@ class Registration:
                 before.newest,
                 before.checkpoint.segment,
                 before.archived[1],
-                *(each.number for each in wal.segments),
+                *(segment.number for segment in wal.segments),
                 *numbers,
             ]
         )
@@ -263,6 +263,6 @@ def demand_current(
 ) -> None:
     """Raises `CorruptLog` if the files next to a node's manifest are newer than it: see
     `imap_wal.manifest.evidence`."""
-    newer = evidence.of_files(files, manifest, {each.name for each in wal.segments}).newer
+    newer = evidence.of_files(files, manifest, {segment.name for segment in wal.segments}).newer
     if newer:
         raise older_manifest(f"{folder}/manifest", newer)

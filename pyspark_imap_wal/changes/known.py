@@ -161,7 +161,7 @@ def demand_undropped(before: Mapping[str, int] | None, after: Mapping[str, int] 
 def _unknown(manifest: ClusterManifest, name: str, places: Places) -> InvalidSetting:
     snapshot = manifest.snapshots[name]
     marks = snapshot.marks
-    node = next(each for each in sorted(marks) if marks[each].position > places.get(each, START))
+    node = next(mark for mark in sorted(marks) if marks[mark].position > places.get(mark, START))
     what = "a drop" if snapshot.dropped == snapshot.generation else "a rewrite"
     return InvalidSetting(
         f"the images before the changes of map {name!r} are no longer known from position "

@@ -264,7 +264,7 @@ def refuse_within_log(target: str) -> None:
     for place in _upwards(location(target)):
         try:
             with closing(open_store(place)) as store:
-                found = [each for each in islice(_clusters(store), FOLDERS_MAX) if each]
+                found = [cluster for cluster in islice(_clusters(store), FOLDERS_MAX) if cluster]
         except (StorageError, ImportError):
             continue  # this user may not read it
         if found:

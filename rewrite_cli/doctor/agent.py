@@ -142,7 +142,7 @@ def _members(members: Sequence[Mapping[str, Any]]) -> Check:
         return Check("agent's members", OK, "no member is connected")
     count = len(members)
     text = f"{count} {'member is' if count == 1 else 'members are'} connected: {_names(members)}"
-    former = [each for each in members if each["superseded"]]
+    former = [member for member in members if member["superseded"]]
     if not former:
         return Check("agent's members", OK, text)
     return Check(
@@ -154,14 +154,14 @@ def _members(members: Sequence[Mapping[str, Any]]) -> Check:
 
 
 def _names(members: Sequence[Mapping[str, Any]]) -> str:
-    names = [f"{each['member']} ({each['peer']})" for each in members[:MEMBERS_MAX]]
+    names = [f"{member['member']} ({member['peer']})" for member in members[:MEMBERS_MAX]]
     more = f" and {len(members) - MEMBERS_MAX} more" if len(members) > MEMBERS_MAX else ""
     return ", ".join(names) + more
 
 
 def _maps(members: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
     """Which maps and structures of the members are durable; nothing if no member reports it."""
-    reports = [each["maps"] for each in members if each.get("maps")]
+    reports = [member["maps"] for member in members if member.get("maps")]
     if not reports:
         return
     durable, transient, unnamed, structures = (

@@ -191,7 +191,7 @@ def _newest(name: str, lines: list[Line], clears: list[Line]) -> Line:
         for rows, nodes in index.batches_with_nodes(name):
             noted.note(index.conflicts())
             for row, node in zip(rows, nodes, strict=True):
-                same = [each for each in lines if (each.row, each.node) == (row, node)]
+                same = [line for line in lines if (line.row, line.node) == (row, node)]
                 return min(same, key=lambda each: each.position is None)
     return max(clears, key=lambda line: rank(line.row, line.node))
 

@@ -23,8 +23,8 @@ class LeftOut:
 
 def note_left_out(nodes: Iterable[LeftOut]) -> None:
     """Print a note for each node that this command has not named before."""
-    for each in nodes:
-        note_once(str(each))
+    for node in nodes:
+        note_once(str(node))
 
 
 def left_out_of(cluster: object, why: Mapping[str, str]) -> list[LeftOut]:

@@ -117,16 +117,16 @@ def _load_latest(
     database: Database, name: str, merged: Iterable[LiveCluster], losses: Losses
 ) -> None:
     buffer = _Buffer(lambda name, rows: database.insert("latest", name, batch(LATEST, rows)))
-    for each in merged:
-        if name in each.names:
-            for rows in each.rows(name):
+    for live_cluster in merged:
+        if name in live_cluster.names:
+            for rows in live_cluster.rows(name):
                 for row in rows:
                     buffer.add(
                         FoundEntry(
                             row,
-                            each.decoder,
-                            each.view.namespace,
-                            each.view.cluster,
+                            live_cluster.decoder,
+                            live_cluster.view.namespace,
+                            live_cluster.view.cluster,
                             losses=losses,
                         )
                     )

@@ -117,7 +117,7 @@ def to_run(
     cluster_name: str, port: int, ports: Sequence[int], agent: str, properties: Mapping[str, str]
 ) -> str:
     """One member of `node start`: TCP-IP join on the loopback address, every map durable."""
-    members = ", ".join(f"127.0.0.1:{each}" for each in ports)
+    members = ", ".join(f"127.0.0.1:{port}" for port in ports)
     return f"""\
 hazelcast:
   cluster-name: {_quoted(cluster_name)}

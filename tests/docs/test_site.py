@@ -105,6 +105,7 @@ def pages(site: Path) -> list[str]:
     )
 
 
+@thorough
 def test_the_site_builds_and_every_page_is_in_the_navigation(site: Path) -> None:
     """Or, for a decision, on the page of all decisions."""
     front = (site / "index.html").read_text(encoding="utf-8")
@@ -116,6 +117,7 @@ def test_the_site_builds_and_every_page_is_in_the_navigation(site: Path) -> None
         assert is_there, f"{page} is not in the navigation"
 
 
+@thorough
 def test_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         for tag in re.findall(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import imap_wal
+from imap_wal.context import Context
 from imap_wal.errors import Closed, InvalidSetting, StorageUnavailable
 from imap_wal.rewrite import compaction
 from imap_wal.rewrite.turn import turn
@@ -278,10 +279,10 @@ def without_end(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threa
     """Compactions run until they are stopped. The events: one began, one was stopped."""
     began, stopped = threading.Event(), threading.Event()
 
-    def run(task: compaction.CompactionTask, store: SegmentStore, *_: Any) -> Any:
+    def run(task: compaction.CompactionTask, context: Context, *_: Any) -> Any:
         began.set()
         try:
-            eventually(lambda: store.exists("file"), "a file", 30)
+            eventually(lambda: context.store.exists("file"), "a file", 30)
         except Closed:
             stopped.set()
             raise

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import imap_wal
 from imap_wal.context import Context
@@ -28,8 +26,7 @@ from imap_wal.rewrite.run import rewrite
 from imap_wal.serializer import MsgpackSerializer
 from imap_wal.settings import Settings
 from imap_wal.write.commit_request import CommitRequest
-from rewrite_cli.cli import group
-from storage_backends import NotFound, open_store
+from storage_backends import NotFound
 from storage_backends.memory import MemoryStore
 from tests.support import FakeClock, contents, copy_files, embedded
 
@@ -210,27 +207,6 @@ def test_files_in_another_order_are_merged(
 
     monkeypatch.setattr(loading, "cluster_scans", reversed_scans)
     assert contents(memory) == dict.fromkeys(range(9), 2)
-    assert merges
-
-
-def test_repaired_log_with_a_gap_does_not_hide_its_snapshot(
-    tmp_path: Path, merges: list[str]
-) -> None:
-    """No manifest is left that says what the snapshot covers, and a part of the log was damaged:
-    what comes before the gap is older than the snapshot."""
-    log, copy = tmp_path / "log", tmp_path / "copy"
-    for value in ("first", "second"):
-        with imap_wal.open(log, preallocate=False) as store:
-            store.map("m")["k"] = value
-    url = f"file://{log}"
-    rewrite(ClusterLog(Context(open_store(url)), "default", "embedded"), LocalEngine())
-    segment = max((log / "default/embedded/nodes/embedded/wal").glob("*.wal"))
-    segment.write_bytes(segment.read_bytes().replace(b"second", b"damage"))
-    shutil.rmtree(log / "default/embedded/manifest")
-    repaired = CliRunner().invoke(group, ["repair", url, "--to", f"file://{copy}"])
-    assert "rewritten" in repaired.output, repaired.output
-    with imap_wal.open(copy) as store:
-        assert dict(store.map("m")) == {"k": "second"}
     assert merges
 
 

@@ -28,7 +28,7 @@ OF_IDENTITIES = (
     Mutation(
         "a position of another history is read on",
         "imap_wal/manifest/epochs.py",
-        "            if _has(each, position):\n                return Position(*position)",
+        "            if _has(epoch, position):\n                return Position(*position)",
         "            if True:\n                return Position(*position)",
         "tests/cli/test_other_histories.py::test_a_restored_backup_refuses_what_it_lacks",
     ),

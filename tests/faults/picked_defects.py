@@ -72,7 +72,7 @@ PICKED = (
         "imap_wal/read/merge.py",
         "if known == 0 or snapshot.dropped > known or ahead:",
         "if known != 0 or snapshot.dropped > known or ahead:",
-        "tests/durable/test_loading.py::test_repaired_log_with_a_gap_does_not_hide_its_snapshot",
+        "tests/restore/test_merged_snapshots.py::test_a_snapshot_of_merged_entries_is_not_read_again",
     ),
     Mutation(
         "of the claims of two nodes only the last one is kept",

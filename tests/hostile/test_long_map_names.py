@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -63,16 +62,3 @@ def test_archive_rewrite_prune_restore_and_drop_take_long_names(tmp_path: Path) 
     assert run("verify", url)
     run("drop", url, "--map", NAMES[0], "--yes")
     assert maps(url) == {**expected, NAMES[0]: {}}
-
-
-def test_repair_without_manifests_finds_their_names_in_the_files(tmp_path: Path) -> None:
-    url = f"file://{tmp_path}/log"
-    with imap_wal.open(url) as store:
-        for name in NAMES:
-            store.map(name).put("a", 1)
-    run("archive", url)
-    for folder in (tmp_path / "log").rglob("manifest"):
-        shutil.rmtree(folder)
-    ended = CliRunner().invoke(group, ["repair", url, "--to", f"file://{tmp_path}/copy"])
-    assert ended.exit_code in (0, 3), ended.output
-    assert maps(f"file://{tmp_path}/copy") == {name: {"a": 1} for name in NAMES}

@@ -1,7 +1,7 @@
 """How much of a random or exhaustive test runs, as a share of the whole: profiles of hypothesis.
 
 dev    while one works on a change: few examples, new ones each time
-ci     `make test`: a tenth of them, the same ones each time
+ci     `make test`: a sixteenth of them, the same ones each time
 all    `make test-all`: all of them, new ones each time; the short form of torture
 torture  `make torture`: the long form of what is marked `torture`
 
@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 import pytest
 from hypothesis import settings
 
-PERCENT = {"dev": 5, "ci": 10, "all": 100, "torture": 1000}
+PERCENT = {"dev": 5, "ci": 6, "all": 100, "torture": 1000}
 """Of the 100 examples that hypothesis tries by default."""
 
 thorough = pytest.mark.thorough
@@ -74,7 +74,7 @@ def is_whole() -> bool:
 
 def step(whole: int = 1) -> int:
     """For a test that tries many places one after the other: the step from one to the next. It is
-    `whole` in `make test-all`, ten times that in `make test`."""
+    `whole` in `make test-all`, sixteen times that in `make test`."""
     return whole * (100 // min(settings().max_examples, 100))
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from imap_wal import placement
 from storage_backends import SegmentStore, Unavailable, open_store
 
 
@@ -106,8 +107,8 @@ def test_an_s3_service_that_cannot_be_reached_is_named() -> None:
 
 
 def _do(operation: str, scheme: str, port: int) -> object:
-    if operation == "open":
-        return store_at(scheme, port)
+    if operation == "open":  # it looks for the place of the segments
+        return placement.open_store(f"{scheme}://127.0.0.1:{port}/maps")
     from storage_backends.hdfs import HdfsStore
     from storage_backends.objects import ObjectStore
 

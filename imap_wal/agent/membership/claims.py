@@ -330,7 +330,7 @@ def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
         cuts, covered = found[1]
         # An earlier lifetime with the same cuts voids nothing that the new one does not void. So
         # any number of claims without appends between them leaves one record.
-        earlier = [each for each in manifest.lifetimes if each.cuts != cuts]
+        earlier = [lifetime for lifetime in manifest.lifetimes if lifetime.cuts != cuts]
         lifetimes = (*earlier, IncarnationRecord(claims.cluster_id, incarnation, cuts))
         # Entries that only the disks of covered nodes have are void now, so they no longer count as
         # copies.
@@ -401,7 +401,7 @@ def _lacks(claims: ClaimManifest, who: Greeting) -> str:
 
 def _has_token(claims: ClaimManifest, who: Greeting) -> bool:
     given = token_hash(who.token)
-    return any(compare_digest(given, each) for each in claims.tokens)
+    return any(compare_digest(given, token) for token in claims.tokens)
 
 
 def _demand_admitted(claims: ClaimManifest, who: Greeting) -> None:

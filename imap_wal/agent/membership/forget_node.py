@@ -211,7 +211,7 @@ def _end(log: ClusterLog, state: ClusterState, node: str, left: NodeManifest) ->
     if node in state.nodes:
         return log.end_of(state.nodes[node], state.nodes[node].manifest.checkpoint)
     archives = left.archives if left.directory == state.manifest.nodes[node] else ()
-    return max([left.checkpoint, *(each.last for each in archives)])
+    return max([left.checkpoint, *(archive.last for archive in archives)])
 
 
 def _unread(log: ClusterLog, node: str, end: Position) -> str:
@@ -282,20 +282,29 @@ def _loss_of_missing(log: ClusterLog, state: ClusterState, node: str, left: Node
         FileScan(
             ARCHIVE,
             node,
-            each.path,
-            each.map,
+            archive.path,
+            archive.map,
             directory,
-            first=each.first,
-            last=each.last,
+            first=archive.first,
+            last=archive.last,
             covered=covered,
-            records=each.records,
+            records=archive.records,
         )
-        for each in archives
+        for archive in archives
     ]
     scans += [
-        FileScan(SEGMENT, node, each.path, "", directory, each.epoch, each.number, covered=covered)
-        for each in segments
-        if _log_of(log.store, each.path) == directory
+        FileScan(
+            SEGMENT,
+            node,
+            segment.path,
+            "",
+            directory,
+            segment.epoch,
+            segment.number,
+            covered=covered,
+        )
+        for segment in segments
+        if _log_of(log.store, segment.path) == directory
     ]
     for scan in scans:
         try:

@@ -166,11 +166,11 @@ class SessionRegistry:
         incarnation: nothing of older ones is acknowledged any more."""
         newest, sessions = self.claims.known.newest, list(self._by_number.values())
         known = [
-            each.losses
-            for each in sessions
-            if each.losses is not None and each.incarnation >= newest
+            session.losses
+            for session in sessions
+            if session.losses is not None and session.incarnation >= newest
         ]
-        acks = min((each.acks for each in sessions), default=COPIES_MAX)
+        acks = min((session.acks for session in sessions), default=COPIES_MAX)
         return acks, min(known, default=losses)
 
     def hello_to_read(self, sender: bytes, about: About, peer: Peer) -> ReadSession:
@@ -350,15 +350,15 @@ class SessionRegistry:
             self._readers.pop(sender, None)
             return
         plugin = self._connections[sender].who.plugin
-        for each in [
-            each
-            for each, connection in self._connections.items()
+        for ended in [
+            connected
+            for connected, connection in self._connections.items()
             if connection.who.plugin == plugin
         ]:
-            del self._connections[each]
-            self._shut.discard(each)
-            self.settling.gone(each)
-            self.reports.gone(each)
+            del self._connections[ended]
+            self._shut.discard(ended)
+            self.settling.gone(ended)
+            self.reports.gone(ended)
         for session in self._by_number.values():
             if session.plugin == plugin:
                 session.writer = b""

@@ -164,7 +164,9 @@ class StoredRows:
             winners, rivals = self.newest(name, entries)
             if rivals:
                 winners = [
-                    each for entry in winners for each in (entry, *rivals.get(entry[runs.KEY], ()))
+                    rival
+                    for entry in winners
+                    for rival in (entry, *rivals.get(entry[runs.KEY], ()))
                 ]
             if winners:
                 yield winners

@@ -90,7 +90,7 @@ def _of_claims(name: str, batches: list[Any]) -> Iterator[tuple[Any, Any, list[C
             ]
     gone, lost = set[tuple[int, int]](), set[tuple[int, int]]()
     conflicts: list[Conflict] = []
-    for key, grouped in groupby(claims, key=lambda each: each[2][0][KEY]):
+    for key, grouped in groupby(claims, key=lambda claim: claim[2][0][KEY]):
         group = list(grouped)
         one = conflict(name, key, [claim for _, _, claim, _ in group])
         losers = [(number, place) for number, place, _, _ in group[1:]]

@@ -315,10 +315,10 @@ class ColumnMerge:
 def _by_source(found: Any) -> Iterator[tuple[int, Any]]:
     """Picks, which are sorted by source, one source at a time."""
     start = 0
-    for each in pc.value_counts(found["source"]):
-        count = each["counts"].as_py()
+    for value_count in pc.value_counts(found["source"]):
+        count = value_count["counts"].as_py()
         for batch in found.slice(start, count).combine_chunks().to_batches():
-            yield each["values"].as_py(), batch
+            yield value_count["values"].as_py(), batch
         start += count
 
 

@@ -86,7 +86,7 @@ def command(
         if not numbers:
             raise Failed(f"{backups}: there is no backup; `imap-wal backup URL TARGET` makes one")
         if url is None and not verify:
-            _list([catalogue.read(store, each) for each in numbers], output)
+            _list([catalogue.read(store, number) for number in numbers], output)
             return CLEAN
         try:
             backup = (
@@ -141,15 +141,15 @@ def _source(backup: Backup) -> str:
 def _list(backups: list[Backup], output: str) -> None:
     rows: list[dict[str, Any]] = [
         {
-            "backup": each.number,
-            "time": iso(each.ended_ms),
-            "files": len(each.files),
-            "bytes": each.bytes,
-            "clusters": ", ".join(each.clusters),
-            "damaged": len(each.damaged),
-            "source": _source(each),
+            "backup": backup.number,
+            "time": iso(backup.ended_ms),
+            "files": len(backup.files),
+            "bytes": backup.bytes,
+            "clusters": ", ".join(backup.clusters),
+            "damaged": len(backup.damaged),
+            "source": _source(backup),
         }
-        for each in backups
+        for backup in backups
     ]
     if output == out.JSON:
         out.print_json({"backups": rows})

@@ -189,11 +189,11 @@ def _values(
     side: _Side, label: str, wanted: set[bytes], alone: bool
 ) -> dict[bytes, tuple[LiveCluster, Row]]:
     return {
-        row[KEY]: (each, row)
-        for each in side.clusters
-        for name in each.maps
-        if wanted and _label(each, name, alone) == label
-        for rows in each.rows(name)
+        row[KEY]: (cluster, row)
+        for cluster in side.clusters
+        for name in cluster.maps
+        if wanted and _label(cluster, name, alone) == label
+        for rows in cluster.rows(name)
         for row in rows
         if row[KEY] in wanted
     }

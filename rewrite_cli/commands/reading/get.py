@@ -80,8 +80,8 @@ def command(
             results.append(find(search, history=history))
             note_left_out(results[-1].left_out)
     demand_begun(results, as_of)
-    found = [key for each in results for key in each.keys]
-    left_out = [node for each in results for node in each.left_out]
+    found = [key for result in results for key in result.keys]
+    left_out = [node for result in results for node in result.left_out]
     now_ms = SystemClock().now_ms() if as_of is None else as_of
     live = any(each.state(now_ms) == "live" for each in found)
     if output == out.JSON:
@@ -113,7 +113,11 @@ def _absence(found: KeyHistory, now_ms: int) -> str:
     line, state = found.newest, found.state(now_ms)
     key = found.versions[-1] if not is_clear(found.versions[-1].row) else found.newest
     shown = next(
-        (text(each.decoder.key(each.row)) for each in found.versions if not is_clear(each.row)),
+        (
+            text(version.decoder.key(version.row))
+            for version in found.versions
+            if not is_clear(version.row)
+        ),
         text(key.decoder.key(key.row)),
     )
     when = iso(line.row[EXPIRES_AT_MS] if state == "expired" else line.row[TIMESTAMP_MS])

@@ -136,7 +136,7 @@ def count_cluster(
     texts = conflicts.found(log, maps=maps or None) if in_conflict else []
     member_seconds = live * MEMBER_S_PER_ENTRY
     disks = tuple(_waiting(context, node, key, now) for node in nodes_with_tails(view))
-    elsewhere = {each.node for each in disks}
+    elsewhere = {disk.node for disk in disks}
     missing = tuple(node for node in view.unreadable_nodes if node not in elsewhere)
     forecast = Forecast(
         view.namespace,

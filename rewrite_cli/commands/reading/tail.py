@@ -90,19 +90,19 @@ def command(
             )
             for view in clusters
         ]
-        lines = [line for each in followers for line in each.last(count)]
+        lines = [line for follower in followers for line in follower.last(count)]
         lines.sort(key=lambda line: line.timestamp_ms)
         try:
             for line in lines[-count:] if count else ():
                 print_line(line)
             while follow and not _closed_within(interval):
-                for each in followers:
-                    for line in each.new():
+                for follower in followers:
+                    for line in follower.new():
                         print_line(line)
         except KeyboardInterrupt:
             if not follow:
                 raise
-        missing = any(each.lacks_a_log for each in followers)
+        missing = any(follower.lacks_a_log for follower in followers)
     matches.note_unreadable()
     return losses.end() or (FINDINGS if missing and not follow else CLEAN)
 

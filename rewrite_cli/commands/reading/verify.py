@@ -159,7 +159,7 @@ def _read(selection: Selection, deadline: Deadline, *, quick: bool) -> _Outcome:
                 if (
                     not unchecked
                     and wants_node is None
-                    and not any(is_problem(each) or each.unopened for each in findings)
+                    and not any(is_problem(finding) or finding.unopened for finding in findings)
                 ):
                     for view in clusters:
                         tell(f"{view}: order")

@@ -56,7 +56,9 @@ def command(
     key, server = own_key(key_file, agent_key)
     found = [*environment_checks(), *java_checks()]
     failed: set[str] = set()
-    agents = [each for one in endpoints for each in agent_checks(one, key, server, failed)]
+    agents = [
+        agent_check for one in endpoints for agent_check in agent_checks(one, key, server, failed)
+    ]
     if url:
         found += storage_checks(url, key, failed)
     found += agents

@@ -84,17 +84,17 @@ def command(
 def _agree_to_claim(reports: list[ClaimReport], *, yes: bool) -> None:
     """Ask whether the log is taken from the clusters of `reports`."""
     which = ", ".join(
-        sorted(f"{each.former or 'none'} (cluster {each.cluster!r})" for each in reports)
+        sorted(f"{report.former or 'none'} (cluster {report.cluster!r})" for report in reports)
     )
     cost = (
         "Their members refuse all changes until they are restarted, and changes in flight, "
         "which are not acknowledged, may be lost."
     )
     alive = "".join(
-        f"The agents of {', '.join(each.signs)} hear members of {each.former}, or did until they "
-        "were killed. "
-        for each in reports
-        if each.signs
+        f"The agents of {', '.join(report.signs)} hear members of {report.former}, or did until "
+        "they were killed. "
+        for report in reports
+        if report.signs
     )
     out.agree(f"{alive}Take the log from the Hazelcast clusters {which}? {cost}", yes, LOOK)
 
@@ -115,16 +115,16 @@ def _claim(selection: Selection) -> list[ClaimReport]:
 def _show(reports: list[ClaimReport]) -> None:
     rows = [
         (
-            each.namespace,
-            each.cluster,
-            each.former or "-",
-            each.incarnation,
-            ", ".join(each.signs) or "-",
-            _others(each),
-            each.claimed or "-",
-            "closed" if each.closed else each.tokens,
+            report.namespace,
+            report.cluster,
+            report.former or "-",
+            report.incarnation,
+            ", ".join(report.signs) or "-",
+            _others(report),
+            report.claimed or "-",
+            "closed" if report.closed else report.tokens,
         )
-        for each in reports
+        for report in reports
     ]
     out.print_table(
         (

@@ -106,6 +106,6 @@ def _find(context: Context, view: ClusterState, name: str) -> _Found | None:
     """None: the cluster has no entries of the map. A damaged file may have some."""
     damaged: list[LogError] = []
     changes = ClusterLog.of(context, view).changes((name,), damaged=damaged)
-    if any(each.rows for each in changes):
+    if any(change.rows for change in changes):
         return _Found(view, name, ())
     return _Found(view, name, tuple(error.file for error in damaged)) if damaged else None

@@ -113,7 +113,7 @@ def _forget(selection: Selection, *, lose: bool, dry_run: bool) -> list[ForgetRe
         known = {
             view.folder: {
                 *view.manifest.nodes,
-                *(each.name for each in (*view.all_nodes, *view.forgotten)),
+                *(all_node.name for all_node in (*view.all_nodes, *view.forgotten)),
             }
             for view in clusters
         }

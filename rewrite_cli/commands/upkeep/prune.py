@@ -223,7 +223,11 @@ def _readers(log: ClusterLog, names: tuple[str, ...]) -> dict[str, KeptFor | Non
             raise Failed(
                 f"{log.namespace}/{log.cluster}: there is no reader {name!r}; found: {there}"
             )
-    kept = {} if damaged else {each.reader: each for each in kept_for_readers(log)}
+    kept = (
+        {}
+        if damaged
+        else {kept_for_reader.reader: kept_for_reader for kept_for_reader in kept_for_readers(log)}
+    )
     return {name: kept.get(name) for name in names}
 
 

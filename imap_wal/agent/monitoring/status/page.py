@@ -57,7 +57,7 @@ class StatusPage:
     def html(self) -> bytes:
         now = self._observe()
         title = f"{now.node} · {now.namespace}/{now.cluster} · imap-wal"
-        shown = "".join(_section(each) for each in self._sections(now))
+        shown = "".join(_section(section) for section in self._sections(now))
         return (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -70,7 +70,7 @@ class StatusPage:
         ).encode()
 
     def event(self) -> bytes:
-        state = [asdict(each) for each in self._sections(self._observe())]
+        state = [asdict(section) for section in self._sections(self._observe())]
         # JSON has no line break, which would end the field.
         return f"retry: {RETRY_MS}\ndata: {json.dumps(state)}\n\n".encode()
 
