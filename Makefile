@@ -26,14 +26,13 @@ LOWEST_TESTS := $(addprefix tests/,unit log restore archive rewrite storage cli 
 # Four at a time on two processors: tests with members mostly wait.
 WORKERS ?= $(shell nproc 2>/dev/null | awk '{print $$1 * 2}')
 SPREAD := --numprocesses $(WORKERS) --dist loadscope
-EARLY := tests/unit tests/log
 QUICK := -m 'not thorough and not torture and not storage' --hypothesis-profile ci
 
 # Our own code is installed in place. Without bytecode, each process compiles it again, for 2 s.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup python jar demo demo-cluster test test-all collected early test-python test-java
+.PHONY: help setup python jar demo demo-cluster test test-all collected test-python test-java
 .PHONY: test-hazelcast test-storage test-lowest torture nemesis soak
 .PHONY: bench bench-quick docs lint format constraints sbom reproducible wheel release version clean
 
@@ -89,8 +88,8 @@ demo-cluster: setup ## the same flights into two real Hazelcast members, all kil
 # workers of pytest-xdist would all rewrite the assertions of all tests, if no process had done it.
 ifeq ($(FOR),)
 test: ## quick: lint, both languages, members, Spark, servers, a browser; FOR=imap_wal/write: tests of that package
-	@$(MAKE) --no-print-directory --jobs 3 test-java lint early
-	$(PYTEST) $(SPREAD) $(QUICK) $(addprefix --ignore=,$(EARLY))
+	@$(MAKE) --no-print-directory --jobs 3 test-java lint collected
+	@$(MAKE) --no-print-directory test-python
 
 # It makes the jar too: a second run of Maven would take twenty seconds.
 test-java:
@@ -99,10 +98,6 @@ test-java:
 
 collected: python
 	@$(PYTEST) --collect-only --quiet > /dev/null
-
-# They need no jar and no second process, so the Java tests need not be over.
-early: collected
-	$(PYTEST) $(QUICK) $(EARLY)
 
 test-python: setup
 	$(PYTEST) $(SPREAD) $(QUICK)
