@@ -63,6 +63,20 @@ async def asynchronous(folder: Path, in_flight: int, operations: int) -> float:
         return each * in_flight / (time.perf_counter() - start)
 
 
+async def added(folder: Path, in_flight: int, operations: int) -> float:
+    """Adds per second to one counter with this many in flight."""
+    async with imap_wal.aopen(folder.as_uri(), node="n") as store:
+        hits = store.map("m")
+
+        async def caller() -> None:
+            for _ in range(operations // in_flight):
+                await hits.add("home")
+
+        start = time.perf_counter()
+        await asyncio.gather(*[caller() for _ in range(in_flight)])
+        return float(hits["home"]) / (time.perf_counter() - start)
+
+
 def updates(folder: Path, count: int, size: int = 10_000) -> float:
     """Records per second of `update` with 10,000 entries per call."""
     batches = [
@@ -114,6 +128,13 @@ def sqlite(folder: Path, operations: int) -> float:
     return operations / seconds
 
 
+def peer_of(label: str) -> str:
+    """What a measurement is compared with."""
+    if label.startswith("threads"):
+        return "SQLite WAL synchronous=full, 1 thread"
+    return "asyncio set, 256 in flight" if label.startswith("asyncio add") else "bare loop"
+
+
 def run(rounds: int, quick: bool) -> list[dict[str, Any]]:
     """All measurements, in turns, so that a slow period of the disk affects all alike. One row per
     measurement: rate, ratio, target."""
@@ -123,7 +144,7 @@ def run(rounds: int, quick: bool) -> list[dict[str, Any]]:
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as name:
             root = Path(name)
-            for part in "abcdefghij":
+            for part in "abcdefghijk":
                 (root / part).mkdir()
             data = frame_bytes(root / "a")
             rates = {
@@ -137,6 +158,9 @@ def run(rounds: int, quick: bool) -> list[dict[str, Any]]:
                 "asyncio set, 2,000 in flight": asyncio.run(
                     asynchronous(root / "c", 2000, 50_000 * scale)
                 ),
+                "asyncio add to one counter, 256 in flight": asyncio.run(
+                    added(root / "k", 256, 25_600 * scale)
+                ),
                 "update of 10,000": updates(root / "d", 10 * scale),
                 "threads: 1": threaded(root / "e", 1, 1_000 * scale),
                 "threads: 16": threaded(root / "f", 16, 4_000 * scale),
@@ -147,16 +171,13 @@ def run(rounds: int, quick: bool) -> list[dict[str, Any]]:
                 rates["bare loop, 256 records per fdatasync"] + bare_loop(root, data, 200 * scale)
             ) / 2
             for label, rate in rates.items():
-                peer = (
-                    rates["SQLite WAL synchronous=full, 1 thread"]
-                    if label.startswith("threads")
-                    else bare
-                )
+                peer = peer_of(label)
                 seen.setdefault(label, []).append(rate)
-                ratios.setdefault(label, []).append(rate / peer)
+                ratios.setdefault(label, []).append(rate / rates.get(peer, bare))
     targets = {
         "asyncio set, 256 in flight": 0.2,
         "asyncio set on uvloop, 256 in flight": 0.2,
+        "asyncio add to one counter, 256 in flight": 0.5,
         "update of 10,000": 0.5,
     }
     return [
@@ -167,7 +188,7 @@ def run(rounds: int, quick: bool) -> list[dict[str, Any]]:
             "most": round(max(rates)),
             "unit": "records/s",
             "ratio": round(statistics.median(ratios[label]), 3),
-            "to": "SQLite" if label.startswith("threads") else "bare loop",
+            "to": "SQLite" if label.startswith("threads") else peer_of(label).partition(",")[0],
             "target": targets.get(label),
         }
         for label, rates in seen.items()

@@ -63,10 +63,10 @@ def open_context(
     """Open a storage. `keys`: their source; default: the one that `url` names. `storage`: an open
     storage, instead of the one at `url`. Raises the errors of `open_store` and `keys_from`."""
     place = url if isinstance(url, Location) else location(url)
-    found = keys_from(keys or place.encryption_keys)
+    opened_keys = keys_from(keys or place.encryption_keys)
     return Context(
         storage or open_store(place, wal_dir=wal_dir, tails=tails),
-        found,
+        opened_keys,
         clock or SystemClock(),
         randomness or SystemRandomness(),
     )

@@ -47,9 +47,9 @@ def error_of(exception: BaseException) -> ImapWalError | None:
         name = cause.args[1] if len(cause.args) > 1 and isinstance(cause.args[1], str) else ""
         kind = _CLASSES.get(name)
         if kind is not None:
-            found = kind(_text(str(cause.args[0]), name))
-            found.__cause__ = exception
-            return found
+            error = kind(_text(str(cause.args[0]), name))
+            error.__cause__ = exception
+            return error
     return None
 
 

@@ -140,7 +140,7 @@ def read(store: SegmentStore, number: int) -> Backup:
             selection=tuple(data["selection"]),
             directories=tuple(data["directories"]),
             damaged=tuple(
-                DamagedFile(each["file"], each["offset"], each["what"]) for each in data["damaged"]
+                DamagedFile(file["file"], file["offset"], file["what"]) for file in data["damaged"]
             ),
         )
     except (ValueError, KeyError, TypeError) as error:

@@ -103,7 +103,7 @@ class AsyncStore:
         yield batch
         decision = batch.decision()
         if decision is not None:
-            await self.decided(lambda: decision)
+            await self.decide(decision)
 
     def transaction(
         self, function: Callable[Concatenate[Transaction, P], R]
@@ -118,7 +118,10 @@ class AsyncStore:
                 transaction = Transaction(self._changes)
                 result = function(transaction, *args, **kwargs)
                 decision = transaction.decision()
-                if decision is None or await self.decided(lambda it=decision: it):  # type: ignore[misc]
+                if decision is None:
+                    return result
+                await self.decide(decision)
+                if decision.answer:
                     return result
 
         return run
@@ -190,13 +193,13 @@ class AsyncStore:
         return future
 
     def decide(self, decision: Decision) -> asyncio.Future[None]:
-        """Evaluate a small decision when all changes before it are in the log. The future is done
-        when its changes are durable."""
+        """Evaluate a decision when all changes before it are in the log. The future is done when
+        its changes are durable."""
         return self.enqueue(lambda: decision)
 
     async def decided(self, make: Callable[[], Decision]) -> Any:
-        """Evaluate the decision when all changes before it are in the log, and return its answer.
-        When this returns, its changes are durable."""
+        """The same for a decision that `make` serialises, not before there is room for it. Returns
+        its answer."""
         decision: Decision | None = None
 
         def remember() -> Decision:
@@ -438,14 +441,18 @@ class AsyncMap(MapReads):
         plain function."""
         while True:
             new, swap = self._inner.changing(key, function, ttl)
-            if await self._store.decided(lambda swap=swap: swap):  # type: ignore[misc]
+            await self._store.decide(swap)
+            if swap.answer:
                 return None if new is DELETE else new
 
     async def touch(self, key: Any, ttl: float | None) -> bool:
         """Let the key expire `ttl` seconds from now, or never if it is None. Returns whether the
         key exists."""
         touching = self._inner.touching(key, ttl)
-        return touching is not None and bool(await self._store.decided(lambda: touching))
+        if touching is None:
+            return False
+        await self._store.decide(touching)
+        return bool(touching.answer)
 
     async def clear(self) -> None:
         """Delete all keys, in one commit; see `DurableMap.clear`."""

@@ -83,8 +83,9 @@ class Outlook:
         return [*{**present, **pending, **dict.fromkeys(self._changed)}]
 
 
-Choose: TypeAlias = "Callable[[Callable[[MapState], Outlook]], tuple[Any, Sequence[WriteBatch]]]"
-"""Gets the outlook of any map; returns the answer and the changes."""
+OutlookOf: TypeAlias = "Callable[[MapState], Outlook]"
+Choice: TypeAlias = "tuple[Any, Sequence[WriteBatch]]"
+"""The answer, and the changes."""
 
 
 class Decision(WriteBatch):
@@ -93,7 +94,9 @@ class Decision(WriteBatch):
 
     __slots__ = ("_answer", "_choose", "_error", "size")
 
-    def __init__(self, state: MapState, choose: Choose, size: int = 0) -> None:
+    def __init__(
+        self, state: MapState, choose: Callable[[OutlookOf], Choice], size: int = 0
+    ) -> None:
         super().__init__(state, [], [])
         self._choose, self.size = choose, size
         self._answer: Any = None
@@ -105,7 +108,7 @@ class Decision(WriteBatch):
     def sizes(self) -> list[int]:
         return [self.size]
 
-    def decide(self, outlook_of: Callable[[MapState], Outlook]) -> Sequence[WriteBatch]:
+    def decide(self, outlook_of: OutlookOf) -> Sequence[WriteBatch]:
         """The changes. If a serializer or a comparison raises an error, nothing is changed, and
         `answer` raises it. Raises `Undecided`."""
         self._error = None
@@ -130,7 +133,7 @@ def pop(state: MapState, key: bytes) -> Decision:
     """Delete the key. The answer is a tuple of its value, or None. An entry that cannot be decoded
     is not deleted."""
 
-    def choose(outlook_of: Callable[[MapState], Outlook]) -> tuple[Any, Sequence[WriteBatch]]:
+    def choose(outlook_of: OutlookOf) -> Choice:
         value = outlook_of(state).get(key)
         if value is None:
             return None, ()
@@ -143,7 +146,7 @@ def pop_last(state: MapState) -> Decision:
     """Delete the key that was added last. The answer is key and value, or None. An entry that
     cannot be decoded is not deleted."""
 
-    def choose(outlook_of: Callable[[MapState], Outlook]) -> tuple[Any, Sequence[WriteBatch]]:
+    def choose(outlook_of: OutlookOf) -> Choice:
         newest = outlook_of(state).last()
         if newest is None:
             return None, ()
@@ -159,7 +162,7 @@ def set_default(default: WriteBatch) -> Decision:
     whether the change was made."""
     state, key, value = default.state, default.keys[0], default.values[0]
 
-    def choose(outlook_of: Callable[[MapState], Outlook]) -> tuple[Any, Sequence[WriteBatch]]:
+    def choose(outlook_of: OutlookOf) -> Choice:
         present = outlook_of(state).get(key)
         return ((value, True), [default]) if present is None else ((present, False), ())
 
@@ -170,7 +173,7 @@ def add(state: MapState, key: bytes, amount: Any, named: Any) -> Decision:
     """Add to the number of the key, or set it to `amount`. It expires when it would have. The
     answer is the sum. `named`: the key, for errors."""
 
-    def choose(outlook_of: Callable[[MapState], Outlook]) -> tuple[Any, Sequence[WriteBatch]]:
+    def choose(outlook_of: OutlookOf) -> Choice:
         value, expires = outlook_of(state).entry(key)
         total = amount
         if value is not None:
@@ -192,7 +195,7 @@ def replace(change: WriteBatch, old: Any) -> Decision:
     made."""
     state, key = change.state, change.keys[0]
 
-    def choose(outlook_of: Callable[[MapState], Outlook]) -> tuple[Any, Sequence[WriteBatch]]:
+    def choose(outlook_of: OutlookOf) -> Choice:
         value = outlook_of(state).get(key)
         same = value is not None and bool(state.serializer.load(value) == old)
         return same, [change] if same else ()
@@ -203,7 +206,7 @@ def replace(change: WriteBatch, old: Any) -> Decision:
 def touch(state: MapState, key: bytes, expires_at_ms: int) -> Decision:
     """Change when the key expires; 0: never. The answer says whether the key exists."""
 
-    def choose(outlook_of: Callable[[MapState], Outlook]) -> tuple[Any, Sequence[WriteBatch]]:
+    def choose(outlook_of: OutlookOf) -> Choice:
         value = outlook_of(state).get(key)
         if value is None:
             return False, ()
@@ -217,7 +220,7 @@ def swap(change: WriteBatch, before: bytes | None, *, keeps_expiry: bool) -> Dec
     made. `keeps_expiry`: the new value expires when the former would have."""
     state, key, value = change.state, change.keys[0], change.values[0]
 
-    def choose(outlook_of: Callable[[MapState], Outlook]) -> tuple[Any, Sequence[WriteBatch]]:
+    def choose(outlook_of: OutlookOf) -> Choice:
         present, expires = outlook_of(state).entry(key)
         if present != before:
             return False, ()
@@ -237,7 +240,7 @@ def together(
     answer says whether they were made. There is at least one change or one map that was read."""
     state = changes[0].state if changes else next(iter(reads))
 
-    def choose(outlook_of: Callable[[MapState], Outlook]) -> tuple[Any, Sequence[WriteBatch]]:
+    def choose(outlook_of: OutlookOf) -> Choice:
         same = all(
             outlook_of(read).get(key) == value
             for read, values in reads.items()
@@ -252,7 +255,7 @@ def clear(state: MapState, *, known_only: bool = False) -> Decision:
     """Delete all keys. `known_only`: only the keys that this store knows, because its log may have
     others."""
 
-    def choose(outlook_of: Callable[[MapState], Outlook]) -> tuple[Any, Sequence[WriteBatch]]:
+    def choose(outlook_of: OutlookOf) -> Choice:
         keys = outlook_of(state).keys()
         if not keys:
             return None, ()
@@ -273,9 +276,7 @@ def _expiry(expires_at_ms: int) -> dict[int, int] | None:
     return {0: expires_at_ms} if expires_at_ms else None
 
 
-def made(
-    steps: Sequence[WriteBatch], outlook_of: Callable[[MapState], Outlook]
-) -> list[WriteBatch]:
+def made(steps: Sequence[WriteBatch], outlook_of: OutlookOf) -> list[WriteBatch]:
     """The steps, with each decision replaced by its changes. A decision sees all steps before it.
     Raises `Undecided`."""
     outlooks: dict[MapState, Outlook] = {}

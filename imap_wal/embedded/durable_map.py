@@ -142,7 +142,7 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
     def setdefault(self, key: Any, default: Any = None) -> Any:
         """Return the value of the key; if it does not exist, set it to `default` first. If several
         threads call this at the same time, all get the value of the first one."""
-        value, _ = self._evaluated(decisions.set_default(self.changes([(key, default)])))
+        value, _ = self._evaluated(self.adding_new(key, default, None))
         return self._state.serializer.load(value)
 
     def _evaluated(self, decision: Decision) -> Any:

@@ -267,10 +267,10 @@ class ClusterManifestLog(ManifestLog[ClusterManifest]):
     def _settled(
         self, number: int, content: ClusterManifest, former: ClusterManifest
     ) -> dict[str, Snapshot]:
-        known = lists_of(former.snapshots)
+        lists = lists_of(former.snapshots)
         return {
             name: replace(
-                snapshot, files=self.lists.settled(number, snapshot.files, known.get(name, ()))
+                snapshot, files=self.lists.settled(number, snapshot.files, lists.get(name, ()))
             )
             for name, snapshot in content.snapshots.items()
         }

@@ -34,8 +34,8 @@ class Epoch:
 def begun(epochs: Sequence[Epoch], number: int, id: str, removed: Position) -> tuple[Epoch, ...]:
     """These epochs, and a new one. Epochs that ended before `removed` are left out: their entries
     can no longer be read."""
-    kept = [epoch for epoch in epochs if epoch.end is None or epoch.end >= removed]
-    return (*kept, Epoch(number, id))[-EPOCHS_MAX:]
+    remaining = [epoch for epoch in epochs if epoch.end is None or epoch.end >= removed]
+    return (*remaining, Epoch(number, id))[-EPOCHS_MAX:]
 
 
 def ended(epochs: Sequence[Epoch], end: Position) -> tuple[Epoch, ...]:

@@ -276,7 +276,7 @@ class ListFiles(ABC, Generic[V]):
     def _keep(self, file: ListFile, items: tuple[V, ...]) -> None:
         with self._guard:
             self._cache[file] = items
-            while len(self._cache) > 1 and sum(each.items for each in self._cache) > KNOWN_MAX:
+            while len(self._cache) > 1 and sum(cached.items for cached in self._cache) > KNOWN_MAX:
                 self._cache.popitem(last=False)
 
 

@@ -322,13 +322,13 @@ class SnapshotLists(ListFiles[SnapshotFile]):
         """What manifest `number` says for the files of a snapshot: few files, or lists of its
         predecessor (`former`) and new ones. Writes the new ones. Raises StorageError, and the
         errors of `read`."""
-        known = tuple(former)
-        if len(wanted) > FILES_MAX and not wanted.direct and set(known).issuperset(wanted.lists):
+        lists = tuple(former)
+        if len(wanted) > FILES_MAX and not wanted.direct and set(lists).issuperset(wanted.lists):
             return wanted
         files = tuple(wanted)
         if len(files) <= FILES_MAX:
             return Listed(files) if wanted.lists else wanted
-        return Listed((), tuple(self._lists(number, files, known)), self.read)
+        return Listed((), tuple(self._lists(number, files, lists)), self.read)
 
     def _lists(
         self, number: int, files: Sequence[SnapshotFile], former: Iterable[ListFile]
