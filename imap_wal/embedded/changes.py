@@ -190,8 +190,9 @@ class WriteBatch:
         start = len(self.keys)
         self.keys += other.keys
         self.values += other.values
-        for index, expires in other.expires.items():
-            self.expires[start + index] = expires
+        if other.expires:
+            for index, expires in other.expires.items():
+                self.expires[start + index] = expires
 
     def sizes(self) -> list[int]:
         """The size of each change's key and value, in bytes."""

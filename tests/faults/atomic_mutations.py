@@ -29,8 +29,8 @@ OF_ATOMIC_CHANGES = (
     Mutation(
         "add forgets when the key expires",
         "imap_wal/embedded/decisions.py",
-        "[state.serializer.dump(total)], _expiry(expires))",
-        "[state.serializer.dump(total)])",
+        "[serializer.dump(total)], _expiry(expires))",
+        "[serializer.dump(total)])",
         "tests/durable/test_atomic_changes.py::test_add_and_change_keep_the_expiry",
     ),
 )
