@@ -20,7 +20,7 @@ import pytest
 
 import imap_wal
 from imap_wal.context import Context
-from imap_wal.errors import Fenced, OutcomeUnknown
+from imap_wal.errors import Fenced, OutcomeUnknown, StorageUnavailable
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import (
     AlreadyExists,
@@ -203,10 +203,11 @@ def test_wrong_credentials_and_a_missing_bucket_are_reported(s3: S3) -> None:
     for call in calls:
         with pytest.raises(Unavailable, match="bucket or container is missing"):
             call(misspelt)
-    with pytest.raises(Unavailable, match="credentials"):
-        open_store("s3://bucket/some/root", {**s3.options, "secret": "wrong-secret"})
-    with pytest.raises(Unavailable, match="bucket or container is missing"):
-        open_store("s3://bukcet/root", s3.options)
+    with pytest.raises(StorageUnavailable, match="credentials"):
+        options = {**s3.options, "secret": "wrong-secret"}
+        imap_wal.open("s3://bucket/some/root", storage_options=options)
+    with pytest.raises(StorageUnavailable, match="bucket or container is missing"):
+        imap_wal.open("s3://bukcet/root", storage_options=s3.options)
 
 
 def test_unreachable_service_is_unavailable_and_never_looks_empty(s3: S3) -> None:
