@@ -62,7 +62,7 @@ _MODULES = {
     "completion": ("shell", "completion of commands and options in bash, zsh and fish"),
 }
 """Name → folder of `commands`, and what it does."""
-COMMANDS = {name: what for name, (_, what) in _MODULES.items()}
+COMMANDS = {name: help_text for name, (_, help_text) in _MODULES.items()}
 
 
 class LazyGroup(click.Group):
@@ -85,8 +85,8 @@ class LazyGroup(click.Group):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Without importing the commands."""
         names = [
-            CompletionItem(name, help=what)
-            for name, what in COMMANDS.items()
+            CompletionItem(name, help=help_text)
+            for name, help_text in COMMANDS.items()
             if name.startswith(incomplete)
         ]
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
@@ -186,16 +186,16 @@ def group(
         "encryption_keys": encryption_keys,
         "progress": progress,
     }
-    found = config_file or config.find()
-    if found is not None:
-        if found != config_file and not found.is_absolute():
+    config_path = config_file or config.find()
+    if config_path is not None:
+        if config_path != config_file and not config_path.is_absolute():
             from rewrite_cli.console import output as out
 
             out.note(
-                f"settings from {found} of the current folder; --config FILE takes those of "
+                f"settings from {config_path} of the current folder; --config FILE takes those of "
                 "another file"
             )
-        ctx.default_map, ctx.obj["spark"] = config.defaults(found, ctx, list(COMMANDS))
+        ctx.default_map, ctx.obj["spark"] = config.defaults(config_path, ctx, list(COMMANDS))
 
 
 def main(

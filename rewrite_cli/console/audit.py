@@ -18,13 +18,13 @@ from storage_backends.ownership import user_name
 _SUDO = "SUDO_USER"
 
 
-def audit(what: str, **about: object) -> None:
-    """Record that the user of this process did `what`."""
+def audit(action: str, **about: object) -> None:
+    """Record that the user of this process did `action`."""
     details = " ".join(
         f"{name}={without_secrets(str(value))!r}"
         for name, value in {**about, "by": _user()}.items()
     )
-    line = f"audit: {what}: {details}"
+    line = f"audit: {action}: {details}"
     out.note(line)
     if Path("/dev/log").exists():
         syslog.openlog("imap-wal", syslog.LOG_PID, syslog.LOG_AUTHPRIV)

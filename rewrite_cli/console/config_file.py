@@ -101,14 +101,14 @@ def _of_command(
             sub: _of_command(path, f"{name}.{sub}", child, shared, table.get(sub, {}))
             for sub, child in command.commands.items()
         }
-    known = _names(command)
+    options = _names(command)
     own = {key.replace("-", "_"): value for key, value in table.items()}
-    if set(own) - known:
-        wrong = ", ".join(sorted(map(repr, set(own) - known)))
+    if set(own) - options:
+        wrong = ", ".join(sorted(map(repr, set(own) - options)))
         raise click.UsageError(
-            f"{path}: [{name}] has no option {wrong}; it has {', '.join(sorted(known))}"
+            f"{path}: [{name}] has no option {wrong}; it has {', '.join(sorted(options))}"
         )
-    return {key: value for key, value in {**shared, **own}.items() if key in known}
+    return {key: value for key, value in {**shared, **own}.items() if key in options}
 
 
 def _names(command: click.Command) -> set[str]:

@@ -105,7 +105,7 @@ def _place_of_option(error: click.UsageError) -> str:
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return ""
     root = error.ctx.find_root()
-    known = {name for param in root.command.params for name in param.opts}
-    if error.ctx is root or error.option_name not in known:
+    root_options = {name for param in root.command.params for name in param.opts}
+    if error.ctx is root or error.option_name not in root_options:
         return ""
     return f" It goes before the command: imap-wal {error.option_name} ... {error.ctx.info_name}"

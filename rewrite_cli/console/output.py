@@ -75,7 +75,9 @@ def shown(text: str) -> str:
     return (
         text
         if text.isprintable()
-        else "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+        else "".join(
+            character if character.isprintable() else repr(character)[1:-1] for character in text
+        )
     )
 
 
@@ -84,23 +86,24 @@ def json_text(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text
+        character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
+        for character in text
     )
 
 
 def names(those: Iterable[object]) -> str:
     """Names for an error or a note, in their order; "none" without any."""
-    return ", ".join(shown(str(each)) for each in those) or "none"
+    return ", ".join(shown(str(item)) for item in those) or "none"
 
 
 def safe(text: str | Styled) -> str:
     """The text for a terminal. It may contain names and values, so only our own styles, line ends
     and tabs are unchanged."""
-    found = []
+    parts = []
     for part, style in _parts(text):
         plain = "\n".join("\t".join(map(shown, line.split("\t"))) for line in part.split("\n"))
-        found.append(click.style(plain, **style) if style else plain)
-    return "".join(found)
+        parts.append(click.style(plain, **style) if style else plain)
+    return "".join(parts)
 
 
 def echo(text: str | Styled, *, err: bool = False) -> None:
@@ -166,13 +169,14 @@ def print_table(
     Outside a terminal, plain text: each row is one line of any length, and the text of its `prose`
     columns follows on further lines. In a terminal, cells of `wrapped` columns may take several
     lines. No cell is cut: a table that is wider than the terminal becomes a block for each row."""
-    kept = [list(row) for row in rows]
+    all_rows = [list(row) for row in rows]
     numeric = [
-        any(isinstance(row[at], int | float) and not isinstance(row[at], bool) for row in kept)
+        any(isinstance(row[at], int | float) and not isinstance(row[at], bool) for row in all_rows)
         for at in range(len(columns))
     ]
     cells = [
-        [_cell(column, value) for column, value in zip(columns, row, strict=True)] for row in kept
+        [_cell(column, value) for column, value in zip(columns, row, strict=True)]
+        for row in all_rows
     ]
     if not sys.stdout.isatty():
         for line in _plain(columns, cells, numeric, title, prose):

@@ -56,16 +56,16 @@ Tell: TypeAlias = Callable[[str | Reached], None]
 def mode() -> str:
     """`--progress` of the running command."""
     context = click.get_current_context(silent=True)
-    given: dict[str, Any] = (context.find_root().obj if context is not None else None) or {}
-    return str(given.get("progress", AUTO))
+    options: dict[str, Any] = (context.find_root().obj if context is not None else None) or {}
+    return str(options.get("progress", AUTO))
 
 
 @contextmanager
-def working(what: str) -> Iterator[Tell]:
+def working(description: str) -> Iterator[Tell]:
     """Show the progress on stderr; silent outside a terminal, unless events are wanted. What the
     library logs (`imap_wal.progress`) becomes its text; warnings of the library are notes."""
     with progress() as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(description, total=None)
         events = _Events()
         step = ""
 
@@ -112,16 +112,16 @@ def _columns(width: int) -> list[ProgressColumn]:
     """Those that fit on one line of a terminal; the text is cut if needed."""
     fixed = Column(no_wrap=True)
     wheel = SpinnerColumn("dots" if is_unicode(err=True) else "line", table_column=fixed)
-    found: list[ProgressColumn] = [wheel, _Description()]
+    columns: list[ProgressColumn] = [wheel, _Description()]
     if width >= WIDE:
-        found.append(_IfKnown(BarColumn(12)))
+        columns.append(_IfKnown(BarColumn(12)))
     if width >= NARROW:
-        found.append(_IfKnown(DownloadColumn(binary_units=True)))
+        columns.append(_IfKnown(DownloadColumn(binary_units=True)))
     if width >= WIDE:
-        found.append(_IfKnown(TransferSpeedColumn()))
+        columns.append(_IfKnown(TransferSpeedColumn()))
     if width >= NARROW:
-        found.append(_IfKnown(TimeRemainingColumn()))
-    return [*found, TimeElapsedColumn(table_column=fixed)]
+        columns.append(_IfKnown(TimeRemainingColumn()))
+    return [*columns, TimeElapsedColumn(table_column=fixed)]
 
 
 class _Description(ProgressColumn):

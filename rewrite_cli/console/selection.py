@@ -47,18 +47,20 @@ class Url(ParamType[str]):
     name = "url"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        given = (ctx.find_root().obj if ctx is not None else None) or {}
-        known: Path | None = given.get("credentials")
+        options = (ctx.find_root().obj if ctx is not None else None) or {}
+        credentials: Path | None = options.get("credentials")
         try:
             place = location(value)
         except InvalidSetting as error:
             self.fail(str(error), param, ctx)
         try:
-            place = location(place, file_mode=given.get("file_mode") or f"{mode_of(place):04o}")
-            keys = given.get("encryption_keys") or ""
+            place = location(place, file_mode=options.get("file_mode") or f"{mode_of(place):04o}")
+            keys = options.get("encryption_keys") or ""
             check_source(keys)
             place = place.with_keys(keys)
-            return Credentials.read(known).given_to(place) if known is not None else place
+            return (
+                Credentials.read(credentials).given_to(place) if credentials is not None else place
+            )
         except InvalidSetting as error:  # of another option; its text names it
             raise click.UsageError(str(error), ctx) from error
 
@@ -126,8 +128,8 @@ class Selection:
         store = context.store
         for doubt in doubts(self.url):
             out.note_once(f"warning: {doubt}")
-        kept = reserves(store) if upkeep else []
-        for reserve in kept:
+        held_reserves = reserves(store) if upkeep else []
+        for reserve in held_reserves:
             reserve.may_be_given_up = True
         try:
             if store.exists(layout.RESTORE_MARKER):
@@ -135,25 +137,25 @@ class Selection:
                     f"warning: {self.url}: {RESTORE_UNFINISHED} "
                     f"({layout.RESTORE_MARKER}): {RESTORE_ADVICE}"
                 )
-            found = take_inventory(store, self.namespaces, self.clusters, damaged)
-            if damaged and not found:
+            views = take_inventory(store, self.namespaces, self.clusters, damaged)
+            if damaged and not views:
                 raise damaged[0][1]
-            if not found:
+            if not views:
                 raise Failed(self.nothing(store))
-            for kind, wanted, present in (
-                ("node", self.nodes, {node.name for view in found for node in view.all_nodes}),
+            for kind, selected, present in (
+                ("node", self.nodes, {node.name for view in views for node in view.all_nodes}),
             ):
-                absent = set(wanted) - present
+                absent = set(selected) - present
                 if absent:
                     raise Failed(
                         f"{self.url}: no {kind} {', '.join(sorted(map(repr, absent)))}; "
                         f"found: {out.names(sorted(present))}"
                     )
             if self.maps and not damaged:
-                self._demand_maps(context, found)
-            yield context, found
+                self._demand_maps(context, views)
+            yield context, views
         finally:
-            for reserve in kept:
+            for reserve in held_reserves:
                 size = reserve.given_up
                 reserve.take_again()  # a former command may have given it up
                 if size:
@@ -164,10 +166,10 @@ class Selection:
                     )
             store.close()
 
-    def _demand_maps(self, context: Context, found: list[ClusterState]) -> None:
+    def _demand_maps(self, context: Context, views: list[ClusterState]) -> None:
         """`Failed` for a map that none of the logs has: an empty result would look like an empty
         map. Damaged files may have it; then the command itself reports the damage."""
-        logs = [ClusterLog.of(context, view) for view in found]
+        logs = [ClusterLog.of(context, view) for view in views]
         why = why_no_map(logs, self.maps)
         if why:
             raise Failed(f"{self.url}: {why}")
@@ -184,8 +186,8 @@ class Selection:
         """The text about an empty selection, for the user."""
         present = take_inventory(store)
         if present:
-            found = out.names(present)
-            return f"{self.url}: nothing in that namespace or cluster; found: {found}"
+            present_names = out.names(present)
+            return f"{self.url}: nothing in that namespace or cluster; found: {present_names}"
         why = why_no_root(store)
         if why:
             return f"{self.url} {why}"
@@ -231,8 +233,8 @@ def selection_options(
         if maps:
             names.insert(0, ("map", "map"))
         decorated: Callable[..., Any] = wrapper
-        for name, what in names:
-            text = f"Only this {what}; may be repeated."
+        for name, noun in names:
+            text = f"Only this {noun}; may be repeated."
             decorated = click.option(
                 f"--{name}", name, multiple=True, envvar=f"IMAP_WAL_{name.upper()}", help=text
             )(decorated)
@@ -264,12 +266,12 @@ def refuse_within_log(target: str) -> None:
     for place in _upwards(location(target)):
         try:
             with closing(open_store(place)) as store:
-                found = [cluster for cluster in islice(_clusters(store), FOLDERS_MAX) if cluster]
+                folders = [cluster for cluster in islice(_clusters(store), FOLDERS_MAX) if cluster]
         except (StorageError, ImportError):
             continue  # this user may not read it
-        if found:
+        if folders:
             where = "" if place == target else f"inside {place}, which is "
-            raise Failed(f"{target} is {where}the root of log {found[0]}: name a place outside")
+            raise Failed(f"{target} is {where}the root of log {folders[0]}: name a place outside")
 
 
 def _clusters(store: SegmentStore) -> Iterator[str]:
@@ -279,8 +281,8 @@ def _clusters(store: SegmentStore) -> Iterator[str]:
         yield ""
         for cluster in store.folders(namespace):
             nodes = f"{namespace}/{cluster}/nodes"
-            known = (store.folders(f"{nodes}/{node}") for node in store.folders(nodes))
-            is_log = any({"wal", "manifest"} & {*inside} for inside in known)
+            node_folders = (store.folders(f"{nodes}/{node}") for node in store.folders(nodes))
+            is_log = any({"wal", "manifest"} & {*inside} for inside in node_folders)
             yield f"{namespace}/{cluster}" if is_log else ""
 
 

@@ -17,11 +17,11 @@ import click
 PREFIX = "spark."
 
 
-def of_flags(given: Iterable[str]) -> dict[str, str]:
+def of_flags(flags: Iterable[str]) -> dict[str, str]:
     """Properties from texts `KEY=VALUE`. Raises `UsageError`, without showing a value: it may be a
     secret."""
-    found = {}
-    for text in given:
+    properties = {}
+    for text in flags:
         name, equals, value = text.partition("=")
         if not equals or not name.startswith(PREFIX):
             raise click.UsageError(
@@ -30,8 +30,8 @@ def of_flags(given: Iterable[str]) -> dict[str, str]:
                 if equals
                 else "--spark-conf takes NAME=VALUE, as in spark.executor.memory=4g; there is no ="
             )
-        found[name.strip()] = value
-    return found
+        properties[name.strip()] = value
+    return properties
 
 
 def of_table(path: Path, table: Mapping[str, Any]) -> dict[str, str]:

@@ -77,8 +77,8 @@ class Duration(ParamType[float]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         text = str(value).strip()
-        found = _AGO.fullmatch(text if not text.replace(".", "", 1).isdecimal() else f"{text}s")
-        seconds = float(found[1]) * _UNITS_MS[found[2]] / 1000 if found else 0
+        matched = _AGO.fullmatch(text if not text.replace(".", "", 1).isdecimal() else f"{text}s")
+        seconds = float(matched[1]) * _UNITS_MS[matched[2]] / 1000 if matched else 0
         if not 0 < seconds <= SECONDS_MAX:
             self.fail(
                 f"{value!r} is not a duration: it takes 30s, 500ms, 5m or 2h, more than 0 and "

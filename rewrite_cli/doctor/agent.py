@@ -99,14 +99,14 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
         yield Check("agent", OK, where)
     start = health.get("start") or {}
     if start.get("waiting"):
-        what = (
+        summary = (
             f"cluster {start['cluster_id']} waits; it asked first {start['waited_s']:.0f} s ago, "
             f"and last {start['asked_s_ago']:.0f} s ago: {start['waiting']}"
         )
         yield Check(
             "agent's start",
             PROBLEM if start["late"] else WARNING,
-            what,
+            summary,
             "the wait ends when its cause is removed; `imap-wal claim` shows which "
             "agents gave signs of life, also ones that were killed since",
         )
@@ -167,17 +167,17 @@ def _maps(members: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
     durable, transient, unnamed, structures = (
         _listed([report[kind] for report in reports]) for kind in KINDS
     )
-    what = f"durable: {durable or 'none'}; transient: {transient or 'none'}"
+    summary = f"durable: {durable or 'none'}; transient: {transient or 'none'}"
     if unnamed:
         yield Check(
             "agent's maps",
             PROBLEM,
-            f"{what}; not durable, and in no list: {unnamed}",
+            f"{summary}; not durable, and in no list: {unnamed}",
             "the entries of these maps are lost when all members stop: add their names to "
             "imap-wal.durable-maps, or to imap-wal.transient-maps if that is intended",
         )
     else:
-        yield Check("agent's maps", OK, what)
+        yield Check("agent's maps", OK, summary)
     if structures:
         yield Check(
             "agent's structures",
@@ -190,8 +190,8 @@ def _maps(members: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
 
 def _listed(lists: Sequence[Mapping[str, Any]]) -> str:
     """The names that any member has reported, and how many more there are."""
-    names = sorted({name for each in lists for name in each["names"]})
-    more = max(each["count"] for each in lists) - len(names)
+    names = sorted({name for listing in lists for name in listing["names"]})
+    more = max(listing["count"] for listing in lists) - len(names)
     return ", ".join([*names, *([f"{more} more"] if more > 0 else [])])
 
 
@@ -200,12 +200,14 @@ def _own_disk(health: Mapping[str, Any]) -> Iterator[Check]:
     if the segments are where all agents see them."""
     upload = health.get("upload")
     if upload:
-        what = f"{upload['bytes']:,} bytes are on its own disk alone, for {upload['seconds']:.0f} s"
+        summary = (
+            f"{upload['bytes']:,} bytes are on its own disk alone, for {upload['seconds']:.0f} s"
+        )
         if upload["error"]:
-            text = f"{what}; {upload['error']}"
+            text = f"{summary}; {upload['error']}"
             yield Check("agent's uploads", WARNING, text, "the agent tries again; nothing is lost")
         else:
-            yield Check("agent's uploads", OK, what)
+            yield Check("agent's uploads", OK, summary)
     for node, why in (health.get("read_from_copies") or {}).items():
         yield Check(
             "agent's restore",

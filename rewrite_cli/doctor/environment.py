@@ -27,11 +27,11 @@ EXTRAS = {
 
 def environment_checks() -> Iterator[Check]:
     """Python, and the packages of the extras."""
-    found = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
+    running = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
     yield Check(
         "python",
         OK if sys.version_info >= (3, 11) else PROBLEM,
-        f"{found} at {sys.executable}",
+        f"{running} at {sys.executable}",
         "" if sys.version_info >= (3, 11) else "use Python 3.11 or newer",
     )
     yield Check("imap-wal", OK, VERSION)

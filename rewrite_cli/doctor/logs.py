@@ -47,19 +47,19 @@ def log_checks(
         yield Check(name, OK, f"conflicts of order: {unordered}", "`imap-wal verify` reads all")
     yield from _absent(context, view)
     if view.claims.closed:
-        what = (
+        summary = (
             "this log is a repaired copy, and the repair did not find who may claim it: no "
             "Hazelcast cluster can claim it"
         )
-        yield Check(name, PROBLEM, what, CLOSED_ADVICE)
+        yield Check(name, PROBLEM, summary, CLOSED_ADVICE)
     folders = [f"{node.folder}/{part}" for node in view.all_nodes for part in ("wal", "archive")]
     for link in sorted(set(links(context.store.url, folders).values())):
         yield Check(name, WARNING, f"{link} is a symbolic link: {LINK_EFFECT}", LINK_ADVICE)
     crashed = yield from _writers(context, view, failed)
     total = sum(node.wal_bytes + node.archive_bytes for node in view.all_nodes)
-    kept = yield from _readers(context, view)
+    reader_bytes = yield from _readers(context, view)
     yield from _backfills(context, view)
-    if total > 1024**3 and total - kept > 10 * max(view.snapshot_bytes, 1):
+    if total > 1024**3 and total - reader_bytes > 10 * max(view.snapshot_bytes, 1):
         yield Check(
             name,
             WARNING,
@@ -93,12 +93,12 @@ def _backfills(context: Context, view: ClusterState) -> Iterator[Check]:
     if left:
         files = [file for backfill in left for file in backfill.files]
         size = output.size(sum(file.size for file in files))
-        what = f"{output.count(len(left), 'backfill')} ended without success and left "
+        summary = f"{output.count(len(left), 'backfill')} ended without success and left "
         nodes = output.names([backfill.node for backfill in left])
         yield Check(
             f"cluster {view}",
             WARNING,
-            f"{what}{output.count(len(files), 'file')}, {size}: {nodes}",
+            f"{summary}{output.count(len(files), 'file')}, {size}: {nodes}",
             "`imap-wal prune` removes them",
         )
 
@@ -123,8 +123,10 @@ def _writers(
             continue
         writer = writer_of(context.store, node.folder, "imap-wal doctor")
         if writer is None and node.name in failed:
-            what = f'node {node.name!r}: its agent runs, and its log has failed (see line "agent")'
-            yield Check(name, PROBLEM, what, "do not start another agent of this node")
+            summary = (
+                f'node {node.name!r}: its agent runs, and its log has failed (see line "agent")'
+            )
+            yield Check(name, PROBLEM, summary, "do not start another agent of this node")
         elif writer is None:
             crashed.append(node.name)
         else:
@@ -146,18 +148,21 @@ def _readers(context: Context, view: ClusterState) -> Generator[Check, None, int
     there for them."""
     name = f"readers of {view}"
     try:
-        kept = kept_for_readers(ClusterLog.of(context, view))
+        readers = kept_for_readers(ClusterLog.of(context, view))
     except (LogError, NotFound):
         return 0  # reported above
-    for reader in kept:
+    for reader in readers:
         who = f"reader {reader.reader!r}"
         if reader.begins_ms is not None:
             who = f"the history since {iso(reader.begins_ms) or 'the start of the log'}"
-        what = (
+        summary = (
             f"{who} keeps {output.size(reader.log_bytes)} of log and "
             f"{output.size(reader.snapshot_bytes)} of former snapshots"
         )
         yield Check(
-            name, WARNING if reader.is_stale else OK, what, reader.advice if reader.is_stale else ""
+            name,
+            WARNING if reader.is_stale else OK,
+            summary,
+            reader.advice if reader.is_stale else "",
         )
-    return max((reader.log_bytes for reader in kept), default=0)
+    return max((reader.log_bytes for reader in readers), default=0)

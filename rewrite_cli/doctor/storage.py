@@ -110,17 +110,17 @@ def _writable(store: SegmentStore, url: str) -> Iterator[Check]:
     if folder is not None:
         allowed = os.access(folder, os.W_OK | os.X_OK)
         wrong = "" if allowed else f"this user may not write to {folder}"
-        what = f"this user may write to {folder}"
+        summary = f"this user may write to {folder}"
     elif not store.folders(""):
         yield Check("writing", OK, "not tried: nothing is here yet, and doctor creates nothing")
         return
     else:
-        wrong, what = _tried(store), "a file was created and deleted"
+        wrong, summary = _tried(store), "a file was created and deleted"
     if wrong:
         advice = "the log is written here: run doctor as the user of the agent or program"
         yield Check("writing", PROBLEM, wrong, advice)
     else:
-        yield Check("writing", OK, what)
+        yield Check("writing", OK, summary)
 
 
 def _tried(store: SegmentStore) -> str:
@@ -138,8 +138,8 @@ def _tried(store: SegmentStore) -> str:
 
 def _folder(url: str) -> Path | None:
     """The root as a folder of this machine, if it is one."""
-    found = local_folder(located(url))
-    return Path(found) if found else None
+    folder = local_folder(located(url))
+    return Path(folder) if folder else None
 
 
 def _space(url: str) -> Iterator[Check]:

@@ -151,22 +151,22 @@ class Database:
         with self._translated():
             while (shorter := _ENDING.sub("", statement)) != statement:
                 try:
-                    found, _ = self._statements(shorter)
+                    shorter_kinds, _ = self._statements(shorter)
                 except self._duckdb.ParserException:
-                    found = []
-                if found != kinds:  # it was inside a text
+                    shorter_kinds = []
+                if shorter_kinds != kinds:  # it was inside a text
                     break
                 statement = shorter
         return Query(statement, self._tables_of(statement))
 
     def _statements(self, text: str) -> tuple[list[str], str]:
         """The kinds of all statements, and the text of the first."""
-        found = self._connection.extract_statements(text)
-        return [each.type.name for each in found], found[0].query if found else ""
+        parsed = self._connection.extract_statements(text)
+        return [statement.type.name for statement in parsed], parsed[0].query if parsed else ""
 
     def _tables_of(self, statement: str) -> frozenset[tuple[str, str]] | None:
         ((tree,),) = self._execute("SELECT json_serialize_sql($1::VARCHAR)", [statement])
-        found: set[tuple[str, str]] = set()
+        tables: set[tuple[str, str]] = set()
         others = False
         try:
             waiting = [json.loads(tree)]
@@ -175,22 +175,22 @@ class Database:
         if waiting[0].get("error"):
             return None
         while waiting:
-            each = waiting.pop()
-            if isinstance(each, list):
-                waiting += each
+            tree_node = waiting.pop()
+            if isinstance(tree_node, list):
+                waiting += tree_node
                 continue
-            if not isinstance(each, dict):
+            if not isinstance(tree_node, dict):
                 continue
-            waiting += each.values()
-            if each.get("function_name") in _NAMED_IN_TEXT:
+            waiting += tree_node.values()
+            if tree_node.get("function_name") in _NAMED_IN_TEXT:
                 return None
-            if each.get("type") in _SOURCES:
-                schema = fold(each.get("schema_name") or SCHEMAS[0])
-                if each["type"] == "BASE_TABLE" and schema in SCHEMAS:
-                    found.add((schema, each["table_name"]))
+            if tree_node.get("type") in _SOURCES:
+                schema = fold(tree_node.get("schema_name") or SCHEMAS[0])
+                if tree_node["type"] == "BASE_TABLE" and schema in SCHEMAS:
+                    tables.add((schema, tree_node["table_name"]))
                 else:
                     others = True
-        return None if others and not found else frozenset(found)
+        return None if others and not tables else frozenset(tables)
 
     def create(self, schema: str, table: str, columns: Sequence[Column]) -> None:
         """Create an empty table, unless it exists."""
@@ -295,8 +295,8 @@ class Database:
 
     def _rows(self, query: Query, missing: str) -> Iterator[list[tuple[Any, ...]]]:
         with self._translated(missing):
-            found = self._wait(self._connection.execute, query.text)
-            while rows := self._wait(found.fetchmany, _ROWS):
+            result = self._wait(self._connection.execute, query.text)
+            while rows := self._wait(result.fetchmany, _ROWS):
                 yield rows
 
     def arrow(self, query: Query, missing: str) -> Iterator[Any]:
@@ -326,17 +326,17 @@ class Database:
             yield
         except self._duckdb.Error as error:
             name = type(error).__name__
-            what = _text(error)
+            message = _text(error)
             if name in _OWN_FAULTS:
-                raise Failed(f"the query could not be run: {' '.join(what.split())}") from error
-            if "'pytz'" in what:
-                what = (
+                raise Failed(f"the query could not be run: {' '.join(message.split())}") from error
+            if "'pytz'" in message:
+                message = (
                     "a column has a time with time zone, which DuckDB returns only if the library "
                     "pytz is installed; cast it, as in now()::TIMESTAMP"
                 )
             elif isinstance(error, self._duckdb.CatalogException) and missing:
-                what = f"{what}\n\n{missing}"
-            raise click.UsageError(what) from error
+                message = f"{message}\n\n{missing}"
+            raise click.UsageError(message) from error
 
 
 def fold(name: str) -> str:
@@ -362,10 +362,10 @@ def _text(error: Exception) -> str:
 
 def _distinct(names: Sequence[str]) -> list[str]:
     """The names, with a number after those that were there before."""
-    found: dict[str, None] = {}
+    distinct: dict[str, None] = {}
     for name in names:
-        each, number = name, 1
-        while each in found:
-            each, number = f"{name}_{number}", number + 1
-        found[each] = None
-    return list(found)
+        candidate, number = name, 1
+        while candidate in distinct:
+            candidate, number = f"{name}_{number}", number + 1
+        distinct[candidate] = None
+    return list(distinct)

@@ -49,7 +49,7 @@ class Follower:
         return lines[-count:] if count else []
 
     def _last_of(self, state: ClusterState, node: str, count: int) -> list[Line]:
-        found: list[Line] = []
+        newest_lines: list[Line] = []
         end = START
         for scan in reversed(node_scans(state, node, maps=self._maps, covered=True)):
             try:
@@ -57,12 +57,12 @@ class Follower:
             except NotFound:  # archived or removed since; the newest segment never is
                 continue
             end = max(end, last)
-            found = [*lines, *found]
-            if len(found) >= count and scan.kind == SEGMENT:
+            newest_lines = [*lines, *newest_lines]
+            if len(newest_lines) >= count and scan.kind == SEGMENT:
                 break
         archives = [archive.last for archive in state.nodes[node].manifest.archives]
         self._begun[node] = self._since[node] = state.marked(node, max([end, *archives]))
-        return found[-count:] if count else []
+        return newest_lines[-count:] if count else []
 
     def _whole(self, scan: FileScan) -> tuple[list[Line], Position]:
         lines: list[Line] = []
@@ -111,11 +111,11 @@ class Follower:
         """What can be read now. A note names what cannot."""
         state = self._log.state()
         absent = unread(state, self._nodes)
-        for each in absent:
-            if each.node not in self._absent:
-                note(str(each))
-        self._absent = {each.node for each in absent}
-        self.lacks_a_log = any(each.node not in state.parts for each in absent)
+        for left_out in absent:
+            if left_out.node not in self._absent:
+                note(str(left_out))
+        self._absent = {left_out.node for left_out in absent}
+        self.lacks_a_log = any(left_out.node not in state.parts for left_out in absent)
         return state.demand(RecoveryPolicy.PARTIAL)
 
     def _wanted(self, state: ClusterState) -> list[str]:

@@ -117,7 +117,7 @@ def find(search: Search, *, history: bool) -> Found:
             if attempt == ATTEMPTS - 1:
                 raise
     counting, covered = _by_key(now.changes), _by_key(earlier.changes)
-    found = []
+    histories = []
     for key in counting | covered:
         own, old = counting.get(key, []), covered.get(key, [])
         deleted, old_deleted = _of_key(key, now.clears), _of_key(key, earlier.clears)
@@ -127,15 +127,15 @@ def find(search: Search, *, history: bool) -> Found:
             else _newest(search.map, old, [*deleted, *old_deleted])
         )
         versions = _each_once([*own, *old, *deleted, *old_deleted])
-        found.append(KeyHistory(key, newest, versions, covered=not own))
-    return Found(search.view, found, now.left_out, now.begins_ms)
+        histories.append(KeyHistory(key, newest, versions, covered=not own))
+    return Found(search.view, histories, now.left_out, now.begins_ms)
 
 
 def _by_key(lines: Iterable[Line]) -> dict[bytes, list[Line]]:
-    found: dict[bytes, list[Line]] = {}
+    by_key: dict[bytes, list[Line]] = {}
     for line in lines:
-        found.setdefault(line.row[KEY], []).append(line)
-    return found
+        by_key.setdefault(line.row[KEY], []).append(line)
+    return by_key
 
 
 def _read(search: Search, *, covered: bool) -> _Lines:
@@ -173,13 +173,13 @@ def _read(search: Search, *, covered: bool) -> _Lines:
 
 def _of_key(key: bytes, clears: Iterable[Line]) -> list[Line]:
     """The clears of the partition of a key."""
-    found = []
+    of_key = []
     for line in clears:
         floors = Floors()
         floors.add(line.row, line.node)
         if floors.hidden([key], [NO_FLOOR]):
-            found.append(line)
-    return found
+            of_key.append(line)
+    return of_key
 
 
 def _newest(name: str, lines: list[Line], clears: list[Line]) -> Line:
@@ -192,17 +192,17 @@ def _newest(name: str, lines: list[Line], clears: list[Line]) -> Line:
             noted.note(index.conflicts())
             for row, node in zip(rows, nodes, strict=True):
                 same = [line for line in lines if (line.row, line.node) == (row, node)]
-                return min(same, key=lambda each: each.position is None)
+                return min(same, key=lambda line: line.position is None)
     return max(clears, key=lambda line: rank(line.row, line.node))
 
 
 def _each_once(lines: Iterable[Line]) -> list[Line]:
     """Newest first. A change that is also in a snapshot is there once, with its position."""
-    found: dict[tuple[str, Order, bool, str], Line] = {}
+    newest: dict[tuple[str, Order, bool, str], Line] = {}
     for line in lines:
         row = line.row
         identity = row[MAP], row[ORDER], is_clear(row), line.node
-        known = found.get(identity)
-        if known is None or known.position is None:
-            found[identity] = line
-    return sorted(found.values(), key=lambda line: rank(line.row, line.node), reverse=True)
+        former = newest.get(identity)
+        if former is None or former.position is None:
+            newest[identity] = line
+    return sorted(newest.values(), key=lambda line: rank(line.row, line.node), reverse=True)

@@ -16,11 +16,11 @@ def name_of(reader: str) -> str:
     return "the history" if reader == HISTORY else f"reader {reader!r}"
 
 
-def sizes(kept: KeptFor) -> str:
+def sizes(held: KeptFor) -> str:
     """How much is kept for one reader."""
     return (
-        f"about {size(kept.log_bytes)} of log, {count(kept.snapshot_files, 'file')} of former "
-        f"snapshots with {size(kept.snapshot_bytes)}"
+        f"about {size(held.log_bytes)} of log, {count(held.snapshot_files, 'file')} of former "
+        f"snapshots with {size(held.snapshot_bytes)}"
     )
 
 
@@ -34,7 +34,7 @@ def unfinished_text(cluster: str, left: Unfinished) -> str:
     )
 
 
-def kept_json(kept: KeptFor) -> dict[str, Any]:
+def kept_json(held: KeptFor) -> dict[str, Any]:
     """For JSON."""
-    positions = {node: str(at) for node, at in kept.positions.items()}
-    return {**asdict(kept), "positions": positions, "is_stale": kept.is_stale}
+    positions = {node: str(at) for node, at in held.positions.items()}
+    return {**asdict(held), "positions": positions, "is_stale": held.is_stale}

@@ -39,5 +39,7 @@ def without_copies(state: ClusterState) -> list[LeftOut]:
 
 def unread(state: ClusterState, nodes: Iterable[str] = ()) -> list[LeftOut]:
     """The nodes whose own log is not read, or not to its end, among `nodes`; (): among all."""
-    wanted = set(nodes) or state.missing.keys()
-    return left_out_of(state, {node: why for node, why in state.missing.items() if node in wanted})
+    selected = set(nodes) or state.missing.keys()
+    return left_out_of(
+        state, {node: why for node, why in state.missing.items() if node in selected}
+    )

@@ -73,17 +73,17 @@ def text_of(line: Line, losses: Losses) -> str:
     row = line.row
     if is_clear(row):
         return _clear_text(line)
-    what = "deleted" if row[DELETED] else f"= {losses.value_text(row, line.decoder)}"
+    change = "deleted" if row[DELETED] else f"= {losses.value_text(row, line.decoder)}"
     place = "snapshot" if line.position is None else str(line.position)
     expiry = f"  (expires {iso(row[EXPIRES_AT_MS])})" if row[EXPIRES_AT_MS] else ""
     return (
         f"{iso(row[TIMESTAMP_MS])}  {line.node}  {place:<39}  "
-        f"{row[MAP]}[{losses.key_text(row, line.decoder)}] {what}{expiry}"
+        f"{row[MAP]}[{losses.key_text(row, line.decoder)}] {change}{expiry}"
     )
 
 
 def _clear_text(line: Line) -> str:
     row = line.row
     place = "snapshot" if line.position is None else str(line.position)
-    what = f"cleared (partition {row[PARTITION]} of {row[PARTITION_COUNT]})"
-    return f"{iso(row[TIMESTAMP_MS])}  {line.node}  {place:<39}  {row[MAP]} {what}"
+    change = f"cleared (partition {row[PARTITION]} of {row[PARTITION_COUNT]})"
+    return f"{iso(row[TIMESTAMP_MS])}  {line.node}  {place:<39}  {row[MAP]} {change}"

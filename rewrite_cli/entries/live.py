@@ -167,11 +167,11 @@ class _Past(Protocol):
 
 def demand_begun(read: Collection[_Past], as_of_ms: int | None) -> None:
     """`Failed` if no cluster had an entry at the wanted time; a note for some that had none."""
-    early = [each for each in read if each.begins_ms is not None]
+    early = [past for past in read if past.begins_ms is not None]
     texts = [
-        f"{each.view}: there is no entry of {iso(as_of_ms or 0)} or before; the first one is of "
-        f"{iso(each.begins_ms or 0)}"
-        for each in early
+        f"{past.view}: there is no entry of {iso(as_of_ms or 0)} or before; the first one is of "
+        f"{iso(past.begins_ms or 0)}"
+        for past in early
     ]
     if texts and len(early) == len(read):
         raise Failed(f"{'; '.join(texts)}; ask for a later time")
@@ -262,13 +262,13 @@ def _as_of(
     for attempt in range(ATTEMPTS):
         with ExitStack() as reading:
             try:
-                found = _read_as_of(log, view, selection, reading, tell, settings, as_of_ms)
+                cluster = _read_as_of(log, view, selection, reading, tell, settings, as_of_ms)
             except NotFound:  # files were removed while they were read: begin again
                 if attempt == ATTEMPTS - 1:
                     raise
                 continue
             stack.enter_context(reading.pop_all())
-            return found
+            return cluster
     raise AssertionError
 
 
@@ -308,9 +308,9 @@ def _read_as_of(
     def rows(name: str) -> Iterator[list[Row]]:
         for batch in index.batches(name):
             noted.note(index.conflicts())
-            kept = live(batch, as_of_ms)
-            if kept:
-                yield kept
+            alive = live(batch, as_of_ms)
+            if alive:
+                yield alive
 
     maps = [name for name in index.maps() if selection.wants_map(name)]
     return LiveCluster(

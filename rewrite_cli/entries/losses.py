@@ -36,38 +36,38 @@ class Losses:
     def key(self, row: Row, decoder: Decoder) -> Any:
         """The key for `json.dumps`; None for a clear."""
         lost: set[str] = set()
-        found = encoder.key_of(row, decoder, lost)
-        return self._noted(row, "key", lost, found)
+        decoded = encoder.key_of(row, decoder, lost)
+        return self._noted(row, "key", lost, decoded)
 
     def value(self, row: Row, decoder: Decoder) -> Any:
         """The value for `json.dumps`; None for a tombstone."""
         lost: set[str] = set()
-        found = encoder.value_of(row, decoder, lost)
-        return self._noted(row, "value", lost, found)
+        decoded = encoder.value_of(row, decoder, lost)
+        return self._noted(row, "value", lost, decoded)
 
     def key_text(self, row: Row, decoder: Decoder) -> str:
         """The key for people."""
         lost: set[str] = set()
-        found = encoder.text(decoder.key(row), lost)
-        return str(self._noted(row, "key", lost, found))
+        shown = encoder.text(decoder.key(row), lost)
+        return str(self._noted(row, "key", lost, shown))
 
     def value_text(self, row: Row, decoder: Decoder) -> str:
         """The value for people."""
         lost: set[str] = set()
-        found = encoder.text(decoder.value(row), lost)
-        return str(self._noted(row, "value", lost, found))
+        shown = encoder.text(decoder.value(row), lost)
+        return str(self._noted(row, "value", lost, shown))
 
-    def _noted(self, row: Row, part: str, lost: set[str], found: Any) -> Any:
-        for what in sorted(lost):
-            self._counts[what] += 1
+    def _noted(self, row: Row, part: str, lost: set[str], decoded: Any) -> Any:
+        for loss in sorted(lost):
+            self._counts[loss] += 1
             if self._strict:
                 data = (row[KEY] or b"").hex()
-                out.note(f"map {row[MAP]!r}, {part} of hex:{data}: {what}")
-        return found
+                out.note(f"map {row[MAP]!r}, {part} of hex:{data}: {loss}")
+        return decoded
 
     def end(self) -> int:
         """Print the note. Returns the exit code: FINDINGS if there is one, and --strict."""
-        for what, count in sorted(self._counts.items()):
+        for loss, count in sorted(self._counts.items()):
             more = "" if self._strict else "; --strict names them"
-            out.note(f"{out.count(count, 'key or value', 'keys or values')}: {what}{more}")
+            out.note(f"{out.count(count, 'key or value', 'keys or values')}: {loss}{more}")
         return FINDINGS if self._counts and self._strict else CLEAN

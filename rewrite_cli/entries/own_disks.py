@@ -30,20 +30,20 @@ def tail_check(
     seconds = disk.seconds if tail is None else tail.seconds
     size = "" if tail is None else f", at most {output.size(tail.bytes)},"
     age = "" if seconds is None else f", for {output.duration(seconds)} at most"
-    what = (
+    summary = (
         f"segments {disk.first} to {disk.last} of node {node.name!r}{size} are on its own disk "
         f"alone{age}"
     )
     if tail is None and runs is False:
         advice = "start its agent, with its disk: docs/how-to/local-disks.md"
-        return Check(name, PROBLEM, f"{what}; its agent does not run", advice)
+        return Check(name, PROBLEM, f"{summary}; its agent does not run", advice)
     recent = bool(runs) if seconds is None else seconds < UPLOAD_LATE_S
     if recent:
-        return Check(name, OK, what)
+        return Check(name, OK, summary)
     if tail is None:
-        what += f"; its agent does not answer at {node.manifest.address}"
+        summary += f"; its agent does not answer at {node.manifest.address}"
     advice = "`imap-wal doctor --agent` says why they are not uploaded; or start its agent"
-    return Check(name, PROBLEM, what, advice)
+    return Check(name, PROBLEM, summary, advice)
 
 
 def tails_with(key: KeyPair | None) -> Callable[[SegmentStore], Tails]:

@@ -100,16 +100,16 @@ def load(database: Database, query: Query | None, options: ReadOptions, tell: Te
         context, views = stack.enter_context(selection.open())
         reading = Reading(options.partial, options.as_of_ms, memory_bytes=options.memory_bytes)
         merged = merge_all(context, views, selection, stack, tell, reading)
-        selection.note_empty(name for each in merged for name in each.names)
-        names = sorted({name for each in merged for name in each.names})
-        wanted = {} if query is None else _wanted(query, names)
-        for name in wanted.get("latest", ()):
+        selection.note_empty(name for cluster in merged for name in cluster.names)
+        names = sorted({name for cluster in merged for name in cluster.names})
+        queried = {} if query is None else _wanted(query, names)
+        for name in queried.get("latest", ()):
             tell(f"loading {name}")
             database.create("latest", name, LATEST)
             _load_latest(database, name, merged, options.losses)
-        if wanted.get("raw"):
-            for each in merged:
-                _load_raw(database, wanted["raw"], context, each, options, tell)
+        if queried.get("raw"):
+            for cluster in merged:
+                _load_raw(database, queried["raw"], context, cluster, options, tell)
     return names
 
 
@@ -208,29 +208,29 @@ def _wanted(query: Query, names: Sequence[str]) -> Mapping[str, list[str]]:
     if query.tables is None:
         whole = _apart(names)
         return dict.fromkeys(SCHEMAS, whole)
-    found: dict[str, dict[str, str]] = {schema: {} for schema in SCHEMAS}
+    tables_by_schema: dict[str, dict[str, str]] = {schema: {} for schema in SCHEMAS}
     for schema, table in sorted(query.tables):
         near = [name for name in names if fold(name) == fold(table)]
         match = [name for name in near if name == table] or near
         if not match:
             continue
-        known = found[schema].setdefault(fold(table), match[0])
-        if len(match) > 1 or known != match[0]:
+        same_table = tables_by_schema[schema].setdefault(fold(table), match[0])
+        if len(match) > 1 or same_table != match[0]:
             raise click.UsageError(
                 f"SQL cannot distinguish the maps {', '.join(map(repr, near))}: write the name of "
                 "one exactly, and use one query for each"
             )
-    return {schema: sorted(tables.values()) for schema, tables in found.items()}
+    return {schema: sorted(tables.values()) for schema, tables in tables_by_schema.items()}
 
 
 def _apart(names: Sequence[str]) -> list[str]:
     """The names that a table can have."""
-    found: dict[str, str] = {}
+    by_folded_name: dict[str, str] = {}
     for name in names:
-        other = found.setdefault(fold(name), name)
+        other = by_folded_name.setdefault(fold(name), name)
         if "\0" in name:
-            del found[fold(name)]
+            del by_folded_name[fold(name)]
         if "\0" in name or other != name:
             why = "name it" if "\0" in name else f"distinguish it from map {other!r}"
             note(f"map {name!r} is left out: SQL cannot {why}")
-    return sorted(found.values())
+    return sorted(by_folded_name.values())

@@ -38,24 +38,24 @@ def plugin_jar() -> Path:
 def _check(jar: Path) -> None:
     """Raises `Failed` unless this is the jar that the wheel was built with."""
     expected = jar.with_name(f"{jar.name}.sha256").read_text(encoding="ascii").split()[0]
-    found = hashlib.sha256(jar.read_bytes()).hexdigest()
-    if found != expected:
+    checksum = hashlib.sha256(jar.read_bytes()).hexdigest()
+    if checksum != expected:
         raise Failed(
-            f"{jar} is not the jar of this release: its SHA-256 is {found}, not {expected}; "
+            f"{jar} is not the jar of this release: its SHA-256 is {checksum}, not {expected}; "
             "install imap-wal again"
         )
 
 
-def hazelcast_jar(given: Path | None = None) -> Path:
+def hazelcast_jar(jar: Path | None = None) -> Path:
     """Hazelcast's jar: as given, next to the plug-in's build, or from the local Maven
     repository. Raises `Failed` if it is not there."""
-    if given is not None:
-        if not given.is_file():
+    if jar is not None:
+        if not jar.is_file():
             raise Failed(
-                f"{given} is not a file; --hazelcast-jar takes the path of "
+                f"{jar} is not a file; --hazelcast-jar takes the path of "
                 f"hazelcast-{HAZELCAST_VERSION}.jar"
             )
-        return given
+        return jar
     name = f"hazelcast-{HAZELCAST_VERSION}.jar"
     repository = (
         Path.home()
@@ -79,14 +79,14 @@ def hazelcast_jar(given: Path | None = None) -> Path:
 def java() -> str:
     """The java to start: from JAVA_HOME, or from the path. Raises `Failed` if there is none."""
     home = os.environ.get("JAVA_HOME")
-    found = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
-    if found is None:
+    executable = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
+    if executable is None:
         raise Failed(
             f"no java in {home}/bin (JAVA_HOME)"
             if home
             else "no java on the path: install Java 17, or set JAVA_HOME"
         )
-    return found
+    return executable
 
 
 def java_version() -> int:

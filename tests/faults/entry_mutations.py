@@ -81,8 +81,8 @@ OF_ENTRIES = (
     Mutation(
         "a lossy conversion is not counted",
         "rewrite_cli/entries/losses.py",
-        "self._counts[what] += 1",
-        "self._counts[what] += 0",
+        "self._counts[loss] += 1",
+        "self._counts[loss] += 0",
         "tests/cli/test_any_entry.py::test_a_lossy_conversion_is_reported",
     ),
     Mutation(

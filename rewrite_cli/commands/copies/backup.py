@@ -124,13 +124,13 @@ def _options(selection: Selection) -> tuple[str, ...]:
 
 
 def _say_damage(backup: Backup, *, removing: bool) -> None:
-    for each in backup.damaged:
-        out.note(f"damaged: {each}")
-    kept = "; no earlier backup was removed" if removing else ""
+    for file in backup.damaged:
+        out.note(f"damaged: {file}")
+    kept_too = "; no earlier backup was removed" if removing else ""
     out.note(
-        f"the log is damaged, and so is this copy of it{kept}. `imap-wal verify {backup.source}` "
-        "shows all damage, with advice. Bring these files back from an earlier backup, or write a "
-        "repaired log with `imap-wal repair`; then make a new backup"
+        f"the log is damaged, and so is this copy of it{kept_too}. `imap-wal verify "
+        f"{backup.source}` shows all damage, with advice. Bring these files back from an earlier "
+        "backup, or write a repaired log with `imap-wal repair`; then make a new backup"
     )
 
 
@@ -169,7 +169,7 @@ def _print(report: BackupReport, seconds: float, output: str) -> None:
                 "files": len(backup.files),
                 "bytes": backup.bytes,
                 "seconds": seconds,
-                "damaged": [asdict(each) for each in backup.damaged],
+                "damaged": [asdict(file) for file in backup.damaged],
                 **{name: value for name, value in asdict(report).items() if name != "backup"},
             }
         )

@@ -165,17 +165,17 @@ def _verify(store: SegmentStore, backup: Backup, output: str, *, is_last: bool) 
             store, backup, lambda done: tell(Reached("reading", done.bytes, done.bytes_total))
         )
     damaged += [
-        (each.file, f"it was damaged when it was copied, at byte {each.offset:,}: {each.what}")
-        for each in backup.damaged
+        (file.file, f"it was damaged when it was copied, at byte {file.offset:,}: {file.what}")
+        for file in backup.damaged
     ]
     if output == out.JSON and not damaged and not is_last:
         return CLEAN
     if output == out.JSON:
-        files = [{"file": file, "what": what} for file, what in damaged]
+        files = [{"file": file, "what": problem} for file, problem in damaged]
         out.print_json({"backup": backup.number, "bytes": backup.bytes, "damaged": files})
     else:
-        for file, what in damaged:
-            out.echo(f"damaged: {file}: {what}")
+        for file, problem in damaged:
+            out.echo(f"damaged: {file}: {problem}")
         out.echo(
             f"backup {backup.number}: {out.size(backup.bytes)}, "
             f"{out.count(len(damaged), 'damaged file')}"
@@ -215,13 +215,13 @@ def _restore(
                 "backup": backup.number,
                 "bytes": backup.bytes,
                 "to": url,
-                "damaged": [asdict(each) for each in backup.damaged],
+                "damaged": [asdict(file) for file in backup.damaged],
             }
         )
     else:
         out.echo(f"backup {backup.number}, {out.size(backup.bytes)}, is now a log at {url}")
-    for each in backup.damaged:
-        out.note(f"damaged: {each}")
+    for file in backup.damaged:
+        out.note(f"damaged: {file}")
     if backup.damaged:
         out.note(
             "the log was damaged when it was copied: bring these files back from an earlier "

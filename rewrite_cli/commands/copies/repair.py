@@ -107,7 +107,7 @@ def command(
         "to": target_url,
         **summary(items),
         "conflicts": in_conflict,
-        "preferred": [asdict(each) for each in decided],
+        "preferred": [asdict(decision) for decision in decided],
     }
     if output == out.JSON:
         out.print_json({"summary": totals, "files": [item.to_json() for item in items]})
@@ -161,13 +161,15 @@ def _repair(
             where = context
             if target is not None and not dry_run:
                 decided = [
-                    Decided(str(repair.view), each.map, each.conflicts, each.set_aside)
+                    Decided(str(repair.view), decision.map, decision.conflicts, decision.set_aside)
                     for repair in repairs
-                    for each in repair.write(target, prefer or "")
+                    for decision in repair.write(target, prefer or "")
                 ]
                 where = context.on(target)
             elif prefer:
-                decided = [each for view in views for each in _would_decide(context, view, prefer)]
+                decided = [
+                    decision for view in views for decision in _would_decide(context, view, prefer)
+                ]
             in_conflict = [text for view in views for text in _conflicts(where, view, prefer)]
     finally:
         context.store.close()
@@ -177,10 +179,10 @@ def _repair(
 
 
 def _print_conflicts(outcome: _Outcome, prefer: str | None) -> None:
-    for each in outcome.decided:
-        where_lost = f"; the losing changes are in {each.set_aside}" if each.set_aside else ""
+    for choice in outcome.decided:
+        where_lost = f"; the losing changes are in {choice.set_aside}" if choice.set_aside else ""
         out.echo(
-            f"{each.cluster}, map {each.map!r}: of {out.count(each.keys, 'key')} in conflict "
+            f"{choice.cluster}, map {choice.map!r}: of {out.count(choice.keys, 'key')} in conflict "
             f"the change of node {prefer!r} counts{where_lost}"
         )
     for text in outcome.in_conflict:
@@ -194,8 +196,12 @@ def _print_conflicts(outcome: _Outcome, prefer: str | None) -> None:
 def _would_decide(context: Context, view: ClusterState, prefer: str) -> list[Decided]:
     resolution = Resolution(prefer, alone=True)
     with suppress(LogError, NotFound):  # `_conflicts` reports it
-        found = conflicts.find(ClusterLog.of(context, view))
-        keys = Counter(each.map for each in found if resolution.winner(each.claims) is not None)
+        in_conflict = conflicts.find(ClusterLog.of(context, view))
+        keys = Counter(
+            conflict.map
+            for conflict in in_conflict
+            if resolution.winner(conflict.claims) is not None
+        )
         return [Decided(str(view), name, count, "") for name, count in keys.items()]
     return []
 
@@ -240,14 +246,14 @@ def _check_selection(context: Context, views: list[ClusterState], selection: Sel
 
 
 def _check_preferred(views: list[ClusterState], prefer: str | None) -> None:
-    known = {
+    writers = {
         name
         for view in views
         for name in conflicts.writers(view.manifest) | {node.name for node in view.all_nodes}
     }
-    if prefer is not None and prefer not in known:
+    if prefer is not None and prefer not in writers:
         raise click.UsageError(
-            f"--prefer: there is no node {prefer!r}; found: {out.names(sorted(known))}"
+            f"--prefer: there is no node {prefer!r}; found: {out.names(sorted(writers))}"
         )
 
 
@@ -311,12 +317,12 @@ def _print(items: list[Item], totals: dict[str, object], show_all: bool) -> None
         verdict = out.styled("nothing was given up", fg="green", bold=True)
     else:
         verdict = out.styled(f"{out.count(len(lost), 'file')} lost something", fg="red", bold=True)
-        verdict += f": {out.count(sum(each.records or 0 for each in lost), 'record')}"
-        size = sum(each.bytes or 0 for each in lost)
+        verdict += f": {out.count(sum(item.records or 0 for item in lost), 'record')}"
+        size = sum(item.bytes or 0 for item in lost)
         if size:
-            least = "at least " if any(each.bytes is None for each in lost) else ""
+            least = "at least " if any(item.bytes is None for item in lost) else ""
             verdict += f", {least}{out.size(size)}"
-        unknown = sum(each.records is None for each in lost)
+        unknown = sum(item.records is None for item in lost)
         if unknown:
             verdict += f", and in {unknown} of them an unknown number"
     out.echo(verdict + f"; {out.count(int(str(totals['kept_records'])), 'record')} kept ({place})")

@@ -76,7 +76,7 @@ def command(
     with working("reading") as tell, ExitStack() as stack:
         context, clusters = stack.enter_context(selection.open())
         merged = merge_all(context, clusters, selection, stack, tell, Reading(partial, as_of))
-        selection.note_empty(name for each in merged for name in each.maps)
+        selection.note_empty(name for cluster in merged for name in cluster.maps)
         if target is not None and suffix in FORMATS:
             written = write(suffix, Path(target), records(merged, losses))
             losses.end()
@@ -176,9 +176,9 @@ def _copy(cluster: LiveCluster, context: Context) -> dict[str, tuple[int, int]]:
     incarnation = 0
     try:
         sound, bad = sound_schemas(cluster.metadata)
-        for what in bad:
+        for error in bad:
             out.note(
-                f"a schema of the log is not copied, so values that need it cannot be read: {what}"
+                f"a schema of the log is not copied, so values that need it cannot be read: {error}"
             )
         schemas = [
             msgpack.packb(("schema", schema_id, schema.to_bytes()))

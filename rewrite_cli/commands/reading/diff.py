@@ -123,12 +123,12 @@ def command(
         )
         alone = len(first.clusters) == len(second.clusters) == 1
         for side, state in ((OLD, first), (NEW, second)):
-            for each in state.clusters:
-                for name in each.maps:
+            for cluster in state.clusters:
+                for name in cluster.maps:
                     tell(f"comparing {name}")
-                    comparison.fill(side, _label(each, name, alone), each.rows(name))
-        found = list(comparison.differences(limit))
-        shown = [_shown(each, first, second, alone, losses) for each in found]
+                    comparison.fill(side, _label(cluster, name, alone), cluster.rows(name))
+        differences = list(comparison.differences(limit))
+        shown = [_shown(difference, first, second, alone, losses) for difference in differences]
     if output == out.JSON:
         left_out = {
             side: [asdict(each) for cluster in state.clusters for each in cluster.left_out]
@@ -139,7 +139,7 @@ def command(
     else:
         _print(first, second, shown, limit)
     losses.end()
-    return DIFFERENT if found else CLEAN
+    return DIFFERENT if differences else CLEAN
 
 
 def _times(times: tuple[int, ...], *, both: bool) -> tuple[int | None, int | None]:
@@ -168,13 +168,13 @@ def _label(cluster: LiveCluster, name: str, alone: bool) -> str:
 
 
 def _shown(
-    found: Difference, old: _Side, new: _Side, alone: bool, losses: Losses
+    difference: Difference, old: _Side, new: _Side, alone: bool, losses: Losses
 ) -> dict[str, Any]:
     """Counts, and the listed keys with their values."""
-    wanted = {key for keys in found.listed.values() for key in keys}
-    before, after = (_values(side, found.map, wanted, alone) for side in (old, new))
+    listed_keys = {key for keys in difference.listed.values() for key in keys}
+    before, after = (_values(side, difference.map, listed_keys, alone) for side in (old, new))
     keys = []
-    for kind, listed in found.listed.items():
+    for kind, listed in difference.listed.items():
         for key in listed:
             cluster, row = after.get(key) or before[key]
             entry = {"kind": kind, "key": losses.key(row, cluster.decoder)}
@@ -182,20 +182,20 @@ def _shown(
                 if key in side:
                     entry[name] = losses.value(side[key][1], side[key][0].decoder)
             keys.append({**entry, "key_bytes": f"hex:{key.hex()}"})
-    return {"map": found.map, **found.counts, "keys": keys}
+    return {"map": difference.map, **difference.counts, "keys": keys}
 
 
 def _values(
-    side: _Side, label: str, wanted: set[bytes], alone: bool
+    side: _Side, label: str, keys: set[bytes], alone: bool
 ) -> dict[bytes, tuple[LiveCluster, Row]]:
     return {
         row[KEY]: (cluster, row)
         for cluster in side.clusters
         for name in cluster.maps
-        if wanted and _label(cluster, name, alone) == label
+        if keys and _label(cluster, name, alone) == label
         for rows in cluster.rows(name)
         for row in rows
-        if row[KEY] in wanted
+        if row[KEY] in keys
     }
 
 
@@ -207,18 +207,18 @@ def _print(first: _Side, second: _Side, shown: list[dict[str, Any]], limit: int)
         return
     out.print_table(
         ("map", ADDED, REMOVED, CHANGED),
-        [(each["map"], each[ADDED], each[REMOVED], each[CHANGED]) for each in shown],
+        [(row["map"], row[ADDED], row[REMOVED], row[CHANGED]) for row in shown],
     )
-    for each in shown:
-        for key in each["keys"]:
+    for row in shown:
+        for key in row["keys"]:
             values = [_short(key[name]) for name in ("old", "new") if name in key]
             out.prose(
-                f"{_MARKS[key['kind']]} {each['map']}[{_short(key['key'])}] {' -> '.join(values)}"
+                f"{_MARKS[key['kind']]} {row['map']}[{_short(key['key'])}] {' -> '.join(values)}"
             )
         for kind, mark in _MARKS.items():
-            more = each[kind] - min(each[kind], limit)
+            more = row[kind] - min(row[kind], limit)
             if more:
-                out.prose(f"{mark} {each['map']}: {more:,} more {kind}")
+                out.prose(f"{mark} {row['map']}: {more:,} more {kind}")
 
 
 def _short(value: Any) -> str:

@@ -236,8 +236,8 @@ def _streams(
                     yield Line(row[TIMESTAMP_MS], str(view), changes.node, place, row, decoder)
         except LogError as error:  # of a manifest or a listing: nothing else can be read
             damaged.append(error)
-        known = {str(error) for _, error in left_out}
-        left_out.extend((str(view), error) for error in damaged if str(error) not in known)
+        reported = {str(error) for _, error in left_out}
+        left_out.extend((str(view), error) for error in damaged if str(error) not in reported)
 
     def lines_of_node(node: str) -> Iterator[Line]:
         shown: dict[str, Position] = {}

@@ -100,7 +100,7 @@ def command(
             tell,
             reading,
         )
-        selection.note_empty(name for each in merged for name in each.maps)
+        selection.note_empty(name for cluster in merged for name in cluster.maps)
         count = write(form, target, records(merged, losses))
     if target is not None:
         out.note(f"{out.count(count, 'entry', 'entries')} in {target}")

@@ -80,42 +80,44 @@ def command(
             results.append(find(search, history=history))
             note_left_out(results[-1].left_out)
     demand_begun(results, as_of)
-    found = [key for result in results for key in result.keys]
+    keys = [key for result in results for key in result.keys]
     left_out = [node for result in results for node in result.left_out]
     now_ms = SystemClock().now_ms() if as_of is None else as_of
-    live = any(each.state(now_ms) == "live" for each in found)
+    live = any(past.state(now_ms) == "live" for past in keys)
     if output == out.JSON:
         out.print_json(
             {
-                "keys": [_json(each, now_ms, losses, history=history) for each in found],
+                "keys": [_json(past, now_ms, losses, history=history) for past in keys],
                 "left_out": list(map(asdict, left_out)),
             }
         )
     else:
-        for each in found:
+        for past in keys:
             if history:
-                _print_history(each, now_ms, losses)
-            elif each.state(now_ms) == "live":
-                _print(each.newest, losses)
+                _print_history(past, now_ms, losses)
+            elif past.state(now_ms) == "live":
+                _print(past.newest, losses)
     code = losses.end()
-    if not found:
+    if not keys:
         if matches.unreadable:
             raise click.UsageError(f"{selection.url}: {matches.why_unreadable()}")
-        what = f"hex:{key.hex()}" if isinstance(key, bytes) else repr(key)
-        raise Failed(f"{selection.url}: map {name!r} has no key {what}, and no earlier entry of it")
+        shown_key = f"hex:{key.hex()}" if isinstance(key, bytes) else repr(key)
+        raise Failed(
+            f"{selection.url}: map {name!r} has no key {shown_key}, and no earlier entry of it"
+        )
     if not live:
-        raise Failed("; ".join(_absence(each, now_ms) for each in found))
+        raise Failed("; ".join(_absence(past, now_ms) for past in keys))
     return code
 
 
-def _absence(found: KeyHistory, now_ms: int) -> str:
+def _absence(past: KeyHistory, now_ms: int) -> str:
     """Why a key that was written is not there."""
-    line, state = found.newest, found.state(now_ms)
-    key = found.versions[-1] if not is_clear(found.versions[-1].row) else found.newest
+    line, state = past.newest, past.state(now_ms)
+    key = past.versions[-1] if not is_clear(past.versions[-1].row) else past.newest
     shown = next(
         (
             text(version.decoder.key(version.row))
-            for version in found.versions
+            for version in past.versions
             if not is_clear(version.row)
         ),
         text(key.decoder.key(key.row)),
@@ -135,9 +137,9 @@ def _place(line: Line) -> str:
     return f"node {line.node}, {where}" if line.node else where
 
 
-def _json(found: KeyHistory, now_ms: int, losses: Losses, *, history: bool) -> dict[str, Any]:
-    versions = {"versions": [json_of(line, losses) for line in found.versions]} if history else {}
-    return {**json_of(found.newest, losses), "state": found.state(now_ms), **versions}
+def _json(past: KeyHistory, now_ms: int, losses: Losses, *, history: bool) -> dict[str, Any]:
+    versions = {"versions": [json_of(line, losses) for line in past.versions]} if history else {}
+    return {**json_of(past.newest, losses), "state": past.state(now_ms), **versions}
 
 
 def _print(line: Line, losses: Losses) -> None:
@@ -155,8 +157,8 @@ def _print(line: Line, losses: Losses) -> None:
         out.echo(f"{name:<9} {out.shown(value)}")
 
 
-def _print_history(found: KeyHistory, now_ms: int, losses: Losses) -> None:
-    count = out.count(len(found.versions), "version")
-    out.echo(f"{found.newest.cluster}: {found.state(now_ms)}, {count}")
-    for line in found.versions:
+def _print_history(past: KeyHistory, now_ms: int, losses: Losses) -> None:
+    count = out.count(len(past.versions), "version")
+    out.echo(f"{past.newest.cluster}: {past.state(now_ms)}, {count}")
+    for line in past.versions:
         out.echo(out.shown(text_of(line, losses)))

@@ -119,8 +119,8 @@ def count_cluster(
         merged = clock.monotonic() - start
         now = clock.now_ms()
         for name in index.maps():
-            for rows, nodes, found in index.batches_with_rivals(name):
-                in_conflict += len(found)
+            for rows, nodes, rivals in index.batches_with_rivals(name):
+                in_conflict += len(rivals)
                 for row, node in zip(rows, nodes, strict=True):
                     count = _of(counts, view, name, node)
                     if row[DELETED]:

@@ -165,10 +165,10 @@ def _read(selection: Selection, deadline: Deadline, *, quick: bool) -> _Outcome:
                         tell(f"{view}: order")
                         findings += _conflicts(context, view, deadline)
         except LogError as error:  # without the manifest it is unknown which files must exist
-            found = damaged(error.file, "manifest", 0, error, None)
+            damage = damaged(error.file, "manifest", 0, error, None)
             findings.append(
                 replace(
-                    found, what=f"{found.what}; verify stopped here: other files were not checked"
+                    damage, what=f"{damage.what}; verify stopped here: other files were not checked"
                 )
             )
     return _Outcome(findings, foreign, left, unchecked)
@@ -176,9 +176,9 @@ def _read(selection: Selection, deadline: Deadline, *, quick: bool) -> _Outcome:
 
 def _unfinished(context: Context, view: ClusterState) -> Iterator[str]:
     with suppress(LogError):  # of a damaged manifest, which is a finding
-        found = unfinished(ClusterLog.of(context, view))
-        if found is not None:
-            yield unfinished_text(str(view), found)
+        restore = unfinished(ClusterLog.of(context, view))
+        if restore is not None:
+            yield unfinished_text(str(view), restore)
 
 
 def _counting(units: list[Unit], tell: Tell) -> Callable[[str], None]:

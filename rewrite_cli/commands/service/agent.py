@@ -58,10 +58,10 @@ def command(
     from imap_wal.agent.config import AgentConfig
     from imap_wal.security.encryption_keys import Keys
 
-    given = ctx.find_root().obj or {}
-    known, keys = given.get("credentials"), given.get("encryption_keys")
+    options = ctx.find_root().obj or {}
+    credentials, keys = options.get("credentials"), options.get("encryption_keys")
     config = AgentConfig.from_toml(
-        config_file, takeover=takeover, **({"credentials": str(known)} if known else {})
+        config_file, takeover=takeover, **({"credentials": str(credentials)} if credentials else {})
     )
     if keys:
         config = replace(config, log=replace(config.log, encryption_keys=keys))

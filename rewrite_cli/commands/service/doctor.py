@@ -54,22 +54,22 @@ def command(
       imap-wal doctor --agent tcp://10.0.0.5:7701 --key-file ~/monitor.key --agent-key agent-1.pub
     """
     key, server = own_key(key_file, agent_key)
-    found = [*environment_checks(), *java_checks()]
+    checks = [*environment_checks(), *java_checks()]
     failed: set[str] = set()
     agents = [
         agent_check for one in endpoints for agent_check in agent_checks(one, key, server, failed)
     ]
     if url:
-        found += storage_checks(url, key, failed)
-    found += agents
+        checks += storage_checks(url, key, failed)
+    checks += agents
     if output == out.JSON:
-        out.print_json({"checks": [asdict(check) for check in found]})
+        out.print_json({"checks": [asdict(check) for check in checks]})
     else:
-        for check in found:
+        for check in checks:
             out.echo(
                 out.styled(check.status, **_STYLES[check.status])
                 + f"{'':<{7 - len(check.status)}}  {check.name}: {check.what}"
             )
             if check.advice:
                 out.echo(f"         → {check.advice}")
-    return FINDINGS if any(check.status == PROBLEM for check in found) else 0
+    return FINDINGS if any(check.status == PROBLEM for check in checks) else 0

@@ -56,16 +56,16 @@ def parquet(ctx: click.Context, output: str) -> None:
       SELECT * FROM read_parquet('NODE/archive/*/*.parquet',
         encryption_config = {footer_key: 'wal'});
     """
-    given: dict[str, Any] = ctx.find_root().obj or {}
-    source = given.get("encryption_keys") or ""
+    options: dict[str, Any] = ctx.find_root().obj or {}
+    source = options.get("encryption_keys") or ""
     if not source:
         raise click.UsageError(
             "name the source of the keys: --encryption-keys or IMAP_WAL_ENCRYPTION_KEYS"
         )
     keys = Keys(source)
-    found = {name: base64.b64encode(key).decode() for name, key in archive_keys(keys).items()}
+    encoded = {name: base64.b64encode(key).decode() for name, key in archive_keys(keys).items()}
     if output == out.JSON:
-        out.print_json({"active": keys.key_ring.active, "keys": found})
+        out.print_json({"active": keys.key_ring.active, "keys": encoded})
     else:
-        for name, key in found.items():
+        for name, key in encoded.items():
             out.raw(f"{name} {key}")

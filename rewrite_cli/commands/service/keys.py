@@ -68,7 +68,7 @@ def new(names: tuple[str, ...], folder: Path, output: str) -> None:
     if output == out.JSON:
         out.print_json({"keys": made})
     else:
-        out.print_table(("name", "public key", "file"), [tuple(each.values()) for each in made])
+        out.print_table(("name", "public key", "file"), [tuple(pair.values()) for pair in made])
 
 
 @command.command()
@@ -112,18 +112,18 @@ def allow(clients: Path, public: tuple[Path, ...], rights: tuple[str, ...]) -> N
     """
     granted = frozenset(map(Right, rights)) or frozenset(Right)
     allowed = [keys.read_public(file) for file in public]
-    with keys.changing_clients(clients) as known:
+    with keys.changing_clients(clients) as peers:
         for pair in allowed:
             for other in [
                 other
-                for other, peer in known.items()
+                for other, peer in peers.items()
                 if peer.name == pair.name and other != pair.public
             ]:
                 raise InvalidSetting(
                     f"{clients}: {pair.name} already has another key, {other}; revoke that first, "
                     "or give the new key another name"
                 )
-            known[pair.public] = Peer(pair.name, granted)
+            peers[pair.public] = Peer(pair.name, granted)
     for pair in allowed:
         audit(
             "key allowed",
@@ -132,7 +132,7 @@ def allow(clients: Path, public: tuple[Path, ...], rights: tuple[str, ...]) -> N
             key=pair.public,
             rights=_words(granted),
         )
-    out.echo(f"{clients}: {', '.join(sorted(peer.name for peer in known.values()))}")
+    out.echo(f"{clients}: {', '.join(sorted(peer.name for peer in peers.values()))}")
 
 
 @command.command()
@@ -147,12 +147,12 @@ def revoke(clients: Path, names: tuple[str, ...]) -> None:
       imap-wal keys revoke /etc/imap-wal/clients.toml member-1
     """
     revoked = {}
-    with keys.changing_clients(clients) as known:
-        unknown = set(names) - {peer.name for peer in known.values()}
+    with keys.changing_clients(clients) as peers:
+        unknown = set(names) - {peer.name for peer in peers.values()}
         if unknown:
             raise InvalidSetting(f"{clients}: no client {', '.join(map(repr, sorted(unknown)))}")
-        for public in [public for public, peer in known.items() if peer.name in names]:
-            revoked[public] = known.pop(public)
+        for public in [public for public, peer in peers.items() if peer.name in names]:
+            revoked[public] = peers.pop(public)
     for public, peer in revoked.items():
         audit(
             "key revoked",
@@ -174,21 +174,21 @@ def list_(clients: Path, output: str) -> None:
     Example:
       imap-wal keys list /etc/imap-wal/clients.toml
     """
-    known = sorted(keys.read_clients(clients).items(), key=lambda client: client[1].name)
+    peers = sorted(keys.read_clients(clients).items(), key=lambda client: client[1].name)
     if output == out.JSON:
         rows = [
             {
                 "name": peer.name,
                 "public_key": public,
-                "rights": [str(each) for each in Right if each in peer.rights],
+                "rights": [str(right) for right in Right if right in peer.rights],
             }
-            for public, peer in known
+            for public, peer in peers
         ]
         out.print_json({"clients": rows})
         return
     table = [
-        (peer.name, ", ".join(each for each in Right if each in peer.rights), public)
-        for public, peer in known
+        (peer.name, ", ".join(right for right in Right if right in peer.rights), public)
+        for public, peer in peers
     ]
     out.print_table(("name", "rights", "public key"), table)
 

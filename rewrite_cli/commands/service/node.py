@@ -157,14 +157,14 @@ def start(
       imap-wal node start
       imap-wal node start --members 2 --url file:///tmp/maps --set durability=interval
     """
-    given = ctx.find_root().obj or {}
-    known: Path | None = given.get("credentials")
-    keys = {"encryption_keys": given["encryption_keys"]} if given.get("encryption_keys") else {}
-    _refuse_options(url, known)
-    kept = url or Path(tempfile.mkdtemp(prefix="imap-wal-maps-")).as_uri()
+    options = ctx.find_root().obj or {}
+    credentials: Path | None = options.get("credentials")
+    keys = {"encryption_keys": options["encryption_keys"]} if options.get("encryption_keys") else {}
+    _refuse_options(url, credentials)
+    log_url = url or Path(tempfile.mkdtemp(prefix="imap-wal-maps-")).as_uri()
     plan = ClusterPlan(
-        url=kept,
-        credentials=known,
+        url=log_url,
+        credentials=credentials,
         members=members,
         port=port,
         namespace=namespace,
@@ -180,13 +180,14 @@ def start(
     _run(Cluster(plan, SystemClock()), timeout, output)
 
 
-def _refuse_options(url: str | None, known: Path | None) -> None:
-    """`UsageError` if the URL has options that the file `known` does not have."""
+def _refuse_options(url: str | None, credentials_file: Path | None) -> None:
+    """`UsageError` if the URL has options that the file `credentials_file` does not have."""
     if (
         isinstance(url, Location)
         and url.options
         and (
-            known is None or Credentials.read(known).given_to(Location(url)).options != url.options
+            credentials_file is None
+            or Credentials.read(credentials_file).given_to(Location(url)).options != url.options
         )
     ):
         raise click.UsageError(

@@ -108,12 +108,12 @@ def config(
                 f"--map {name}: maps whose names begin with __ are Hazelcast's own, and cannot be "
                 "durable"
             )
-    given = {
+    settings = {
         "agent-key-file": key_file,
         "agent-public-key": agent_key and public_key(agent_key),
         "cluster-token-file": token_file,
     }
-    properties = {name: value for name, value in given.items() if value}
+    properties = {name: value for name, value in settings.items() if value}
     out.raw(
         hazelcast_yaml.to_paste(maps or ("*",), transient, agent, cluster_name, properties),
         nl=False,

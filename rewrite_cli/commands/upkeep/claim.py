@@ -101,12 +101,12 @@ def _agree_to_claim(reports: list[ClaimReport], *, yes: bool) -> None:
 
 def _claim(selection: Selection) -> list[ClaimReport]:
     taken = _take(selection, dry_run=False)
-    for each in taken:
+    for report in taken:
         audit(
             "log claimed",
-            log=f"{each.namespace}/{each.cluster}",
-            former=each.former,
-            incarnation=each.claimed,
+            log=f"{report.namespace}/{report.cluster}",
+            former=report.former,
+            incarnation=report.claimed,
             url=selection.url,
         )
     return taken

@@ -54,14 +54,14 @@ def command(
     with selection.open() as (context, clusters):
         for view in clusters:
             manifests = ClusterLog.of(context, view).manifests
-            found = manifests.read()[1].decoded
+            decoded = manifests.read()[1].decoded
             if (maps or nothing) and not dry_run:
-                found = set_decoded(manifests, maps)
-                audit("decoded maps set", log=str(view), maps=list(found), url=selection.url)
+                decoded = set_decoded(manifests, maps)
+                audit("decoded maps set", log=str(view), maps=list(decoded), url=selection.url)
             elif maps or nothing:
-                found = tuple(sorted(set(maps)))
+                decoded = tuple(sorted(set(maps)))
             absent = _without_entries(ClusterLog.of(context, view), absent)
-            rows.append((view.namespace, view.cluster, found))
+            rows.append((view.namespace, view.cluster, decoded))
     if absent:
         out.note(
             f"{selection.url}: no entries of map {', '.join(map(repr, sorted(absent)))} yet; the "
@@ -76,20 +76,25 @@ def command(
         out.note("dry run: nothing was changed")
     out.print_table(
         ("namespace", "cluster", "maps with readable columns"),
-        [(namespace, cluster, ", ".join(found) or "none") for namespace, cluster, found in rows],
+        [
+            (namespace, cluster, ", ".join(decoded) or "none")
+            for namespace, cluster, decoded in rows
+        ],
     )
 
 
 def _without_entries(log: ClusterLog, maps: Collection[str]) -> set[str]:
     """Those of the names and patterns that no map of the log has; none if a file that cannot be
     read, also without its key, may have one."""
-    left, known = set(maps), MapNames(log)
+    left, map_names = set(maps), MapNames(log)
     if not left:
         return left
     with suppress(EncryptionError):
-        for names in chain(known.in_manifests(), known.in_segments()):
-            left = {each for each in left if not any(fnmatchcase(name, each) for name in names)}
+        for names in chain(map_names.in_manifests(), map_names.in_segments()):
+            left = {
+                pattern for pattern in left if not any(fnmatchcase(name, pattern) for name in names)
+            }
             if not left:
                 break
-        return left if known.complete else set()
+        return left if map_names.complete else set()
     return set()

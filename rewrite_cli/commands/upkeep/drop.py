@@ -58,43 +58,48 @@ def command(selection: Selection, yes: bool, dry_run: bool, output: str) -> None
     if not selection.maps:
         raise click.UsageError("name what to forget: --map")
     with selection.open() as (context, clusters):
-        found = [
-            each
+        selected = [
+            selected_map
             for view in clusters
             for name in selection.maps
-            if (each := _find(context, view, name)) is not None
+            if (selected_map := _find(context, view, name)) is not None
         ]
-        if not found:
+        if not selected:
             raise Failed(
                 f"{selection.url}: no entries of map {', '.join(map(repr, selection.maps))}"
             )
-        for each in found:
-            away = each.view.unreadable_nodes
+        for selected_map in selected:
+            away = selected_map.view.unreadable_nodes
             if away:
                 raise Failed(
-                    f"{each.view}: the log of {', '.join(map(repr, away))} is "
-                    f"missing and may have map {each.name!r}: bring it back first"
+                    f"{selected_map.view}: the log of {', '.join(map(repr, away))} is "
+                    f"missing and may have map {selected_map.name!r}: bring it back first"
                 )
-        names = ", ".join(map(str, found))
+        names = ", ".join(map(str, selected))
         if not dry_run:
             out.agree(f"Forget {names}?", yes)
-        for each in found:
-            log = ClusterLog.of(context, each.view)
-            drop_map(log, each.name, dry_run=dry_run)
+        for selected_map in selected:
+            log = ClusterLog.of(context, selected_map.view)
+            drop_map(log, selected_map.name, dry_run=dry_run)
             if not dry_run:
-                audit("map dropped", log=str(each.view), map=each.name, url=selection.url)
+                audit(
+                    "map dropped",
+                    log=str(selected_map.view),
+                    map=selected_map.name,
+                    url=selection.url,
+                )
     if output == out.JSON:
         out.print_json(
             {
                 "dry_run": dry_run,
                 "dropped": [
                     {
-                        "namespace": each.view.namespace,
-                        "cluster": each.view.cluster,
-                        "map": each.name,
-                        "damaged": each.damaged,
+                        "namespace": selected_map.view.namespace,
+                        "cluster": selected_map.view.cluster,
+                        "map": selected_map.name,
+                        "damaged": selected_map.damaged,
                     }
-                    for each in found
+                    for selected_map in selected
                 ],
             }
         )

@@ -56,12 +56,12 @@ def command(selection: Selection, lose: bool, yes: bool, dry_run: bool, output: 
             nodes, its_files = ", ".join(selection.nodes), out.count(files, "file")
             out.agree(f"Forget node {nodes} and delete its {its_files}?{lost}", yes)
             reports = _forget(selection, lose=lose, dry_run=False)
-            for each in reports:
+            for report in reports:
                 audit(
                     "node forgotten",
-                    node=each.node,
-                    files=len(each.deleted),
-                    lost=str(each.lost),
+                    node=report.node,
+                    files=len(report.deleted),
+                    lost=str(report.lost),
                     url=selection.url,
                 )
     if dry_run or not refused:
@@ -110,16 +110,16 @@ def _note_writers(context: Context, clusters: Sequence[ClusterState], names: Seq
 def _forget(selection: Selection, *, lose: bool, dry_run: bool) -> list[ForgetReport]:
     # Without `nodes`, because a node without a folder can be forgotten too.
     with replace(selection, nodes=()).open() as (context, clusters):
-        known = {
+        node_names = {
             view.folder: {
                 *view.manifest.nodes,
                 *(all_node.name for all_node in (*view.all_nodes, *view.forgotten)),
             }
             for view in clusters
         }
-        absent = set(selection.nodes).difference(*known.values())
+        absent = set(selection.nodes).difference(*node_names.values())
         if absent:
-            there = out.names(sorted(set().union(*known.values())))
+            there = out.names(sorted(set().union(*node_names.values())))
             raise Failed(
                 f"{selection.url}: no node {', '.join(sorted(map(repr, absent)))}; found: {there}"
             )
@@ -134,5 +134,5 @@ def _forget(selection: Selection, *, lose: bool, dry_run: bool) -> list[ForgetRe
             )
             for view in clusters
             for node in selection.nodes
-            if node in known[view.folder]
+            if node in node_names[view.folder]
         ]

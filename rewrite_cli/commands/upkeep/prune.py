@@ -89,7 +89,7 @@ def command(
       imap-wal prune /var/lib/maps --dry-run
       imap-wal prune /var/lib/maps --cluster eu --yes
     """
-    steps = [f"forget {each}" for each in _kept_for(selection, forgotten)] if forgotten else []
+    steps = [f"forget {reader}" for reader in _kept_for(selection, forgotten)] if forgotten else []
     if dry_run:
         for step in steps:
             out.note(f"dry run: would {step}")
@@ -148,7 +148,7 @@ def _files(report: PruneReport) -> int:
 
 
 def _has_history(plan: list[PruneReport]) -> bool:
-    return any(each.reader == readers.HISTORY for report in plan for each in report.kept)
+    return any(held.reader == readers.HISTORY for report in plan for held in report.kept)
 
 
 def _to_json(report: PruneReport) -> dict[str, Any]:
@@ -178,30 +178,30 @@ def _show(reports: list[PruneReport], *, dry_run: bool) -> None:
             out.note(f"{files} of ended backfills were not needed")
         for node, why in report.skipped.items():
             out.note(f"left alone: node {node!r}: {why}")
-        for each in report.kept:
-            _show_kept(report, each)
+        for held in report.kept:
+            _show_kept(report, held)
         if report.unfinished is not None:
             out.note(unfinished_text(f"{report.namespace}/{report.cluster}", report.unfinished))
 
 
-def _show_kept(report: PruneReport, kept: KeptFor) -> None:
-    if kept.begins_ms is not None:
-        since = iso(kept.begins_ms) or "the start of the log"
+def _show_kept(report: PruneReport, held: KeptFor) -> None:
+    if held.begins_ms is not None:
+        since = iso(held.begins_ms) or "the start of the log"
         out.note(
             f"{report.namespace}/{report.cluster}: kept for the history, so that each moment since "
-            f"{since} can be read: {sizes(kept)}"
+            f"{since} can be read: {sizes(held)}"
         )
     else:
-        _show_reader(report, kept)
-    if kept.is_stale:
-        out.note(kept.advice)
+        _show_reader(report, held)
+    if held.is_stale:
+        out.note(held.advice)
 
 
-def _show_reader(report: PruneReport, kept: KeptFor) -> None:
-    places = ", ".join(f"{node} {at}" for node, at in sorted(kept.positions.items())) or "the start"
+def _show_reader(report: PruneReport, held: KeptFor) -> None:
+    places = ", ".join(f"{node} {at}" for node, at in sorted(held.positions.items())) or "the start"
     out.note(
-        f"{report.namespace}/{report.cluster}: kept for reader {kept.reader!r}, which is at "
-        f"{places}: {sizes(kept)}; its last commit was {out.duration(kept.idle_ms / 1000)} ago"
+        f"{report.namespace}/{report.cluster}: kept for reader {held.reader!r}, which is at "
+        f"{places}: {sizes(held)}; its last commit was {out.duration(held.idle_ms / 1000)} ago"
     )
 
 
@@ -223,12 +223,12 @@ def _readers(log: ClusterLog, names: tuple[str, ...]) -> dict[str, KeptFor | Non
             raise Failed(
                 f"{log.namespace}/{log.cluster}: there is no reader {name!r}; found: {there}"
             )
-    kept = (
+    held = (
         {}
         if damaged
         else {kept_for_reader.reader: kept_for_reader for kept_for_reader in kept_for_readers(log)}
     )
-    return {name: kept.get(name) for name in names}
+    return {name: held.get(name) for name in names}
 
 
 def _kept_for(selection: Selection, names: tuple[str, ...]) -> list[str]:
@@ -236,9 +236,9 @@ def _kept_for(selection: Selection, names: tuple[str, ...]) -> list[str]:
     cluster has no such reader."""
     with selection.open(upkeep=True) as (context, clusters):
         return [
-            f"reader {name!r} of {view}" + (f" ({sizes(kept)} are kept for it)" if kept else "")
+            f"reader {name!r} of {view}" + (f" ({sizes(held)} are kept for it)" if held else "")
             for view in clusters
-            for name, kept in _readers(ClusterLog.of(context, view), names).items()
+            for name, held in _readers(ClusterLog.of(context, view), names).items()
         ]
 
 
@@ -247,14 +247,14 @@ def _forget(selection: Selection, names: tuple[str, ...]) -> None:
     with selection.open(upkeep=True) as (context, clusters):
         for view in clusters:
             log = ClusterLog.of(context, view)
-            for name, kept in _readers(log, names).items():
+            for name, held in _readers(log, names).items():
                 if not readers.forget(context.store, log.folder, name, log.clock, log.randomness):
                     raise Failed(f"{view}: reader {name!r} was forgotten meanwhile")
                 audit(
                     "reader forgotten",
                     log=str(view),
                     reader=name,
-                    kept=kept.bytes if kept else 0,
+                    kept=held.bytes if held else 0,
                     url=selection.url,
                 )
 

@@ -178,38 +178,42 @@ def _show(rewritten: _Rewritten, *, dry_run: bool) -> None:
 def _less(rewritten: _Rewritten) -> str:
     """What prune does not free. It is not known how much of it a dry run would cover."""
     if rewritten.report.dry_run:
-        readers = {*rewritten.begun, *(each.reader for each in rewritten.kept)}
-        kept = " and ".join(map(name_of, sorted(readers)))
-        return f", less what is kept for {kept}" if kept else ""
-    kept = ", ".join(
-        f"about {out.size(each.bytes)} for {name_of(each.reader)}"
-        for each in rewritten.kept
-        if each.bytes
+        readers = {*rewritten.begun, *(retained.reader for retained in rewritten.kept)}
+        reasons = " and ".join(map(name_of, sorted(readers)))
+        return f", less what is kept for {reasons}" if reasons else ""
+    reasons = ", ".join(
+        f"about {out.size(retained.bytes)} for {name_of(retained.reader)}"
+        for retained in rewritten.kept
+        if retained.bytes
     )
-    return f", less what is kept: {kept}" if kept else ""
+    return f", less what is kept: {reasons}" if reasons else ""
 
 
 def _show_remarks(report: RewriteReport) -> None:
-    kept = sum(each.records_kept for each in report.maps)
-    if kept:
-        written = sum(each.bytes_written for each in report.maps)
+    reused = sum(map_report.records_kept for map_report in report.maps)
+    if reused:
+        written = sum(map_report.bytes_written for map_report in report.maps)
         out.prose(
-            f"unchanged files were kept, with {out.count(kept, 'record')}. New files: "
+            f"unchanged files were kept, with {out.count(reused, 'record')}. New files: "
             f"{out.size(written)}"
         )
-    for each in report.maps:
-        if each.conflicts:
-            where = f"; the losing changes are in {each.set_aside}" if each.set_aside else ""
-            were = "was" if each.conflicts == 1 else "were"
+    for map_report in report.maps:
+        if map_report.conflicts:
+            where = (
+                f"; the losing changes are in {map_report.set_aside}"
+                if map_report.set_aside
+                else ""
+            )
+            were = "was" if map_report.conflicts == 1 else "were"
             done = "would be decided" if report.dry_run else f"{were} decided"
-            out.prose(f"map {each.map!r}: {_keys(each.conflicts)} {done}{where}")
-            for winner in each.winners:
+            out.prose(f"map {map_report.map!r}: {_keys(map_report.conflicts)} {done}{where}")
+            for winner in map_report.winners:
                 out.prose(f"  key {_winner(winner)}")
-            if len(each.winners) < each.conflicts:
-                out.prose(f"  and {_keys(each.conflicts - len(each.winners), '')}")
-        if each.undecided:
+            if len(map_report.winners) < map_report.conflicts:
+                out.prose(f"  and {_keys(map_report.conflicts - len(map_report.winners), '')}")
+        if map_report.undecided:
             out.note(
-                f"map {each.map!r}: {_keys(each.undecided)}; the snapshot "
+                f"map {map_report.map!r}: {_keys(map_report.undecided)}; the snapshot "
                 f"keeps all claims. {ADVICE}"
             )
     note_left_out(left_out_of(f"{report.namespace}/{report.cluster}", report.missing))
@@ -322,8 +326,12 @@ def to_json(rewritten: _Rewritten) -> dict[str, Any]:
         **asdict(report),
         "kept": list(map(kept_json, rewritten.kept)),
         "maps": [
-            {**asdict(each), "dropped": each.dropped, "saved_bytes": each.saved_bytes}
-            for each in report.maps
+            {
+                **asdict(map_report),
+                "dropped": map_report.dropped,
+                "saved_bytes": map_report.saved_bytes,
+            }
+            for map_report in report.maps
         ],
         "covered": {node: str(position) for node, position in report.covered.items()},
         "records_per_second": report.records_per_second,
