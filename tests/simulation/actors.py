@@ -46,7 +46,7 @@ from tests.simulation.medium import NFS, OBJECTS, STALE_STEPS, File, Medium, ope
 from tests.simulation.threads import Event
 from tests.simulation.world import Process, Violation, World
 
-MAP = "m"
+MAP, NUMBERS = "m", "numbers"
 NAMESPACE, CLUSTER = "default", "embedded"
 SETTINGS: dict[str, Any] = {
     "preallocate": False,
@@ -241,8 +241,10 @@ class Actor:
             raise Stop from error
         now = self.world.tick()
         self._writer = self.past.opened(self.spec.name, now)
-        self._map = self._store.map(MAP, raw=True)
-        self.past.check(self.memory(), start, now, f"the memory of {self.spec.name} after open")
+        self._map, self._numbers = self._store.map(MAP, raw=True), self._store.map(NUMBERS)
+        where = f"the memory of {self.spec.name} after open"
+        self.past.check(self.memory(), start, now, where)
+        self.past.check_numbers(dict(self._numbers), start, now, where)
         self._opened.set()
 
     def memory(self) -> dict[bytes, bytes]:
@@ -272,17 +274,37 @@ class Actor:
             keys = [key_of(number) for number in range(KEYS)]
             self._change(keys, None, lambda _: self._map.clear())
 
+    def add(self) -> None:
+        """Count, beside other threads of this store that do."""
+        addition = self.past.begin_addition("hits", self.spec.name, self.world.tick())
+        self._commit([addition], lambda: self._numbers.add("hits"))
+
+    def move(self) -> None:
+        """A transaction of two numbers that depend on their values."""
+
+        def work(transaction: Any) -> None:
+            numbers = transaction[self._numbers]
+            for key, amount in ("out", -1), ("in", 1):
+                numbers[key] = numbers.get(key, 0) + amount
+
+        addition = self.past.begin_addition("in", self.spec.name, self.world.tick())
+        self._commit([addition], self._store.transaction(work))
+
     def _change(
         self, keys: Sequence[bytes], value: bytes | None, do: Callable[[bytes], None]
     ) -> None:
         """One commit. `do` gets the first of the keys."""
-        start, outcome = self.world.tick(), outcomes.UNKNOWN
+        start = self.world.tick()
         writes = [self.past.begin(key, value, self.spec.name, start) for key in keys]
+        self._commit(writes, lambda: do(keys[0]))
+
+    def _commit(self, writes: list[Write], do: Callable[[], object]) -> None:
+        start, outcome = writes[0].start, outcomes.UNKNOWN
         for write in writes:
             write.safe = self._syncs
         self._unsafe += writes
         try:
-            do(keys[0])
+            do()
             outcome = outcomes.ACKED
         except KeyError:
             outcome = outcomes.FAILED

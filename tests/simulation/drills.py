@@ -245,6 +245,12 @@ DRILLS: dict[str, Plan] = {
         ),
         acknowledged=2,
     ),
+    "threads that change the same numbers": Plan(
+        APPEND,
+        "some",
+        (Spec("A", ((_OPEN, ("add",), ("move",)), (("move",), ("add",)))),),
+        acknowledged=4,
+    ),
     "a listing through an agent": Plan(
         APPEND,
         "members",

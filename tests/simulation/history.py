@@ -48,6 +48,8 @@ class Writer:
 class History:
     def __init__(self) -> None:
         self.writes: dict[bytes, list[Write]] = {}
+        self.additions: dict[str, list[Write]] = {}
+        """Each adds 1 to the number of its key."""
         self.writers: list[Writer] = []
         self.acked = 0
 
@@ -55,6 +57,7 @@ class History:
         """A copy of a history that has ended."""
         other = History()
         other.writes = {key: list(writes) for key, writes in self.writes.items()}
+        other.additions = {key: list(writes) for key, writes in self.additions.items()}
         other.acked = self.acked
         return other
 
@@ -65,13 +68,18 @@ class History:
         self.writes.setdefault(key, []).append(write)
         return write
 
+    def begin_addition(self, key: str, writer: str, step: float) -> Write:
+        addition = Write(key.encode(), b"+1", writer, step)
+        self.additions.setdefault(key, []).append(addition)
+        return addition
+
     def finish(self, write: Write, outcome: str, step: float) -> None:
         write.end, write.outcome = step, outcome
         self.acked += outcome == ACKED
 
     def power_lost(self) -> None:
         """Changes acknowledged under `interval` or `os`, and not synced, may be there or not."""
-        for writes in self.writes.values():
+        for writes in (*self.writes.values(), *self.additions.values()):
             for write in writes:
                 if write.outcome == ACKED and not write.safe:
                     write.outcome = UNKNOWN
@@ -114,6 +122,22 @@ class History:
                 self._check_key(writes, found[key], start, end, who)
             elif not partial:
                 self._check_key(writes, None, start, end, who)
+
+    def check_numbers(self, numbers: dict[str, int], start: float, end: float, who: str) -> None:
+        """`Violation` unless an open from `start` to `end` may have these numbers: of each, all
+        acknowledged additions, none twice, and none that never began. Each that adds 1 to `in`
+        takes 1 from `out` in the same commit."""
+        for key in {*numbers, *self.additions} - {"out"}:
+            additions = self.additions.get(key, [])
+            least = sum(write.outcome == ACKED and write.end < start for write in additions)
+            most = sum(write.outcome != FAILED and write.start <= end for write in additions)
+            if not least <= numbers.get(key, 0) <= most:
+                raise Violation(
+                    "an addition is lost or counts twice",
+                    f"{who}: {key} is {numbers.get(key, 0)}, of {least} to {most}",
+                )
+        if numbers.get("in", 0) + numbers.get("out", 0):
+            raise Violation("a transaction is not whole", f"{who}: {numbers}")
 
     def _check_key(
         self, writes: list[Write], value: bytes | None, start: float, end: float, who: str

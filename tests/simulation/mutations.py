@@ -15,6 +15,7 @@ from typing import Any
 from imap_wal import layout
 from imap_wal.agent.membership import forget_node
 from imap_wal.agent.reads import listings
+from imap_wal.embedded import decisions, map_writer, transaction
 from imap_wal.embedded import opening as embedded
 from imap_wal.errors import LostRace, WriterLocked
 from imap_wal.manifest.node import NodeManifest, Seen
@@ -435,6 +436,22 @@ MUTATIONS = (
         ("a clear beside an archive and a rewrite",),
         "clears",
         crashes=True,
+    ),
+    Mutation(
+        "add",
+        "a decision does not see changes under way",
+        lambda put: put(map_writer.MapWriter, "_pending", lambda self, state: []),
+        ("threads that change the same numbers",),
+        "counters",
+    ),
+    Mutation(
+        "transaction",
+        "a transaction does not compare what it has read",
+        lambda put: put(
+            transaction, "together", lambda changes, _: decisions.together(changes, {})
+        ),
+        ("threads that change the same numbers",),
+        "counters",
     ),
 )
 

@@ -24,6 +24,7 @@ from tests.simulation.actors import (
     MAP,
     MEMORY,
     NAMESPACE,
+    NUMBERS,
     SETTINGS,
     Actor,
     Spec,
@@ -301,6 +302,7 @@ def _judge(
     found = _memory(store)
     if not lost:
         past.check(found, start, end, f"the open of {what}")
+        past.check_numbers(dict(store.map(NUMBERS)), start, end, f"the open of {what}")
     if lost or read:
         past.rebase(found)
     key, value = b"k0", b"survivor.1"

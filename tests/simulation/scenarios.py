@@ -123,6 +123,25 @@ def _clearing(rng: Random, spec: Spec) -> Spec:
     return replace(spec, threads=(tuple(ops), *spec.threads[1:]))
 
 
+def counters(rng: Random) -> Plan:
+    """`takeovers` or `maintenance` with writers whose threads change the same numbers."""
+    plan = takeovers(rng) if rng.random() < 0.5 else maintenance(rng)
+    return replace(plan, specs=tuple(_counting(rng, spec) for spec in plan.specs))
+
+
+def _counting(rng: Random, spec: Spec) -> Spec:
+    first, *others = spec.threads
+    if first[0][0] != "open":
+        return spec
+    ops = [(rng.choice(("add", "move")),) if op[0] == "delete" else op for op in first]
+    ops.insert(rng.randint(1, len(ops)), ("add",))
+    more = [
+        tuple((rng.choice(("add", "move")),) for _ in range(rng.randint(1, 2)))
+        for _ in range(rng.randint(1, 2))
+    ]
+    return replace(spec, threads=(tuple(ops), *others, *more))
+
+
 def forgetting(rng: Random) -> Plan:
     """A node is forgotten. Its store may still run, or be opened again."""
     jobs: list[Op] = [("forget", "n2")]
@@ -316,6 +335,7 @@ SCENARIOS: dict[str, Callable[[Random], Plan]] = {
     "programs": programs,
     "splits": splits,
     "clears": clears,
+    "counters": counters,
 }
 
 OPEN: tuple[str, ...] = ()

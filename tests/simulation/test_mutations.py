@@ -35,6 +35,7 @@ QUICK = {
     "a node on objects is forgotten beside its writer": 6,
     "a clear beside an archive and a rewrite": 47,
     "a listing through an agent": 47,
+    "threads that change the same numbers": 13,
     "a rewrite in ranges": 47,
 }
 """In `make test`, an actor pauses at every n-th of its calls: the number here, else 4. With these

@@ -228,6 +228,14 @@ class Thread:
         return self._task is not None and not self._ended
 
 
+def _main_thread() -> object:
+    """The first thread of the process that runs, to which a signal would be delivered."""
+    task = getcurrent()
+    if not isinstance(task, Task):
+        return task
+    return next(first for first in task.world.tasks if first.process is task.process)
+
+
 def _pause() -> None:
     if _world is not None:
         _world.sleep(3)
@@ -239,6 +247,7 @@ class Threading:
     Lock, RLock, Condition, Event, Thread = Lock, RLock, Condition, Event, Thread
     local = real.local
     current_thread = staticmethod(getcurrent)
+    main_thread = staticmethod(_main_thread)
     get_ident = staticmethod(real.get_ident)
 
 
