@@ -121,19 +121,19 @@ def capture(log: ClusterLog) -> Captured:
         LogError: A manifest of the cluster or of a node is damaged, or a segment is missing.
         NotFound: Files were removed during each attempt.
     """
-    known: dict[str, Front] = {}
+    fronts: dict[str, Front] = {}
     misfits = 0
     for _ in range(ATTEMPTS):
         before = _look(log)
         try:
-            known = {path: _front(log.store, path, known.get(path)) for path in _newest(before)}
+            fronts = {path: _front(log.store, path, fronts.get(path)) for path in _newest(before)}
             contents = {path: log.store.read(path) for path in sorted(before.small)}
         except NotFound:
             continue
         if not before.still(_look(log)):
             continue
         try:
-            return _of_moment(log, before, contents, known, strict=misfits < MISFITS_MAX - 1)
+            return _of_moment(log, before, contents, fronts, strict=misfits < MISFITS_MAX - 1)
         except LogError:
             misfits += 1
             if misfits == MISFITS_MAX:
@@ -147,9 +147,9 @@ def demand_nodes(log: ClusterLog) -> None:
     """Raises `MissingNode` if the log of a registered node cannot be read now, with the reason."""
     missing = log.state().missing
     if missing:
-        what = "; ".join(f"node {node!r}: {why}" for node, why in missing.items())
+        reasons = "; ".join(f"node {node!r}: {why}" for node, why in missing.items())
         raise MissingNode(
-            what,
+            reasons,
             "a backup needs the logs of all nodes: start the agent of this node with its disk, and "
             "run the backup again; or remove the node with `imap-wal forget-node`",
         )
@@ -216,8 +216,8 @@ def _newest(look: _Look) -> Iterator[str]:
             yield path
 
 
-def _front(store: SegmentStore, path: str, known: Front | None) -> Front:
-    """The front now; `known`: an earlier one, after which reading continues. The whole file if
+def _front(store: SegmentStore, path: str, earlier: Front | None) -> Front:
+    """The front now; `earlier`: an earlier one, after which reading continues. The whole file if
     frames cannot be read that are synced, so that what follows the damage is not lost."""
     size = 0
     for attempt in range(4):  # a writer may write meanwhile
@@ -230,7 +230,7 @@ def _front(store: SegmentStore, path: str, known: Front | None) -> Front:
                 return Front(0)
             size = store.size(path)
             continue
-        front = known if known is not None and known.offset else Front(reader.first)
+        front = earlier if earlier is not None and earlier.offset else Front(reader.first)
         if not same_front(store, path, front):
             front = Front(reader.first)
         for frame in reader.whole_frames(front.end):
@@ -238,7 +238,7 @@ def _front(store: SegmentStore, path: str, known: Front | None) -> Front:
         tail = reader.tail()
         if tail.status != "corrupt":
             return front
-        known = None if attempt else front
+        earlier = None if attempt else front
         size = tail.size
     return Front(size, is_all=True)
 
@@ -295,30 +295,30 @@ def _former_snapshots(
     reader whose manifest is damaged, or whose files are missing, must not stop the backup."""
     sound, wrong = readers.examined(view, log.folder)
     damaged += wrong.values()
-    found: dict[str, int] = {}
+    sums: dict[str, int] = {}
     for reader in sound.values():
         for _, snapshot in reader.kept_snapshots(state.manifest):
-            found |= _summed(snapshot.files)
-    return {path: found[path] for path in found.keys() & look.snapshots}
+            sums |= _summed(snapshot.files)
+    return {path: sums[path] for path in sums.keys() & look.snapshots}
 
 
 def _archives(state: ClusterState, look: _Look, damaged: list[LogError]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    sums: dict[str, int] = {}
     wrong: list[tuple[ListFile, LogError]] = []
     for node in state.nodes.values():
         archives = node.manifest.archives.readable(wrong)
-        found |= {archive.path: archive.checksum for archive in archives}
+        sums |= {archive.path: archive.checksum for archive in archives}
     damaged += [error for _, error in wrong]
-    return dict.fromkeys(sorted(look.archives), 0) | found if wrong else found
+    return dict.fromkeys(sorted(look.archives), 0) | sums if wrong else sums
 
 
 def _snapshots(state: ClusterState, look: _Look, damaged: list[LogError]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    sums: dict[str, int] = {}
     wrong: list[tuple[ListFile, LogError]] = []
     for snapshot in state.manifest.snapshots.values():
-        found |= _summed(snapshot.files.readable(wrong))
+        sums |= _summed(snapshot.files.readable(wrong))
     damaged += [error for _, error in wrong]
-    return dict.fromkeys(sorted(look.snapshots), 0) | found if wrong else found
+    return dict.fromkeys(sorted(look.snapshots), 0) | sums if wrong else sums
 
 
 def _summed(files: Iterable[SnapshotFile]) -> dict[str, int]:

@@ -125,8 +125,8 @@ def read(store: SegmentStore, number: int) -> Backup:
             raise ValueError("its checksum is wrong")
         data: dict[str, Any] = json.loads(body)
         if data["format"] != FORMAT:
-            what = f"a backup of format {data['format']}"
-            raise UnsupportedVersion(path, 0, what, "use the release of imap-wal that wrote it")
+            version = f"a backup of format {data['format']}"
+            raise UnsupportedVersion(path, 0, version, "use the release of imap-wal that wrote it")
         return Backup(
             number=data["number"],
             source=data["source"],

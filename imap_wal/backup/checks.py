@@ -61,8 +61,8 @@ class ParquetCheck:
         self._found = google_crc32c.extend(self._found, data)
 
     def damage(self) -> DamagedFile | None:
-        what = "the file does not match the checksum in the manifest"
-        return DamagedFile(self._path, 0, what)
+        damage = "the file does not match the checksum in the manifest"
+        return DamagedFile(self._path, 0, damage)
 
 
 class FrameCheck:
@@ -213,8 +213,8 @@ def cut_segments(segments: Sequence[SegmentCheck]) -> Iterator[DamagedFile]:
     said = 0
     for segment in reversed(segments):
         frames, header = segment.frames, segment.frames.header
-        known = frames.continues_from
-        if segment.whole and segment.place.followed and not continues(known, said):
+        checksum = frames.continues_from
+        if segment.whole and segment.place.followed and not continues(checksum, said):
             yield _said(cut_end(segment.place, frames.end))
         # As in `imap_wal.segment.verdict.said_by`.
         if header is None or not segment.at_home:

@@ -198,9 +198,9 @@ class _Copy:
     def damaged(self, files: Iterable[BackupFile]) -> tuple[DamagedFile, ...]:
         """Those of these files that are damaged, and the lists that are damaged or missing."""
         copied = {file.path for file in files}
-        found = {path: each for path, each in self._damaged.items() if path in copied}
-        found |= self._lists
-        return tuple(found[path] for path in sorted(found))
+        in_copy = {path: damage for path, damage in self._damaged.items() if path in copied}
+        in_copy |= self._lists
+        return tuple(in_copy[path] for path in sorted(in_copy))
 
     def cluster(self, log: ClusterLog) -> list[BackupFile]:
         try:
@@ -220,7 +220,7 @@ class _Copy:
         raise AssertionError
 
     def _files(self, store: SegmentStore, captured: Captured) -> list[BackupFile]:
-        found = []
+        files = []
         sizes = {path: store.size(path) for path in captured.files if path not in self._done}
         small = sum(map(len, captured.contents.values()))
         fronts = sum(front.end for front in captured.fronts.values())
@@ -239,21 +239,21 @@ class _Copy:
                 raise NotFound("this segment was written while its end was read", path)
             if is_damaged:  # with what a repair can read after the damage
                 file = self._copied(store, path, store.size(path), None)
-            found.append(file)
+            files.append(file)
         for path in captured.files:
             if path not in self._done:
                 self._done[path] = self._checked(
                     store, path, sizes[path], self._check(store, path, places, captured)
                 )
-            found.append(self._done[path])
+            files.append(self._done[path])
         for path, content in captured.contents.items():
-            found.append(self._stored(path, [content]))
+            files.append(self._stored(path, [content]))
         for node in captured.segments:
             for cut_segment in cut_segments([self._checks[place.path] for place in node]):
                 self._damaged.setdefault(cut_segment.file, cut_segment)
-        self._lists |= {each.file: each for each in captured.damaged}
+        self._lists |= {damage.file: damage for damage in captured.damaged}
         self.directories.update(captured.directories)
-        return found
+        return files
 
     def _check(
         self, store: SegmentStore, path: str, places: Mapping[str, Place], captured: Captured
@@ -280,9 +280,9 @@ class _Copy:
             if attempt < READS_MAX - 1:
                 self._bytes = before
         assert check is not None
-        found = check.damage()
-        if found is not None:
-            self._damaged[path] = found
+        damage = check.damage()
+        if damage is not None:
+            self._damaged[path] = damage
         return file
 
     def _copied(
@@ -290,9 +290,9 @@ class _Copy:
     ) -> BackupFile:
         def parts() -> Iterable[bytes]:
             for offset in range(0, size, CHUNK_BYTES):
-                wanted = min(CHUNK_BYTES, size - offset)
-                data = store.read(path, offset, wanted)
-                if len(data) != wanted:
+                length = min(CHUNK_BYTES, size - offset)
+                data = store.read(path, offset, length)
+                if len(data) != length:
                     raise NotFound("this file became shorter while it was copied", path)
                 if check is not None:
                     check.feed(data)

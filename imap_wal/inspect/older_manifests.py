@@ -90,7 +90,7 @@ def other_log(store: SegmentStore, view: ClusterState, node: NodeState) -> tuple
         if len(homes) != 1 or node.folder in homes or len(node.wal.segments) == 1:
             return "", ""
         ((home, owner),) = homes.items()
-    what = (
+    problem = (
         f"this folder has the log of node {owner!r}, which belongs in {home}: it was copied here "
         "or renamed"
     )
@@ -105,7 +105,7 @@ def other_log(store: SegmentStore, view: ClusterState, node: NodeState) -> tuple
     )
     if node.name in view.manifest.nodes and is_examined:
         advice += f", and bring the log of node {node.name!r} back"
-    return what, advice
+    return problem, advice
 
 
 def _homes(store: SegmentStore, node: NodeState) -> dict[str, str]:

@@ -30,9 +30,9 @@ CHUNK_BYTES = 4 * 1024 * 1024
 
 
 def check_parquet(
-    context: Context, scan: FileScan, records: int | None, wanted: int, deadline: Deadline
+    context: Context, scan: FileScan, records: int | None, checksum: int, deadline: Deadline
 ) -> Finding:
-    """`wanted`: the checksum of the whole file in the manifest; 0: the manifest has none."""
+    """`checksum`: the checksum of the whole file in the manifest; 0: the manifest has none."""
     finding = Finding(scan.path, scan.kind, CORRUPT, advice=ADVICE)
     if scan.first > START:
         finding = replace(
@@ -41,10 +41,10 @@ def check_parquet(
     try:
         finding = replace(finding, bytes=context.store.size(scan.path))
         with context.store.open_input(scan.path) as file:
-            crc = _checksum(file, deadline) if wanted else 0
-        if crc != wanted:
-            what = "the file does not match the checksum in the manifest"
-            return _readable(context, replace(finding, offset=0, what=what), scan, records)
+            crc = _checksum(file, deadline) if checksum else 0
+        if crc != checksum:
+            damage = "the file does not match the checksum in the manifest"
+            return _readable(context, replace(finding, offset=0, what=damage), scan, records)
         count = 0
         for batch in (
             read_archive(context, scan) if scan.kind == ARCHIVE else read_snapshot(context, scan)
@@ -54,11 +54,11 @@ def check_parquet(
     except NotFound:
         lost = _still_named(context, scan)
         if lost is None:
-            what = "merged or removed while it was being verified"
-            return Finding(scan.path, scan.kind, CLEAN, what=what)
+            reason = "merged or removed while it was being verified"
+            return Finding(scan.path, scan.kind, CLEAN, what=reason)
         return replace(finding, offset=0, what=lost.what)
     except EncryptionError as error:
-        if wanted and error.is_missing:
+        if checksum and error.is_missing:
             return Finding(
                 scan.path,
                 scan.kind,

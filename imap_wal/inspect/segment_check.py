@@ -143,9 +143,9 @@ def _not_opened(
     finding: Finding, error: EncryptionError, verdict: Verdict, records: int
 ) -> Finding:
     """The finding about an encrypted file that the keys do not decrypt. If the key is missing, only
-    the checksums were verified, and `what` says so. It is damage if another key has the file's key
-    id, or if the file is not encrypted although the keys require it."""
-    what = error.what
+    the checksums were verified, and `reason` says so. It is damage if another key has the file's
+    key id, or if the file is not encrypted although the keys require it."""
+    reason = error.what
     if verdict.status != CLEAN:
         finding = replace(
             finding,
@@ -153,12 +153,14 @@ def _not_opened(
             first_lost=str(verdict.lost),
             frames_after=verdict.frames_after,
         )
-        what = f"{verdict.what}; {what}"
+        reason = f"{verdict.what}; {reason}"
     if verdict.is_damage or not error.is_missing:
-        return replace(finding, status=CORRUPT, records=records, what=what, advice=error.advice)
+        return replace(finding, status=CORRUPT, records=records, what=reason, advice=error.advice)
     if verdict.is_tail:
-        return replace(finding, status=TORN, records=records, what=what, advice=CUT, unopened=True)
-    return replace(finding, records=records, what=what, unopened=True)
+        return replace(
+            finding, status=TORN, records=records, what=reason, advice=CUT, unopened=True
+        )
+    return replace(finding, records=records, what=reason, unopened=True)
 
 
 def _wrong_entries(segment: SegmentFile, frame: Frame) -> list[str]:

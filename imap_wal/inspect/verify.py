@@ -147,12 +147,12 @@ def plan(
     }
     for node in view.all_nodes:
         if node.name in others:
-            what, way_out = others[node.name]
-            what += (
+            problem, way_out = others[node.name]
+            problem += (
                 f"; its {len(node.wal.segments)} segments and {_archives(node)} archives are not "
                 "read"
             )
-            findings.append(Finding(node.folder, "node", CORRUPT, what=what, advice=way_out))
+            findings.append(Finding(node.folder, "node", CORRUPT, what=problem, advice=way_out))
     renamed = {node.manifest.directory for node in view.all_nodes if node.name in others}
     for name in view.missing_nodes:
         if (
@@ -160,12 +160,14 @@ def plan(
             and name not in without | others.keys()
             and view.manifest.nodes[name] not in renamed
         ):
-            what = (
+            problem = (
                 f"node {name!r} is registered with log directory {view.manifest.nodes[name]}, "
                 "which is not here"
             )
             findings.append(
-                Finding(f"{view.folder}/nodes/{name}", "node", CORRUPT, what=what, advice=MISSING)
+                Finding(
+                    f"{view.folder}/nodes/{name}", "node", CORRUPT, what=problem, advice=MISSING
+                )
             )
     for node in view.all_nodes:
         if wants_node(node.name) and node.name not in others:
@@ -186,9 +188,9 @@ def _plan_manifests(
         yield _manifest(newest, older_manifests.of_cluster(view)[1])
     wrong = key_checks.differing(context.keys.key_ring, view.manifest.keys)
     if wrong:
-        what = key_checks.what_differs(wrong)
+        difference = key_checks.what_differs(wrong)
         way_out = "bring back the key that had this id; a new key needs a new id"
-        yield Finding(newest, "manifest", CORRUPT, what=what, advice=way_out)
+        yield Finding(newest, "manifest", CORRUPT, what=difference, advice=way_out)
     older = older_manifests.of_claims(view)
     if view.claims_number or older:
         yield _manifest(f"{view.claims_folder}/{view.claims_number:010d}.json", older)
@@ -379,24 +381,32 @@ def _manifest(path: str, newer: str) -> Finding:
     """`newer`: the evidence that the files next to it are newer."""
     if not newer:
         return Finding(path, "manifest", CLEAN)
-    what = f"this manifest is older than the files beside it ({newer})"
-    return Finding(path, "manifest", CORRUPT, offset=0, what=what, advice=ADVICE)
+    problem = f"this manifest is older than the files beside it ({newer})"
+    return Finding(path, "manifest", CORRUPT, offset=0, what=problem, advice=ADVICE)
 
 
 def _no_manifest(folder: str, whose: str, there: str) -> Finding:
-    what = f"there is no manifest of {whose} here, but {there}"
-    return Finding(f"{folder}/manifest", "manifest", CORRUPT, what=what, advice=NO_MANIFEST_ADVICE)
+    problem = f"there is no manifest of {whose} here, but {there}"
+    return Finding(
+        f"{folder}/manifest", "manifest", CORRUPT, what=problem, advice=NO_MANIFEST_ADVICE
+    )
 
 
 def _archives(node: NodeState) -> int:
     return sum(layout.parse_archive_path(file.path) is not None for file in node.files)
 
 
-def _missing(node: NodeState, epoch: int, numbers: range, what: str) -> Iterator[Finding]:
+def _missing(node: NodeState, epoch: int, numbers: range, problem: str) -> Iterator[Finding]:
     if numbers:
         lost = str(Position(epoch, numbers.start, 0, 0))
         more = f" ({len(numbers)} in a row)" if len(numbers) > 1 else ""
         file = f"{node.folder}/wal/*-{numbers.start:08d}.wal"
         yield Finding(
-            file, "segment", CORRUPT, offset=0, first_lost=lost, what=f"{what}{more}", advice=ADVICE
+            file,
+            "segment",
+            CORRUPT,
+            offset=0,
+            first_lost=lost,
+            what=f"{problem}{more}",
+            advice=ADVICE,
         )

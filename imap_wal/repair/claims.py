@@ -42,20 +42,20 @@ class ClaimsRepair:
             view.claims.closed or view.manifest.token or bool(view.claims.tokens) or self.is_older
         )
         claims = view.claims.with_claim(OF_NO_CLUSTER, incarnation)
-        what = f"it is older than the manifest of the cluster ({older})"
+        reason = f"it is older than the manifest of the cluster ({older})"
         if self.lost:
             name = f"{view.claims_folder}/{view.claims_number + self.lost:010d}.json"
-            what = (
+            reason = (
                 f"the newest manifest of claims cannot be read; number {view.claims_number} is "
                 "used in its place"
             )
-        what += "; Hazelcast clusters must be restarted to use the copy"
+        reason += "; Hazelcast clusters must be restarted to use the copy"
         if closed:
-            what += (
+            reason += (
                 ". With them a token of this cluster may be lost, so no cluster can claim the "
                 f"copy before you {CLOSED_ADVICE}"
             )
         to = f"{view.claims_folder}/{self.number:010d}.json"
         return replace(claims, closed=closed), Item(
-            name, "manifest", "corrupt", REWRITTEN, given_up=Extent(), what=what, to=to
+            name, "manifest", "corrupt", REWRITTEN, given_up=Extent(), what=reason, to=to
         )

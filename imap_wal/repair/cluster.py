@@ -117,9 +117,9 @@ class ClusterRepair:
         if not self.view.number:
             raise _without_manifest(f"cluster {self.view}", self.view.folder)
         for node in filter(lambda node: self.wants_node(node.name), self.view.all_nodes):
-            what, way_out = older_manifests.other_log(self.store, self.view, node)
-            if what:
-                raise NotRepairable(f"{node.folder}: {what}; {way_out}, then repair")
+            problem, way_out = older_manifests.other_log(self.store, self.view, node)
+            if problem:
+                raise NotRepairable(f"{node.folder}: {problem}; {way_out}, then repair")
             if node.of_no_manifest:
                 raise _without_manifest(f"node {node.name!r}", node.folder)
         key_checks.demand_same(
@@ -130,7 +130,7 @@ class ClusterRepair:
         view = self.view
         for name in view.missing_nodes:
             if self.wants_node(name):
-                what = (
+                reason = (
                     f"node {name!r} is registered with log directory "
                     f"{view.manifest.nodes[name]}, which is not here: the copy does not have it, "
                     "either"
@@ -142,7 +142,7 @@ class ClusterRepair:
                         "missing",
                         GIVEN_UP,
                         given_up=Extent(),
-                        what=what,
+                        what=reason,
                     )
                 )
 

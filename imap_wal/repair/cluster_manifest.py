@@ -105,7 +105,7 @@ class ManifestRepair:
         changed = self._snapshots.rewritten or self._snapshots.lists_changed
         if fitting == view.manifest and not changed and not self.older:
             return None, Item(name, "manifest", "clean", COPIED)
-        status, what = self._why_rewritten()
+        status, reason = self._why_rewritten()
         # Below this mark, a map may have lost its snapshot: the next rewrite reads everything.
         return replace(fitting, all_maps={}), Item(
             name,
@@ -113,7 +113,7 @@ class ManifestRepair:
             status,
             REWRITTEN,
             given_up=None if status == "clean" else Extent(),
-            what=what,
+            what=reason,
             to=f"{folder}/{self.number:010d}.json",
         )
 

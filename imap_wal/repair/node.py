@@ -94,10 +94,10 @@ class NodeRepair:
         newest = max(*numbers, *(mark.segment for mark in plan.marks()))
         plan.node, strangers = without_strangers(plan.context, plan.view, plan.node, newest)
         for segment, why in strangers.items():
-            what = f"{why}; its bytes are kept in {plan.put_aside(segment)}"
+            reason = f"{why}; its bytes are kept in {plan.put_aside(segment)}"
             lost = Extent(bytes=segment.bytes)
             plan.items.append(
-                Item(segment.path, "segment", "corrupt", GIVEN_UP, given_up=lost, what=what)
+                Item(segment.path, "segment", "corrupt", GIVEN_UP, given_up=lost, what=reason)
             )
 
     @property
@@ -167,31 +167,31 @@ class NodeRepair:
             begins=(0, 0),  # the copy has only what counts, and no replaced writer writes there
             cluster=NOTHING_SEEN,
         )
-        status, lost, what = self._about_manifest()
+        status, lost, reason = self._about_manifest()
         to = f"{self._plan.node.folder}/manifest/{self.number:010d}.json"
         self._plan.items.append(
-            Item(name, "manifest", status, REWRITTEN, given_up=lost, what=what, to=to)
+            Item(name, "manifest", status, REWRITTEN, given_up=lost, what=reason, to=to)
         )
 
     def _about_manifest(self) -> tuple[str, Extent | None, str]:
         """For the report: the state of the manifest, what is lost with it, and a text."""
         if self._lost_manifests:
-            what = (
+            reason = (
                 f"the newest manifest cannot be read; number {self._plan.node.number} is "
                 "used in its place, with the files beside it"
             )
-            return "corrupt", Extent(), what
+            return "corrupt", Extent(), reason
         if self._evidence.newer:
-            what = (
+            reason = (
                 f"this manifest is older than the files beside it ({self._evidence.newer}); the "
                 "copy has the entries of these files"
             )
-            return "corrupt", Extent(), what
-        what = (
+            return "corrupt", Extent(), reason
+        reason = (
             "changed to fit the files that are kept; the next open reads the log from the "
             "checkpoint on"
         )
-        return "clean", None, what
+        return "clean", None, reason
 
     def _look_at_entries(self) -> None:
         """Fill `highest` from all entries that can be read."""

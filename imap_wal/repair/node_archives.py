@@ -29,16 +29,16 @@ class ArchivePlanner:
     def decide(self) -> Position | None:
         """Decide for each archive. Returns the position at which a point-in-time repair ends
         because an archive is damaged: only entries below it are kept. None: no such position."""
-        found = [(archive, *self._look_at(archive)) for archive in self._plan.manifest.archives]
+        looks = [(archive, *self._look_at(archive)) for archive in self._plan.manifest.archives]
         below: Position | None = None
         if self._plan.mode == POINT_IN_TIME:
             ends = [
-                kept.end or archive.first._replace(index=0)
-                for archive, _, kept in found
-                if kept is not None and kept.lost != 0
+                readable.end or archive.first._replace(index=0)
+                for archive, _, readable in looks
+                if readable is not None and readable.lost != 0
             ]
             below = min(ends, default=None)
-        for archive, status, damaged in found:
+        for archive, status, damaged in looks:
             late = below is not None and archive.last >= below
             if damaged is None and not late:
                 self._plan.archives.append((archive, None, False))
@@ -48,12 +48,14 @@ class ArchivePlanner:
                 self._plan.items.append(Item(archive.path, "archive", status, COPIED, whole))
                 continue
             self._plan.changed = True
-            kept = damaged
-            if late or kept is None:
-                kept = salvage.count_readable(
+            readable = damaged
+            if late or readable is None:
+                readable = salvage.count_readable(
                     self._plan.context, archive.path, log=self._plan.manifest.directory, below=below
                 )
-            self._rewrite(archive, kept, status, damaged.what if damaged is not None else "", below)
+            self._rewrite(
+                archive, readable, status, damaged.what if damaged is not None else "", below
+            )
         return below
 
     def _look_at(self, archive: Archive) -> tuple[str, salvage.Salvaged | None]:
@@ -66,25 +68,25 @@ class ArchivePlanner:
             whole = False
         if whole:
             return "clean", None
-        kept = salvage.count_readable(
+        readable = salvage.count_readable(
             self._plan.context, archive.path, log=self._plan.manifest.directory
         )
-        if not archive.checksum and not kept.what and kept.records == archive.records:
+        if not archive.checksum and not readable.what and readable.records == archive.records:
             return "clean", None
-        return "corrupt", kept._replace(lost=archive.records - kept.records)
+        return "corrupt", readable._replace(lost=archive.records - readable.records)
 
     def _rewrite(
         self,
         archive: Archive,
-        kept: salvage.Salvaged,
+        readable: salvage.Salvaged,
         status: str,
         damage: str,
         below: Position | None,
     ) -> None:
-        lost = archive.records - kept.records
+        lost = archive.records - readable.records
         if lost:
             self._plan.differs(archive.first._replace(frame=0, index=0))
-        what = damage or (
+        reason = damage or (
             "its bytes do not match the checksum in the manifest"
             if status == "corrupt"
             else f"it has entries after {below}"
@@ -92,69 +94,71 @@ class ArchivePlanner:
         given_up = None
         if lost:
             begins = [
-                place for place in (kept.end if kept.what else below, below) if place is not None
+                place
+                for place in (readable.end if readable.what else below, below)
+                if place is not None
             ]
             first = str(max(archive.first, min(begins, default=archive.first)))
             given_up = Extent(first, str(archive.last), None, lost, None)
-        if kept.first is None or kept.last is None:
+        if readable.first is None or readable.last is None:
             self._plan.items.append(
-                Item(archive.path, "archive", status, GIVEN_UP, given_up=given_up, what=what)
+                Item(archive.path, "archive", status, GIVEN_UP, given_up=given_up, what=reason)
             )
             return
         path = layout.archive_path(
             self._plan.node.folder,
             archive.map,
-            kept.first,
-            kept.last,
+            readable.first,
+            readable.last,
             self._plan.manifest.epoch,
             "0",
         )
         copy = replace(
             archive,
             path=path,
-            first=kept.first,
-            last=kept.last,
-            records=kept.records,
-            tombstones=kept.tombstones,
+            first=readable.first,
+            last=readable.last,
+            records=readable.records,
+            tombstones=readable.tombstones,
         )
         self._plan.sources[path] = archive.path
         self._plan.archives.append((copy, below, True))
-        extent = Extent(str(kept.first), str(kept.last), None, kept.records, None)
+        extent = Extent(str(readable.first), str(readable.last), None, readable.records, None)
         to = path if path != archive.path else ""
         self._plan.items.append(
-            Item(archive.path, "archive", status, REWRITTEN, extent, given_up, what, to)
+            Item(archive.path, "archive", status, REWRITTEN, extent, given_up, reason, to)
         )
 
     def find_again(self) -> None:
         """For each damaged list: add the archives that it must have named. Their file names have
         their positions, and the manifest says between which ends the list is."""
         plan = self._plan
-        for each, error in plan.node.damaged_lists:
+        for damaged_list, error in plan.node.damaged_lists:
             named = plan.manifest.archives
-            found = [
+            again = [
                 archive
                 for file, name in self._unknown(named)
-                if each.lowest <= name.last <= each.highest
+                if damaged_list.lowest <= name.last <= damaged_list.highest
                 and name.last[:2] <= plan.manifest.archived
                 and not _is_void(name.last, plan.manifest.begins)
                 and (archive := self._read_unknown(file, name)) is not None
             ]
-            found = _without_absorbed(found, named)
-            plan.manifest = replace(plan.manifest, archives=Listed((*named, *found)))
-            plan.items.append(self._list_item(each, error, len(found)))
+            again = _without_absorbed(again, named)
+            plan.manifest = replace(plan.manifest, archives=Listed((*named, *again)))
+            plan.items.append(self._list_item(damaged_list, error, len(again)))
 
-    def _list_item(self, file: ListFile, error: LogError, found: int) -> Item:
-        what = f"{error.what}; {found} archives of {file.items} were found by their names"
-        given_up = None if found >= file.items else Extent(str(file.lowest), str(file.highest))
+    def _list_item(self, file: ListFile, error: LogError, count: int) -> Item:
+        reason = f"{error.what}; {count} archives of {file.items} were found by their names"
+        given_up = None if count >= file.items else Extent(str(file.lowest), str(file.highest))
         status = "missing" if isinstance(error, ShortLog) else "corrupt"
-        return Item(error.file, "list", status, GIVEN_UP, given_up=given_up, what=what)
+        return Item(error.file, "list", status, GIVEN_UP, given_up=given_up, what=reason)
 
     def _unknown(self, named: Iterable[Archive]) -> Iterator[tuple[StoredFile, layout.ArchiveName]]:
         """The files of archives that are not named."""
-        known = {archive.path for archive in named}
+        paths = {archive.path for archive in named}
         for file in self._plan.node.files:
             name = layout.parse_archive_path(file.path)
-            if name is not None and file.path not in known:
+            if name is not None and file.path not in paths:
                 yield file, name
 
     def adopt(self) -> None:
@@ -171,25 +175,25 @@ class ArchivePlanner:
         if first is not None and first.number == manifest.archived[1] + 1:
             return  # no segment is deleted
         requests = dict(manifest.requests)
-        found = []
+        adopted = []
         for file, name in unknown:
             if first is not None and name.first.segment >= first.number:
                 continue
             archive = self._read_unknown(file, name)
             if archive is None:
                 continue
-            found.append(archive)
+            adopted.append(archive)
             log = manifest.directory
             for row in salvage.rows_of(self._plan.context, file.path, log=log):
                 _, _, session, request = row[ORDER]
                 requests[session] = max(request, requests.get(session, 0))
-        if not found:
+        if not adopted:
             return
-        last = max(archive.last for archive in found)
+        last = max(archive.last for archive in adopted)
         archived = (last.epoch, last.segment) if first is None else (first.epoch, first.number - 1)
         self._plan.manifest = replace(
             manifest,
-            archives=Listed((*manifest.archives, *found)),
+            archives=Listed((*manifest.archives, *adopted)),
             archived=archived,
             requests=requests,
         )
@@ -218,9 +222,9 @@ class ArchivePlanner:
             for file in self._plan.node.files
             if file.path.startswith(f"{self._plan.node.folder}/wal/")
         ]
-        kept = layout.fences(in_wal, segments[-1].epoch + 1) if segments else set()
+        fences = layout.fences(in_wal, segments[-1].epoch + 1) if segments else set()
         for segment, following in pairwise(segments):
-            if segment.path not in kept:
+            if segment.path not in fences:
                 break
             gone = segment.number + 1, following.number - 1
             if gone[0] <= gone[1] and any(
@@ -230,19 +234,19 @@ class ArchivePlanner:
         return first
 
 
-def _without_absorbed(found: Iterable[Archive], named: Iterable[Archive]) -> list[Archive]:
+def _without_absorbed(archives: Iterable[Archive], named: Iterable[Archive]) -> list[Archive]:
     """Without the archives whose positions are all within another one of their map: a later run
     absorbed them, and was interrupted before it deleted them. Others of a map do not overlap."""
     whole: dict[str, list[Archive]] = {}
     for archive in named:
         whole.setdefault(archive.map, []).append(archive)
-    kept = []
-    for archive in sorted(found, key=lambda archive: archive.last, reverse=True):
+    apart = []
+    for archive in sorted(archives, key=lambda archive: archive.last, reverse=True):
         others = whole.setdefault(archive.map, [])
-        if not any(each.first <= archive.first and archive.last <= each.last for each in others):
+        if not any(wider.first <= archive.first and archive.last <= wider.last for wider in others):
             others.append(archive)
-            kept.append(archive)
-    return kept
+            apart.append(archive)
+    return apart
 
 
 def _is_void(last: Position, begins: tuple[int, int]) -> bool:

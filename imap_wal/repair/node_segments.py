@@ -47,17 +47,17 @@ class SegmentPlanner:
         """Decide for each segment. `given_up`: nothing of them is kept. Raises `NotRepairable` if
         too many segments are missing."""
         manifest, folder = self._plan.manifest, self._plan.node.folder
-        found = self._found()
+        segments = self._found()
         epochs = self._known_epochs()
-        last_number = self._last_number(found)
+        last_number = self._last_number(segments)
         # A missing segment keeps its name if that is known: then no low-water mark in it is above
         # the end of the log. Otherwise it gets the epoch of the last known segment before it, or
         # else of the first one after it: epochs never decrease.
-        known = {**epochs, **{number: segment.epoch for number, segment in found.items()}}
-        epoch = manifest.archived[0] or (known[min(known)] if known else 0)
+        all_epochs = {**epochs, **{number: segment.epoch for number, segment in segments.items()}}
+        epoch = manifest.archived[0] or (all_epochs[min(all_epochs)] if all_epochs else 0)
         before: int | None = None
         for number in range(manifest.archived[1] + 1, last_number + 1):
-            planned = found.get(number)
+            planned = segments.get(number)
             if planned is None:
                 epoch = epochs.get(number, epoch)
                 path = layout.wal_path(folder, epoch, number)
@@ -69,9 +69,9 @@ class SegmentPlanner:
                     what="this segment is missing: the log continues after it",
                 )
             if planned.torn and planned.scan is not None and planned.scan.header is None:
-                what = "a crash before its first commit: it never had an entry"
+                reason = "a crash before its first commit: it never had an entry"
                 self._plan.items.append(
-                    Item(planned.path, "segment", "torn-tail", LEFT_OUT, what=what)
+                    Item(planned.path, "segment", "torn-tail", LEFT_OUT, what=reason)
                 )
                 continue
             epoch = planned.epoch
@@ -80,7 +80,7 @@ class SegmentPlanner:
             given_up = given_up or (
                 self._plan.mode == POINT_IN_TIME and planned.damaged and planned.lost
             )
-        if not found and manifest.checkpoint[:2] <= manifest.archived:
+        if not segments and manifest.checkpoint[:2] <= manifest.archived:
             self._plan.end = manifest.checkpoint
 
     def _found(self) -> dict[int, Segment]:
@@ -95,44 +95,45 @@ class SegmentPlanner:
                 Item(path, "node", "missing", GIVEN_UP, given_up=Extent(), what=misplaced)
             )
             wal = WalFolder(())
-        for segments, what in (
+        for segments, reason in (
             (wal.void, "begun by a writer that had been replaced: nothing in it counts"),
             (wal.copied, "a recovery made a copy of it, which counts instead"),
         ):
             plan.items += [
-                Item(segment.path, "segment", "clean", LEFT_OUT, what=what) for segment in segments
+                Item(segment.path, "segment", "clean", LEFT_OUT, what=reason)
+                for segment in segments
             ]
         living = wal.segments
-        found: dict[int, Segment] = {}
+        by_number: dict[int, Segment] = {}
         for index, segment in enumerate(living):
             plan.tell(segment.path)
-            found[segment.number] = self._look_at(segment, newest=index == len(living) - 1)
-        find_missing_ends(found)
-        return found
+            by_number[segment.number] = self._look_at(segment, newest=index == len(living) - 1)
+        find_missing_ends(by_number)
+        return by_number
 
     def _known_epochs(self) -> dict[int, int]:
         """Segment number → its epoch, from the manifests."""
         places = (*self._plan.marks(), self._plan.manifest.checkpoint)
         return {place.segment: place.epoch for place in places if place.epoch}
 
-    def _last_number(self, found: Mapping[int, Segment]) -> int:
+    def _last_number(self, segments: Mapping[int, Segment]) -> int:
         """The highest number, including that of missing segments: if this folder was restored from
         an older copy, the marks are in later segments. Raises `NotRepairable` if too many are
         missing."""
         manifest = self._plan.manifest
         last = max(
             [
-                *found,
+                *segments,
                 manifest.checkpoint.segment,
                 manifest.newest,
                 *(mark.segment for mark in self._plan.marks()),
             ]
         )
-        if last - manifest.archived[1] - len(found) > MISSING_MAX:
+        if last - manifest.archived[1] - len(segments) > MISSING_MAX:
             raise NotRepairable(
                 f"{self._plan.node.folder}/wal: according to the manifests there are {last} "
-                f"segments, but {len(found)} are here: mount their disk, or bring them back from a "
-                "copy; if the newest manifest is wrong, move it away"
+                f"segments, but {len(segments)} are here: mount their disk, or bring them back "
+                "from a copy; if the newest manifest is wrong, move it away"
             )
         return last
 
@@ -154,15 +155,15 @@ class SegmentPlanner:
             if not is_foreign(plan.context, plan.view, plan.node, error):
                 raise
             if error.key_id or error.is_missing:
-                what = (
+                reason = (
                     f"it is not of this log: {error.what}, although all keys with which this log "
                     "was written are given"
                 )
             else:
-                what = f"{error.what}; {error.advice}, and repair again"
-            what += f"; its bytes are kept in {plan.put_aside(segment)}"
+                reason = f"{error.what}; {error.advice}, and repair again"
+            reason += f"; its bytes are kept in {plan.put_aside(segment)}"
             return Segment(
-                segment.path, segment.epoch, segment.number, segment.bytes, "corrupt", what
+                segment.path, segment.epoch, segment.number, segment.bytes, "corrupt", reason
             )
 
     def _decide(self, segment: Segment, before: int | None, *, given_up: bool) -> int | None:
@@ -263,7 +264,7 @@ class SegmentPlanner:
         self._plan.differs(Position(*place, 0, 0))
         self._plan.end = max(self._plan.end, moved[-1][1])
         self._plan.writes.append(Write(segment.path, head, segment.path, 0, tuple(frames), scan))
-        kept = Extent(
+        retained = Extent(
             str(moved[0][0]._replace(index=0)),
             str(moved[-1][0]),
             len(frames),
@@ -276,13 +277,13 @@ class SegmentPlanner:
         elif scan.gaps:
             lost = segment.gaps()
         self._plan.items.append(
-            Item(segment.path, "segment", segment.status, REWRITTEN, kept, lost, segment.what)
+            Item(segment.path, "segment", segment.status, REWRITTEN, retained, lost, segment.what)
         )
 
-    def _note_empty(self, segment: Segment, lost: Extent | None, what: str) -> None:
+    def _note_empty(self, segment: Segment, lost: Extent | None, reason: str) -> None:
         self._plan.writes.append(Write(segment.path, self._plan.header(segment)))
         self._plan.moved[segment.epoch, segment.number] = []
         self._plan.differs(Position(segment.epoch, segment.number, 0, 0))
         self._plan.items.append(
-            Item(segment.path, "segment", segment.status, EMPTIED, given_up=lost, what=what)
+            Item(segment.path, "segment", segment.status, EMPTIED, given_up=lost, what=reason)
         )

@@ -86,17 +86,17 @@ class Segment:
             sum(gap.end - gap.start for gap in gaps),
         )
 
-    def everything(self, kept: list[WholeFrame] | None = None) -> Extent | None:
+    def everything(self, whole: list[WholeFrame] | None = None) -> Extent | None:
         """What the copy loses of a segment: its gaps, as far as known, and the whole frames that
         are not kept."""
-        kept = kept or []
+        whole = whole or []
         scan, start = self.scan, str(Position(self.epoch, self.number, 0, 0))
         if self.status == "missing":
             return Extent(start)
         gaps = self.gaps()
-        frames: int | None = self.frames - len(kept)
-        records: int | None = self.records - sum(frame.entries for frame in kept)
-        size = self.bytes - sum(frame.end - frame.offset for frame in kept)
+        frames: int | None = self.frames - len(whole)
+        records: int | None = self.records - sum(frame.entries for frame in whole)
+        size = self.bytes - sum(frame.end - frame.offset for frame in whole)
         # The file under this name is another segment.
         if scan is None and self.status == "corrupt" and self.end_missing is None:
             return Extent(start, None, None, None, self.size)
@@ -109,7 +109,7 @@ class Segment:
             size += gaps.bytes or 0
             first = (
                 Position.parse(gaps.first)
-                if gaps.first and (kept or first is None or gaps.first < str(first))
+                if gaps.first and (whole or first is None or gaps.first < str(first))
                 else first
             )
             if gaps.last:
@@ -121,7 +121,7 @@ class Segment:
 
 def look_at(context: Context, segment: SegmentFile, home: Home, place: verdict.Place) -> Segment:
     """Read all of a segment. `home`: what its header must say. Raises `UnsupportedVersion`."""
-    found = Segment(segment.path, segment.epoch, segment.number, segment.bytes)
+    looked_at = Segment(segment.path, segment.epoch, segment.number, segment.bytes)
     places: list[WholeFrame] = []
 
     def visit(frame: Frame) -> None:
@@ -133,36 +133,36 @@ def look_at(context: Context, segment: SegmentFile, home: Home, place: verdict.P
     said, reader = verdict.judge(context.store, place, visit, keys=context.keys)
     if said.status == verdict.UNSUPPORTED:
         raise said.error()
-    found.what = said.what
-    found.status = (
+    looked_at.what = said.what
+    looked_at.status = (
         "clean" if said.status == verdict.CLEAN else "torn-tail" if said.is_tail else "corrupt"
     )
-    found.torn = said.is_tail and not said.frames_after
+    looked_at.torn = said.is_tail and not said.frames_after
     if said.status == verdict.FOREIGN:
-        return found
+        return looked_at
     if reader is not None:
-        found.header, found.end, found.continues_from = (
+        looked_at.header, looked_at.end, looked_at.continues_from = (
             reader.header,
             reader.first,
             reader.continues_from,
         )
     if said.status == verdict.SHORT and said.end:
-        found.end_missing = place.checkpoint
+        looked_at.end_missing = place.checkpoint
     elif said.status != verdict.CLEAN:
-        found.scan = scan_segment(context, segment.path, home)
-        places = found.scan.frames
-    found.count(places)
-    return found
+        looked_at.scan = scan_segment(context, segment.path, home)
+        places = looked_at.scan.frames
+    looked_at.count(places)
+    return looked_at
 
 
-def find_missing_ends(found: Mapping[int, Segment]) -> None:
+def find_missing_ends(segments: Mapping[int, Segment]) -> None:
     """A file that ends at the end of a frame looks whole. Only the next segment's header shows that
     it is not, or a manifest that names a later frame. If that header is damaged, it is unknown."""
     before: Segment | None = None
-    for number in sorted(found):
-        segment = found[number]
+    for number in sorted(segments):
+        segment = segments[number]
         said = segment.header.previous_checksum if segment.header is not None else 0
-        if number - 1 not in found:
+        if number - 1 not in segments:
             before = None
         if (
             before is not None

@@ -49,31 +49,36 @@ class SnapshotRepair:
             return view
         self.lists_changed = True
         snapshots = dict(view.snapshots)
-        for name in {damaged_list.map: None for damaged_list in view.damaged_lists}:
-            damaged = [
-                damaged_list for damaged_list in view.damaged_lists if damaged_list.map == name
-            ]
-            wanted = sum(each.list.items for each in damaged)
-            found = self._parts_again(name, snapshots[name])
-            fits = len(found) == wanted and self._sizes_fit(snapshots[name], found)
-            files = Listed((*snapshots[name].files, *map(_taken_in, found)))
+        for name in {bad_list.map: None for bad_list in view.damaged_lists}:
+            damaged = [bad_list for bad_list in view.damaged_lists if bad_list.map == name]
+            expected = sum(bad_list.list.items for bad_list in damaged)
+            again = self._parts_again(name, snapshots[name])
+            fits = len(again) == expected and self._sizes_fit(snapshots[name], again)
+            files = Listed((*snapshots[name].files, *map(_taken_in, again)))
             snapshots[name] = replace(snapshots[name], files=files, mixed=True)
             doubt = "" if fits else "; their sizes are not those of the snapshot"
-            if len(found) < wanted:
+            if len(again) < expected:
                 doubt = "; the others are lost"
-            elif len(found) > wanted:
+            elif len(again) > expected:
                 doubt = (
                     "; some are of a former snapshot, so entries that a rewrite removed may be back"
                 )
-            for each in damaged:
-                what = (
-                    f"{each.error.what}; {len(found)} files of {wanted} were found by their "
+            for bad_list in damaged:
+                reason = (
+                    f"{bad_list.error.what}; {len(again)} files of {expected} were found by their "
                     f"folders{doubt}"
                 )
                 given_up = None if fits else Extent()
-                status = "missing" if isinstance(each.error, ShortLog) else "corrupt"
+                status = "missing" if isinstance(bad_list.error, ShortLog) else "corrupt"
                 self._items.append(
-                    Item(each.error.file, "list", status, GIVEN_UP, given_up=given_up, what=what)
+                    Item(
+                        bad_list.error.file,
+                        "list",
+                        status,
+                        GIVEN_UP,
+                        given_up=given_up,
+                        what=reason,
+                    )
                 )
         manifest = replace(view.manifest, snapshots=snapshots)
         self._view = replace(view, manifest=manifest)
@@ -83,7 +88,7 @@ class SnapshotRepair:
         """The files of a map's snapshot that are not named, with those of former snapshots that
         were not removed: the newest change of each key is in one of them."""
         named = set(snapshot.paths)
-        found = []
+        files = []
         for file in self._store.list(f"{self._view.folder}/snapshot"):
             *_, component, folder, part = file.path.split("/")
             number = number_in(folder)
@@ -94,12 +99,12 @@ class SnapshotRepair:
                 and file.path not in named
                 and names.map_of(component, self._view.manifest.snapshots) == name
             ):
-                found.append(file)
-        return found
+                files.append(file)
+        return files
 
-    def _sizes_fit(self, snapshot: Snapshot, found: Sequence[StoredFile]) -> bool:
+    def _sizes_fit(self, snapshot: Snapshot, again: Sequence[StoredFile]) -> bool:
         return (
-            sum(file.size for file in found) + sum(file.size for file in snapshot.files)
+            sum(file.size for file in again) + sum(file.size for file in snapshot.files)
             == snapshot.bytes
         )
 
@@ -107,7 +112,7 @@ class SnapshotRepair:
         """Map → files that its snapshot does not name, of the same or a newer generation. A lost
         manifest may have named them, and the log below them may have been removed. All of them are
         needed: a rewrite keeps files of earlier generations."""
-        found: dict[str, list[StoredFile]] = {}
+        by_map: dict[str, list[StoredFile]] = {}
         for file in self._store.list(f"{self._view.folder}/snapshot"):
             *_, name, generation, part = file.path.split("/")
             number = number_in(generation)
@@ -119,29 +124,31 @@ class SnapshotRepair:
             if not map_name:
                 continue
             self.generation = max(self.generation, number)
-            known = self._view.manifest.snapshots.get(map_name)
-            if known is None or (number >= known.generation and file.path not in known.paths):
-                found.setdefault(map_name, []).append(file)
-        return found
+            snapshot = self._view.manifest.snapshots.get(map_name)
+            if snapshot is None or (
+                number >= snapshot.generation and file.path not in snapshot.paths
+            ):
+                by_map.setdefault(map_name, []).append(file)
+        return by_map
 
     def adopted(self, name: str, unnamed: list[StoredFile]) -> Snapshot:
         """The snapshot with these files added. Its marks stay as they are: the log above them is
         read, and the newest change of each key wins."""
-        known = self._view.manifest.snapshots.get(name)
-        if known is None:
-            known = Snapshot(0, Listed(), {}, 0, 0, 0, self._context.clock.now_ms())
+        snapshot = self._view.manifest.snapshots.get(name)
+        if snapshot is None:
+            snapshot = Snapshot(0, Listed(), {}, 0, 0, 0, self._context.clock.now_ms())
         if not unnamed:
-            return known
+            return snapshot
         there = {file.path for file in self._store.list(f"{self._view.folder}/snapshot")}
         # A missing file was replaced by the newer ones.
-        files = [file for file in known.files if file.path in there]
+        files = [file for file in snapshot.files if file.path in there]
         files += map(_taken_in, unnamed)
         self.taken_in += [file.path for file in unnamed]
         return replace(
-            known,
+            snapshot,
             generation=max(int(file.path.split("/")[-2]) for file in unnamed),
             files=Listed(files),
-            bytes=known.bytes + sum(file.size for file in unnamed),
+            bytes=snapshot.bytes + sum(file.size for file in unnamed),
             mixed=True,
         )
 
@@ -157,29 +164,41 @@ class SnapshotRepair:
                     crc = checksum(source)
             except NotFound:
                 crc = size = 0
-            kept = salvage.count_readable(self._context, path, log=None)
-            records, tombstones = records + kept.records, tombstones + kept.tombstones
-            present = named._replace(checksum=crc, size=size, rows=kept.records)
-            if (named.checksum and named.checksum == crc) or (not named.checksum and not kept.what):
+            readable = salvage.count_readable(self._context, path, log=None)
+            records, tombstones = records + readable.records, tombstones + readable.tombstones
+            present = named._replace(checksum=crc, size=size, rows=readable.records)
+            if (named.checksum and named.checksum == crc) or (
+                not named.checksum and not readable.what
+            ):
                 files.append(present)
                 self._items.append(
                     Item(
-                        path, "snapshot", "clean", COPIED, Extent(records=kept.records, bytes=size)
+                        path,
+                        "snapshot",
+                        "clean",
+                        COPIED,
+                        Extent(records=readable.records, bytes=size),
                     )
                 )
                 continue
-            lost = Extent(records=kept.lost) if kept.lost != 0 else None
-            what = kept.what or "its bytes do not match the checksum in the manifest"
-            if not kept.records:
+            lost = Extent(records=readable.lost) if readable.lost != 0 else None
+            reason = readable.what or "its bytes do not match the checksum in the manifest"
+            if not readable.records:
                 self._items.append(
-                    Item(path, "snapshot", "corrupt", GIVEN_UP, given_up=lost, what=what)
+                    Item(path, "snapshot", "corrupt", GIVEN_UP, given_up=lost, what=reason)
                 )
                 continue
             files.append(present)
             self.rewritten.add(path)
             self._items.append(
                 Item(
-                    path, "snapshot", "corrupt", REWRITTEN, Extent(records=kept.records), lost, what
+                    path,
+                    "snapshot",
+                    "corrupt",
+                    REWRITTEN,
+                    Extent(records=readable.records),
+                    lost,
+                    reason,
                 )
             )
         if self.rewritten.isdisjoint(snapshot.paths) and files == list(snapshot.files):

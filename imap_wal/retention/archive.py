@@ -209,15 +209,15 @@ class _Run:
 
     def _scans(self) -> Iterator[FileScan]:
         following = [*(segment.path for segment in self._segments[1:]), ""]
-        for each, after in zip(self._segments, following, strict=True):
+        for segment, after in zip(self._segments, following, strict=True):
             yield FileScan(
                 SEGMENT,
                 self._node,
-                each.path,
+                segment.path,
                 "",
                 self._manifest.directory,
-                each.epoch,
-                each.number,
+                segment.epoch,
+                segment.number,
                 next_path=after,
             )
 
@@ -278,10 +278,10 @@ class _Run:
         """Delete what runs of earlier epochs left: archives that the manifest does not name. No
         later manifest will name them. Archives of this epoch are kept, because another run may be
         about to publish them."""
-        known = {archive.path for archive in self._manifest.archives}
+        named = {archive.path for archive in self._manifest.archives}
         for file in self._store.list(f"{self._folder}/archive"):
             name = layout.parse_archive_path(file.path)
-            if name is not None and file.path not in known and name.epoch < self._manifest.epoch:
+            if name is not None and file.path not in named and name.epoch < self._manifest.epoch:
                 dispose(self._store, [file.path], f"{self._folder}/archive")
         self._delete(self._wal.archived)
 

@@ -140,21 +140,21 @@ class _Pass:
     def _write(self, name: str, former: list[Archive], rows: list[Any]) -> list[Archive]:
         """Write rows of a map that are later than those of its former files. Its first file begins
         with the entries of the archives that it absorbs. It empties `rows`."""
-        pile, found = _Pile(), list[Archive]()
+        pile, written = _Pile(), list[Archive]()
         for archive in former:
             for batch in batches(self._context, archive.path, expected=Expected(log=self._log)):
                 pile.add(to_waiting(batch))
             # Not within a file: it is sorted by key, so positions of the two would overlap.
             if pile.bytes >= FULL:
-                found.append(self._publish(name, pile))
+                written.append(self._publish(name, pile))
         rows.reverse()
         while rows:
             batch = rows.pop()
             if pile.bytes and pile.bytes + batch.nbytes > COLUMN_BYTES_MAX:
-                found.append(self._publish(name, pile))
+                written.append(self._publish(name, pile))
             pile.add(batch)
-        found.append(self._publish(name, pile))
-        return found
+        written.append(self._publish(name, pile))
+        return written
 
     def _publish(self, name: str, pile: _Pile) -> Archive:
         rows, size = pile.batches, pile.bytes
@@ -202,7 +202,7 @@ def absorbable(archives: Iterable[Archive]) -> tuple[Archive, ...]:
     by_map: dict[str, list[Archive]] = {}
     for archive in archives:
         by_map.setdefault(archive.map, []).append(archive)
-    return tuple(archive for each in by_map.values() for archive in to_absorb(each))
+    return tuple(archive for of_map in by_map.values() for archive in to_absorb(of_map))
 
 
 def _step(archive: Archive) -> int:

@@ -100,8 +100,10 @@ def publish(log: ClusterLog, backfill: Backfill, archives: Sequence[Archive]) ->
         except NotFound:
             size = -1
         if size != archive.bytes:
-            what = f"a task wrote {archive.bytes} bytes, but the storage has {max(size, 0)}"
-            raise CorruptLog(archive.path, 0, what, "nothing was published; repeat the backfill")
+            difference = f"a task wrote {archive.bytes} bytes, but the storage has {max(size, 0)}"
+            raise CorruptLog(
+                archive.path, 0, difference, "nothing was published; repeat the backfill"
+            )
     if not archives:
         return
 
@@ -146,14 +148,14 @@ def _demand_closed(log: ClusterLog, manifest: ClusterManifest) -> None:
             "put the entries into its maps through a client"
         )
     for node in sorted(manifest.nodes):
-        found = node_manifests(
+        node_manifest = node_manifests(
             log.store, layout.node_folder(log.folder, node), log.clock, log.randomness
         ).read()[1]
-        if not found.clean:
+        if not node_manifest.clean:
             raise WriterLocked(
                 node, "a program that has it open, or that has ended without closing it"
             )
-        if found.kind:
+        if node_manifest.kind:
             raise InvalidSetting(
                 f"node {node!r} of cluster {log.cluster!r} is a log without maps: append to it "
                 "with imap_wal.log"

@@ -11,11 +11,11 @@ from imap_wal.read.state import ClusterState
 
 
 def base_of(
-    state: ClusterState, known: ClusterState, maps: Collection[str] | None, former: Base | None
+    state: ClusterState, covering: ClusterState, maps: Collection[str] | None, former: Base | None
 ) -> Base:
-    """The base that has the snapshots of `known`: those of `state`, or former ones. `former`: the
-    base until now."""
-    manifest = known.manifest
+    """The base that has the snapshots of `covering`: those of `state`, or former ones. `former`:
+    the base until now."""
+    manifest = covering.manifest
     snapshots = {
         name: snapshot
         for name, snapshot in manifest.snapshots.items()
@@ -24,10 +24,10 @@ def base_of(
     # A map without a snapshot is only known to have no entries up to the mark of all maps.
     absent = maps is None or any(name not in snapshots for name in maps)
     positions = {}
-    for node in known.nodes:
-        lowest = [_mark(snapshot, node, known) for snapshot in snapshots.values()]
+    for node in covering.nodes:
+        lowest = [_mark(snapshot, node, covering) for snapshot in snapshots.values()]
         if absent:
-            lowest.append(known.complete(node))
+            lowest.append(covering.complete(node))
         least = former.positions.get(node, START) if former is not None else START
         positions[node] = max(least, min(lowest, default=START))
     used = {snapshot.versions for snapshot in snapshots.values()}

@@ -75,7 +75,7 @@ def remove_ended(log: ClusterLog, backfill: EndedBackfill) -> set[str]:
         is_ours = manifest.nodes.get(node, "") == backfill.directory
         if not is_ours:
             return None
-        others = {name: known for name, known in manifest.nodes.items() if name != node}
+        others = {name: directory for name, directory in manifest.nodes.items() if name != node}
         ended = max(manifest.incarnation, backfill.incarnation + 1)
         return replace(manifest, nodes=others, incarnation=ended)
 

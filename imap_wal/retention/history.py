@@ -58,10 +58,10 @@ def keep_history(log: ClusterLog, history_s: int, skew_ms_max: int = SKEW_MS_MAX
         return ""
     reader = Reader(log.store, log.folder, HISTORY, log.clock, log.randomness)
     for _ in range(ATTEMPTS):
-        known = bases_of_history(log.store, log.folder)  # first: none is newer than the state
+        former = bases_of_history(log.store, log.folder)  # first: none is newer than the state
         state = log.state().demand(RecoveryPolicy.PARTIAL)
-        broken = [base for base in known if not _is_whole(log, state, base)]
-        newest = next((base for base in reversed(known) if base not in broken), None)
+        broken = [base for base in former if not _is_whole(log, state, base)]
+        newest = next((base for base in reversed(former) if base not in broken), None)
         new = base_of(state, state, None, newest)
         if newest is not None and not _is_due(new, newest, history_s):
             break
@@ -71,8 +71,8 @@ def keep_history(log: ClusterLog, history_s: int, skew_ms_max: int = SKEW_MS_MAX
             break
         reader.keep(_without([new]), DAY_MS)
     limit_ms = log.clock.now_ms() - history_s * 1000 - SKEW_MS_MAX
-    kept = _without(broken)(bases_of_history(log.store, log.folder))
-    if _needed(kept, limit_ms) != kept:
+    sound = _without(broken)(bases_of_history(log.store, log.folder))
+    if _needed(sound, limit_ms) != sound:
         demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
     reader.keep(lambda bases: _needed(_without(broken)(bases), limit_ms), DAY_MS)
     return ""
@@ -83,8 +83,8 @@ def _is_due(new: Base, newest: Base, history_s: int) -> bool:
     use. If the newest one is of a clock that was wrong, it must not be the last for years."""
     later_ms = abs(new.until_ms - newest.until_ms)
     dropped = any(
-        each.dropped and each.dropped != newest.dropped(name)
-        for name, each in new.snapshots.items()
+        snapshot.dropped and snapshot.dropped != newest.dropped(name)
+        for name, snapshot in new.snapshots.items()
     )
     return dropped or (not new.is_same(newest) and later_ms * SHARES >= history_s * 1000)
 
@@ -141,18 +141,18 @@ def _chosen(
     """For each map the newest snapshot that fits. If there is none, the oldest of those that may
     have entries of a clock that is ahead: it has the fewest."""
     now = state.manifest
-    wanted = {
+    fit_of_map = {
         name: fits(snapshot)
         for name, snapshot in now.snapshots.items()
         if maps is None or name in maps
     }
-    best = {name: fit for name, fit in wanted.items() if fit < 2}
+    best = {name: fit for name, fit in fit_of_map.items() if fit < 2}
     if not best:
         return Past(state)
     snapshots: dict[str, Snapshot] = dict(now.snapshots)
     versions: dict[int, PartitionVersions] = dict(now.versions)
     for base in _usable(log, state):
-        for name in [each for each, fit in best.items() if fit < 2]:
+        for name in [candidate for candidate, fit in best.items() if fit < 2]:
             former = base.snapshots.get(name)
             fit = 2 if former is None else fits(former)
             if fit < max(best[name], 1) or not _has_files(log, now, name, former):
@@ -169,8 +169,8 @@ def _chosen(
 
 def _usable(log: ClusterLog, state: ClusterState) -> Iterator[Base]:
     """The bases above which the log is whole, newest first."""
-    found = bases_of_history(log.store, log.folder)
-    return (base for base in reversed(found) if _has_log(state, base))
+    bases = bases_of_history(log.store, log.folder)
+    return (base for base in reversed(bases) if _has_log(state, base))
 
 
 def _is_whole(log: ClusterLog, state: ClusterState, base: Base) -> bool:

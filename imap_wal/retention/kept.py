@@ -93,17 +93,17 @@ def _kept_for(log: ClusterLog, state: ClusterState, name: str, reader: ReaderMan
     )
 
 
-def _covered_above(state: ClusterState, name: str, kept: Position) -> int:
+def _covered_above(state: ClusterState, name: str, kept_position: Position) -> int:
     """Bytes of the archives and segments of a node that snapshots cover, and that have entries
-    above `kept`."""
+    above `kept_position`."""
     node, covered = state.nodes[name], state.covered(name)
     archives = sum(
         archive.bytes
         for archive in node.manifest.archives
-        if kept < archive.last <= covered.get(archive.map, START)
+        if kept_position < archive.last <= covered.get(archive.map, START)
     )
     lowest = min(covered.values(), default=START)
     segments = sum(
-        segment.bytes for segment in node.segments if kept[:2] <= segment.name < lowest[:2]
+        segment.bytes for segment in node.segments if kept_position[:2] <= segment.name < lowest[:2]
     )
     return archives + segments

@@ -38,17 +38,17 @@ class Overlap(Generic[T]):
             return
         if len(self._running) >= THREADS:
             wait(self._running, return_when=FIRST_COMPLETED)
-        for each in self._running:
-            if each.done():
-                each.result()
-        self._running = [each for each in self._running if not each.done()]
+        for future in self._running:
+            if future.done():
+                future.result()
+        self._running = [running for running in self._running if not running.done()]
         self._running.append(self._pool.submit(job))
         self._started.append(self._running[-1])
 
     def results(self) -> list[T]:
         """Wait for all jobs, and return their results in the order in which they were started.
         Raises the error of a job."""
-        return [each.result() for each in self._started]
+        return [future.result() for future in self._started]
 
     def __enter__(self) -> Self:
         return self
@@ -125,9 +125,9 @@ class _Beside(Generic[T]):
     def items(self) -> Iterator[T]:
         running = len(self._threads)
         while running:
-            if found := self._found.get():
+            if items := self._found.get():
                 self._free.release()
-                yield from found
+                yield from items
             else:
                 running -= 1
         for thread in self._threads:
@@ -143,11 +143,11 @@ class _Beside(Generic[T]):
     def _run(self) -> None:
         try:
             while (work := self._take()) is not None:
-                for each in work:
+                for item in work:
                     self._free.acquire()
                     if self._stopped.is_set():
                         return
-                    self._found.put([each])
+                    self._found.put([item])
         except BaseException:
             self._stopped.set()
             raise

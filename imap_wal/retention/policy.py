@@ -30,11 +30,11 @@ def paths_to_remove(
 ) -> set[str]:
     """Paths of the covered files to remove."""
     gone: set[str] = set()
-    kept = 0
+    kept_bytes = 0
     for file in sorted(files, key=lambda file: (file.modified_ms, file.path), reverse=True):
         old = ttl_s > 0 and now_ms - file.modified_ms > ttl_s * 1000
-        kept += 0 if old else file.size
-        if old or (size_limit_mb > 0 and kept > size_limit_mb * MB):
+        kept_bytes += 0 if old else file.size
+        if old or (size_limit_mb > 0 and kept_bytes > size_limit_mb * MB):
             gone.add(file.path)
     return gone
 

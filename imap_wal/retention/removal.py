@@ -44,8 +44,8 @@ class Removal:
     @property
     def maps(self) -> set[str]:
         """The maps whose entries are removed."""
-        found = {archive.map for archive in self.archives}
-        return found.union(*(summary.maps for summary in self.summaries))
+        names = {archive.map for archive in self.archives}
+        return names.union(*(summary.maps for summary in self.summaries))
 
     @property
     def bytes(self) -> int:
@@ -72,18 +72,18 @@ def plan_removal(
     covered. `writing`: number of the first segment that is not sealed. `linked`: False omits files
     reached through a symbolic link: they would be removed from the manifest, but not deleted.
     `forgotten`: readers that do not count."""
-    known = min(complete, node.manifest.checkpoint, upto)
+    end = min(complete, node.manifest.checkpoint, upto)
     if covered is not None:
         read = readers.read_by_all(
             context.store, layout.cluster_of(node.folder), node.name, END, forgotten
         )
         covered = {name: min(position, read) for name, position in covered.items()}
-        known = min(known, read)
-    archives, kept = list(node.manifest.archives_ending_by(upto)), set[str]()
+        end = min(end, read)
+    archives, retained = list(node.manifest.archives_ending_by(upto)), set[str]()
     if not linked:
         paths = [archive.path for archive in archives]
         paths += [segment.path for segment in node.segments]
-        kept = set(paths).difference(reachable(context.store, paths))
+        retained = set(paths).difference(reachable(context.store, paths))
 
     def is_removable(name: str, last: Position) -> bool:
         return last <= upto and (covered is None or last <= covered.get(name, START))
@@ -93,7 +93,7 @@ def plan_removal(
             if (
                 segment.number >= writing
                 or (segment.epoch, segment.number) > upto[:2]
-                or segment.path in kept
+                or segment.path in retained
             ):
                 return
             yield segment_scan(node, index, None)
@@ -102,7 +102,7 @@ def plan_removal(
     summaries: list[Summary] = []
     for scan, source in ahead(context, candidates()):
         try:
-            summary = outline(source, scan, known, covered or ()) or summarize(source, scan)
+            summary = outline(source, scan, end, covered or ()) or summarize(source, scan)
         except NotFound:
             break  # the log's writer has archived it meanwhile
         if not all(is_removable(name, last) for name, last in summary.maps.items()):
@@ -112,7 +112,7 @@ def plan_removal(
     gone = tuple(
         archive
         for archive in archives
-        if archive.path not in kept and is_removable(archive.map, archive.last)
+        if archive.path not in retained and is_removable(archive.map, archive.last)
     )
     return Removal(gone, tuple(segments), tuple(summaries))
 

@@ -56,19 +56,19 @@ def summarize(context: Context, scan: FileScan) -> Summary:
 
 
 def outline(
-    context: Context, scan: FileScan, known: Position, maps: Iterable[str]
+    context: Context, scan: FileScan, upto: Position, maps: Iterable[str]
 ) -> Summary | None:
-    """The summary of a segment that ends at or below `known`, without decoding its entries; None
-    for any other. The node's manifest must have the requests up to `known`. `maps`: those that may
+    """The summary of a segment that ends at or below `upto`, without decoding its entries; None
+    for any other. The node's manifest must have the requests up to `upto`. `maps`: those that may
     have entries in it."""
-    if (scan.epoch, scan.number) > known[:2]:
+    if (scan.epoch, scan.number) > upto[:2]:
         return None
     summary, last = Summary(), START
     for changes in read_scan(context, scan, ()):
         summary.add_requests(changes)
         if changes.bytes:  # it has entries
             last = changes.last
-    if summary.end > known:
+    if summary.end > upto:
         return None
     summary.maps = dict.fromkeys(maps, last) if last > START else {}
     return summary
@@ -106,11 +106,11 @@ def delete_segments(
     On a storage that cannot append, fence segments and the newest segment are kept. Without the
     newest one, a copy of the folder made during the deletion could have no segments and look
     complete. (On other storages, the manifest names the newest segment.)"""
-    kept: set[str] = set()
+    retained: set[str] = set()
     if not store.capabilities.durable_append:
         listed = store.list(f"{node_folder}/wal")
-        kept = layout.fences(listed, epoch) | {sorted_out(listed).newest}
-    return dispose(store, [path for path in paths if path not in kept], f"{node_folder}/wal")
+        retained = layout.fences(listed, epoch) | {sorted_out(listed).newest}
+    return dispose(store, [path for path in paths if path not in retained], f"{node_folder}/wal")
 
 
 def to_manifest(item: Metadata) -> Metadata:

@@ -81,12 +81,12 @@ def demand_whole(log: ClusterLog, manifest: ClusterManifest, maps: Iterable[str]
             snapshot = newer
 
 
-def _missing(log: ClusterLog, snapshot: Snapshot, known: frozenset[str]) -> str:
-    """The first missing file; "" if there is none. `known`: files whose content was already
+def _missing(log: ClusterLog, snapshot: Snapshot, checked: frozenset[str]) -> str:
+    """The first missing file; "" if there is none. `checked`: files whose content was already
     checked."""
     for file in snapshot.files:
         try:
-            checksum = 0 if file.path in known else file.checksum
+            checksum = 0 if file.path in checked else file.checksum
             check_contents(log.store, file.path, checksum, file.size)
         except NotFound:
             return file.path
@@ -112,9 +112,9 @@ def remove_former(
     listed = {file.path: file for file in log.store.list(f"{log.folder}/snapshot")}
     files = [listed[path] for path in reachable(log.store, listed)]
     manifest = log.manifest()
-    kept = readers.kept_files(log.store, log.folder, manifest, forgotten)
+    for_readers = readers.kept_files(log.store, log.folder, manifest, forgotten)
     dead = _dead(
-        log, manifest, [file for file in files if file.path not in kept], orphan_ms, dry_run
+        log, manifest, [file for file in files if file.path not in for_readers], orphan_ms, dry_run
     )
     if dead:
         raised = 1 + max(dead)
@@ -126,9 +126,9 @@ def remove_former(
             return replace(now, orphan_floor=floor, generation=generation)
 
         manifest = change(manifest) if dry_run else log.manifests.update(change)
-        kept = readers.kept_files(log.store, log.folder, manifest, forgotten)
+        for_readers = readers.kept_files(log.store, log.folder, manifest, forgotten)
     former = _Former(manifest)
-    gone = tuple(file for file in files if file.path not in kept and former.has(file))
+    gone = tuple(file for file in files if file.path not in for_readers and former.has(file))
     if check or not dry_run:
         demand_whole(
             log,
@@ -148,12 +148,12 @@ def unfinished(
     files that do not count. `forgotten`: readers that do not count."""
     files = [file for file in log.store.list(f"{log.folder}/snapshot") if file.path not in gone]
     manifest = log.manifest()
-    kept = readers.kept_files(log.store, log.folder, manifest, forgotten)
+    for_readers = readers.kept_files(log.store, log.folder, manifest, forgotten)
     former = _Former(manifest)
     left = [
         file
         for file in files
-        if file.path not in kept and former.is_undecided(file) and _place(file.path)[1]
+        if file.path not in for_readers and former.is_undecided(file) and _place(file.path)[1]
     ]
     if not left:
         return None

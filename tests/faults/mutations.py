@@ -344,8 +344,8 @@ MUTATIONS = (
     Mutation(
         "object that fences a replaced writer deleted with the others",
         "imap_wal/retention/sealed_segments.py",
-        "if path not in kept]",
-        "if path or kept]",
+        "if path not in retained]",
+        "if path or retained]",
         "tests/unit/test_writer.py::test_replaced_object_writer_acknowledges_nothing",
     ),
     Mutation(

@@ -154,15 +154,15 @@ PICKED = (
     Mutation(
         "files of snapshots that are in use are removed",
         "imap_wal/retention/snapshots.py",
-        "gone = tuple(file for file in files if file.path not in kept and former.has(file))",
-        "gone = tuple(file for file in files if file.path not in kept or former.has(file))",
+        "gone = tuple(file for file in files if file.path not in for_readers and former.has(file))",
+        "gone = tuple(file for file in files if file.path not in for_readers or former.has(file))",
         "tests/rewrite/test_prune.py::test_prune_removes_what_is_covered_and_nothing_else",
     ),
     Mutation(
         "the age limit counts only above the size limit",
         "imap_wal/retention/policy.py",
-        "if old or (size_limit_mb > 0 and kept > size_limit_mb * MB):",
-        "if old and (size_limit_mb > 0 and kept > size_limit_mb * MB):",
+        "if old or (size_limit_mb > 0 and kept_bytes > size_limit_mb * MB):",
+        "if old and (size_limit_mb > 0 and kept_bytes > size_limit_mb * MB):",
         "tests/durable/test_retention.py::test_the_age_limit_removes_only_older_files",
     ),
     Mutation(

@@ -95,7 +95,7 @@ OF_RETENTION = (
     Mutation(
         "snapshot file that a reader needs is removed",
         "imap_wal/retention/snapshots.py",
-        "file for file in files if file.path not in kept and former.has(file)",
+        "file for file in files if file.path not in for_readers and former.has(file)",
         "file for file in files if former.has(file)",
         "tests/spark/test_images.py::test_images_that_a_prune_removed_are_an_error",
     ),
