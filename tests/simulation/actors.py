@@ -458,6 +458,11 @@ class Actor:
             refusals = (InvalidSetting, MissingNode, WriterLocked, Fenced)
             self._refused(error, LostRace, NotFound, *refusals)
 
+    def replace_folder(self) -> None:
+        """An operator puts a copy of the folder in its place."""
+        self.world.enter(self.process, "replace", "the folder")
+        self.stage.media["root"].replaced()
+
     def wait(self, hours: int) -> None:
         """Time passes for all processes."""
         self.world.extra_ms += hours * 3_600_000

@@ -245,6 +245,15 @@ DRILLS: dict[str, Plan] = {
         ),
         acknowledged=2,
     ),
+    "a folder that is replaced beside its writer": Plan(
+        APPEND,
+        "some",
+        (
+            _spec("A", _OPEN, ("put", 0), ("put", 1), _ARCHIVE, ("put", 0)),
+            _spec("operator", ("replace_folder",)),
+        ),
+        acknowledged=3,
+    ),
     "threads that change the same numbers": Plan(
         APPEND,
         "some",

@@ -150,6 +150,12 @@ class Medium:
         other.files = self.files.copy()
         return other
 
+    def replaced(self) -> None:
+        """All files are copied, and the copies take the place of the folder. Programs that have
+        files open keep the old ones."""
+        self.files = self.files.copy()
+        self.locks.clear()
+
     def lose_power(self, rng: Random) -> None:
         """Lose unsynced bytes: only a beginning of them is left, perhaps with zeros in place of a
         sector."""

@@ -438,6 +438,13 @@ MUTATIONS = (
         crashes=True,
     ),
     Mutation(
+        "permit",
+        "a writer knows its files by their names",
+        lambda put: put(SimStore, "names", lambda self, path, file: self.exists(path)),
+        ("a folder that is replaced beside its writer",),
+        "replacements",
+    ),
+    Mutation(
         "add",
         "a decision does not see changes under way",
         lambda put: put(map_writer.MapWriter, "_pending", lambda self, state: []),

@@ -123,6 +123,13 @@ def _clearing(rng: Random, spec: Spec) -> Spec:
     return replace(spec, threads=(tuple(ops), *spec.threads[1:]))
 
 
+def replacements(rng: Random) -> Plan:
+    """`takeovers` or `maintenance` while an operator replaces the folder by a copy."""
+    plan = takeovers(rng) if rng.random() < 0.5 else maintenance(rng)
+    ops: list[Op] = [("replace_folder",)] * rng.randint(1, 2)
+    return replace(plan, kind=APPEND, specs=(*plan.specs, Spec("operator", (tuple(ops),))))
+
+
 def counters(rng: Random) -> Plan:
     """`takeovers` or `maintenance` with writers whose threads change the same numbers."""
     plan = takeovers(rng) if rng.random() < 0.5 else maintenance(rng)
@@ -336,6 +343,7 @@ SCENARIOS: dict[str, Callable[[Random], Plan]] = {
     "splits": splits,
     "clears": clears,
     "counters": counters,
+    "replacements": replacements,
 }
 
 OPEN: tuple[str, ...] = ()

@@ -36,6 +36,7 @@ QUICK = {
     "a clear beside an archive and a rewrite": 47,
     "a listing through an agent": 47,
     "threads that change the same numbers": 13,
+    "a folder that is replaced beside its writer": 13,
     "a rewrite in ranges": 47,
 }
 """In `make test`, an actor pauses at every n-th of its calls: the number here, else 4. With these
