@@ -130,7 +130,9 @@ class _Measuring:
     plan: RewritePlan
     settings: Settings
 
-    def __call__(self, log: ClusterLog, given: None, number: int, randomness: Randomness) -> Result:
+    def __call__(
+        self, log: ClusterLog, task_input: None, number: int, randomness: Randomness
+    ) -> Result:
         return LocalEngine(self.settings).run(self.plan, log)
 
 

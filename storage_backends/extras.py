@@ -20,11 +20,11 @@ class MissingExtra(ModuleNotFoundError):
     `extra` installs it; the text says how."""
 
     def __init__(self, module: str, extra: str, installed: str = "") -> None:
-        what = "is not installed"
+        reason = "is not installed"
         if installed:
-            what = f"{installed} is another release than imap-wal needs{_needed(module, extra)}"
+            reason = f"{installed} is another release than imap-wal needs{_needed(module, extra)}"
         super().__init__(
-            f"the library {module} {what}; install it with: pip install 'imap-wal[{extra}]'",
+            f"the library {module} {reason}; install it with: pip install 'imap-wal[{extra}]'",
             name=module,
         )
         self.extra = extra
@@ -35,9 +35,13 @@ def _needed(distribution: str, extra: str) -> str:
     with suppress(metadata.PackageNotFoundError):
         for require in metadata.requires("imap-wal") or ():
             named, _, condition = require.partition(";")
-            found = re.fullmatch(r"([\w.-]+)(?:\[.*\])?\s*(.*)", named.strip())
-            if found and found[1] == distribution and f"'{extra}'" in condition.replace('"', "'"):
-                return f" ({distribution}{found[2]})"
+            matched = re.fullmatch(r"([\w.-]+)(?:\[.*\])?\s*(.*)", named.strip())
+            if (
+                matched
+                and matched[1] == distribution
+                and f"'{extra}'" in condition.replace('"', "'")
+            ):
+                return f" ({distribution}{matched[2]})"
     return ""
 
 

@@ -359,18 +359,18 @@ class _FaultyAppender(_FaultyHeld):
         length = self._inner.size
         if length == self._synced:
             return
-        kept = bytearray(inner.read(path, 0, length))
+        remaining = bytearray(inner.read(path, 0, length))
         chance = self._store._random
-        del kept[chance.randint(self._synced, length) :]
+        del remaining[chance.randint(self._synced, length) :]
         if self._store.plan.tear == "sectors":
             first = self._synced - self._synced % SECTOR_BYTES
-            for start in range(first, len(kept), SECTOR_BYTES):
+            for start in range(first, len(remaining), SECTOR_BYTES):
                 if chance.random() < 0.5:
-                    begin, end = max(start, self._synced), min(start + SECTOR_BYTES, len(kept))
-                    kept[begin:end] = bytes(end - begin)
+                    begin, end = max(start, self._synced), min(start + SECTOR_BYTES, len(remaining))
+                    remaining[begin:end] = bytes(end - begin)
         inner.delete(path)
         again = inner.open_append(path, self._preallocated)
-        again.append(bytes(kept))
+        again.append(bytes(remaining))
         again.sync()
         again.close()
 

@@ -288,10 +288,12 @@ class HdfsStore(LeasedLocks):
 
     def _statuses(self, prefix: str) -> builtins.list[dict[str, Any]]:
         try:
-            found = self._ask("GET", "LISTSTATUS", prefix.rstrip("/"))["FileStatuses"]["FileStatus"]
+            statuses = self._ask("GET", "LISTSTATUS", prefix.rstrip("/"))["FileStatuses"][
+                "FileStatus"
+            ]
         except NotFound:
             return []
-        return [status for status in found if status["pathSuffix"]]
+        return [status for status in statuses if status["pathSuffix"]]
 
     def _status(self, path: str) -> dict[str, Any]:
         check_path(path)

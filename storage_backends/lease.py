@@ -192,11 +192,11 @@ def _numbers(store: SegmentStore, path: str) -> list[int]:
 def _read(store: SegmentStore, path: str, number: int) -> dict[str, Any]:
     content = store.read(_object(path, number))
     try:
-        found = json.loads(content)
+        fields = json.loads(content)
         return {
-            "holder": str(found["holder"]),
-            "expires_ms": int(found["expires_ms"]),
-            "nonce": str(found["nonce"]),
+            "holder": str(fields["holder"]),
+            "expires_ms": int(fields["expires_ms"]),
+            "nonce": str(fields["nonce"]),
         }
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise StorageError(f"not a lease: {error}", _object(path, number)) from error

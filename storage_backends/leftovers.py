@@ -35,12 +35,12 @@ def sweep_below(root: str, folder: str) -> None:
             for name in folder.split("/"):
                 above, fd = fd, os.open(name, _FOLDER, dir_fd=fd)
                 os.close(above)
-            for _, folders, files, here in os.fwalk(topdown=False, dir_fd=fd):
+            for _, folders, files, folder_fd in os.fwalk(topdown=False, dir_fd=fd):
                 for name in files:
-                    _remove_dead(name, here)
+                    _remove_dead(name, folder_fd)
                 for name in folders:
                     with suppress(OSError):  # not empty, or a link
-                        os.rmdir(name, dir_fd=here)
+                        os.rmdir(name, dir_fd=folder_fd)
         finally:
             os.close(fd)
 

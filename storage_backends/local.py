@@ -231,17 +231,17 @@ class LocalStore:
         def remove() -> None:
             with ExitStack() as opened:
                 folders = [self._opened(opened, self.root)]  # may be a link: the user named it
-                for each in names:
-                    folders.append(self._opened(opened, each, folders[-1]))
+                for folder in names:
+                    folders.append(self._opened(opened, folder, folders[-1]))
                 try:
                     os.unlink(name, dir_fd=folders[-1])
                 except FileNotFoundError:
                     return
                 os.fsync(folders[-1])
-                for each in reversed(names):
+                for folder in reversed(names):
                     folders.pop()
                     try:
-                        os.rmdir(each, dir_fd=folders[-1])
+                        os.rmdir(folder, dir_fd=folders[-1])
                     except FileNotFoundError:
                         pass
                     except OSError:
@@ -302,9 +302,9 @@ class LocalStore:
             fd = self._folders.with_folder_of(target, open_)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                here = os.fstat(fd)
+                opened_file = os.fstat(fd)
                 there = os.stat(target)
-                if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
+                if (opened_file.st_dev, opened_file.st_ino) != (there.st_dev, there.st_ino):
                     # The file was replaced since it was opened: this lock excludes no process.
                     raise FileNotFoundError
                 # Write first, and then cut longer old text: a reader takes the first line, and sees
@@ -348,8 +348,8 @@ class LocalStore:
     @staticmethod
     def _regular(status: os.stat_result, path: str) -> os.stat_result:
         if not stat.S_ISREG(status.st_mode):
-            what = "is a folder" if stat.S_ISDIR(status.st_mode) else "is not a regular file"
-            raise NotFound(what, path)
+            kind = "is a folder" if stat.S_ISDIR(status.st_mode) else "is not a regular file"
+            raise NotFound(kind, path)
         return status
 
     @staticmethod

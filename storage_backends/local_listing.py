@@ -20,12 +20,12 @@ LOST_AND_FOUND = "lost+found"
 def files(root: str, folder: str) -> list[StoredFile]:
     """`SegmentStore.list`. Not a snapshot: it may or may not show changes made while a folder is
     read."""
-    found = [
+    listed = [
         StoredFile(path, status.st_size, status.st_mtime_ns // 1_000_000)
         for path, status in _walk(root, folder_prefix(folder))
     ]
-    found.sort(key=lambda file: file.path)
-    return found
+    listed.sort(key=lambda file: file.path)
+    return listed
 
 
 def folders(root: str, folder: str) -> list[str]:

@@ -33,16 +33,16 @@ class Location(str):
 
     `wal_dir`: the place of the segments if the caller named one ("": the root names it).
     `file_mode`: of new files on a local storage; folders get the same and the right to enter.
-    `known`: options by place, as in a file of credentials, for segments whose place only the root
-    names. `encryption_keys`: where the keys come from, not the keys themselves; used by
+    `place_options`: options by place, as in a file of credentials, for segments whose place only
+    the root names. `encryption_keys`: where the keys come from, not the keys themselves; used by
     `imap_wal.security.encryption`, not by stores. `disk_of`: of a place of segments: the folder of
     the only node whose segments are there ("": all nodes')."""
 
-    __slots__ = ("disk_of", "encryption_keys", "file_mode", "known", "options", "wal_dir")
+    __slots__ = ("disk_of", "encryption_keys", "file_mode", "options", "place_options", "wal_dir")
     options: Mapping[str, Any]
     wal_dir: str
     file_mode: int
-    known: Mapping[str, Mapping[str, Any]]
+    place_options: Mapping[str, Mapping[str, Any]]
     encryption_keys: str
     disk_of: str
 
@@ -52,23 +52,23 @@ class Location(str):
         options: Mapping[str, Any] | None = None,
         wal_dir: str = "",
         file_mode: int = PRIVATE,
-        known: Mapping[str, Mapping[str, Any]] | None = None,
+        place_options: Mapping[str, Mapping[str, Any]] | None = None,
         encryption_keys: str = "",
         disk_of: str = "",
     ) -> Self:
         made = super().__new__(cls, text)
-        made.options, made.wal_dir, made.file_mode, made.known = (
+        made.options, made.wal_dir, made.file_mode, made.place_options = (
             dict(options or {}),
             wal_dir,
             file_mode,
-            known or {},
+            place_options or {},
         )
         made.encryption_keys, made.disk_of = encryption_keys, disk_of
         return made
 
     def _with(self, text: str | None = None, **changes: Any) -> Location:
-        kept = {name: getattr(self, name) for name in self.__slots__}
-        return Location(self if text is None else text, **{**kept, **changes})
+        attributes = {name: getattr(self, name) for name in self.__slots__}
+        return Location(self if text is None else text, **{**attributes, **changes})
 
     def moved(self, text: str) -> Location:
         """The same location with another text."""
@@ -90,13 +90,15 @@ class Location(str):
         """The same place of segments, as the own disk of one node."""
         return self._with(disk_of=node_folder)
 
-    def knowing(self, known: Mapping[str, Mapping[str, Any]]) -> Location:
+    def knowing(self, place_options: Mapping[str, Mapping[str, Any]]) -> Location:
         """The same with the known options for it and for its `wal_dir`; existing options win.
         Raises the error of `located`."""
-        fitting = [name for name in known if self == name or self.startswith(f"{name}/")]
-        options = known[max(fitting, key=len)] if fitting else {}
-        wal_dir = located(self.wal_dir).knowing(known) if self.wal_dir else ""
-        return self._with(options={**options, **self.options}, wal_dir=wal_dir, known=known)
+        fitting = [name for name in place_options if self == name or self.startswith(f"{name}/")]
+        options = place_options[max(fitting, key=len)] if fitting else {}
+        wal_dir = located(self.wal_dir).knowing(place_options) if self.wal_dir else ""
+        return self._with(
+            options={**options, **self.options}, wal_dir=wal_dir, place_options=place_options
+        )
 
     @property
     def scheme(self) -> str:
@@ -117,7 +119,7 @@ def located(url: str, options: Mapping[str, Any] | None = None) -> Location:
     without showing them."""
     if isinstance(url, Location):
         return url.optioned(options or {})
-    found: dict[str, Any] = {}
+    url_options: dict[str, Any] = {}
     if "://" in url:
         protocol, _, rest = url.partition("://")
         rest, _, query = rest.partition("?")
@@ -125,9 +127,9 @@ def located(url: str, options: Mapping[str, Any] | None = None) -> Location:
         user, at, host = authority.rpartition("@")
         user, colon, password = user.partition(":")
         if at and colon:
-            found["password"] = password
+            url_options["password"] = password
             rest = f"{user}@{host}{slash}{path}"
-        found.update(_query_options(query))
+        url_options.update(_query_options(query))
         url = f"{protocol}://{rest}"
     elif _ONE_SLASH.match(url):
         # Not a folder of this name: its options would be shown. The text may have secrets.
@@ -136,7 +138,7 @@ def located(url: str, options: Mapping[str, Any] | None = None) -> Location:
             f"{scheme}:/… has one slash after its scheme: write {scheme}://…, or ./{scheme}:/… for "
             "a folder of this name"
         )
-    return Location(url, {**found, **(options or {})})
+    return Location(url, {**url_options, **(options or {})})
 
 
 def _query_options(query: str) -> dict[str, Any]:
@@ -162,11 +164,11 @@ def without_secrets(text: str) -> str:
     return _PASSWORD.sub(rf"\1:{HIDDEN}@", _QUERY.sub(rf"\1?{HIDDEN}", text))
 
 
-def why_not_followed(root: Location, found: str) -> str:
+def why_not_followed(root: Location, wal_url: str) -> str:
     """Why the segments' URL that a root names is not trusted; "" if it is. Anyone who can write a
     root can name any URL there: opening it could send this user's credentials to that server."""
-    place = Location(found)
-    if ("?" in found and "://" in found) or without_secrets(found) != found:
+    place = Location(wal_url)
+    if ("?" in wal_url and "://" in wal_url) or without_secrets(wal_url) != wal_url:
         return "it has options"
     if place.scheme != root.scheme:
         return f"it is on {place.scheme!r}, but the root is on {root.scheme!r}"

@@ -20,7 +20,7 @@ def is_network(folder: str, mounts: Path = MOUNTS) -> bool:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return False
-    found: tuple[int, str] = (-1, "")
+    nearest: tuple[int, str] = (-1, "")
     for line in lines:
         before, _, after = line.partition(" - ")
         fields, kinds = before.split(), after.split()
@@ -28,6 +28,6 @@ def is_network(folder: str, mounts: Path = MOUNTS) -> bool:
             continue
         # The table has \040 for a blank.
         point = re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), fields[4])
-        if (path == point or path.startswith(f"{point.rstrip('/')}/")) and len(point) >= found[0]:
-            found = len(point), kinds[0]
-    return bool(NETWORK.fullmatch(found[1]))
+        if (path == point or path.startswith(f"{point.rstrip('/')}/")) and len(point) >= nearest[0]:
+            nearest = len(point), kinds[0]
+    return bool(NETWORK.fullmatch(nearest[1]))

@@ -35,27 +35,27 @@ _ABSENT = (0, 404, 410)
 def service_code(error: BaseException) -> tuple[str, int]:
     """The service's own code and HTTP status ("" and 0: unknown), from the causes of an error, for
     any driver."""
-    for found in _causes(error):
-        response = getattr(found, "response", None)
+    for cause in _causes(error):
+        response = getattr(cause, "response", None)
         if isinstance(response, Mapping):  # botocore
             return str(response.get("Error", {}).get("Code", "")), int(
                 response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             )
         for name in ("status_code", "status", "code"):  # azure, aiohttp, gcsfs
-            status = getattr(found, name, None)
+            status = getattr(cause, name, None)
             if isinstance(status, int):
-                return str(getattr(found, "error_code", "")), status
+                return str(getattr(cause, "error_code", "")), status
     return "", 0
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """The error, and what it was raised from."""
-    found: BaseException | None = error
+    cause: BaseException | None = error
     seen = set[int]()
-    while found is not None and id(found) not in seen:
-        seen.add(id(found))
-        yield found
-        found = found.__cause__ or found.__context__
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def is_unreachable(error: BaseException) -> bool:
@@ -63,7 +63,7 @@ def is_unreachable(error: BaseException) -> bool:
     their own for this, and not all of them are an `OSError`."""
     return service_code(error) == ("", 0) and any(
         isinstance(cause, TimeoutError | socket.gaierror)
-        or any(known.__name__ in _NO_ANSWER for known in type(cause).__mro__)
+        or any(ancestor.__name__ in _NO_ANSWER for ancestor in type(cause).__mro__)
         for cause in _causes(error)
     )
 

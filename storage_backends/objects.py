@@ -128,7 +128,7 @@ class ObjectStore(Immutable):
     def list(self, folder: str) -> builtins.list[StoredFile]:
         prefix = folder_prefix(folder)
         nothing: dict[str, Any] = {}
-        found = self._call(
+        infos = self._call(
             folder,
             lambda: self._find(self._full(prefix.rstrip("/"))),
             missing=nothing,
@@ -136,7 +136,7 @@ class ObjectStore(Immutable):
         start = len(self._root) + 1
         files = [
             StoredFile(name[start:], int(info.get("size") or 0), _modified_ms(info))
-            for name, info in found.items()
+            for name, info in infos.items()
             # Some consoles create a key with a slash at its end as a folder.
             if info.get("type") != "directory" and not name.endswith("/")
         ]
@@ -157,7 +157,7 @@ class ObjectStore(Immutable):
             return {}
         # fsspec's own `find` takes a folder for empty if its listing ends with an `OSError`, which
         # the errors of many drivers are: a server that cannot be reached would be an empty log.
-        found: dict[str, Any] = {}
+        files: dict[str, Any] = {}
         waiting, seen = [full], {full}
         while waiting:
             folder = waiting.pop()
@@ -170,16 +170,16 @@ class ObjectStore(Immutable):
             for info in listed:
                 name = info["name"].rstrip("/")
                 if info["type"] != "directory":
-                    found[info["name"]] = info
+                    files[info["name"]] = info
                 elif name not in seen:
                     seen.add(name)
                     waiting.append(name)
-        return found
+        return files
 
     def folders(self, folder: str) -> builtins.list[str]:
         prefix = folder_prefix(folder)
         nothing: builtins.list[Any] = []
-        found = self._call(
+        entries = self._call(
             folder,
             lambda: self._fs.ls(self._full(prefix.rstrip("/")), detail=True),
             missing=nothing,
@@ -187,7 +187,7 @@ class ObjectStore(Immutable):
         return sorted(
             {
                 info["name"].rstrip("/").rpartition("/")[2]
-                for info in found
+                for info in entries
                 if info["type"] == "directory"
             }
         )
@@ -312,14 +312,14 @@ class ObjectStore(Immutable):
     def _error(self, error: Exception, path: str) -> StorageError:
         """What an error of the driver means. An error that is not the service's may be caused by an
         option: many drivers examine their options only at the first use."""
-        found = translated(error, path, self.url)
-        known = isinstance(error, OSError) or service_code(error) != ("", 0)
-        if self._given and not known and not is_unreachable(error):
-            found = Unavailable(
-                f"{found}; the driver is {self._driver}, with the options {self._given}"
+        meaning = translated(error, path, self.url)
+        from_service = isinstance(error, OSError) or service_code(error) != ("", 0)
+        if self._given and not from_service and not is_unreachable(error):
+            meaning = Unavailable(
+                f"{meaning}; the driver is {self._driver}, with the options {self._given}"
             )
-            found.path = path
-        return self._veil.over(found)
+            meaning.path = path
+        return self._veil.over(meaning)
 
     def _exclusive(self, path: str, method: str, action: Callable[[], object]) -> None:
         check_path(path)

@@ -18,18 +18,18 @@ def doubts(url: str) -> list[str]:
     if not path:
         return []
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return []
     found_doubts = []
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         found_doubts.append(
-            f"{place} belongs to another user, {user_name(found.st_uid)}, and this process "
+            f"{place} belongs to another user, {user_name(status.st_uid)}, and this process "
             f"is {user_name(os.geteuid())}: "
             "its owner decides what it contains, and may not be able to read what is written "
-            f"now; run this as {user_name(found.st_uid)}"
+            f"now; run this as {user_name(status.st_uid)}"
         )
-    if found.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         found_doubts.append(
             f"every user of this machine may write to {place}, and so decides what a restart "
             f"loads; run: chmod o-w {path}"
@@ -51,12 +51,12 @@ def mode_of(url: str) -> int:
                 for entry in entries
                 if entry.is_dir() and not entry.name.startswith((".", "lost+found"))
             ]
-        found = os.stat(root).st_mode
+        mode_bits = os.stat(root).st_mode
     except OSError:
         return PRIVATE
     for mode in inner:
-        found &= mode
-    return PRIVATE | (found & 0o064 if inner else 0)
+        mode_bits &= mode
+    return PRIVATE | (mode_bits & 0o064 if inner else 0)
 
 
 def user_name(uid: int) -> str:

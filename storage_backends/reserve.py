@@ -66,25 +66,25 @@ class Reserve:
             disk = os.statvfs(self._folder)
         except OSError:
             return None
-        wanted, held = self._sizes()
-        return DiskState(disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize, wanted, held)
+        size, held = self._sizes()
+        return DiskState(disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize, size, held)
 
-    def take(self, wanted: int) -> None:
-        """Hold `wanted` bytes if the disk has room; 0: remove the reserve."""
-        if not wanted:
+    def take(self, size: int) -> None:
+        """Hold `size` bytes if the disk has room; 0: remove the reserve."""
+        if not size:
             with suppress(OSError):
                 os.unlink(self._path)
             return
         now = self.state()
-        if now is None or (now.wanted, now.held) == (wanted, wanted):
+        if now is None or (now.wanted, now.held) == (size, size):
             return
-        if now.free + now.held < ROOM * wanted or not hasattr(os, "posix_fallocate"):
+        if now.free + now.held < ROOM * size or not hasattr(os, "posix_fallocate"):
             return
         with suppress(OSError), self._locked(create=True) as fd:
-            if os.fstat(fd).st_size > wanted:
+            if os.fstat(fd).st_size > size:
                 os.ftruncate(fd, 0)
             try:
-                os.posix_fallocate(fd, 0, wanted)
+                os.posix_fallocate(fd, 0, size)
             except OSError:
                 # The disk filled meanwhile. A reserve that was given up stays given up; a new one
                 # is removed, so that its size does not limit appends.
@@ -93,7 +93,7 @@ class Reserve:
                 else:
                     os.unlink(self._path)
                 raise
-            if _held(os.fstat(fd)) < wanted:
+            if _held(os.fstat(fd)) < size:
                 os.unlink(self._path)  # this file system does not keep reserved blocks
             self.given_up = 0
 
@@ -108,12 +108,12 @@ class Reserve:
             return False
         try:
             with self._locked() as fd:
-                found = os.fstat(fd)
-                if not _held(found):
+                status = os.fstat(fd)
+                if not _held(status):
                     return False
-                _release(fd, found.st_size)
+                _release(fd, status.st_size)
                 os.fsync(fd)  # a journal frees them only then
-                self.given_up = found.st_size
+                self.given_up = status.st_size
                 return True
         except OSError:
             return False
@@ -132,8 +132,8 @@ class Reserve:
         """How many bytes appends must leave free now."""
         if not self._local:
             return 0
-        wanted, held = self._sizes()
-        return wanted if held < wanted else 0
+        size, held = self._sizes()
+        return size if held < size else 0
 
     def demand(self, path: str, length: int = 0) -> None:
         """Raises `NoSpace` if an append of this many bytes would use what is left for
@@ -151,10 +151,10 @@ class Reserve:
 
     def _sizes(self) -> tuple[int, int]:
         try:
-            found = os.stat(self._path, follow_symlinks=False)
+            status = os.stat(self._path, follow_symlinks=False)
         except OSError:
             return 0, 0
-        return (found.st_size, _held(found)) if stat.S_ISREG(found.st_mode) else (0, 0)
+        return (status.st_size, _held(status)) if stat.S_ISREG(status.st_mode) else (0, 0)
 
     @contextmanager
     def _locked(self, *, create: bool = False) -> Iterator[int]:
@@ -171,22 +171,24 @@ class Reserve:
             os.close(fd)
 
 
-def _held(found: os.stat_result) -> int:
-    return min(found.st_blocks * _BLOCK, found.st_size)
+def _held(status: os.stat_result) -> int:
+    return min(status.st_blocks * _BLOCK, status.st_size)
 
 
-def _release(fd: int, wanted: int) -> None:
+def _release(fd: int, size: int) -> None:
     """The size without blocks."""
     os.ftruncate(fd, 0)
-    os.ftruncate(fd, wanted)
+    os.ftruncate(fd, size)
 
 
 def disks_of(store: object) -> dict[str, DiskState]:
     """The disks of a store's local folders: `root`, and `wal` if segments have one of their own.
     No network storage is read."""
     parts = zip(("root", "wal"), getattr(_innermost(store), "parts", (store,)), strict=False)
-    found = {name: [reserve.state() for reserve in reserves(part)] for name, part in parts}
-    return {name: states[0] for name, states in found.items() if states and states[0] is not None}
+    states_of = {name: [reserve.state() for reserve in reserves(part)] for name, part in parts}
+    return {
+        name: states[0] for name, states in states_of.items() if states and states[0] is not None
+    }
 
 
 def _innermost(store: object) -> object:
@@ -198,6 +200,6 @@ def _innermost(store: object) -> object:
 def reserves(store: object) -> list[Reserve]:
     """The reserves of all local folders that a store consists of."""
     store = _innermost(store)
-    if isinstance(found := getattr(store, "reserve", None), Reserve):
-        return [found]
+    if isinstance(own := getattr(store, "reserve", None), Reserve):
+        return [own]
     return [reserve for part in getattr(store, "parts", ()) for reserve in reserves(part)]

@@ -82,9 +82,9 @@ def check_segment_store(
     _same(store.list(root), [], "the store is left empty")
 
 
-def _same(found: object, expected: object, promise: str) -> None:
-    shown = f"{found!r:.300}", f"{expected!r:.300}"
-    assert found == expected, f"{promise}: found {shown[0]}, expected {shown[1]}"
+def _same(actual: object, expected: object, promise: str) -> None:
+    shown = f"{actual!r:.300}", f"{expected!r:.300}"
+    assert actual == expected, f"{promise}: found {shown[0]}, expected {shown[1]}"
 
 
 @contextlib.contextmanager

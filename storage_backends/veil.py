@@ -40,7 +40,7 @@ class Veil:
     """Hides the secrets among options in the errors of drivers."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        found = {
+        secrets = {
             form
             for text in _secrets(options)
             for form in (
@@ -51,7 +51,7 @@ class Veil:
                 repr(text)[1:-1],
             )
         }
-        self._secrets = sorted(found, key=len, reverse=True)
+        self._secrets = sorted(secrets, key=len, reverse=True)
 
     def over(self, error: E) -> E:
         """Hide the secrets in the text of this error, and return it."""
@@ -74,21 +74,23 @@ class Veil:
         chain: list[BaseException] = []
         waiting: list[BaseException | None] = [error]
         while waiting:
-            each = waiting.pop()
-            if each is not None and each not in chain:
-                chain.append(each)
-                waiting += [each.__cause__, each.__context__]
-        return any(self.text(shown) != shown for each in chain for shown in (str(each), repr(each)))
+            cause = waiting.pop()
+            if cause is not None and cause not in chain:
+                chain.append(cause)
+                waiting += [cause.__cause__, cause.__context__]
+        return any(
+            self.text(shown) != shown for cause in chain for shown in (str(cause), repr(cause))
+        )
 
 
 def _secrets(value: Any, name: str = "") -> Iterator[str]:
     match value:
         case Mapping():
-            for key, each in value.items():
-                yield from _secrets(each, str(key))
+            for key, element in value.items():
+                yield from _secrets(element, str(key))
         case list() | tuple():
-            for each in value:
-                yield from _secrets(each, name)
+            for element in value:
+                yield from _secrets(element, name)
         case bytes():
             yield from _secrets(value.decode(errors="replace"), name)
         case str() if len(value) >= SECRET_CHARACTERS_MIN and (

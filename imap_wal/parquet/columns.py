@@ -55,14 +55,14 @@ DECODED_FIELDS = [pa.field("key_text", pa.string()), pa.field("value_json", pa.s
 def stored_schemas() -> tuple[Any, ...]:
     """Our two schemas in the form in which Parquet stores them, without and with
     `DECODED_FIELDS`."""
-    found = []
+    schemas = []
     for fields in (SNAPSHOT_SCHEMA, ARCHIVE_SCHEMA):
         for schema in (fields, pa.schema([*fields, *DECODED_FIELDS])):
             with pa.BufferOutputStream() as sink:
                 # Not `schema.empty_table()`: that imports pandas if installed, which takes seconds.
                 pq.write_table(pa.Table.from_batches([], schema=schema), sink, store_schema=False)
-                found.append(pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema)
-    return tuple(found)
+                schemas.append(pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema)
+    return tuple(schemas)
 
 
 def to_batch(
@@ -193,13 +193,13 @@ def last_position(batch: Any) -> Position:
 
 def _outermost(batch: Any, which: str) -> Position:
     columns = [batch.column(name) for name in POSITION_COLUMNS]
-    found: list[int] = []
+    numbers: list[int] = []
     while columns:
         outermost = pc.min_max(columns[0])[which]
-        found.append(outermost.as_py())
+        numbers.append(outermost.as_py())
         same = pc.equal(columns[0], outermost)  # a number here would import pandas
         columns = [column.filter(same) for column in columns[1:]]
-    return Position(*found)
+    return Position(*numbers)
 
 
 def nodes_of(batch: Any) -> list[str]:
@@ -235,12 +235,12 @@ def _bytes(array: Any) -> list[Any]:
     places = memoryview(offsets).cast("i")[array.offset : array.offset + len(array) + 1].tolist()
     start = places[0]
     content = data.slice(start, places[-1] - start).to_pybytes()
-    found: list[Any] = [content[a - start : b - start] for a, b in pairwise(places)]
+    values: list[Any] = [content[a - start : b - start] for a, b in pairwise(places)]
     if array.null_count:
         for index, null in enumerate(array.is_null().to_pylist()):
             if null:
-                found[index] = None
-    return found
+                values[index] = None
+    return values
 
 
 def _strings(array: Any) -> list[str]:

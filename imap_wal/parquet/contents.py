@@ -54,10 +54,10 @@ def open_checked(store: SegmentStore, path: str, checksum: int) -> Iterator[Bina
 def check_contents(store: SegmentStore, path: str, checksum: int, size: int = 0) -> None:
     """Read a file once, in bounded memory. Raises `NotFound` if it is missing, and `CorruptLog` if
     it differs from the manifest (0: unknown)."""
-    found = store.size(path)
-    if size and found != size:
-        what = f"this file has {found} bytes, but the manifest says {size}"
-        raise CorruptLog(path, min(found, size), what, ADVICE)
+    actual = store.size(path)
+    if size and actual != size:
+        difference = f"this file has {actual} bytes, but the manifest says {size}"
+        raise CorruptLog(path, min(actual, size), difference, ADVICE)
     if not checksum:
         return
     crc = 0
@@ -67,11 +67,11 @@ def check_contents(store: SegmentStore, path: str, checksum: int, size: int = 0)
     demand_checksum(path, crc, checksum)
 
 
-def demand_checksum(path: str, found: int, wanted: int) -> None:
+def demand_checksum(path: str, actual: int, expected: int) -> None:
     """Raise `CorruptLog` unless both are equal."""
-    if found != wanted:
-        what = "the file does not match the checksum in the manifest"
-        raise CorruptLog(path, 0, what, ADVICE)
+    if actual != expected:
+        difference = "the file does not match the checksum in the manifest"
+        raise CorruptLog(path, 0, difference, ADVICE)
 
 
 def chunks(source: BinaryIO, path: str) -> Iterator[bytes]:
@@ -96,5 +96,5 @@ def _keep(copy: tempfile.SpooledTemporaryFile[bytes], data: bytes, path: str) ->
         copy.write(data)
     except OSError as error:
         room = tempfile.gettempdir()
-        what = f"reading {path} needs space for a copy in {room}: {error}; free space there"
-        raise StorageUnavailable(what) from error
+        reason = f"reading {path} needs space for a copy in {room}: {error}; free space there"
+        raise StorageUnavailable(reason) from error

@@ -90,6 +90,6 @@ class DecodedColumns:
         return None if isinstance(value, Opaque) else _bounded(json_of(value), data)
 
 
-def _bounded(found: str, data: bytes) -> str | None:
-    size = len(found) if found.isascii() else len(found.encode())
-    return found if size <= TEXT_FACTOR * len(data) + TEXT_BYTES else None
+def _bounded(text: str, data: bytes) -> str | None:
+    size = len(text) if text.isascii() else len(text.encode())
+    return text if size <= TEXT_FACTOR * len(data) + TEXT_BYTES else None

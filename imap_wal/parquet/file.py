@@ -43,8 +43,8 @@ def demand_rows(file: Any, path: str, rows: int) -> None:
     promised = (file.metadata.metadata or {}).get(ROWS)
     if promised != promise_of(rows, file.schema.names):
         named = "no number" if promised is None else promised.decode(errors="replace")
-        what = f"this Parquet file has {rows} rows, but its metadata has {named}"
-        raise CorruptLog(path, 0, what, "restore it from a copy")
+        difference = f"this Parquet file has {rows} rows, but its metadata has {named}"
+        raise CorruptLog(path, 0, difference, "restore it from a copy")
 
 
 def open_parquet(source: BinaryIO, path: str, keys: Keys, log: str) -> Any:
@@ -96,11 +96,11 @@ def _opened(source: BinaryIO, path: str, keys: Keys, log: str) -> tuple[Any, str
             )
         if log and said.get(LOG) != log.encode():
             shown = said.get(LOG, b"").decode(errors="replace")
-            what = (
+            difference = (
                 f"this file is of log directory {shown!r}, but this log has the directory "
                 f"{log!r}: it was moved here"
             )
-            raise Forged(path, 0, what, "bring the right file back from a copy")
+            raise Forged(path, 0, difference, "bring the right file back from a copy")
         return file, name
     raise EncryptionError(
         path,

@@ -67,17 +67,17 @@ def batches(
             if keys is None or _may_have(file, group, (b"", *keys))
             if span is None or _may_overlap(file, group, span)
         ]
-        found = _row_count(file) - sum(file.metadata.row_group(group).num_rows for group in groups)
+        count = _row_count(file) - sum(file.metadata.row_group(group).num_rows for group in groups)
         read = _every(file, groups, columns, rows_max)
         if by_position:
             read = sorted_by_position(read)
         for batch in read:
-            found += len(batch)
+            count += len(batch)
             yield batch
-        demand_rows(file, path, found)
-    if expected.records and found != expected.records:
-        what = f"this Parquet file has {found} rows, but the manifest says {expected.records}"
-        raise CorruptLog(path, 0, what, "restore it from a copy")
+        demand_rows(file, path, count)
+    if expected.records and count != expected.records:
+        difference = f"this Parquet file has {count} rows, but the manifest says {expected.records}"
+        raise CorruptLog(path, 0, difference, "restore it from a copy")
 
 
 def group_keys(context: Context, path: str, log: str = "") -> list[tuple[bytes, float]]:
@@ -86,10 +86,10 @@ def group_keys(context: Context, path: str, log: str = "") -> list[tuple[bytes, 
     with _reading(context, path, 0, log) as file:
         groups = range(file.num_row_groups)
         sizes = [file.metadata.row_group(group).total_byte_size for group in groups]
-        known = [_key_range(file, group) for group in groups]
+        ranges = [_key_range(file, group) for group in groups]
     return [
         (keys[0], size / sum(sizes))
-        for keys, size in zip(known, sizes, strict=True)
+        for keys, size in zip(ranges, sizes, strict=True)
         if keys is not None
     ]
 
@@ -116,23 +116,27 @@ def _every(
 
 def _may_have(file: Any, group: int, keys: Collection[bytes]) -> bool:
     """Whether a row group may have one of the keys."""
-    known = _key_range(file, group)
-    return known is None or any(known[0] <= key <= known[1] for key in keys)
+    bounds = _key_range(file, group)
+    return bounds is None or any(bounds[0] <= key <= bounds[1] for key in keys)
 
 
 def _may_overlap(file: Any, group: int, span: tuple[bytes, bytes | None]) -> bool:
     """Whether a row group may have a key of a range, or a clear, whose key is empty."""
-    known, (lower, upper) = _key_range(file, group), span
-    if known is None or not known[0]:
+    bounds, (lower, upper) = _key_range(file, group), span
+    if bounds is None or not bounds[0]:
         return True
-    return known[1] >= lower and (upper is None or known[0] < upper)
+    return bounds[1] >= lower and (upper is None or bounds[0] < upper)
 
 
 def _key_range(file: Any, group: int) -> tuple[bytes, bytes] | None:
     """The first and the last key of a row group. None: unknown. Long keys have no statistics."""
     column = file.schema.names.index("key")
-    known = file.metadata.row_group(group).column(column).statistics
-    return None if known is None or not known.has_min_max else (known.min, known.max)
+    statistics = file.metadata.row_group(group).column(column).statistics
+    return (
+        None
+        if statistics is None or not statistics.has_min_max
+        else (statistics.min, statistics.max)
+    )
 
 
 def _row_count(file: Any) -> int:
@@ -156,8 +160,10 @@ def group_batches(
         demand_rows(file, path, sum(sizes))
         records = expected.records or sum(sizes)
         if sum(sizes) != records or (groups and groups[-1] >= len(sizes)):
-            what = f"this Parquet file has {sum(sizes)} rows in {len(sizes)} row groups, but should"
-            raise CorruptLog(path, 0, f"{what} have {records} rows", "restore it from a copy")
+            difference = (
+                f"this Parquet file has {sum(sizes)} rows in {len(sizes)} row groups, but should"
+            )
+            raise CorruptLog(path, 0, f"{difference} have {records} rows", "restore it from a copy")
         for group in range(len(sizes)) if groups is None else groups:
             first = sum(sizes[:group])
             count = _batch_rows(file.metadata.row_group(group), columns, GROUP_ROWS_MAX)
@@ -166,10 +172,10 @@ def group_batches(
                 yield group, first, batch
                 first += len(batch)
             if first != sum(sizes[: group + 1]):
-                what = (
+                difference = (
                     f"row group {group} of this Parquet file does not have the {sizes[group]} rows"
                 )
-                raise CorruptLog(path, 0, f"{what} of its footer", "restore it from a copy")
+                raise CorruptLog(path, 0, f"{difference} of its footer", "restore it from a copy")
 
 
 def rows_at(
@@ -196,8 +202,8 @@ def rows_at(
                 if start == len(rows):
                     return  # the rest of the row group is not decoded
         if start < len(rows):
-            what = f"this Parquet file has {first} rows now, but had more before"
-            raise CorruptLog(path, 0, what, "restore it from a copy")
+            difference = f"this Parquet file has {first} rows now, but had more before"
+            raise CorruptLog(path, 0, difference, "restore it from a copy")
 
 
 def _number(scalar: Any) -> int:

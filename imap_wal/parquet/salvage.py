@@ -85,22 +85,22 @@ def readable(context: Context, path: str, *, log: str | None) -> Iterator[Rows |
                     _BATCH_ROWS, row_groups=[group], columns=schema.names
                 ):
                     validate(batch)
-                    found = Rows(
+                    decoded = Rows(
                         to_rows(batch),
                         nodes_of(batch),
                         None if log is None else to_positions(batch),
                     )
-                    done += len(found.rows)
-                    yield found
+                    done += len(decoded.rows)
+                    yield decoded
                 if done == sizes[group]:
                     continue
-                what = f"it has {done} rows, but its index says {sizes[group]}"
+                reason = f"it has {done} rows, but its index says {sizes[group]}"
             except Exception as error:  # noqa: BLE001  # as above
-                what = str(error)
+                reason = str(error)
             begins = _first_after(file, group, done)
             yield LostRows(
                 max(sizes[group] - done, 0),
-                f"row group {group + 1} of {groups}: {what}",
+                f"row group {group + 1} of {groups}: {reason}",
                 None if begins is None else begins._replace(index=0),
             )
 
@@ -142,22 +142,22 @@ def count_readable(
     lost: int | None = 0
     first = last = None
     ends: list[Position | None] = []
-    what = ""
+    reason = ""
     for part in readable(context, path, log=log):
         if isinstance(part, LostRows):
             lost = None if lost is None or part.rows is None else lost + part.rows
             ends.append(part.begins)
-            what = what or part.what
+            reason = reason or part.what
             continue
-        kept = _below(part, below)
-        records += len(kept.rows)
-        tombstones += sum(row[DELETED] for row in kept.rows)
-        if kept.places:
-            first = min(kept.places) if first is None else min(first, *kept.places)
-            last = max(kept.places) if last is None else max(last, *kept.places)
-    known = [end for end in ends if end is not None]
-    end = min(known, default=None) if len(known) == len(ends) else None
-    return Salvaged(records, tombstones, first, last, lost, what, end)
+        below_end = _below(part, below)
+        records += len(below_end.rows)
+        tombstones += sum(row[DELETED] for row in below_end.rows)
+        if below_end.places:
+            first = min(below_end.places) if first is None else min(first, *below_end.places)
+            last = max(below_end.places) if last is None else max(last, *below_end.places)
+    positions = [end for end in ends if end is not None]
+    end = min(positions, default=None) if len(positions) == len(ends) else None
+    return Salvaged(records, tombstones, first, last, lost, reason, end)
 
 
 def rows_of(context: Context, path: str, *, log: str | None) -> Iterator[Row]:
@@ -168,11 +168,11 @@ def rows_of(context: Context, path: str, *, log: str | None) -> Iterator[Row]:
 
 
 def map_of(
-    context: Context, path: str, component: str, known: Iterable[str], *, log: str | None
+    context: Context, path: str, component: str, map_names: Iterable[str], *, log: str | None
 ) -> str:
     """The map of a Parquet file, from its folder or its content; "" if unknown."""
     if names.is_hashed(component):
-        return names.map_of(component, known) or next(
+        return names.map_of(component, map_names) or next(
             (row[MAP] for row in rows_of(context, path, log=log)), ""
         )
     return names.decode(component)
@@ -198,11 +198,11 @@ def rewrite_file(
         for part in readable(context, path, log=log):
             if isinstance(part, LostRows):
                 continue
-            kept = _below(part, below)
-            if kept.rows:
+            below_end = _below(part, below)
+            if below_end.rows:
                 file.write(
-                    to_batch(kept.rows, kept.nodes, kept.places),
-                    sum(row[DELETED] for row in kept.rows),
+                    to_batch(below_end.rows, below_end.nodes, below_end.places),
+                    sum(row[DELETED] for row in below_end.rows),
                 )
         return file.publish(target, name)
 
@@ -232,9 +232,9 @@ def copy_file(
 def _below(part: Rows, below: Position | None) -> Rows:
     if below is None or part.places is None or not part.places or max(part.places) < below:
         return part
-    kept = [index for index, place in enumerate(part.places) if place < below]
+    indices = [index for index, place in enumerate(part.places) if place < below]
     return Rows(
-        [part.rows[index] for index in kept],
-        [part.nodes[index] for index in kept],
-        [part.places[index] for index in kept],
+        [part.rows[index] for index in indices],
+        [part.nodes[index] for index in indices],
+        [part.places[index] for index in indices],
     )

@@ -65,8 +65,8 @@ class Scratch:
         for count, held in self._held.get(tag, ()):
             stop = bisect_left(rows, first + count, start, key=_number)
             if stop > start:
-                here = rows.slice(start, stop - start)
-                yield self._loaded(held).take(pc.subtract(here, first))
+                inside = rows.slice(start, stop - start)
+                yield self._loaded(held).take(pc.subtract(inside, first))
             start, first = stop, first + count
 
     def close(self) -> None:

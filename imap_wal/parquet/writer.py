@@ -44,10 +44,10 @@ class Published(NamedTuple):
 
 def checksum(file: BinaryIO) -> int:
     """CRC-32C of a file, from its current offset."""
-    found = 0
+    crc = 0
     while data := file.read(1024 * 1024):
-        found = google_crc32c.extend(found, data)
-    return found
+        crc = google_crc32c.extend(crc, data)
+    return crc
 
 
 class ParquetFile:

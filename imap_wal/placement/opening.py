@@ -33,11 +33,11 @@ def open_store(
     segments on its own disk (`imap_wal.placement.own_disk`).
 
     A place for the segments that only the root names must have the root's scheme and server. It
-    gets no options except those of a file of credentials (`Location.known`). Raises `StorageError`
-    for any other place, for a URL that no store serves, and for a driver that is not installed (the
-    text says what to install)."""
+    gets no options except those of a file of credentials (`Location.place_options`). Raises
+    `StorageError` for any other place, for a URL that no store serves, and for a driver that is not
+    installed (the text says what to install)."""
     place = at_home(located(os.fspath(url), storage_options))
-    segments = at_home(located(os.fspath(wal_dir) or place.wal_dir)).knowing(place.known)
+    segments = at_home(located(os.fspath(wal_dir) or place.wal_dir)).knowing(place.place_options)
     root = storage_backends.open_store(place, clock_ms=clock_ms)
     try:
         if segments:
@@ -47,7 +47,7 @@ def open_store(
             recorded_place = recorded(root) or SegmentsPlace()
             if recorded_place.own_disks:
                 return OwnDiskStore(root, None, "", tails(root))
-            segments = located(recorded_place.url).knowing(place.known)
+            segments = located(recorded_place.url).knowing(place.place_options)
             why = why_not_followed(place, recorded_place.url) if recorded_place.url else ""
             if why:
                 named = repr(str(segments))

@@ -144,13 +144,15 @@ class CompactionTask:
             )
         return Compaction(
             records_read=done.records_read,
-            written_bytes=sum(each.bytes_written for each in done.maps if not each.unchanged),
-            snapshot_bytes=sum(each.bytes_after for each in done.maps),
+            written_bytes=sum(
+                map_report.bytes_written for map_report in done.maps if not map_report.unchanged
+            ),
+            snapshot_bytes=sum(map_report.bytes_after for map_report in done.maps),
             removed_bytes=removed.bytes,
             seconds=log.clock.monotonic() - start,
             advice=(
                 *((warning,) if warning else ()),
-                *(each.advice for each in removed.kept if each.is_stale),
+                *(held.advice for held in removed.kept if held.is_stale),
             ),
         )
 
@@ -259,8 +261,8 @@ class Compactor:
         except (RewriteRunning, Closed):
             raise
         except BaseException:
-            known = self.statistics
-            self.statistics = replace(known, runs=known.runs + 1, failures=known.failures + 1)
+            before = self.statistics
+            self.statistics = replace(before, runs=before.runs + 1, failures=before.failures + 1)
             raise
         self.statistics = self.statistics.plus(done)
         if done.advice and not self._advised:

@@ -131,7 +131,7 @@ def found(
             more += 1
     if not conflicts:
         return []
-    wanted = {
+    orders = {
         (claim[1], conflict.map, conflict.key): claim[0][ORDER]
         for conflict in conflicts
         for claim in conflict.claims
@@ -144,7 +144,7 @@ def found(
                 check()
                 for index, row in enumerate(changes.rows):
                     key = (changes.node, row[MAP], row[KEY])
-                    if wanted.get(key) == row[ORDER]:
+                    if orders.get(key) == row[ORDER]:
                         places[key] = scan.path + (
                             f" at {changes.positions[index]}" if changes.positions else ""
                         )
@@ -255,9 +255,9 @@ def _claimed_twice(
 ) -> set[int]:
     """Partitions with a pair that two nodes claim."""
     owners: dict[tuple[int, int, int], str] = {}
-    found: set[int] = set()
+    partitions: set[int] = set()
     for changes in _changes(log, maps, state, until, check):
         for place in {(row[PARTITION], row[ORDER][0], row[ORDER][1]) for row in changes.rows}:
             if owners.setdefault(place, changes.node) != changes.node:
-                found.add(place[0])
-    return found
+                partitions.add(place[0])
+    return partitions

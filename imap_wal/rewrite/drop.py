@@ -70,9 +70,9 @@ def _publish(
         if is_of_members(manifest) and former != state.manifest.snapshots.get(name):
             raise LostRace(f"map {name!r} was rewritten while it was dropped; drop it again")
         covered = dict(former.marks) if former is not None else {}
-        for node, found in state.nodes.items():
+        for node, node_state in state.nodes.items():
             covered[node] = LowWaterMark(
-                found.manifest.directory,
+                node_state.manifest.directory,
                 max(ends.get(node, START), covered[node].position if node in covered else START),
             )
         generation = manifest.generation + 1

@@ -69,7 +69,7 @@ class LocalEngine:
         merged: list[Merged] = []
         tally = merge.tally
         touched = set(tally.maps)
-        kept: dict[str, tuple[KeptPart, ...]] = {}
+        kept_by_map: dict[str, tuple[KeptPart, ...]] = {}
         for name, snapshot in sorted(plan.state.manifest.snapshots.items()):
             if not plan.wants(name):
                 continue
@@ -78,8 +78,8 @@ class LocalEngine:
                 continue
             if name not in merge.cleared:
                 parts = parts_of(snapshot, log.context.keys)
-                kept[name] = kept_parts(plan, parts, merge.keys.keys(name), log.context)
-            paths = {each.part.path for each in kept.get(name, ())}
+                kept_by_map[name] = kept_parts(plan, parts, merge.keys.keys(name), log.context)
+            paths = {kept_part.part.path for kept_part in kept_by_map.get(name, ())}
             for scan in snapshot_scans(name, snapshot):
                 if scan.path not in paths:
                     merge.read_snapshot(scan)
@@ -98,7 +98,7 @@ class LocalEngine:
                     plan,
                     name,
                     Path(folder),
-                    KeyRange(kept=kept.get(name, ())),
+                    KeyRange(kept=kept_by_map.get(name, ())),
                     log.randomness,
                     publishing.run,
                 )

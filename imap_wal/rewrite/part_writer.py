@@ -97,13 +97,13 @@ class PartWriter:
     def add_clears(self, claims: Sequence[Claim], late: set[Subject]) -> None:
         """Add the newest clears. Must be called before all else."""
         rule = self._plan.rule
-        kept = [
+        remaining = [
             (row, node)
             for row, node in claims
             if not rule.drops(row, node, bool(late) and subject(row) in late)
         ]
-        if kept:
-            batch = to_batch([row for row, _ in kept], [node for _, node in kept])
+        if remaining:
+            batch = to_batch([row for row, _ in remaining], [node for _, node in remaining])
             self._write(batch, None, clears=True)
 
     def add(
@@ -170,9 +170,9 @@ class PartWriter:
     def _take_kept(self) -> None:
         """The next kept file is the next part."""
         self._finish()
-        each = self._kept.popleft()
-        self._parts.append(each.part)
-        self._lower = each.upper
+        kept_part = self._kept.popleft()
+        self._parts.append(kept_part.part)
+        self._lower = kept_part.upper
 
     def _write(self, batch: Any, losers: Any, *, clears: bool = False) -> None:
         """Write rows, in as many files as necessary."""

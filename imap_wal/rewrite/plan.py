@@ -221,10 +221,10 @@ def prepare(
     now_ms = log.clock.now_ms()
     if as_of_ms is not None and as_of_ms < now_ms:
         demand_history(state, as_of_ms, maps)
-        found = {node: _last_until(log, state, node, as_of_ms) for node in until}
+        last = {node: _last_until(log, state, node, as_of_ms) for node in until}
         if not any(maps is None or name in maps for name in state.manifest.snapshots):
-            _demand_begun([oldest for _, oldest in found.values()], as_of_ms)
-        until = {node: min(until[node], found[node][0]) for node in until}
+            _demand_begun([oldest for _, oldest in last.values()], as_of_ms)
+        until = {node: min(until[node], last[node][0]) for node in until}
         settled = until
         now_ms = as_of_ms
         # These ends are not from one moment, and the known partition versions are newer than the
@@ -250,7 +250,9 @@ def prepare(
             complete,
             frozenset()
             if members
-            else frozenset(node for node, found in state.nodes.items() if not found.manifest.clean),
+            else frozenset(
+                node for node, node_state in state.nodes.items() if not node_state.manifest.clean
+            ),
             skew_ms_max,
             first_unfinished(before.lifetimes, state.manifest.nodes),
         ),
@@ -311,10 +313,10 @@ def first_unfinished(lifetimes: Iterable[IncarnationRecord], nodes: Iterable[str
 
 
 def known_versions(manifest: ClusterManifest) -> PartitionVersions:
-    known = NO_VERSIONS
+    versions = NO_VERSIONS
     for table in manifest.versions.values():
-        known = known.raised(table.pairs.items())
-    return known
+        versions = versions.raised(table.pairs.items())
+    return versions
 
 
 def demand_history(state: ClusterState, as_of_ms: int, maps: Collection[str] | None = None) -> None:

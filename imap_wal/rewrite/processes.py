@@ -104,13 +104,13 @@ class ProcessEngine(TaskEngine):
         self, plan: RewritePlan, step: str, work: TaskWork, inputs: Sequence[Any], size: int
     ) -> list[TaskAnswer]:
         assert self._processes is not None
-        found: list[TaskAnswer] = []
+        answers: list[TaskAnswer] = []
         for answer in self._processes.run(plan, work, inputs):
-            found.append(answer)
+            answers.append(answer)
             if self._progress is not None:
-                done = size * len(found) // len(inputs)
-                self._progress(MergeProgress(len(found), len(inputs), done, size, 0, step))
-        return found
+                done = size * len(answers) // len(inputs)
+                self._progress(MergeProgress(len(answers), len(inputs), done, size, 0, step))
+        return answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class _Task:
     cluster: str
     work: bytes
     number: int
-    given: Any
+    task_input: Any
 
     def run(self, context: Context, report: Report) -> TaskAnswer:
         # A process that was killed may have left files there, and one that waited too long for a
@@ -134,7 +134,7 @@ class _Task:
         tempfile.tempdir = str(self.folder)  # no other work is done in that process
         randomness, meter = SystemRandomness(), Meter()
         log = ClusterLog(context.on(meter.on(context.store)), self.namespace, self.cluster)
-        result = _work(self.work)(log, self.given, self.number, randomness)
+        result = _work(self.work)(log, self.task_input, self.number, randomness)
         return TaskAnswer(
             self.number,
             randomness.name(),
@@ -157,23 +157,23 @@ class _Processes:
     def __init__(self, all_: Sequence[tuple[OtherProcess, Path]], pool: ThreadPoolExecutor) -> None:
         self._pool = pool
         self._free: queue.SimpleQueue[tuple[OtherProcess, Path]] = queue.SimpleQueue()
-        for each in all_:
-            self._free.put(each)
+        for process in all_:
+            self._free.put(process)
 
     def run(self, plan: RewritePlan, work: TaskWork, inputs: Sequence[Any]) -> Iterator[TaskAnswer]:
         """A task for each input; the answers as they come. Raises the first error of a task."""
         packed = pickle.dumps(work)
         waiting = [
-            self._pool.submit(self._answer, plan, packed, number, given)
-            for number, given in enumerate(inputs)
+            self._pool.submit(self._answer, plan, packed, number, task_input)
+            for number, task_input in enumerate(inputs)
         ]
-        for each in as_completed(waiting):
-            yield each.result()
+        for future in as_completed(waiting):
+            yield future.result()
 
-    def _answer(self, plan: RewritePlan, work: bytes, number: int, given: Any) -> TaskAnswer:
+    def _answer(self, plan: RewritePlan, work: bytes, number: int, task_input: Any) -> TaskAnswer:
         process, folder = self._free.get()
         try:
-            task = _Task(folder, plan.namespace, plan.cluster, work, number, given)
+            task = _Task(folder, plan.namespace, plan.cluster, work, number, task_input)
             try:
                 return cast(TaskAnswer, process.run(task))
             except ProcessDied:  # perhaps memory ran out; its names are not used again
@@ -198,11 +198,11 @@ def _processes(url: str, count: int, settings: Settings) -> Iterator[_Processes]
         places = [Path(folder, str(number)) for number in range(count)]
         for place in places:
             place.mkdir()
-        found = [(OtherProcess(url, keep_s=WAIT_S, niceness=0), place) for place in places]
+        processes = [(OtherProcess(url, keep_s=WAIT_S, niceness=0), place) for place in places]
         pool = ThreadPoolExecutor(count, "imap-wal-rewrite")
         try:
-            yield _Processes(found, pool)
+            yield _Processes(processes, pool)
         finally:
-            for process, _ in found:
+            for process, _ in processes:
                 process.stop()
             pool.shutdown(cancel_futures=True)

@@ -86,9 +86,9 @@ def prune(
         log, dry_run=dry_run, check=check, forgotten=forgotten, orphan_ms=orphan_ms
     )
     left = list(ended_backfills(log, dry_run=dry_run))
-    of_backfills = {file.path: file.size for each in left for file in each.files}
+    of_backfills = {file.path: file.size for backfill in left for file in backfill.files}
     if not dry_run:
-        gone = {path for each in left for path in remove_ended(log, each)}
+        gone = {path for backfill in left for path in remove_ended(log, backfill)}
         of_backfills = {path: size for path, size in of_backfills.items() if path in gone}
     return PruneReport(
         namespace=log.namespace,

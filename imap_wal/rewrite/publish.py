@@ -45,8 +45,8 @@ def confirm(log: ClusterLog, plan: RewritePlan, result: Result) -> None:
                 demand_floor(manifest, plan)
                 demand_former(manifest, plan, [item.map])
                 kind = "kept file of the former" if part.is_kept else "new file of the"
-                what = f"this {kind} snapshot disappeared before it was published"
-                raise ShortLog(part.path, 0, what, _advice(part)) from error
+                reason = f"this {kind} snapshot disappeared before it was published"
+                raise ShortLog(part.path, 0, reason, _advice(part)) from error
 
 
 def _advice(part: Part) -> str:
@@ -101,10 +101,10 @@ def publish(log: ClusterLog, plan: RewritePlan, result: Result) -> ClusterManife
     def change(manifest: ClusterManifest) -> ClusterManifest:
         number, versions = with_table(manifest, plan.generation, table)
         snapshots = {
-            name: replace(each, versions=number)
-            if each.generation == plan.generation and table.pairs
-            else each
-            for name, each in made.items()
+            name: replace(snapshot, versions=number)
+            if snapshot.generation == plan.generation and table.pairs
+            else snapshot
+            for name, snapshot in made.items()
         }
         if all(manifest.snapshots.get(name) == snapshot for name, snapshot in snapshots.items()):
             return manifest  # it was published, only the response was lost
@@ -136,8 +136,8 @@ def with_table(
     versions = dict(manifest.versions)
     if not table.pairs:
         return 0, versions
-    for number, known in versions.items():
-        if known == table:
+    for number, stored in versions.items():
+        if stored == table:
             return number, versions
     return generation, {**versions, generation: table}
 
@@ -167,13 +167,13 @@ def marks(plan: RewritePlan, name: str) -> dict[str, LowWaterMark]:
 
 def _raised(former: Mapping[str, LowWaterMark], plan: RewritePlan) -> dict[str, LowWaterMark]:
     """Marks up to which this rewrite has read, where they are higher."""
-    found = dict(former)
+    raised = dict(former)
     for node, position in plan.until.items():
         directory = plan.state.nodes[node].manifest.directory
-        known = found.get(node)
-        if known is None or known.directory != directory or known.position < position:
-            found[node] = LowWaterMark(directory, position)
-    return found
+        mark = raised.get(node)
+        if mark is None or mark.directory != directory or mark.position < position:
+            raised[node] = LowWaterMark(directory, position)
+    return raised
 
 
 def _snapshot(log: ClusterLog, plan: RewritePlan, item: Merged) -> Snapshot:
@@ -208,23 +208,23 @@ def _snapshot(log: ClusterLog, plan: RewritePlan, item: Merged) -> Snapshot:
 
 def latest_expiry(expiries: Iterable[int]) -> int:
     """The latest expiry; 0: one of them never expires, or the list is empty."""
-    found = list(expiries)
-    return max(found) if found and all(found) else 0
+    times = list(expiries)
+    return max(times) if times and all(times) else 0
 
 
 def archived_bytes(plan: RewritePlan) -> Mapping[str, int]:
     """Map → the size of the archives that its new snapshot covers. Raises `NotFound` if a list of
     archives was deleted, which may happen long after the plan."""
     covered: dict[str, Mapping[str, LowWaterMark]] = {}
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for node in plan.state.nodes.values():
         for archive in node.manifest.archives:
             if archive.map not in covered:
                 covered[archive.map] = marks(plan, archive.map)
             mark = covered[archive.map].get(node.name)
             if mark is not None and archive.last <= mark.position:
-                found[archive.map] += archive.bytes
-    return found
+                sizes[archive.map] += archive.bytes
+    return sizes
 
 
 def report_of(plan: RewritePlan, item: Merged, archived: int) -> MapRewrite:

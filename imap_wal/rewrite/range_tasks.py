@@ -71,15 +71,15 @@ class MapPlan:
 
     @property
     def tasks(self) -> list[RangeTask]:
-        return [each for each in self.order if isinstance(each, RangeTask)]
+        return [item for item in self.order if isinstance(item, RangeTask)]
 
     def joined(self, done: Sequence[RangeParts]) -> tuple[Part, ...]:
         """All parts in key order. `done`: of each task, in order."""
         left = iter(done)
         return tuple(
             part
-            for each in self.order
-            for part in ((each.part,) if isinstance(each, KeptPart) else next(left).parts)
+            for item in self.order
+            for part in ((item.part,) if isinstance(item, KeptPart) else next(left).parts)
         )
 
 
@@ -98,28 +98,28 @@ def plan_map(
     snapshot = plan.state.manifest.snapshots.get(name)
     former = snapshot_scans(name, snapshot) if snapshot is not None else []
     lowers = borders_of(snapshot, log.context.keys) if snapshot is not None else None
-    kept: dict[str, KeptPart] = {}
+    unchanged: dict[str, KeptPart] = {}
     if snapshot is not None and not cleared:
         parts = parts_of(snapshot, log.context.keys)
         pages = [[lowers[number] for number in sorted(touched)]] if lowers else []
-        kept = {
+        unchanged = {
             kept_part.part.path: kept_part
             for kept_part in kept_parts(plan, parts, pages, log.context)
         }
     growth = _growth(
         sum(size for run in runs for size in run.sizes)
-        + sum(scan.bytes for scan in former if scan.path not in kept)
+        + sum(scan.bytes for scan in former if scan.path not in unchanged)
     )
     order: list[KeptPart | RangeTask] = []
-    for span, files in _intervals(former, lowers, kept):
+    for span, files in _intervals(former, lowers, unchanged):
         if isinstance(files, KeptPart):
             order.append(files)
             continue
-        for each in _cut(span, runs, files, sizes):
-            inside = [scan for scan, own in files if _overlap(each, own)]
-            some = [(run, groups) for run in runs if (groups := run.groups(each))]
+        for keys in _cut(span, runs, files, sizes):
+            inside = [scan for scan, own in files if _overlap(keys, own)]
+            some = [(run, groups) for run in runs if (groups := run.groups(keys))]
             if some or inside:
-                order.append(RangeTask(name, each, tuple(some), tuple(inside), growth))
+                order.append(RangeTask(name, keys, tuple(some), tuple(inside), growth))
     return MapPlan(name, tuple(order))
 
 
@@ -127,7 +127,7 @@ _Files = Sequence[tuple[FileScan, Span]]
 
 
 def _intervals(
-    former: Sequence[FileScan], lowers: Sequence[bytes] | None, kept: Mapping[str, KeptPart]
+    former: Sequence[FileScan], lowers: Sequence[bytes] | None, unchanged: Mapping[str, KeptPart]
 ) -> Iterator[tuple[Span, _Files | KeptPart]]:
     """All keys in order, as spans: each is the span of a kept file, or of the files between two
     kept ones."""
@@ -136,13 +136,13 @@ def _intervals(
         return
     waiting: list[tuple[FileScan, Span]] = []
     for scan, lower, upper in zip(former, lowers, [*lowers[1:], None], strict=True):
-        if scan.path not in kept:
+        if scan.path not in unchanged:
             waiting.append((scan, Span(lower, upper)))
             continue
         if waiting:
             yield Span(waiting[0][1].lower, lower), waiting
             waiting = []
-        yield Span(lower, upper), kept[scan.path]
+        yield Span(lower, upper), unchanged[scan.path]
     if waiting:
         yield Span(waiting[0][1].lower), waiting
 
@@ -184,15 +184,15 @@ def _growth(size: int) -> int:
 def former_clears(log: ClusterLog, plan: RewritePlan, name: str) -> list[Claim]:
     """The clears of a map's former snapshot. They are at its start, since they have no key."""
     snapshot = plan.state.manifest.snapshots.get(name)
-    found: list[Claim] = []
+    clears: list[Claim] = []
     if snapshot is None or not snapshot.tombstones or not plan.state.manifest.clears:
-        return found
+        return clears
     for scan in snapshot_scans(name, snapshot):
         for changes in read_scan(log.context, scan):
-            found += [(row, changes.node) for row in changes.rows if is_clear(row)]
+            clears += [(row, changes.node) for row in changes.rows if is_clear(row)]
             if any(row[KEY] for row in changes.rows):
-                return found
-    return found
+                return clears
+    return clears
 
 
 def merge_range(

@@ -156,12 +156,12 @@ def _decide(log: ClusterLog, plan: RewritePlan, resolve: Resolution) -> tuple[Re
     unknown node."""
     nodes = conflicts.writers(plan.state.manifest)
     if resolve.node and resolve.node not in nodes:
-        known = ", ".join(sorted(nodes))
+        names = ", ".join(sorted(nodes))
         raise InvalidSetting(
-            f"--resolve names node {resolve.node!r}, which this log does not have; it has {known}"
+            f"--resolve names node {resolve.node!r}, which this log does not have; it has {names}"
         )
     with conflicts.Aside(log.context.keys) as aside:
-        found = conflicts.find(log, maps=plan.maps, state=plan.state, until=plan.until)
-        decisions = conflicts.decide(found, resolve, aside)
+        in_conflict = conflicts.find(log, maps=plan.maps, state=plan.state, until=plan.until)
+        decisions = conflicts.decide(in_conflict, resolve, aside)
         paths = {} if plan.dry_run else aside.publish(log, plan.generation)
         return replace(plan, decisions=decisions), _Aside(dict(aside.keys), paths, aside.winners)

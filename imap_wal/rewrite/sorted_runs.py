@@ -67,8 +67,10 @@ class Sizes:
 
     def for_ranges(self, size: int, parallel: int) -> Sizes:
         """With `range_bytes` for runs of `size` bytes, if `parallel` tasks run at once."""
-        each = size // (self.ranges_each * max(parallel, 1))
-        return replace(self, range_bytes=min(max(each, self.range_bytes_min), self.range_bytes))
+        size_each = size // (self.ranges_each * max(parallel, 1))
+        return replace(
+            self, range_bytes=min(max(size_each, self.range_bytes_min), self.range_bytes)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +130,16 @@ def grouped(scans: Sequence[FileScan], count: int, sizes: Sizes) -> list[list[Fi
 def read_directly(scans: Iterable[FileScan], sizes: Sizes) -> frozenset[str]:
     """The paths of archives that are runs as they are. Archives that an archive run may absorb, and
     therefore delete, are not among them."""
-    found: dict[str, list[FileScan]] = {}
+    by_map: dict[str, list[FileScan]] = {}
     for scan in scans:
         is_sorted = scan.kind == ARCHIVE and scan.unpacked > 0 and by_columns(scan)
         if is_sorted and not is_absorbable(scan.bytes, scan.unpacked):
-            found.setdefault(scan.map, []).append(scan)
+            by_map.setdefault(scan.map, []).append(scan)
     return frozenset(
         scan.path
-        for each in found.values()
-        if sum(scan.unpacked for scan in each) <= sizes.ranges_max * sizes.range_bytes
-        for scan in each
+        for of_map in by_map.values()
+        if sum(scan.unpacked for scan in of_map) <= sizes.ranges_max * sizes.range_bytes
+        for scan in of_map
     )
 
 
@@ -168,14 +170,16 @@ def sort_files(
         def touch(name: str, keys: Any) -> None:
             if name not in borders:
                 snapshot = plan.state.manifest.snapshots.get(name)
-                found = borders_of(snapshot, log.context.keys) if snapshot is not None else None
-                borders[name] = found or [b""]
+                own_borders = (
+                    borders_of(snapshot, log.context.keys) if snapshot is not None else None
+                )
+                borders[name] = own_borders or [b""]
             touched.setdefault(name, set()).update(touched_by(borders[name], keys))
 
         for scan, context in ahead(log.context, scans):
             if scan.path in direct:
-                with closing(merge.counted(scan)) as found:
-                    runs += archive_run(scan, _touching(found, scan.map, touch))
+                with closing(merge.counted(scan)) as key_batches:
+                    runs += archive_run(scan, _touching(key_batches, scan.map, touch))
             else:
                 merge.read_log(scan, context)
         merge.sources.flush()
@@ -189,7 +193,7 @@ def sort_files(
         clears = tuple(
             claim for name in merge.cleared.maps() for claim in merge.cleared.claims(name)
         )
-        late = frozenset(each for each in merge.tally.late if isinstance(each[1], tuple))
+        late = frozenset(clear for clear in merge.tally.late if isinstance(clear[1], tuple))
         return SortedFiles(
             tuple(runs),
             merge.tally.maps,
@@ -201,20 +205,20 @@ def sort_files(
 
 
 def _touching(
-    found: Iterable[KeyBatch], name: str, touch: Callable[[str, Any], None]
+    key_batches: Iterable[KeyBatch], name: str, touch: Callable[[str, Any], None]
 ) -> Iterator[KeyBatch]:
-    for key_batch in found:
+    for key_batch in key_batches:
         touch(name, key_batch.batch.column("key"))
         yield key_batch
 
 
-def archive_run(scan: FileScan, found: Iterable[KeyBatch]) -> list[SortedRun]:
-    """An archive that is sorted by key, as a run; nothing if none of its rows counts. `found`: its
-    keys. Raises `CorruptLog` if it is not sorted: a range would not find all of its rows."""
+def archive_run(scan: FileScan, key_batches: Iterable[KeyBatch]) -> list[SortedRun]:
+    """An archive that is sorted by key, as a run; nothing if none of its rows counts.
+    `key_batches`: its keys. Raises `CorruptLog` if it is not sorted: a range would not find all of its rows."""
     firsts: list[bytes] = []
     rows: list[int] = []
     last = b""
-    for key_batch in found:
+    for key_batch in key_batches:
         keys = key_batch.batch.column("key")
         while len(firsts) <= key_batch.group:
             firsts.append(last)  # lower than its first key, if none of its rows counts
@@ -222,8 +226,8 @@ def archive_run(scan: FileScan, found: Iterable[KeyBatch]) -> list[SortedRun]:
         if not len(keys):
             continue
         if keys[0].as_py() < last or _decrease(keys):
-            what = "this archive is not sorted by key, but its manifest says that it is"
-            raise CorruptLog(scan.path, 0, what, "rewrite with --engine local --processes 1")
+            reason = "this archive is not sorted by key, but its manifest says that it is"
+            raise CorruptLog(scan.path, 0, reason, "rewrite with --engine local --processes 1")
         if not rows[key_batch.group]:
             firsts[key_batch.group] = keys[0].as_py()
         rows[key_batch.group] += len(keys)
@@ -307,15 +311,15 @@ class _RunFile:
 def touched_by(lowers: Sequence[bytes], keys: Any) -> set[int]:
     """The numbers of the ranges with these lower borders that have one of `keys`, an Arrow array in
     order."""
-    found = set()
+    numbers = set()
     start = 0
     while start < len(keys):
         number = max(0, bisect_right(lowers, keys[start].as_py()) - 1)
-        found.add(number)
+        numbers.add(number)
         if number + 1 == len(lowers):
             break
         start = bisect_left(keys, lowers[number + 1], start, key=_bytes)
-    return found
+    return numbers
 
 
 def _bytes(scalar: Any) -> bytes:

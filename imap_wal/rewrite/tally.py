@@ -63,11 +63,11 @@ class Tally:
         """Add entries of one map that were read by columns."""
         self.maps.setdefault(name, Totals()).records += records
 
-    def learn(self, found: Callable[[], Iterable[tuple[int, int, int]]]) -> None:
+    def learn(self, pairs_of: Callable[[], Iterable[tuple[int, int, int]]]) -> None:
         """Record pairs, as (partition, incarnation, version), of entries at or below `settled`.
-        `found` is called only if they are wanted."""
+        `pairs_of` is called only if they are wanted."""
         if self.pairs_wanted:
-            raise_pairs(self.pairs, found())
+            raise_pairs(self.pairs, pairs_of())
 
     def _learn(self, rows: Iterable[Row]) -> None:
         """Record the pairs of rows at or below `settled`."""
@@ -79,7 +79,9 @@ def raise_versions(pairs: dict[int, tuple[int, int]], rows: Iterable[Row]) -> No
     raise_pairs(pairs, {(row[PARTITION], row[ORDER][0], row[ORDER][1]) for row in rows})
 
 
-def raise_pairs(pairs: dict[int, tuple[int, int]], found: Iterable[tuple[int, int, int]]) -> None:
-    for partition, incarnation, version in found:
+def raise_pairs(
+    pairs: dict[int, tuple[int, int]], claimed_pairs: Iterable[tuple[int, int, int]]
+) -> None:
+    for partition, incarnation, version in claimed_pairs:
         if pairs.get(partition, (-1, -1)) < (incarnation, version):
             pairs[partition] = incarnation, version

@@ -58,7 +58,9 @@ Records: TypeAlias = Callable[[Any], tuple[int, int]]
 class TaskWork(Protocol):
     """What each task of a step does. It can be pickled, and so can `given` and the result."""
 
-    def __call__(self, log: ClusterLog, given: Any, number: int, randomness: Randomness) -> Any: ...
+    def __call__(
+        self, log: ClusterLog, task_input: Any, number: int, randomness: Randomness
+    ) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +128,10 @@ class TaskEngine(ABC):
         clock = SystemClock()
         start = clock.monotonic()
         answers = self._answers(plan, step, work, inputs, size)
-        found = taken(answers, len(inputs))
-        counts = [records(each) for each in found]
+        results = taken(answers, len(inputs))
+        counts = [records(each) for each in results]
         self._steps.append(report_of(step, answers, counts, clock.monotonic() - start))
-        return found
+        return results
 
     def _sort(self, plan: RewritePlan) -> list[SortedFiles]:
         scans = plan.log_scans()
@@ -139,12 +141,12 @@ class TaskEngine(ABC):
         work = Sorting(plan, direct, self._task_settings(), self._sizes)
         return self._step(plan, "sorting", work, groups, size, _of_sorted)
 
-    def _merge(self, plan: RewritePlan, log: ClusterLog, found: Sequence[SortedFiles]) -> Result:
-        totals, versions = _totals(found), NO_VERSIONS
+    def _merge(self, plan: RewritePlan, log: ClusterLog, results: Sequence[SortedFiles]) -> Result:
+        totals, versions = _totals(results), NO_VERSIONS
         runs: dict[str, list[SortedRun]] = {}
         touched: dict[str, set[int]] = {}
         cleared = Cleared()
-        for sorted_files in found:
+        for sorted_files in results:
             versions = versions.raised(sorted_files.pairs)
             for run in sorted_files.runs:
                 runs.setdefault(run.scan.map, []).append(run)
@@ -152,19 +154,19 @@ class TaskEngine(ABC):
                 touched.setdefault(name, set()).update(numbers)
             for row, node in sorted_files.clears:
                 cleared.take(node, [row])
-        late = {subject for sorted_files in found for subject in sorted_files.late_clears}
+        late = {subject for sorted_files in results for subject in sorted_files.late_clears}
         merged: list[Merged] = []
-        wanted = set(totals)
+        map_names = set(totals)
         for name, snapshot in sorted(plan.state.manifest.snapshots.items()):
             if not plan.wants(name):
                 continue
-            if name not in wanted and not worth_reading(plan, snapshot, log.context):
+            if name not in map_names and not worth_reading(plan, snapshot, log.context):
                 merged.append(Merged(name, 0, 0, (), unchanged=True))
                 continue
-            wanted.add(name)
+            map_names.add(name)
             for row, node in former_clears(log, plan, name):
                 cleared.take(node, [row])
-        size = sum(sum(run.sizes) for each in runs.values() for run in each)
+        size = sum(sum(run.sizes) for map_runs in runs.values() for run in map_runs)
         sizes = self._sizes.for_ranges(size, self._parallel())
         map_plans = [
             plan_map(
@@ -176,7 +178,7 @@ class TaskEngine(ABC):
                 sizes,
                 cleared=name in cleared,
             )
-            for name in sorted(wanted)
+            for name in sorted(map_names)
         ]
         done = self._ranges(plan, map_plans, cleared)
         for map_plan in map_plans:
@@ -185,7 +187,7 @@ class TaskEngine(ABC):
                 versions = versions.raised(part.pairs)
             clears = clears_part(log, plan, map_plan.map, cleared.claims(map_plan.map), late)
             read = totals.get(map_plan.map, Totals())
-            records = read.records + sum(each.records for each in own)
+            records = read.records + sum(range_parts.records for range_parts in own)
             merged.append(
                 Merged(map_plan.map, records, read.bytes, (*clears, *map_plan.joined(own)))
             )
@@ -202,8 +204,8 @@ class TaskEngine(ABC):
         size = sum(task.bytes for task in tasks)
         work = Merging(plan, cleared, self._task_settings())
         done = self._step(plan, "merging", work, inputs, size, _of_merged)
-        found = dict(zip(order, done, strict=True))
-        return [found[number] for number in range(len(tasks))]
+        by_number = dict(zip(order, done, strict=True))
+        return [by_number[number] for number in range(len(tasks))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +218,9 @@ class Sorting:
     sizes: Sizes
 
     def __call__(
-        self, log: ClusterLog, given: list[FileScan], number: int, randomness: Randomness
+        self, log: ClusterLog, scans: list[FileScan], number: int, randomness: Randomness
     ) -> SortedFiles:
-        return sort_files(self.plan, log, given, self.direct, self.settings, self.sizes, randomness)
+        return sort_files(self.plan, log, scans, self.direct, self.settings, self.sizes, randomness)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +232,11 @@ class Merging:
     settings: Settings
 
     def __call__(
-        self, log: ClusterLog, given: RangeTask, number: int, randomness: Randomness
+        self, log: ClusterLog, range_task: RangeTask, number: int, randomness: Randomness
     ) -> RangeParts:
-        return merge_range(self.plan, log, given, self.cleared, self.settings, number, randomness)
+        return merge_range(
+            self.plan, log, range_task, self.cleared, self.settings, number, randomness
+        )
 
 
 def _of_sorted(result: SortedFiles) -> tuple[int, int]:
@@ -263,10 +267,10 @@ def report_of(
     )
 
 
-def _totals(found: Sequence[SortedFiles]) -> dict[str, Totals]:
+def _totals(all_files: Sequence[SortedFiles]) -> dict[str, Totals]:
     """Map → what was read of it in the logs."""
     totals: dict[str, Totals] = {}
-    for sorted_files in found:
+    for sorted_files in all_files:
         for name, read in sorted_files.totals.items():
             own = totals.setdefault(name, Totals())
             own.records += read.records
@@ -300,21 +304,21 @@ def clears_part(
 def taken(answers: Sequence[TaskAnswer], count: int) -> list[Any]:
     """The results of `count` tasks in order: exactly one attempt at every task counts, whatever
     others wrote. Raises the error of an answer, and `LostRace` if an answer is missing."""
-    found: dict[int, TaskAnswer] = {}
+    by_task: dict[int, TaskAnswer] = {}
     for answer in answers:
         if answer.error:
             raise _thaw(answer.error)
-        if found.setdefault(answer.task, answer).attempt != answer.attempt:
+        if by_task.setdefault(answer.task, answer).attempt != answer.attempt:
             raise LostRace(
                 f"two attempts at task {answer.task} returned an answer; nothing was published; "
                 "run the rewrite again"
             )
-    if sorted(found) != list(range(count)):
+    if sorted(by_task) != list(range(count)):
         raise LostRace(
-            f"only tasks {sorted(found)} of {count} returned an answer; nothing was published; run "
-            "the rewrite again"
+            f"only tasks {sorted(by_task)} of {count} returned an answer; nothing was published; "
+            "run the rewrite again"
         )
-    return [found[number].result for number in range(count)]
+    return [by_task[number].result for number in range(count)]
 
 
 # An error of a worker keeps its type. Our errors' constructors do not accept their own `args`.

@@ -34,11 +34,13 @@ RENEW_S = 10.0
 
 
 @contextmanager
-def turn(log: ClusterLog, what: str, waits: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Hold the lock. `what`: who holds it, for others to read. `waits`: called once, with the name
-    of the holder, if another process holds the lock, which is then awaited; None: raises
+def turn(
+    log: ClusterLog, purpose: str, waits: Callable[[str], None] | None = None
+) -> Iterator[None]:
+    """Hold the lock. `purpose`: who holds it, for others to read. `waits`: called once, with the
+    name of the holder, if another process holds the lock, which is then awaited; None: raises
     `RewriteRunning`. Raises StorageError."""
-    lock = _taken(log, what, waits)
+    lock = _taken(log, purpose, waits)
     stop = threading.Event()
     renewing = Worker("imap-wal-rewrite-lock", lambda _: _renewed(lock, stop))
     if lock.expires_ms:
@@ -52,8 +54,8 @@ def turn(log: ClusterLog, what: str, waits: Callable[[str], None] | None = None)
             lock.release()
 
 
-def _taken(log: ClusterLog, what: str, waits: Callable[[str], None] | None) -> Lock:
-    path, holder = layout.rewrite_lock_path(log.folder), holder_text(what)
+def _taken(log: ClusterLog, purpose: str, waits: Callable[[str], None] | None) -> Lock:
+    path, holder = layout.rewrite_lock_path(log.folder), holder_text(purpose)
     pause, said = threading.Event(), False
     while True:
         try:

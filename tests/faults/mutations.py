@@ -251,8 +251,8 @@ MUTATIONS = (
     Mutation(
         "rows of a file not compared with the manifest",
         "imap_wal/parquet/reader.py",
-        "if expected.records and found != expected.records:",
-        "if expected.records and found < 0:",
+        "if expected.records and count != expected.records:",
+        "if expected.records and count < 0:",
         f"{_REWRITES}/test_damaged_files.py::test_snapshot_of_another_map_or_with_missing_rows_is_refused",
     ),
     Mutation(
@@ -380,8 +380,8 @@ MUTATIONS = (
     Mutation(
         "mark one frame beyond what was merged",
         "imap_wal/rewrite/publish.py",
-        "found[node] = LowWaterMark(directory, position)",
-        "found[node] = LowWaterMark(directory, position._replace(frame=position.frame + 100_000))",
+        "raised[node] = LowWaterMark(directory, position)",
+        "raised[node] = LowWaterMark(directory, position._replace(frame=position.frame + 100_000))",
         f"{_FAULTS}/test_fault_12_writers.py::test_interleaved_maintenance_loses_nothing",
     ),
     Mutation(

@@ -133,8 +133,8 @@ PICKED = (
     Mutation(
         "a rewrite by columns keeps what does not count and drops the rest",
         "imap_wal/rewrite/columns/choice.py",
-        "kept = pa.array([(number, place) not in gone for place in order], pa.bool_())",
-        "kept = pa.array([(number, place) in gone for place in order], pa.bool_())",
+        "stays = pa.array([(number, place) not in gone for place in order], pa.bool_())",
+        "stays = pa.array([(number, place) in gone for place in order], pa.bool_())",
         "tests/cli/test_conflicts.py::test_a_rewrite_keeps_all_claims_without_a_resolution",
     ),
     Mutation(

@@ -29,19 +29,19 @@ def picks(table: Any, rule: TombstonePolicy, nodes: Sequence[str], rank: int) ->
     the claims of a key with the winner first, from `rank` on."""
     table, claimed = winner_first(table, nodes)
     dropped = rule.drop_columns(table, nodes)
-    kept = pc.or_(claimed, pc.invert(dropped))
-    found = pa.table(
+    stays = pc.or_(claimed, pc.invert(dropped))
+    picked = pa.table(
         [
-            table["source"].filter(kept),
-            table["row"].filter(kept),
-            _numbers(rank, kept.true_count),
-            claimed.filter(kept),
-            dropped.filter(kept),
-            table["late"].filter(kept),
+            table["source"].filter(stays),
+            table["row"].filter(stays),
+            _numbers(rank, stays.true_count),
+            claimed.filter(stays),
+            dropped.filter(stays),
+            table["late"].filter(stays),
         ],
         PICK_SCHEMA,
     )
-    return found.sort_by([("source", "ascending"), ("row", "ascending")])
+    return picked.sort_by([("source", "ascending"), ("row", "ascending")])
 
 
 def decided(name: str, pages: Iterator[Any]) -> Iterator[tuple[Any, Any, list[Conflict]]]:
@@ -82,11 +82,13 @@ def _of_claims(name: str, batches: list[Any]) -> Iterator[tuple[Any, Any, list[C
         places = pc.indices_nonzero(batch.column("claimed"))
         if len(places):
             few = batch.take(places)
-            found = zip(to_rows(few.select(SNAPSHOT_SCHEMA.names)), nodes_of(few), strict=True)
+            rows_of_few = zip(
+                to_rows(few.select(SNAPSHOT_SCHEMA.names)), nodes_of(few), strict=True
+            )
             dropped = few.column("dropped").to_pylist()
             claims += [
                 (number, place, claim, drop)
-                for place, claim, drop in zip(places.to_pylist(), found, dropped, strict=True)
+                for place, claim, drop in zip(places.to_pylist(), rows_of_few, dropped, strict=True)
             ]
     gone, lost = set[tuple[int, int]](), set[tuple[int, int]]()
     conflicts: list[Conflict] = []
@@ -108,9 +110,9 @@ def _of_claims(name: str, batches: list[Any]) -> Iterator[tuple[Any, Any, list[C
             yield rows, None, []
             continue
         order = range(len(batch))
-        kept = pa.array([(number, place) not in gone for place in order], pa.bool_())
+        stays = pa.array([(number, place) not in gone for place in order], pa.bool_())
         losing = pa.array([(number, place) in lost for place in order], pa.bool_())
-        yield rows.filter(kept), losing.filter(kept), conflicts if not number else []
+        yield rows.filter(stays), losing.filter(stays), conflicts if not number else []
 
 
 def _numbers(first: int, count: int) -> Any:

@@ -75,7 +75,7 @@ def _without_clears(batch: Any, name: str) -> tuple[Any, tuple[tuple[Row, str], 
     are = pc.and_(pc.and_(empty, batch.column("deleted")), counted)
     if not are.true_count:
         return batch, ()
-    found = tuple(
+    clears = tuple(
         (
             clear_of(
                 name,
@@ -88,12 +88,12 @@ def _without_clears(batch: Any, name: str) -> tuple[Any, tuple[tuple[Row, str], 
         )
         for row in batch.filter(are).to_pylist()
     )
-    return batch.filter(pc.invert(are)), found
+    return batch.filter(pc.invert(are)), clears
 
 
 def pairs_of(batch: Any) -> set[tuple[int, int, int]]:
     """The (partition, incarnation, partition version) that the rows have."""
     columns = ["partition", "incarnation", "partition_version"]
     table = pa.Table.from_batches([batch.select(columns)])
-    found = table.group_by(columns, use_threads=False).aggregate([])
-    return set(zip(*(found[name].to_pylist() for name in columns), strict=True))
+    pairs = table.group_by(columns, use_threads=False).aggregate([])
+    return set(zip(*(pairs[name].to_pylist() for name in columns), strict=True))

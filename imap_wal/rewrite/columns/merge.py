@@ -158,17 +158,17 @@ class ColumnMerge:
                     by_rows.append((scan, late))
                     continue
                 source = self.sources.file(scan)
-                for found in read_keys(self.sources.context, scan, groups):
-                    yield scan, source, late, found
+                for key_batch in read_keys(self.sources.context, scan, groups):
+                    yield scan, source, late, key_batch
 
         with closing(beside([keys()])) as read:
-            for scan, source, late, found in read:
-                batch = self._span.of_batch(found.batch)
+            for scan, source, late, key_batch in read:
+                batch = self._span.of_batch(key_batch.batch)
                 self.run_records += len(batch)
                 if scan.kind == ARCHIVE:
                     batch = self._counting(batch, scan)
                     self.sources.add_columns(
-                        source, batch, self.tally.is_late(scan.node, found.last)
+                        source, batch, self.tally.is_late(scan.node, key_batch.last)
                     )
                 else:
                     self.sources.add_columns(source, batch, late)
@@ -241,39 +241,39 @@ class ColumnMerge:
         if scan.span is not None:
             groups = groups_of(self.sources.context, scan.path, scan.span, scan.directory)
         with closing(beside([read_keys(self.sources.context, scan, groups)])) as read:
-            for found in read:
-                self._count(scan, found, self._is_late(scan, found))
-                for row, node in found.clears:
+            for key_batch in read:
+                self._count(scan, key_batch, self._is_late(scan, key_batch))
+                for row, node in key_batch.clears:
                     self.cleared.take(node or scan.node, self._then([row]))
-                self.records += len(found.clears) * self._span.has(None)
-                yield found
+                self.records += len(key_batch.clears) * self._span.has(None)
+                yield key_batch
 
     def _read_columns(self, scan: FileScan) -> None:
         source = self.sources.file(scan)
-        for found in self.counted(scan):
-            batch = self._span.of_batch(found.batch)
+        for key_batch in self.counted(scan):
+            batch = self._span.of_batch(key_batch.batch)
             if self._newest_ms is not None:
                 batch = batch.filter(pc.less_equal(batch.column("timestamp_ms"), self._newest_ms))
             self.records += len(batch)
             if len(batch):
-                late = self._is_late(scan, found)
+                late = self._is_late(scan, key_batch)
                 self.sources.add_columns(source, self._counting(batch, scan), late)
 
-    def _is_late(self, scan: FileScan, found: KeyBatch) -> bool:
-        return scan.kind != SNAPSHOT and self.tally.is_late(scan.node, found.last)
+    def _is_late(self, scan: FileScan, key_batch: KeyBatch) -> bool:
+        return scan.kind != SNAPSHOT and self.tally.is_late(scan.node, key_batch.last)
 
-    def _count(self, scan: FileScan, found: KeyBatch, late: bool) -> None:
+    def _count(self, scan: FileScan, key_batch: KeyBatch, late: bool) -> None:
         """As `Tally.add` does with rows."""
-        if found.records:
-            self.tally.count(scan.map, found.records)
+        if key_batch.records:
+            self.tally.count(scan.map, key_batch.records)
         if late:
-            self.tally.late.update(subject(row) for row, _ in found.clears)
+            self.tally.late.update(subject(row) for row, _ in key_batch.clears)
             return
-        batch = found.batch
+        batch = key_batch.batch
         self.tally.learn(
             lambda: {
                 *pairs_of(batch if scan.kind == ARCHIVE else batch.filter(are_droppable(batch))),
-                *((row[PARTITION], *row[ORDER][:2]) for row, _ in found.clears),
+                *((row[PARTITION], *row[ORDER][:2]) for row, _ in key_batch.clears),
             }
         )
 
@@ -284,15 +284,16 @@ class ColumnMerge:
     def _collect(self, name: str, rule: TombstonePolicy, sorter: RowSorter) -> None:
         """Read the whole rows of the winners of a map."""
         rank = 0
-        with closing(Scratch(PICK_SCHEMA, self._part_bytes, self._folder)) as wanted:
+        with closing(Scratch(PICK_SCHEMA, self._part_bytes, self._folder)) as by_source:
             for contenders in self.keys.ranges(name):
                 table = self.cleared.without(contenders, name)
-                found = picks(table, rule, self.sources.nodes, rank)
-                rank += found.num_rows
-                for source, batch in _by_source(found):
-                    wanted.add(source, batch)
+                picked = picks(table, rule, self.sources.nodes, rank)
+                rank += picked.num_rows
+                for source, batch in _by_source(picked):
+                    by_source.add(source, batch)
             sources = (
-                self._rows(source, list(wanted.taken(source))) for source in sorted(wanted.tags())
+                self._rows(source, list(by_source.taken(source)))
+                for source in sorted(by_source.tags())
             )
             with closing(beside(sources)) as read:
                 for batch in read:
@@ -308,16 +309,16 @@ class ColumnMerge:
         for batch in self.sources.rows(source, table["row"].combine_chunks()):
             own = table.slice(at, len(batch))
             at += len(batch)
-            extra = [own[each.name].combine_chunks() for each in RANKS]
+            extra = [own[rank.name].combine_chunks() for rank in RANKS]
             yield pa.record_batch([*batch.columns, *extra], schema=RANKED_SCHEMA)
 
 
-def _by_source(found: Any) -> Iterator[tuple[int, Any]]:
+def _by_source(picked: Any) -> Iterator[tuple[int, Any]]:
     """Picks, which are sorted by source, one source at a time."""
     start = 0
-    for value_count in pc.value_counts(found["source"]):
+    for value_count in pc.value_counts(picked["source"]):
         count = value_count["counts"].as_py()
-        for batch in found.slice(start, count).combine_chunks().to_batches():
+        for batch in picked.slice(start, count).combine_chunks().to_batches():
             yield value_count["values"].as_py(), batch
         start += count
 

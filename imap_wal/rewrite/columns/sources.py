@@ -109,7 +109,7 @@ class Sources:
         self._counts[name] = source, before + len(batch)
         places = pc.indices_nonzero(pc.is_valid(batch.column("key"))).cast(pa.int64())
         nodes = batch.column("node").dictionary_encode()
-        numbers = [self.node(each) for each in nodes.dictionary.to_pylist()]
+        numbers = [self.node(name) for name in nodes.dictionary.to_pylist()]
         nodes = pa.array(numbers, pa.int32()).take(nodes.indices)
         self._rows.add(name, batch)
         self._keys.add(name, _keys_of(batch, nodes, lates, source, pc.add(places, before)))

@@ -66,7 +66,7 @@ class RowSorter:
         self._background.wait()
         while len(self._runs) > RUNS:
             some = [self._runs.popleft() for _ in range(min(RUNS, len(self._runs) - RUNS + 1))]
-            self._store(self._new_run(), (batch for each in merged(some) for batch in each))
+            self._store(self._new_run(), (batch for page in merged(some) for batch in page))
         for batches in merged(self._runs):
             yield from batches
 
@@ -164,10 +164,10 @@ def merged(runs: Iterable[_Run]) -> Iterator[list[Any]]:
     while left:
         # Up to the first end of a page, no row can come from elsewhere.
         bound = min(last for (_, last), _ in left)
-        found = [run.take(bound) for (first, _), run in left if first <= bound]
+        pages = [run.take(bound) for (first, _), run in left if first <= bound]
         left = [(span, run) for _, run in left if (span := run.span)]
-        table = pa.Table.from_batches(found, RANKED_SCHEMA)
-        found.clear()
+        table = pa.Table.from_batches(pages, RANKED_SCHEMA)
+        pages.clear()
         if table.column("rank").num_chunks > 1:
             table = table.take(pc.sort_indices(table["rank"])).combine_chunks()
         yield table.to_batches()
