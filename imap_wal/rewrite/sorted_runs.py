@@ -214,7 +214,8 @@ def _touching(
 
 def archive_run(scan: FileScan, key_batches: Iterable[KeyBatch]) -> list[SortedRun]:
     """An archive that is sorted by key, as a run; nothing if none of its rows counts.
-    `key_batches`: its keys. Raises `CorruptLog` if it is not sorted: a range would not find all of its rows."""
+    `key_batches`: its keys. Raises `CorruptLog` if it is not sorted: a range would not find all of
+    its rows."""
     firsts: list[bytes] = []
     rows: list[int] = []
     last = b""
