@@ -64,7 +64,7 @@ def location(
             place.options,
             place.wal_dir,
             mode(file_mode, "file_mode"),
-            place.known,
+            place.place_options,
             place.encryption_keys,
         )
     except StorageError as error:

@@ -218,9 +218,11 @@ class Sorting:
     sizes: Sizes
 
     def __call__(
-        self, log: ClusterLog, scans: list[FileScan], number: int, randomness: Randomness
+        self, log: ClusterLog, task_input: list[FileScan], number: int, randomness: Randomness
     ) -> SortedFiles:
-        return sort_files(self.plan, log, scans, self.direct, self.settings, self.sizes, randomness)
+        return sort_files(
+            self.plan, log, task_input, self.direct, self.settings, self.sizes, randomness
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +234,10 @@ class Merging:
     settings: Settings
 
     def __call__(
-        self, log: ClusterLog, range_task: RangeTask, number: int, randomness: Randomness
+        self, log: ClusterLog, task_input: RangeTask, number: int, randomness: Randomness
     ) -> RangeParts:
         return merge_range(
-            self.plan, log, range_task, self.cleared, self.settings, number, randomness
+            self.plan, log, task_input, self.cleared, self.settings, number, randomness
         )
 
 

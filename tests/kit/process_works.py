@@ -21,7 +21,7 @@ class Held:
 
     gate: str
 
-    def __call__(self, log: Any, given: Any, number: int, randomness: Any) -> Any:
+    def __call__(self, log: Any, task_input: Any, number: int, randomness: Any) -> Any:
         tempfile.mkstemp()
         Path(self.gate, str(os.getpid())).touch()
         threading.Event().wait()
@@ -33,9 +33,9 @@ class Fails:
 
     gate: str
 
-    def __call__(self, log: Any, given: Any, number: int, randomness: Any) -> Any:
-        if given != "fails":
-            Held(self.gate)(log, given, number, randomness)
+    def __call__(self, log: Any, task_input: Any, number: int, randomness: Any) -> Any:
+        if task_input != "fails":
+            Held(self.gate)(log, task_input, number, randomness)
         Path(self.gate, str(os.getpid())).touch()
         eventually(lambda: len(os.listdir(self.gate)) > 1, "another task", 60)
         raise CorruptLog("a path", 7, "a defect", "some advice")
@@ -48,12 +48,12 @@ class Killed:
     gate: str
     times: int
 
-    def __call__(self, log: Any, given: Any, number: int, randomness: Any) -> Any:
+    def __call__(self, log: Any, task_input: Any, number: int, randomness: Any) -> Any:
         attempt = len(os.listdir(self.gate))
         Path(self.gate, str(os.getpid())).touch()
         if attempt < self.times:
             os.kill(os.getpid(), signal.SIGKILL)
-        return given
+        return task_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ class Leaves:
 
     gate: str
 
-    def __call__(self, log: Any, given: Any, number: int, randomness: Any) -> Any:
+    def __call__(self, log: Any, task_input: Any, number: int, randomness: Any) -> Any:
         found = len(os.listdir(tempfile.gettempdir()))
         tempfile.mkstemp()
         work = Killed(self.gate, 1)
-        work(log, given, number, randomness)
+        work(log, task_input, number, randomness)
         return found
 
 
@@ -81,8 +81,8 @@ class Counted:
         self.__dict__.update(state)
         tempfile.mkstemp(dir=self.gate)
 
-    def __call__(self, log: Any, given: Any, number: int, randomness: Any) -> Any:
-        return given
+    def __call__(self, log: Any, task_input: Any, number: int, randomness: Any) -> Any:
+        return task_input
 
 
 def main(root: str, gate: str) -> None:
