@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,18 @@ PART = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL
 RUN = re.compile(r"(<!-- run -->\n).*?(\n<!-- end of run -->)", re.DOTALL)
 COSTS = re.compile(r"(<!-- costs -->\n).*?(<!-- end of costs -->)", re.DOTALL)
 ENTRIES = 10_000_000_000
+LOAD = "member set, (?P<row>[^,:]*), (?P<column>[^,]*)"
+WIDE = {
+    "copies": LOAD,
+    "endpoints": LOAD,
+    "growth": "(?P<row>[^:]*): (?P<column>.*)",
+    "member": LOAD,
+    "open": "(?P<row>[^:]*): (?P<column>.*)",
+    "pipeline": "(?P<row>.*?)(?:, (?P<column>processor time|memory of all processes))?",
+    "sizing": "(?P<column>[^:]*): (?P<row>.*)",
+    "year": "(?P<row>.*), (?P<column>a rewrite at .*)",
+}
+"""Parts whose table has a column for each value of the second half of a measurement's name."""
 
 
 def section(part: str, rows: Sequence[dict[str, Any]]) -> str:
@@ -35,19 +47,39 @@ def section(part: str, rows: Sequence[dict[str, Any]]) -> str:
         for name in charts(measured)
         for line in ("", f"![Chart: {part}](images/bench-{name}.svg)")
     ]
-    lines += [
-        "",
-        "| measurement | median | range | ratio | to |",
-        "|---|---:|---|---:|---|",
-    ]
-    for row in measured:
-        spread = f"{row['least']:,}–{row['most']:,}" if "least" in row else ""
-        compared = "|" if row["ratio"] == 1 else f"{row['ratio']:g} | {row['to']}"
-        lines.append(
-            f"| {row['measurement']} | {row['median']:,} {row['unit']} | {spread} | {compared} |"
-        )
+    lines += ["", *(wide(measured, WIDE[part]) if part in WIDE else long(measured))]
     lines += [f"\nOn another machine: {name}." for name in elsewhere(measured)]
     return "\n".join([*lines, ""])
+
+
+def long(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A table with a line for each measurement."""
+    yield "| measurement | median | range | ratio | to |"
+    yield "|---|---:|---|---:|---|"
+    for row in rows:
+        spread = f"{row['least']:,}–{row['most']:,}" if "least" in row else ""
+        compared = "|" if row["ratio"] == 1 else f"{row['ratio']:g} | {row['to']}"
+        yield f"| {row['measurement']} | {row['median']:,} {row['unit']} | {spread} | {compared} |"
+
+
+def wide(rows: Sequence[dict[str, Any]], name: str) -> Iterator[str]:
+    """The medians, in a table with several columns. Below it, measurements with another name."""
+    one_unit = rows[0]["unit"] if len({row["unit"] for row in rows}) == 1 else ""
+    cells: dict[str, dict[str, list[str]]] = {}
+    others = []
+    for row in rows:
+        median = f"{row['median']:,}" + ("" if one_unit else f" {row['unit'].split()[0]}")
+        if (matched := re.fullmatch(name, row["measurement"])) is None:
+            others.append(f"\n{row['measurement']}: {median}.")
+        else:
+            line = cells.setdefault(matched["row"], {})
+            line.setdefault(matched["column"] or "median", []).append(median)
+    columns = list(dict.fromkeys(column for line in cells.values() for column in line))
+    yield f"| {' | '.join([one_unit, *columns])} |"
+    yield f"|---|{'---:|' * len(columns)}"
+    for label, line in cells.items():
+        yield f"| {' | '.join([label, *(', '.join(line.get(key, [])) for key in columns)])} |"
+    yield from others
 
 
 def elsewhere(rows: Sequence[dict[str, Any]]) -> list[str]:

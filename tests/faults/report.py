@@ -1,8 +1,8 @@
 """Fills the numbers of `docs/reliability.md` from what the last runs that passed have counted:
 `python -m tests.faults.report`, after `make test-all` and `make torture`.
 
-A row of the page with a test of this folder in backticks ends with two columns: cases in the short
-form, cases in the long one."""
+A row of the page names a file of tests of this folder in backticks, and ends with two columns: the
+cases of all its tests in the short form, and in the long one."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from pathlib import Path
 COUNTS = "out/faults.json"
 PAGE = "docs/reliability.md"
 
-_ROW = re.compile(
-    r"^(\|(?:.*\|)? `(?P<file>test_\w+)::(?P<test>test_\w+)` \|) [^|]* \| [^|]* \|$", re.MULTILINE
-)
+_ROW = re.compile(r"^(\|(?:.*\|)? .*`(?P<file>test_\w+)` \|) [^|]* \| [^|]* \|$", re.MULTILINE)
 
 
 def filled(page: str, counts: dict[str, dict[str, int]]) -> str:
     def row(match: re.Match[str]) -> str:
-        found = counts.get(f"{match['file']}::{match['test']}", {})
-        return f"{match[1]} {_number(found.get('short'))} | {_number(found.get('long'))} |"
+        tests = [count for test, count in counts.items() if test.startswith(f"{match['file']}::")]
+        short, long = (sum(count.get(form, 0) for count in tests) for form in ("short", "long"))
+        return f"{match[1]} {_number(short)} | {_number(long)} |"
 
     return _ROW.sub(row, page)
 
 
 def named(page: str) -> set[str]:
-    """The tests that have a row."""
-    return {f"{match['file']}::{match['test']}" for match in _ROW.finditer(page)}
+    """The files of tests that have a row."""
+    return {match["file"] for match in _ROW.finditer(page)}
 
 
-def _number(count: int | None) -> str:
-    return "" if count is None else f"{count:,}"
+def _number(count: int) -> str:
+    return f"{count:,}" if count else ""
 
 
 if __name__ == "__main__":
