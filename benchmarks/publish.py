@@ -30,7 +30,7 @@ WIDE = {
     "growth": "(?P<row>[^:]*): (?P<column>.*)",
     "member": LOAD,
     "open": "(?P<row>[^:]*): (?P<column>.*)",
-    "pipeline": "(?P<row>.*?)(?:, (?P<column>processor time|memory of all processes))?",
+    "pipeline": "[^:]*: (?P<row>.*?)(?:, (?P<column>processor time|memory of all processes))?",
     "sizing": "(?P<column>[^:]*): (?P<row>.*)",
     "year": "(?P<row>.*), (?P<column>a rewrite at .*)",
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.cluster.processes import ROOT
-from tests.soak.lines import QUANTITIES, Line, quarters
+from tests.soak.lines import QUANTITIES, Line, Quantity, quarters
 from tests.soak.pictures import picture
 
 PAGE = ROOT / "docs" / "reliability.md"
@@ -33,7 +33,7 @@ def text(result: Mapping[str, Any]) -> str:
             "",
             "![Memory, open files, threads, disk and latency of the run](images/soak.svg)",
             "",
-            "| quantity | line | second quarter | last quarter |",
+            "| quantity | of | second quarter | last quarter |",
             "|---|---|---:|---:|",
             *table(lines),
         ]
@@ -41,20 +41,27 @@ def text(result: Mapping[str, Any]) -> str:
 
 
 def table(lines: Sequence[Line]) -> Iterator[str]:
-    """For each quantity and name, the line that lived longest."""
+    """For each quantity and kind of process, the least and the greatest median."""
     longest: dict[tuple[str, str], Line] = {}
     for line in lines:
         known = longest.get((line.quantity, line.name))
         if known is None or line.seconds > known.seconds:
             longest[line.quantity, line.name] = line
-    order = list(QUANTITIES)
-    for (quantity, name), line in sorted(
-        longest.items(), key=lambda item: (order.index(item[0][0]), item[0][1])
-    ):
-        of, both = QUANTITIES[quantity], quarters(line)
-        if both is not None:
-            before, after = (f"{value / of.scale:,.0f} {of.unit}".rstrip() for value in both)
-            yield f"| {of.title} | {name} | {before} | {after} |"
+    medians: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for (quantity, name), line in sorted(longest.items(), key=lambda item: item[0][1]):
+        if (both := quarters(line)) is not None:
+            medians.setdefault((quantity, name.rstrip(" 0123456789")), []).append(both)
+    for title, of in QUANTITIES.items():
+        for (quantity, kind), pairs in medians.items():
+            if quantity == title:
+                before, after = (_span(of, values) for values in zip(*pairs, strict=True))
+                yield f"| {of.title} | {kind} | {before} | {after} |"
+
+
+def _span(of: Quantity, values: Sequence[float]) -> str:
+    """As `3 MiB`, or `3–4 MiB`."""
+    ends = dict.fromkeys(f"{value / of.scale:,.0f}" for value in (min(values), max(values)))
+    return f"{'–'.join(ends)} {of.unit}".rstrip()
 
 
 def main() -> None:

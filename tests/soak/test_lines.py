@@ -72,4 +72,4 @@ def test_the_page_shows_what_the_run_found() -> None:
     shown = report.text(json.loads(json.dumps(result)))
     for part in ("90 minutes", "2 faults", "12,345", "kill-agent: history 1", "from 1 to 2 MiB"):
         assert part in shown
-    assert "| memory of each process | agent 1 | 100 MiB | 100 MiB |" in shown
+    assert "| memory of each process | agent | 100 MiB | 100 MiB |" in shown
