@@ -18,10 +18,10 @@ from imap_wal.agent.lane import TURN_S, Lane
 from imap_wal.agent.limits import CLEAR_COUNTS_MAX, Limit, TooMany
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.membership.claims import VoidIncarnation
-from imap_wal.agent.membership.sessions import Connection
+from imap_wal.agent.membership.sessions import Connection, SessionRegistry
 from imap_wal.agent.membership.start import NotLooked, Waits
+from imap_wal.agent.mender import AgentLog
 from imap_wal.agent.node_schemas import NodeSchemas
-from imap_wal.agent.open_log import OpenLog
 from imap_wal.agent.payloads import check_entries, without_front
 from imap_wal.agent.pending import Pending
 from imap_wal.agent.reads.reads import Reads
@@ -53,6 +53,7 @@ from imap_wal.schemas import BadSchema
 from imap_wal.settings import Durability
 from imap_wal.version import VERSION
 from imap_wal.write.commit_request import CommitRequest
+from imap_wal.write.committer import Committer
 from storage_backends import StorageError
 
 READS = ("keys", "list", "digests", "load", "maps", "schemas", "tail", "tail-read")
@@ -72,26 +73,25 @@ class RequestHandler:
         lane: Lane,
         room: Room,
         lines: Lines,
-        commit_ready: Callable[[], None],
+        log: AgentLog,
+        router: Router,
+        reads: Reads,
         statistics: Callable[[], dict[str, Any]],
     ) -> None:
-        """`use` and `connect` come before the first request. `commit_ready` commits what is in the
-        ring, if the log is open; `statistics`: what `stat` answers."""
+        """`router`: where requests come from; `reads` answers read requests, and `statistics`
+        those for statistics."""
         self._config, self._bounds, self._clock = config, bounds, clock
-        self._lane, self._lines = lane, lines
-        self._commit_ready, self._statistics = commit_ready, statistics
+        self._lane, self._lines, self._log = lane, lines, log
+        self._router, self._reads, self._statistics = router, reads, statistics
         self.appends = self.duplicates = 0
         self.errors: dict[str, int] = {}
         """How many requests were answered with each code of an error."""
         self.kept = KeptHellos(clock, room)
-        self._schemas = NodeSchemas()
-
-    def connect(self, router: Router, reads: Reads) -> None:
-        """Set where requests come from, and what answers read requests."""
-        self._router, self._reads = router, reads
+        # All that a log opened later has is from this process.
+        self._schemas = NodeSchemas(log.now.node_log.metadata)
         self._maps = Limit(
             "map",
-            self._config.max_maps,
+            config.max_maps,
             lambda: reads.merges.maps,
             "Raise max_maps in the agent's configuration, or remove maps with `imap-wal drop` and "
             "start the agent again",
@@ -104,11 +104,13 @@ class RequestHandler:
             "slower. `imap-wal rewrite` and `prune` remove old clears",
         )
 
-    def use(self, log: OpenLog) -> None:
-        """Set the log that is open now."""
-        self._node_log, self._sessions = log.node_log, log.sessions
-        self._committer = log.writer.committer
-        self._schemas.use(log.node_log.metadata)
+    @property
+    def _sessions(self) -> SessionRegistry:
+        return self._log.now.sessions
+
+    @property
+    def _committer(self) -> Committer:
+        return self._log.now.writer.committer
 
     def take_up(self, pending: list[Pending]) -> None:
         """Serve the hellos whose look is done or takes too long, as many as fit into a turn."""
@@ -139,7 +141,7 @@ class RequestHandler:
         acks_before = self._config.log.durability is Durability.ASYNC
         if acks_before:
             self._answer(pending)
-        self._commit_ready()
+        self._log.commit_ready()
         if not acks_before:
             self._answer(pending)
         if tracer is not None:
@@ -226,7 +228,7 @@ class RequestHandler:
             self._sessions.beat(sender, request)
             self._router.send(sender, ["beat", request.number, self._reads.work.parts])
         elif isinstance(request, Bye):
-            self._commit_ready()  # so that nothing it sent is written after it was forgotten
+            self._log.commit_ready()  # so that nothing it sent is written after it was forgotten
             self._sessions.bye(sender)
             self._router.send(sender, ["bye", request.number])
         elif why := self._reads.ask(
@@ -256,7 +258,7 @@ class RequestHandler:
             return
         # Commit the earlier appends: `last_request` must be correct, and a new incarnation
         # begins after them.
-        self._commit_ready()
+        self._log.commit_ready()
         if self._committer.failure is not None:
             self.error(sender, number, "not-ready", str(self._committer.failure))
             return
@@ -308,7 +310,7 @@ class RequestHandler:
             "node": self._config.node,
             "session": session,
             "incarnation": incarnation,
-            "last_request": self._node_log.requests.get(session, 0),
+            "last_request": self._log.now.node_log.requests.get(session, 0),
             "max_value_bytes": self._config.log.max_value_bytes,
             "max_message_bytes": self._bounds.message_bytes,
             "agent_version": VERSION,
@@ -321,7 +323,7 @@ class RequestHandler:
 
     def _view(self, sender: bytes, number: int, wish: Wish, peer: Peer) -> None:
         # Appends that arrived before this request belong to the view that it ends.
-        self._commit_ready()
+        self._log.commit_ready()
         if self._committer.failure is not None:
             self.error(sender, number, "not-ready", str(self._committer.failure))
             return
@@ -346,7 +348,7 @@ class RequestHandler:
             batch = CommitRequest([payload], count, kind=METADATA)
         else:
             first, last = request.first, request.first + count - 1
-            known = self._node_log.requests.get(session, 0)
+            known = self._log.now.node_log.requests.get(session, 0)
             if last <= known:
                 self.duplicates += count
                 pending.append(Pending(sender, number, first, count))

@@ -18,12 +18,10 @@ class NodeSchemas:
     """Used by the serving thread. The schemas that this agent wrote, or found in its node's
     manifest."""
 
-    def __init__(self) -> None:
+    def __init__(self, metadata: Iterable[tuple[Any, ...]]) -> None:
+        """`metadata`: of the node's manifest."""
         self._known: dict[int, Schema] = {}
         self._bytes = 0
-
-    def use(self, metadata: Iterable[tuple[Any, ...]]) -> None:
-        """Add those of a node's manifest."""
         self._add(sound_schemas(map(from_manifest, metadata))[0])
 
     def take(self, payload: bytes, count: int, others: Mapping[int, Schema]) -> None:

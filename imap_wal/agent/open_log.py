@@ -47,6 +47,7 @@ class OpenLog:
             config.log,
             config.served_at,
             config.tail_access.public_key() if config.served_at else "",
+            writers=lambda losses: self.sessions.writers(losses),  # noqa: PLW0108  # made below
         )
         disk = all_logs.context.own_disk
         for reserve in reserves(all_logs.store)[-1:]:
@@ -62,7 +63,12 @@ class OpenLog:
         )
         with ExitStack() as undo:
             undo.callback(self._let_go)
-            self.sessions = SessionRegistry(self.node_log, all_logs, config.start_rules)
+            self.sessions = SessionRegistry(
+                self.node_log,
+                all_logs,
+                config.start_rules,
+                look=lambda: self.writer.committer.look(),  # noqa: PLW0108  # made below
+            )
             archiver = writer_for(config.url, config.wal_dir)
             self.writer = LogWriter(self.node_log, all_logs, self.sessions.check_newest, archiver)
             undo.callback(self.writer.stop)
@@ -80,7 +86,6 @@ class OpenLog:
             if process is not None:  # in this process it would delay answers
                 self.compactor.start()
             if self.sessions.sign is not None:
-                self.sessions.sign.look = self.writer.committer.look
                 self.sessions.sign.start()
             undo.pop_all()
         for reserve in reserves(all_logs.store):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import structlog
@@ -20,7 +21,7 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.handler import READS, RequestHandler
 from imap_wal.agent.lane import TURN_S, Lane
 from imap_wal.agent.lines import Lines
-from imap_wal.agent.mender import Mender
+from imap_wal.agent.mender import AgentLog
 from imap_wal.agent.monitoring.health import why_log_failed, why_not_ready
 from imap_wal.agent.monitoring.listener import HttpListener
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
@@ -43,18 +44,15 @@ from imap_wal.agent.transport.endpoint import IPC, EndpointLock
 from imap_wal.agent.transport.gate import check_pair
 from imap_wal.agent.transport.router import Message, Router
 from imap_wal.checks import mode
-from imap_wal.clock import Randomness, SystemClock, SystemRandomness
+from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.context import open_context
-from imap_wal.errors import (
-    Fenced,
-    StorageUnavailable,
-)
+from imap_wal.errors import Fenced
 from imap_wal.placement.own_disk import Tails
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.worker import Worker, trouble
 from imap_wal.write.opening import holder_text
-from storage_backends import NoSpace, SegmentStore, StorageError
+from storage_backends import NoSpace, SegmentStore
 from storage_backends.reserve import disks_of
 
 TICK_MS = 200
@@ -63,8 +61,6 @@ LOOK_TICK_MS = 10
 """The same, while a hello waits for a look at the signs of other agents."""
 STOP_S = 1.0
 """How long a stop serves waiting hellos and similar requests; the rest is refused."""
-CLOSE_S = 5.0
-"""How long a stop waits for a log that is being opened again."""
 
 STOPS = "the agent is stopping"
 
@@ -80,81 +76,69 @@ class Agent:
 
     def __init__(self, config: AgentConfig) -> None:
         self.config = config
-        self._clock = SystemClock(config.clock_offset_ms)
-        randomness = SystemRandomness()
+        clock, randomness = SystemClock(config.clock_offset_ms), SystemRandomness()
         context = open_context(
             config.url,
             wal_dir=config.wal_dir,
-            tails=self._tails_of,
-            clock=self._clock,
+            tails=partial(_tails, config, clock, randomness),
+            clock=clock,
             randomness=randomness,
         )
-        self._store = context.store
-        self._all_logs = ClusterLog(
-            context,
-            config.namespace,
-            config.cluster,
-        )
+        self._clock, self._store = clock, context.store
+        self._all_logs = ClusterLog(context, config.namespace, config.cluster)
         self._stopping = False
-        self._started = self._clock.monotonic()
-        self._turn_began = self._started
-        self._mender: Mender[OpenLog] | None = None
-        self._lines = Lines(self._clock)
-        self._room = Room()
-        self._lane = Lane(self._clock, self._room)
+        self._started = self._turn_began = clock.monotonic()
+        self._lines, self._room = Lines(clock), Room()
+        self._lane = Lane(clock, self._room)
         self.bounds = bounds(
             config.connections_max,
             config.log.max_value_bytes,
             local=config.endpoint.startswith(IPC),
-        )
-        self._handler = RequestHandler(
-            config,
-            self.bounds,
-            self._clock,
-            self._lane,
-            self._room,
-            self._lines,
-            self._commit_ready,
-            self.statistics,
         )
         with ExitStack() as opened:
             opened.callback(self._store.close)
             # Before the log: an agent that is refused here must change nothing.
             endpoint = _endpoint(config)
             opened.callback(endpoint.release)
-            rules = config.access.rules(self._clock)
+            rules = config.access.rules(clock)
             if rules is not None and rules.own is not None:
                 check_pair(rules.own)
-            self._use(OpenLog(config, self._all_logs, takeover=config.takeover))
+            self._agent_log = AgentLog(config, self._all_logs)
             opened.callback(self._log.close, clean=True)
             self._tail_server = self._serve_tail()
             if self._tail_server is not None:
                 opened.callback(self._tail_server.close)
-            self._router = Router(endpoint, self.bounds, rules, self._clock, self._lines)
+            self._router = Router(endpoint, self.bounds, rules, clock, self._lines)
             opened.pop_all()
-        work = Work()
+        self._work = Work()
         self._view = MaterializedView(
             self._all_logs,
             config.log,
-            work.done,
-            self._expired_until_ms,
+            self._work.done,
+            lambda: self._log.sessions.clocks.expired_until_ms(),  # noqa: PLW0108  # of the log then
         )
-        self._reads = self._reads_with(work, randomness)
-        self._handler.connect(self._router, self._reads)
-        self._work = work
+        self._reads = self._reads_with(randomness)
+        self._handler = RequestHandler(
+            config,
+            self.bounds,
+            clock,
+            self._lane,
+            self._room,
+            self._lines,
+            self._agent_log,
+            self._router,
+            self._reads,
+            self.statistics,
+        )
         self._http: HttpListener | None = None
         if config.http_address:
             from imap_wal.agent.monitoring.pages import listener
 
-            self._http = listener(config.http_address, self.snapshot, self._clock)
+            self._http = listener(config.http_address, self.snapshot, clock)
 
-    def _expired_until_ms(self) -> int:
-        return self._log.sessions.clocks.expired_until_ms()
-
-    def _tails_of(self, root: SegmentStore) -> Tails:
-        """How this agent reads the disks of other nodes."""
-        key = self.config.tail_access.own_key() if self.config.tail_endpoint else None
-        return AgentTails(root, key, self._clock, SystemRandomness())
+    @property
+    def _log(self) -> OpenLog:
+        return self._agent_log.now
 
     def _serve_tail(self) -> TailServer | None:
         """Serve this node's own disk to other agents, if its segments are there."""
@@ -164,11 +148,11 @@ class Agent:
         rules = access.rules(self._clock)
         return TailServer(disk, self.config.tail_endpoint, rules, self._clock, self._lines)
 
-    def _reads_with(self, work: Work, randomness: Randomness) -> Reads:
+    def _reads_with(self, randomness: Randomness) -> Reads:
         disk = self._all_logs.context.own_disk
         merges = Merges(
             self._view,
-            lambda: self._committer.statistics.bytes,
+            lambda: self._log.writer.committer.statistics.bytes,
             self._clock,
             tail_timeout_s=self.config.tail_timeout_s,
             waits=lambda: disk is not None and disk.waits,
@@ -186,14 +170,8 @@ class Agent:
             randomness=randomness,
             room=self._room,
             lines=self._lines,
-            work=work,
+            work=self._work,
         )
-
-    def _use(self, log: OpenLog) -> None:
-        self._log = log
-        self._node_log, self._sessions = log.node_log, log.sessions
-        self._committer, self._maintenance = log.writer.committer, log.writer.maintenance
-        self._handler.use(log)
 
     def stop(self) -> None:
         """Make `serve` return after the current commit. Safe in a signal handler."""
@@ -219,7 +197,7 @@ class Agent:
                 closing.callback(lambda: self._router.close(wait=self._reads.worker.stop(0)))
                 if self._tail_server is not None:
                     closing.callback(self._tail_server.close)
-                closing.callback(self._close_log, clean)
+                closing.callback(self._agent_log.close, clean)
                 closing.callback(self._close_reads)
                 if self._http is not None:
                     closing.callback(self._http.close)
@@ -230,20 +208,6 @@ class Agent:
         left = self._reads.unanswered()
         for message in left:
             self._handler.error(message.sender, message.request.number, "not-ready", STOPS)
-
-    def _close_log(self, clean: bool) -> None:
-        if self._mender is not None:
-            self._mender.stop(CLOSE_S)
-            return
-        try:
-            self._log.close(clean)
-        except StorageError as error:
-            if clean:
-                raise StorageUnavailable(
-                    f"closing the log of node {self.config.node!r}: {error}; all "
-                    "acknowledged changes are in it"
-                ) from error
-            _log.warning("the log could not be closed", node=self.config.node, error=str(error))
 
     # ---- one turn ----
 
@@ -267,17 +231,12 @@ class Agent:
         self._lines.report_omitted()
         for sender in self._router.gone():
             self._forget(sender)
-        self._mend()
-
-    def _commit_ready(self) -> None:
-        # Otherwise the ring is empty, and the mender may be waiting for the storage.
-        if self._mender is None:
-            self._committer.commit_ready()
+        self._agent_log.mend(lambda: why_log_failed(self.snapshot()))
 
     def _put_aside(self, message: Message, pending: list[Pending]) -> None:
         """Queue a request in the lane."""
         if isinstance(message.request, Malformed) and message.kind not in READS:
-            self._sessions.shut(message.sender)  # at once, before the request is served
+            self._log.sessions.shut(message.sender)  # at once, before the request is served
         if not self._lane.put(message):
             self._handler.refuse(
                 message, "not-ready", "too many requests wait for their answers", pending
@@ -312,7 +271,7 @@ class Agent:
 
     def _forget(self, sender: bytes) -> None:
         """A connection has ended."""
-        self._sessions.gone(sender)
+        self._log.sessions.gone(sender)
         self._lane.forget(sender)
         self._reads.forget(sender)
         self._handler.kept.take(sender)
@@ -325,34 +284,14 @@ class Agent:
             f"{self._reads.worker.trouble}; start the agent again",
         )
 
-    # ---- maintenance ----
-
-    def _mend(self) -> None:
-        """After a failed write or sync: close the failed epoch, and open the next one when the
-        storage can be reached. Until then every request is refused, with the reason."""
-        failure = self._committer.failure
-        if failure is None:
-            return
-        if isinstance(failure, Fenced):
-            raise failure
-        if self._mender is None:
-            why = why_log_failed(self.snapshot())
-            _log.error("log failed", node=self.config.node, state=why, error=str(failure))
-            self._mender = Mender(
-                self._log, lambda: OpenLog(self.config, self._all_logs), self.config.node
-            )
-        if self._mender.opened is not None:
-            self._use(self._mender.opened)
-            self._mender = None
+    # ---- statistics ----
 
     def _workers(self) -> list[Worker]:
         """The current background threads."""
-        mender = self._mender
         return [
             self._reads.worker,
             *self._router.workers,
-            *self._log.workers,
-            *([mender.worker] if mender is not None else []),
+            *self._agent_log.workers,
             *([self._tail_server.worker] if self._tail_server is not None else []),
             *([self._http.worker] if self._http is not None else []),
         ]
@@ -419,7 +358,7 @@ class Agent:
 
     def statistics(self) -> dict[str, Any]:
         """The answer to `stat`, in plain values. It may ask the storage for the newest claim."""
-        now, sessions = self.snapshot(), self._sessions
+        now, log = self.snapshot(), self._log
         # Without metrics an agent is healthy: a port that is in use must not stop its member.
         http = self._http.worker.name if self._http is not None else None
         troubles = [trouble(name, now.threads[name]) for name in now.threads if name != http]
@@ -440,15 +379,15 @@ class Agent:
             "reads": now.reads,
             "unmerged_bytes": now.unmerged_bytes,
             "merge_error": now.merge_error,
-            "position": str(self._node_log.end),
+            "position": str(log.node_log.end),
             "upload": asdict(now.upload) if now.upload is not None else None,
             "left_out": dict(now.left_out),
             "read_from_copies": dict(now.read_from_copies),
             "clock_doubt": now.clock_doubt,
             "absent": list(now.absent),
-            "claim": sessions.claim(),
-            "members": sessions.members(),
-            "start": sessions.start.statistics(sessions.claims.known),
+            "claim": log.sessions.claim(),
+            "members": log.sessions.members(),
+            "start": log.sessions.start.statistics(log.sessions.claims.known),
             "archive_error": now.maintenance.archive_error,
             "retention_error": now.maintenance.retention_error,
             "compaction_error": now.compaction.error,
@@ -467,6 +406,12 @@ def _is_full(failure: BaseException | None) -> bool:
     while failure is not None and not isinstance(failure, NoSpace):
         failure = failure.__cause__ or failure.__context__
     return failure is not None
+
+
+def _tails(config: AgentConfig, clock: Clock, randomness: Randomness, root: SegmentStore) -> Tails:
+    """How this agent reads the disks of other nodes."""
+    key = config.tail_access.own_key() if config.tail_endpoint else None
+    return AgentTails(root, key, clock, randomness)
 
 
 def _endpoint(config: AgentConfig) -> EndpointLock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from imap_wal.clock import Clock, Randomness
@@ -16,13 +17,16 @@ from storage_backends import SegmentStore
 @dataclass(frozen=True, slots=True)
 class LogContext:
     """The context, identity and settings of a node's log. `address`, `address_key`: see
-    `NodeManifest`."""
+    `NodeManifest`. `writers` returns, for the sessions that may append: the fewest logs that
+    acknowledge a change, and the fewest losses of other nodes after which this was agreed. Its
+    argument: the number of those losses until now."""
 
     context: Context
     identity: Identity
     settings: Settings
     address: str = ""
     address_key: str = ""
+    writers: Callable[[int], tuple[int, int]] = lambda losses: (1, losses)
     key_ring: KeyRing = field(init=False)
     """The keys when this was made: those that the log is opened with."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
@@ -91,10 +91,6 @@ class NodeLog:
         self.requests: dict[int, int] = dict(manifest.requests)
         """Session → last durable request, maintained by the committer."""
         self.metadata = manifest.metadata
-        self.writers: Callable[[int], tuple[int, int]] = lambda losses: (1, losses)
-        """Returns, for the sessions that may append: the fewest logs that acknowledge a change, and
-        the fewest losses of other nodes after which this was agreed. Its argument: the number of
-        those losses until now. Called by `write`."""
         self._epochs = manifest.epochs
         self.end = manifest.checkpoint
         """Position of the last written frame."""
@@ -298,7 +294,7 @@ class NodeLog:
         def change(manifest: NodeManifest) -> NodeManifest:
             self.permit.demand(manifest)
             manifest = replace(manifest, newest=max(manifest.newest, number))
-            acks, losses = self.writers(now.losses_but(self.identity.node))
+            acks, losses = self.context.writers(now.losses_but(self.identity.node))
             return manifest.with_copied(acks, number, losses)
 
         try:

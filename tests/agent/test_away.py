@@ -188,7 +188,9 @@ def test_a_reopen_succeeds_after_a_failure_of_any_call(
             store.at, store.calls, store.write_fails = at, 0, True
             assert member.put(lost="1")[0] == "error"
             eventually(
-                lambda: agent._mender is None and agent._committer.failure is None,
+                lambda: (
+                    agent._agent_log.mender is None and agent._log.writer.committer.failure is None
+                ),
                 f"it came back after call {store.at} failed",
             )
             member.hello()

@@ -29,7 +29,7 @@ def test_a_survivor_learns_which_of_its_requests_count(halves: Halves) -> None:
 def test_a_request_below_the_cut_that_was_not_acknowledged_counts(
     halves: Halves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, sync = halves.b.session, halves.agents["b"]._node_log.sync
+    session, sync = halves.b.session, halves.agents["b"]._log.node_log.sync
     claimed: list[Any] = []
 
     def frozen() -> None:
@@ -37,7 +37,7 @@ def test_a_request_below_the_cut_that_was_not_acknowledged_counts(
         if not claimed:
             claimed.append(view(halves.a, "ab", "c"))
 
-    monkeypatch.setattr(halves.agents["b"]._node_log, "sync", frozen)
+    monkeypatch.setattr(halves.agents["b"]._log.node_log, "sync", frozen)
     assert halves.b.put(below="1")[:2] == ["error", "outcome-unknown"]
     assert claimed[0][0] == "view"
     assert greet(halves.b)[1]["former"] == [[session, 2]]
@@ -100,12 +100,12 @@ def test_former_counts_each_earlier_view_by_its_cut(halves: Halves) -> None:
     assert view(halves.a, "a", "b") == ["view", 3, ["a"]]
     halves.b.put(void="2")
     first, second = (
-        halves.agents["a"]._sessions._by_plugin[identity("plugin of a"), incarnation].number
+        halves.agents["a"]._log.sessions._by_plugin[identity("plugin of a"), incarnation].number
         for incarnation in (1, 2)
     )
     assert greet(halves.a)[1]["former"] == [[first, 1], [second, 0]]
     with member(halves.settings["b"], "e", view=3):
-        known = halves.agents["b"]._node_log.manifests.read()[1].former
+        known = halves.agents["b"]._log.node_log.manifests.read()[1].former
     assert [known[session] for session in sessions] == [1, 2]
 
 
@@ -115,7 +115,7 @@ def test_former_is_omitted_when_files_are_missing(
     """Files above the cut were removed, so the agent cannot prove an answer."""
     view(halves.a, "ab", "c")
     assert halves.b.put(void="1")[0] == "error"
-    log = halves.agents["b"]._node_log
+    log = halves.agents["b"]._log.node_log
     log.manifests.update(
         lambda manifest: manifest.__class__.from_json(
             {**manifest.to_json(), "removed": tuple(log.end)}

@@ -136,7 +136,7 @@ def test_after_a_storage_failure_the_agent_opens_a_new_epoch(
         refused = member.put(c="3")
         assert refused[:2] == ["error", "not-ready"]
         eventually(
-            lambda: agent._node_log.epoch == 2 and agent._committer.failure is None,
+            lambda: agent._log.node_log.epoch == 2 and agent._log.writer.committer.failure is None,
             "the log was opened again",
         )
         assert member.put(d="4")[:2] == ["error", "not-ready"], (
@@ -168,7 +168,8 @@ def test_an_agent_retries_while_the_storage_fails(
         header, _ = member.client.ask("hello", member.about())
         assert header[2] == "not-ready"
         eventually(
-            lambda: len(faulty.fired) == 6 and agent._committer.failure is None, "it came back"
+            lambda: len(faulty.fired) == 6 and agent._log.writer.committer.failure is None,
+            "it came back",
         )
         member.hello()
         assert member.put(c="3")[0] == "ack"
@@ -188,7 +189,7 @@ def test_sigterm_stops_the_log_cleanly(settings: AgentConfig) -> None:
     ]
     assert frames[-1].kind == format.CLEAN_SHUTDOWN
     agent = Agent(settings)
-    assert agent._node_log.recovery.clean
+    assert agent._log.node_log.recovery.clean
     agent.stop()
     agent.serve()
     assert len(live(settings)) == 50

@@ -115,7 +115,7 @@ def test_a_listing_ends_when_its_map_is_dropped(agent: Agent, member: Plugin) ->
 def _mark(agent: Agent) -> Any:
     from imap_wal.manifest.snapshots import LowWaterMark
 
-    return LowWaterMark(agent._node_log.directory, agent._node_log.end)
+    return LowWaterMark(agent._log.node_log.directory, agent._log.node_log.end)
 
 
 def test_a_page_that_failed_is_not_the_last_one(

@@ -122,7 +122,9 @@ def test_a_member_that_connects_again_keeps_its_sign(memory: MemoryStore) -> Non
     clock = FakeClock()
     store, watch = memory, Watch(memory, FOLDER, LONG_S, clock)
     store.create(layout.claim_path(FOLDER, 1), b"")
-    sign = SignOfLife(store, FOLDER, "n1", 1, LONG_S, watch, clock)
+    sign = SignOfLife(
+        store, FOLDER, "n1", 1, LONG_S, watch, clock, claimed_by=str, due=lambda: None
+    )
 
     def turn() -> bool:
         watch.wake.set()  # do not wait for the real time
@@ -167,7 +169,7 @@ def test_members_of_an_older_incarnation_give_no_sign(tmp_path: Path) -> None:
     with serving(settings) as agent, plugin(settings) as old:
         leave(old, store)
         assert asked(old)[0] == "welcome"
-        sign = agent._sessions.sign
+        sign = agent._log.sessions.sign
         assert sign is not None
         leave(old, store)
         with (
@@ -203,7 +205,7 @@ def test_an_agent_without_members_watches_signs_in_advance(tmp_path: Path) -> No
     left = layout.alive_path(FOLDER, "gone", 1, 7)
     store.create(left, b"")
     with serving(settings) as agent:
-        watch = agent._sessions.start._watch
+        watch = agent._log.sessions.start._watch
         eventually(
             lambda: left in watch._since and watch.alive() == "", "it has not changed for so long"
         )

@@ -208,7 +208,7 @@ def test_a_view_of_the_same_cluster_supersedes_no_member(tmp_path: Path) -> None
         }
         before = idle.incarnation
         assert asking.client.ask("view", about)[0][0] == "view"
-        sign = agent._sessions.sign
+        sign = agent._log.sessions.sign
         assert sign is not None
 
         def noticed() -> bool:

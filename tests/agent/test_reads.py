@@ -443,6 +443,6 @@ def test_a_restarted_agent_continues_its_log(settings: AgentConfig) -> None:
             )
             member.put(**{f"life{life}": "v"})
     agent = Agent(settings)
-    assert agent._node_log.recovery.clean
+    assert agent._log.node_log.recovery.clean
     agent.stop()
     agent.serve()

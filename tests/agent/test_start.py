@@ -252,7 +252,7 @@ def test_a_slow_look_counts_for_the_next_hello(
         plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member,
     ):
         assert "node 'n2'" in member.asked()[2]
-        start = agent._sessions.start
+        start = agent._log.sessions.start
         watch, look = start._watch, start._watch.look
         monkeypatch.setattr(watch, "look", lambda begun: gate.acquire(timeout=60) and look(begun))
         with serving(two):

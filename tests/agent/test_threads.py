@@ -164,11 +164,11 @@ def test_an_error_of_maintenance_is_shown(tmp_path: Path, monkeypatch: pytest.Mo
     settings = config(tmp_path, durability="interval", sync_interval_ms=20)
     with serving(settings) as agent, plugin(settings) as member:
         with monkeypatch.context() as patch:
-            patch.setattr(agent._committer, "rotate_if_due", lambda: full())
+            patch.setattr(agent._log.writer.committer, "rotate_if_due", lambda: full())
             assert unhealthy(member, "imap-wal-maintenance", "No space left")["alive"]
         healthy(member)
         member.put(a="1")
-        eventually(lambda: agent._committer.statistics.syncs > 0, "maintenance syncs")
+        eventually(lambda: agent._log.writer.committer.statistics.syncs > 0, "maintenance syncs")
 
 
 def test_an_unexpected_error_of_an_archive_run_is_shown(

@@ -162,7 +162,7 @@ def test_an_agent_frozen_during_a_claim_acknowledges_nothing(
     halves: Halves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stops between write and acknowledgement, and the whole claim happens meanwhile."""
-    log = halves.agents["c"]._node_log
+    log = halves.agents["c"]._log.node_log
     sync, meanwhile = log.sync, []
 
     def frozen() -> None:

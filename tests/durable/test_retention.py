@@ -164,7 +164,7 @@ def test_an_agent_removes_what_is_covered_by_itself(tmp_path: Path) -> None:
         eventually(lambda: not path.exists(), "the covered archive is removed")
         assert member.values() == {"a": "1"}
         assert member.stat()["retention_error"] == ""
-        agent._maintenance.retention_error = "Unavailable: the storage is away"
+        agent._log.writer.maintenance.retention_error = "Unavailable: the storage is away"
         checks = {check.name: check for check in agent_checks(agent.config.endpoint)}
         assert "the storage is away" in checks["agent's retention"].what
 

@@ -107,7 +107,7 @@ def test_agent_stop_ends_an_archive_run_at_next_call(
     monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: storage)
     with serving(config(tmp_path, url=memory.url, archive_interval_s=3600)) as agent:
         assert storage.reached.wait(20)
-        maintenance = agent._maintenance
+        maintenance = agent._log.writer.maintenance
         agent.stop()
         eventually(maintenance._stop.is_set, "the stop begins")
         storage.go.set()

@@ -34,7 +34,7 @@ def settings(tmp_path: Path) -> AgentConfig:
 
 def _take_the_next_names(settings: AgentConfig) -> None:
     with serving(settings) as agent, plugin(settings) as member, ExitStack() as opened:
-        (name,) = agent._sessions._connections
+        (name,) = agent._log.sessions._connections
         first = int.from_bytes(name[1:])
         for number in range(1, 60):
             peer = RawPeer(settings.endpoint, b"\0" + ((first + number) % 2**32).to_bytes(4, "big"))
@@ -65,7 +65,7 @@ class SlowHello:
     def __init__(self, agent: Agent, monkeypatch: pytest.MonkeyPatch, wait_s: float) -> None:
         self.served = 0
         self.entered, self.release = threading.Event(), threading.Event()
-        hello = agent._sessions.hello
+        hello = agent._log.sessions.hello
 
         def slow(*arguments: Any) -> Any:
             self.entered.set()
@@ -73,7 +73,7 @@ class SlowHello:
             self.served += 1
             return hello(*arguments)
 
-        monkeypatch.setattr(agent._sessions, "hello", slow)
+        monkeypatch.setattr(agent._log.sessions, "hello", slow)
 
 
 def test_changes_do_not_wait_for_all_hellos(

@@ -197,13 +197,13 @@ def test_a_hello_for_reading_changes_nothing(
         assert member.client.ask("view", left_alone("member-1", "member-2"))
         assert member.hello()["incarnation"] == 2
         assert member.put(a="1")[0] == "ack"
-        sign = agent._sessions.sign
+        sign = agent._log.sessions.sign
         assert sign is not None
         sign.stop(10, clean=False)  # a sign of life would be another file
         before, heard, claims = (
             stored(settings),
             (sign._heard, sign._greeted_at),
-            agent._sessions.claims.known,
+            agent._log.sessions.claims.known,
         )
         # Its hello is that of a member, with the number of the view and the id of the plug-in.
         for about in (
@@ -227,8 +227,11 @@ def test_a_hello_for_reading_changes_nothing(
             reader, "view", wish
         )
         assert stored(settings) == before
-        assert ((sign._heard, sign._greeted_at), agent._sessions.claims.known) == (heard, claims)
-        assert len(agent._sessions._by_number) == 2
+        assert ((sign._heard, sign._greeted_at), agent._log.sessions.claims.known) == (
+            heard,
+            claims,
+        )
+        assert len(agent._log.sessions._by_number) == 2
         # Its bye does not end the session of the plug-in whose id it sent.
         reader.hello(purpose="read")
         assert reader.client.ask("bye")[0][0] == "bye"
@@ -244,7 +247,7 @@ def test_a_hello_for_reading_does_not_complete_a_claim(settings: AgentConfig) ->
     ):
         member.hello()
         assert member.put(a="1")[0] == "ack"
-        log = agent._node_log
+        log = agent._log.node_log
         # An agent was killed after it had claimed, and before the lifetime began.
         reserved = reserve(agent._all_logs)
         log.claims.update(
@@ -273,7 +276,7 @@ def test_a_member_that_loses_the_right_to_write_is_removed(
         )
         assert member.client.ask("beat")[0][2] == "not-ready"
         assert member.hello(purpose="read")["session"] == 0
-        assert agent._sessions._connections == {}
+        assert agent._log.sessions._connections == {}
 
 
 def test_waiting_requests_are_served_with_current_rights(

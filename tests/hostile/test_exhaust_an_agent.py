@@ -162,7 +162,7 @@ def test_connections_that_ended_are_forgotten(tmp_path: Path) -> None:
                 settings, uuid="again" if number % 2 else "", greet=bool(number % 2)
             ) as short:
                 short.client.ask("stat")
-        sessions = agent._sessions
+        sessions = agent._log.sessions
         eventually(lambda: len(sessions._connections) == 1, "one is remembered")
         eventually(
             lambda: len(agent._router._unanswered) == len(agent._router.door._by_sender) == 1,
@@ -175,7 +175,7 @@ def test_a_peer_cannot_take_a_members_routing_id(tmp_path: Path) -> None:
     """A peer that presents it gets its own answers, and no other."""
     settings = config(tmp_path)
     with serving(settings) as agent, plugin(settings) as member:
-        (name,) = agent._sessions._connections
+        (name,) = agent._log.sessions._connections
         for routing_id in (name, b"mine", b"\0"):
             thief = RawPeer(settings.endpoint, routing_id)
             member.client.post("stat")

@@ -179,12 +179,12 @@ def test_an_error_without_a_text_is_answered(
 
     with serving(settings) as agent, plugin(settings) as member:
         with monkeypatch.context() as patch:
-            patch.setattr(agent._sessions, "claim", raises)
+            patch.setattr(agent._log.sessions, "claim", raises)
             header, _ = member.client.ask("stat")
             assert header[2] == "not-ready" and "cannot be shown" in header[3]
         with monkeypatch.context() as patch:
             patch.setattr(
-                agent._sessions,
+                agent._log.sessions,
                 "claim",
                 lambda: {"cluster_id": "\udc80", "incarnation": 1, "alive": False},
             )

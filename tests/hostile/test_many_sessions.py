@@ -59,7 +59,7 @@ def test_a_second_hello_while_one_waits_is_refused(
         may_look.set()
         header, _ = member.client.answer(first)
         assert (header[0], header[2]["session"], header[2]["incarnation"]) == ("welcome", 2, 2)
-        assert {plugin for plugin, _ in agent._sessions._by_plugin} == {
+        assert {plugin for plugin, _ in agent._log.sessions._by_plugin} == {
             identity("plugin-1"),
             identity("new"),
         }

@@ -47,13 +47,14 @@ class SignOfLife:
         timeout_s: float,
         watch: Watch,
         clock: Clock,
+        *,
+        claimed_by: Callable[[], str],
+        due: Callable[[], object],
     ) -> None:
-        self.look: Callable[[], object] = lambda: None
-        """Called whenever a sign is due. An agent without changes notices by it that it lost its
-        log."""
-        self.claimed_by: Callable[[], str] = lambda: ""
-        """Reads the cluster of the newest claim from the storage. It is called if the incarnation
-        of a heard member has no permit any more."""
+        """`claimed_by` reads the cluster of the newest claim from the storage. It is called if the
+        incarnation of a heard member has no permit any more. `due` is called whenever a sign is
+        due, after it was renewed."""
+        self._claimed_by, self._when_due = claimed_by, due
         self.followed: tuple[int, str] | None = None
         """The incarnation of the members that were heard last, and the cluster of the newest claim;
         None: this incarnation still had its permit. Replaced as a whole."""
@@ -64,8 +65,6 @@ class SignOfLife:
             watch,
             clock,
         )
-        self.compare: Callable[[], object] = lambda: None
-        """Called whenever a sign is due, after it was renewed: `Clocks.look`."""
         self._timeout_s, self._every_s, self._pause_s = (
             timeout_s,
             timeout_s / RENEWALS,
@@ -171,8 +170,7 @@ class SignOfLife:
         if look.asked or over or (due and not heard):
             self._watch.look(look)
         if due:
-            self.look()
-            self.compare()
+            self._when_due()
         return True
 
     def _next_at(self) -> float:
@@ -188,7 +186,7 @@ class SignOfLife:
         # Another cluster may have claimed the log meanwhile, and this member may not know it yet.
         if not self._store.exists(layout.claim_path(self._cluster, heard)):
             if due or self.followed is None or self.followed[0] != heard:  # not at each message
-                self.followed = heard, self.claimed_by()
+                self.followed = heard, self._claimed_by()
             return False
         self.followed = None
         self._alive.renew()

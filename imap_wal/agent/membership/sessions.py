@@ -7,7 +7,7 @@ changes, and the connected clients that only read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -72,8 +72,16 @@ IDLE_SESSIONS_KEPT = PLUGINS_KEPT
 class SessionRegistry:
     """All sessions of one run of an agent on one `NodeLog`. Used by the serving thread."""
 
-    def __init__(self, log: NodeLog, cluster: ClusterLog, rules: StartRules = AT_ONCE) -> None:
-        self._log, self._cluster = log, cluster
+    def __init__(
+        self,
+        log: NodeLog,
+        cluster: ClusterLog,
+        rules: StartRules = AT_ONCE,
+        look: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`look`: notices between commits that the log was lost (`Committer.look`). It is called
+        whenever a sign is due."""
+        self._log, self._cluster, self._look = log, cluster, look
         folder, node, timeout_s = (
             log.identity.cluster_folder,
             log.identity.node,
@@ -83,14 +91,21 @@ class SessionRegistry:
         self._belonging = Belonging(cluster) if waits else None
         watch = Watch(log.store, folder, timeout_s, log.clock, self._belonging)
         self.sign = (
-            SignOfLife(log.store, folder, node, log.epoch, timeout_s, watch, log.clock)
+            SignOfLife(
+                log.store,
+                folder,
+                node,
+                log.epoch,
+                timeout_s,
+                watch,
+                log.clock,
+                claimed_by=lambda: log.claims.read()[1].cluster_id,
+                due=self._sign_due,
+            )
             if timeout_s
             else None
         )
         self.clocks = Clocks(log.store, folder, node, rules.clock_skew_ms_max, log.clock)
-        if self.sign is not None:
-            self.sign.claimed_by = lambda: log.claims.read()[1].cluster_id
-            self.sign.compare = self._look_at_others
         self.absent: tuple[str, ...] = ()
         """Nodes for which the next start of all members would wait, because they have no running
         agent now; none with `start_policy` partial. Replaced as a whole."""
@@ -104,7 +119,6 @@ class SessionRegistry:
         self.reports = Reports()
         self._shut: set[bytes] = set()
         """Connections with a refused append, until they say hello again."""
-        log.writers = self._writers
 
     def hello(
         self, sender: bytes, about: About, look: int = 0, peer: Peer = LOCAL
@@ -153,16 +167,17 @@ class SessionRegistry:
         self._forget_old()
         return session, new
 
-    def _look_at_others(self) -> None:
+    def _sign_due(self) -> None:
         """On the thread of the sign. Raises StorageError."""
+        self._look()
         if self.clocks.look() and self._belonging is not None:
             running = self.clocks.seen | {self._log.identity.node}
             self.absent = tuple(node for node in self._belonging() if node not in running)
 
-    def _writers(self, losses: int) -> tuple[int, int]:
+    def writers(self, losses: int) -> tuple[int, int]:
         """The fewest acknowledging logs and the fewest losses among the sessions that may append,
-        see `NodeLog.writers`. Sessions without a connection count too: what they sent may still be
-        written, and acknowledged after their next hello. Losses count only in the newest
+        see `LogContext.writers`. Sessions without a connection count too: what they sent may still
+        be written, and acknowledged after their next hello. Losses count only in the newest
         incarnation: nothing of older ones is acknowledged any more."""
         newest, sessions = self.claims.known.newest, list(self._by_number.values())
         known = [
