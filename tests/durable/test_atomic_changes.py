@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import imap_wal
@@ -22,7 +22,7 @@ from storage_backends import SegmentStore
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.gated import GatedStore
 from storage_backends.memory import MemoryStore
-from tests.kit.effort import step
+from tests.kit.effort import share, step
 from tests.support import FakeClock, Threads, contents, copy_files, embedded
 
 MAPS = ("left", "right")
@@ -335,6 +335,7 @@ CHANGES = st.lists(
 )
 
 
+@settings(max_examples=share(30, least=6))
 @given(history=CHANGES, transactions=st.booleans())
 def test_after_a_kill_each_batch_is_whole_or_absent(
     history: list[list[tuple[str, str, Any]]], transactions: bool
