@@ -1,8 +1,9 @@
 """imap-wal: a write-ahead log for Hazelcast's IMap, and durable maps in one process on the same
 log.
 
-`open` and `aopen`: durable maps in this process. `log`: append, read and follow a log without maps.
-`imap_wal.agent`: the service beside a Hazelcast member. ARCHITECTURE.md describes the modules.
+`open` and `aopen`: durable maps in this process. `connect`: in one of several processes. `log`:
+append, read and follow a log without maps. `imap_wal.agent`: the service beside a Hazelcast member.
+ARCHITECTURE.md describes the modules.
 """
 
 from imap_wal import errors, log
@@ -27,6 +28,7 @@ from imap_wal.errors import (
     NotSerializable,
     OutcomeUnknown,
     PositionGone,
+    ReadOnly,
     ShortLog,
     StorageUnavailable,
     TooLarge,
@@ -36,6 +38,7 @@ from imap_wal.errors import (
 from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
 from imap_wal.settings import Durability, RecoveryMode, RecoveryPolicy, Settings
 from imap_wal.version import VERSION
+from imap_wal.workers.store import connect
 
 __version__ = VERSION
 
@@ -63,6 +66,7 @@ __all__ = [
     "OutcomeUnknown",
     "PositionGone",
     "RawSerializer",
+    "ReadOnly",
     "RecoveryMode",
     "RecoveryPolicy",
     "Serializer",
@@ -76,6 +80,7 @@ __all__ = [
     "WalFilter",
     "WriterLocked",
     "aopen",
+    "connect",
     "errors",
     "log",
     "open",

@@ -4,7 +4,8 @@ The agent has a few more of its own, and `imap_wal.hazelcast` has `LogUnavailabl
 ImapWalError
 ├── NotAppended             the change is certainly not in the log or in memory: safe to retry
 │   ├── NotSerializable     the key or value has no serialised form; also TypeError, ValueError
-│   └── TooLarge            the key and value are too large; also a ValueError
+│   ├── TooLarge            the key and value are too large; also a ValueError
+│   └── ReadOnly            the store was opened with read_only=True
 ├── OutcomeUnknown          the change may be in the log: read before you try again
 ├── WriterLocked            another process writes this node's log
 ├── Fenced                  another process took over this node's log: the change is not in the log
@@ -84,6 +85,11 @@ class NotSerializable(NotAppended, TypeError, ValueError):
 
 class TooLarge(NotAppended, ValueError):
     """The key and value together exceed `max_value_bytes`. Store less, or raise the setting."""
+
+
+class ReadOnly(NotAppended):
+    """The store was opened with `read_only=True`, and changes nothing. Make changes in the process
+    that writes the log."""
 
 
 class OutcomeUnknown(ImapWalError):

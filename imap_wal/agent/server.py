@@ -98,7 +98,7 @@ class Agent:
         with ExitStack() as opened:
             opened.callback(self._store.close)
             # Before the log: an agent that is refused here must change nothing.
-            endpoint = _endpoint(config)
+            endpoint = _endpoint(config, self._clock)
             opened.callback(endpoint.release)
             rules = config.access.rules(clock)
             if rules is not None and rules.own is not None:
@@ -414,12 +414,12 @@ def _tails(config: AgentConfig, clock: Clock, randomness: Randomness, root: Segm
     return AgentTails(root, key, clock, randomness)
 
 
-def _endpoint(config: AgentConfig) -> EndpointLock:
+def _endpoint(config: AgentConfig, clock: Clock) -> EndpointLock:
     owner = f"the agent of node {config.node!r} of {config.namespace}/{config.cluster}"
     return EndpointLock(
         config.endpoint,
         owner,
-        holder_text(owner),
+        holder_text(owner, clock),
         node=config.node,
         takeover=config.takeover,
         mode=mode(config.endpoint_mode, "endpoint_mode"),

@@ -126,6 +126,12 @@ class AsyncStore:
 
         return run
 
+    async def refresh(self) -> None:
+        """Of a store with `read_only`: show all changes that are in the log now; see
+        `Store.refresh`."""
+        self._changes.check_open()
+        await self._loop.run_in_executor(None, self._store.refresh)
+
     async def sync(self) -> None:
         """Durability barrier: returns when all earlier changes are synced. Errors as for
         `Store.sync`."""

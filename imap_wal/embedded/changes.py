@@ -94,6 +94,15 @@ class MapState:
                 else:
                     self._set(row[KEY], row[VALUE], expires_at_ms)
 
+    def become(self, other: MapState | None) -> None:
+        """Have the content of another map, which is not used any more; None: no content."""
+        other = other or MapState(self.name, self.serializer)
+        with self._mutex:
+            if other.values and other.serializer.name != self.serializer.name:
+                self.serializer = other.serializer
+            self.values, self.expires = other.values, other.expires
+            self._deadlines = other._deadlines
+
     def get(self, key: bytes, now_ms: int) -> bytes | None:
         # The deadline is read first. In the other order, the entry could be purged with its
         # deadline between the two reads, and an expired value would be returned.

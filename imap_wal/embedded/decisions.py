@@ -91,16 +91,21 @@ Choice: TypeAlias = "tuple[Any, Sequence[WriteBatch]]"
 
 class Decision(WriteBatch):
     """A change that is not evaluated yet. While it waits, it counts as one change of `size` bytes.
-    `state`: one of the maps that it changes."""
+    `state`: one of the maps that it changes. `call`: the name of the function that made it, and its
+    arguments, for another process that has the map."""
 
-    __slots__ = ("_answer", "_choose", "_error", "size")
+    __slots__ = ("_answer", "_choose", "_error", "call", "size")
 
     def __init__(
-        self, state: MapState, choose: Callable[[OutlookOf], Choice], size: int = 0
+        self,
+        state: MapState,
+        choose: Callable[[OutlookOf], Choice],
+        size: int = 0,
+        call: tuple[Any, ...] = (),
     ) -> None:
         # It has no changes of its own. Without the constructor of the batch: 256 tasks that add to
         # one counter create 40,000 of these in a second.
-        self.state, self.size, self._choose = state, size, choose
+        self.state, self.size, self._choose, self.call = state, size, choose, call
         self._answer: Any = None
         self._error: Exception | None = None
 
@@ -130,6 +135,10 @@ class Decision(WriteBatch):
             raise self._error
         return self._answer
 
+    def answered(self, answer: Any) -> None:
+        """Another process has evaluated it."""
+        self._answer = answer
+
 
 def pop(state: MapState, key: bytes) -> Decision:
     """Delete the key. The answer is a tuple of its value, or None. An entry that cannot be decoded
@@ -141,7 +150,7 @@ def pop(state: MapState, key: bytes) -> Decision:
             return None, ()
         return (state.serializer.load(value),), [WriteBatch(state, [key], [None])]
 
-    return Decision(state, choose, len(key))
+    return Decision(state, choose, len(key), ("pop", key))
 
 
 def pop_last(state: MapState) -> Decision:
@@ -156,7 +165,7 @@ def pop_last(state: MapState) -> Decision:
         entry = state.serializer.load_key(key), state.serializer.load(value)
         return entry, [WriteBatch(state, [key], [None])]
 
-    return Decision(state, choose)
+    return Decision(state, choose, call=("pop_last",))
 
 
 def set_default(default: WriteBatch) -> Decision:
@@ -168,7 +177,7 @@ def set_default(default: WriteBatch) -> Decision:
         present = outlook_of(state).get(key)
         return ((value, True), [default]) if present is None else ((present, False), ())
 
-    return Decision(state, choose, sum(default.sizes()))
+    return Decision(state, choose, sum(default.sizes()), ("set_default", default))
 
 
 def add(state: MapState, key: bytes, amount: Any, named: Any) -> Decision:
@@ -190,7 +199,7 @@ def add(state: MapState, key: bytes, amount: Any, named: Any) -> Decision:
             total = number + amount
         return total, (WriteBatch(state, [key], [serializer.dump(total)], _expiry(expires)),)
 
-    return Decision(state, choose, len(key))
+    return Decision(state, choose, len(key), ("add", key, amount))
 
 
 def replace(change: WriteBatch, old: Any) -> Decision:
@@ -203,7 +212,7 @@ def replace(change: WriteBatch, old: Any) -> Decision:
         same = value is not None and bool(state.serializer.load(value) == old)
         return same, [change] if same else ()
 
-    return Decision(state, choose, sum(change.sizes()))
+    return Decision(state, choose, sum(change.sizes()), ("replace", change, old))
 
 
 def touch(state: MapState, key: bytes, expires_at_ms: int) -> Decision:
@@ -215,7 +224,7 @@ def touch(state: MapState, key: bytes, expires_at_ms: int) -> Decision:
             return False, ()
         return True, [WriteBatch(state, [key], [value], _expiry(expires_at_ms))]
 
-    return Decision(state, choose, len(key))
+    return Decision(state, choose, len(key), ("touch", key, expires_at_ms))
 
 
 def swap(change: WriteBatch, before: bytes | None, *, keeps_expiry: bool) -> Decision:
@@ -233,7 +242,8 @@ def swap(change: WriteBatch, before: bytes | None, *, keeps_expiry: bool) -> Dec
             change
         ]
 
-    return Decision(state, choose, sum(change.sizes()))
+    call = ("swap", change, before, keeps_expiry)
+    return Decision(state, choose, sum(change.sizes()), call)
 
 
 def together(
@@ -251,7 +261,8 @@ def together(
         )
         return same, changes if same else ()
 
-    return Decision(state, choose, sum(size for batch in changes for size in batch.sizes()))
+    size = sum(size for batch in changes for size in batch.sizes())
+    return Decision(state, choose, size, ("together", changes, reads))
 
 
 def clear(state: MapState, *, known_only: bool = False) -> Decision:
@@ -266,7 +277,7 @@ def clear(state: MapState, *, known_only: bool = False) -> Decision:
             WriteBatch(state, keys, [None] * len(keys)) if known_only else Clear(state, keys)
         ]
 
-    return Decision(state, choose)
+    return Decision(state, choose, call=("clear",))
 
 
 def is_number(value: object) -> bool:

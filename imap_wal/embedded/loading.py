@@ -43,8 +43,12 @@ entry that has expired, which deletes its key like a tombstone."""
 _NO_ORDER: Order = (0, 0, 0, 0)
 
 
-class _NotInOrder(Exception):  # an answer, never shown
+class NotInOrder(Exception):  # an answer, never shown
     """The changes must be compared with each other."""
+
+
+class ReadAgain(NotInOrder):
+    """Everything must be read again; it may well be in order then."""
 
 
 def load(
@@ -98,9 +102,11 @@ def _in_order(
     some may be applied."""
     for attempt in range(ATTEMPTS):
         state = cluster.state().demand(settings.recovery_policy)
+        sink = InOrder(fill)
         try:
-            return _OneNode(cluster, state).fill(fill, progress)
-        except _NotInOrder:
+            sink.begin(state)
+            return _read(cluster, state, sink, progress)
+        except NotInOrder:
             return None
         except NotFound as error:  # it was archived or pruned meanwhile
             if attempt == ATTEMPTS - 1:
@@ -109,9 +115,25 @@ def _in_order(
     raise AssertionError("unreachable")
 
 
-class _OneNode:
-    """A log that one node has written: its changes become newer from each file to the next one.
-    Raises `_NotInOrder` if that is not certain:
+def _read(cluster: ClusterLog, state: ClusterState, sink: InOrder, progress: Progress) -> int:
+    """How many changes were read."""
+    scans = cluster_scans(state, metadata=False)
+    total = sum(scan.bytes for scan in scans)
+    records = done = 0
+    for scan, context in ahead(cluster.context, scans):
+        of_scan = 0
+        for changes in read_scan(context, scan):
+            sink.take(scan, changes)
+            records += len(changes.rows)
+            of_scan = min(of_scan + changes.bytes, scan.bytes)
+            progress.reached(records, (done + of_scan) / total if total else None)
+        done += scan.bytes
+    return records
+
+
+class InOrder:
+    """The sink of a log that one node has written: its changes become newer from each file to the
+    next one, so each is applied when it is read. Raises `NotInOrder` if that is not certain:
 
     - other nodes have a log here, or had one that a snapshot contains;
     - it is not known up to where a snapshot covers the log: it may be newer than a part of it, and
@@ -122,75 +144,93 @@ class _OneNode:
     - a batch of a segment does not begin with a newer change than the batches before it, or has
       changes of members, as no release writes them into such a log;
     - a map was emptied, and then written with another serializer.
+
+    `following`: only what was appended to segments may come now. Otherwise it raises `ReadAgain`: a
+    snapshot or an archive has one map only, so the maps would show a state that the log never had.
     """
 
-    def __init__(self, cluster: ClusterLog, state: ClusterState) -> None:
-        if len(state.nodes) != 1 or state.missing:
-            raise _NotInOrder
-        self._node = next(iter(state.nodes))
-        directory = state.nodes[self._node].manifest.directory
-        if not all(
-            self._begins(snapshot, directory) for snapshot in state.manifest.snapshots.values()
-        ):
-            raise _NotInOrder
-        self._cluster, self._scans = cluster, cluster_scans(state, metadata=False)
+    def __init__(self, fill: Fill) -> None:
+        self._fill = fill
+        self.following = self._is_stale = False
+        self._node = self._directory = ""
         self._newest = _NO_ORDER
         self._labels: dict[str, str] = {}
         self._last_keys: dict[str, bytes] = {}
         """Map → the last key of its snapshot that was read."""
         self._archived: dict[str, Position] = {}
         """Map → the last position of its archives that were read."""
+        self._archive = ""
+        """The path of the archive that was read last."""
 
-    def _begins(self, snapshot: Snapshot, directory: str) -> bool:
+    def begin(self, state: ClusterState) -> None:
+        if self._is_stale:
+            raise ReadAgain
+        if len(state.nodes) != 1 or state.missing:
+            raise NotInOrder
+        node = next(iter(state.nodes))
+        directory = state.nodes[node].manifest.directory
+        if (self._node or node, self._directory or directory) != (node, directory):
+            raise NotInOrder
+        self._node, self._directory = node, directory
+        if not all(map(self._begins, state.manifest.snapshots.values())):
+            raise NotInOrder
+
+    def _begins(self, snapshot: Snapshot) -> bool:
         """Whether all changes that are read from this log are newer than this snapshot. This
         is not known of files that a repair took in."""
         mark = snapshot.marks.get(self._node)
         if snapshot.marks.keys() - {self._node}:
             return False
-        covers = mark is not None and mark.directory == directory and not snapshot.mixed
+        covers = mark is not None and mark.directory == self._directory and not snapshot.mixed
         return covers or not snapshot.files
 
-    def fill(self, fill: Fill, progress: Progress) -> int:
-        """How many changes were read."""
-        total = sum(scan.bytes for scan in self._scans)
-        records = done = 0
-        for scan, store in ahead(self._cluster.context, self._scans):
-            self._demand_later(scan)
-            of_scan = 0
-            for changes in read_scan(store, scan):
-                self._demand_order(scan, changes)
-                for name, rows in _by_map(changes.rows):
-                    self._demand_one_label(name, rows)
-                    fill(name, rows)
-                records += len(changes.rows)
-                of_scan = min(of_scan + changes.bytes, scan.bytes)
-                progress.reached(records, (done + of_scan) / total if total else None)
-            done += scan.bytes
-        return records
+    def take(self, scan: FileScan, changes: EntryBatch) -> None:
+        if self.following and scan.kind != SEGMENT:
+            raise ReadAgain
+        self._demand_later(scan)
+        self._demand_order(scan, changes)
+        for name, rows in _by_map(changes.rows):
+            self._demand_one_label(name, rows)
+            self._fill(name, rows)
+
+    def remove(self, name: str) -> None:
+        if self.following or name in self._last_keys:
+            raise ReadAgain
+
+    def forget(self) -> None:
+        """What was applied may not be in the log: it was cut off, or a part of it was applied."""
+        self._is_stale = True
+
+    def known_count(self) -> int | None:
+        return None
+
+    def close(self) -> None:
+        pass
 
     def _demand_order(self, scan: FileScan, changes: EntryBatch) -> None:
         rows = changes.rows
         if changes.node != self._node or (changes.clears and scan.kind != SEGMENT):
-            raise _NotInOrder
+            raise NotInOrder
         if scan.kind == SNAPSHOT and rows:
             last = self._last_keys.get(scan.map)
             if last is not None and rows[0][KEY] <= last:
-                raise _NotInOrder
+                raise NotInOrder
             self._last_keys[scan.map] = rows[-1][KEY]
         if scan.kind != SEGMENT or not rows:
             return
         if changes.clears and any(is_clear(row) and row[PARTITION_COUNT] != 1 for row in rows):
-            raise _NotInOrder
+            raise NotInOrder
         first, last_order = rows[0][ORDER], rows[-1][ORDER]
         if not self._newest < first <= last_order or first[1] or last_order[1]:
-            raise _NotInOrder
+            raise NotInOrder
         self._newest = last_order
 
     def _demand_later(self, scan: FileScan) -> None:
         """An archive has later positions than those of its map before it."""
-        if scan.kind == ARCHIVE:
+        if scan.kind == ARCHIVE and scan.path != self._archive:
+            self._archive = scan.path
             if scan.first <= self._archived.get(scan.map, START):
-                raise _NotInOrder
+                raise NotInOrder
             self._archived[scan.map] = scan.last
 
     def _demand_one_label(self, name: str, rows: Sequence[Row]) -> None:
@@ -200,7 +240,7 @@ class _OneNode:
         if known is not None:
             labels.add(known)
         if len(labels) > 1:
-            raise _NotInOrder
+            raise NotInOrder
         if labels and known is None:
             self._labels[name] = labels.pop()
 

@@ -14,12 +14,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
-from imap_wal.checks import location
+from imap_wal.checks import check_seconds, location
 from imap_wal.clock import Clock, Randomness
 from imap_wal.context import open_context
+from imap_wal.embedded.read_only import ReadOnlyStore, poll_s
 from imap_wal.embedded.store import Store
 from imap_wal.embedded.wal_filter import WalFilter
-from imap_wal.errors import InvalidSetting, StorageUnavailable
+from imap_wal.errors import InvalidSetting, StorageUnavailable, WriterLocked
+from imap_wal.inspect.writer import writer_of
 from imap_wal.layout import Identity
 from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
@@ -34,7 +36,7 @@ from imap_wal.settings import SettingsOptions, choose
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import NodeOpening, open_node_log
-from imap_wal.write.other_writers import prove_others, shut_out_others
+from imap_wal.write.other_writers import not_closed, prove_others, shut_out_others
 from imap_wal.write.permit import OTHER_NODE
 from storage_backends import SegmentStore, StorageError, with_url
 
@@ -54,6 +56,8 @@ class OpenOptions(SettingsOptions, total=False):
     storage_options: Mapping[str, Any] | None
     wal_filter: WalFilter | None
     shared: bool
+    read_only: bool
+    follow: bool | float
 
 
 def open(  # the public name: imap_wal.open
@@ -71,21 +75,24 @@ def open(  # the public name: imap_wal.open
     storage_options: Mapping[str, Any] | None = None,
     wal_filter: WalFilter | None = None,
     shared: bool = False,
+    read_only: bool = False,
+    follow: bool | float = False,
     **settings: Unpack[SettingsOptions],
 ) -> Store:
     """Open the durable maps under a folder or URL. Creates them if there are none.
-    The maps of a cluster have one writer. So this fences every store that is open under another
-    node name: that store acknowledges nothing more and raises `Fenced`. With `shared=True` no store
-    is fenced. That is for processes that write different keys at the same time, each under its own
-    node name. Such a store sees the changes of the others only when it is opened again.
+    The maps of a cluster have one writer. If another process has them open, under this node name or
+    another one, this raises `WriterLocked`. With `takeover=True` that process is fenced: it
+    acknowledges nothing more. With `shared=True` the other node names do not matter. That is for
+    processes that write different keys at the same time, each under its own node name. Such a store
+    sees the changes of the others only when it is opened again.
 
     Args:
         url: a folder or any fsspec URL.
         namespace: namespace of the cluster.
         cluster: cluster of the maps.
         node: name of this writer's log in the cluster.
-        takeover: fence the process that has this node's log open; that process then acknowledges
-            nothing more.
+        takeover: fence the process that has the maps open; that process then acknowledges nothing
+            more.
         serializer: for all maps that have none of their own; None: `MsgpackSerializer`.
         clock: for tests.
         randomness: for tests.
@@ -98,13 +105,20 @@ def open(  # the public name: imap_wal.open
         wal_filter: called with every entry of the log before it is applied; it keeps, skips or
             changes the entry, or stops (`imap_wal.embedded.wal_filter`).
         shared: do not fence stores under other node names.
+        read_only: only read, beside a process that writes, or without one. This takes no lock,
+            fences nothing and writes nothing. There may be any number of such stores. They show the
+            maps as they are in the log; changes raise `ReadOnly`, `node` is not used.
+        follow: with `read_only`, show new changes as they come; otherwise `Store.refresh` does. A
+            number: look for them at this interval, in seconds. True: every 2 ms in local files,
+            every second in other storages.
         **settings: fields of `Settings`.
 
     Returns:
         The open store. Close it, or use it in a `with` statement.
 
     Raises:
-        WriterLocked: another process has this node's log open for writing.
+        NoSuchLog: with `read_only`, there are no maps.
+        WriterLocked: another process has the maps open for writing; `holder` names it.
         InvalidSetting: a setting is not valid, or the cluster belongs to Hazelcast members.
         LogError: a file of the log is damaged, or was written by a newer version.
         MissingNode: the log of a node of the cluster is missing
@@ -113,13 +127,20 @@ def open(  # the public name: imap_wal.open
         LostRace: other processes changed the manifests at each attempt to open.
         StorageUnavailable: the storage failed.
     """
-    for name, value in (("takeover", takeover), ("shared", shared)):
+    flags = ("takeover", takeover), ("shared", shared), ("read_only", read_only)
+    for name, value in flags:
         if not isinstance(value, bool):  # the text "no" would count as True
             raise InvalidSetting(f"{name} is {value!r}; it takes True or False")
     demand_serializer(serializer)
     chosen = choose(settings, OpenOptions.__annotations__)
     identity = Identity(namespace, cluster, node)
     identity.check()
+    if type(follow) is not bool:
+        check_seconds(follow, "follow")
+    if follow is not False and not read_only:
+        raise InvalidSetting("follow is for stores with read_only=True")
+    if read_only and (takeover or shared or wal_filter is not None):
+        raise InvalidSetting("read_only goes with none of takeover, shared and wal_filter")
     url = location(url, options=storage_options, file_mode=chosen.file_mode)
     wal_dir = location(wal_dir, "wal_dir")
     try:
@@ -132,11 +153,21 @@ def open(  # the public name: imap_wal.open
             randomness=randomness,
         )
         all_logs = ClusterLog(context, namespace, cluster)
+        if read_only:
+            how_often = follow if type(follow) is not bool else poll_s(context.store.url)
+            return ReadOnlyStore(
+                all_logs,
+                chosen,
+                serializer or MsgpackSerializer(),
+                None if follow is False else how_often,
+            )
         log_context = LogContext(context, identity, chosen)
         demand_claimable(log_context)
         others: dict[str, NodeOpening] = {}
 
         def prove() -> None:
+            if not (shared or takeover):
+                demand_no_other_writer(log_context)
             if not shared:
                 others.update(prove_others(log_context))
             prove_restore(all_logs, node, chosen)
@@ -176,6 +207,19 @@ def open(  # the public name: imap_wal.open
             raise
     except StorageError as error:
         raise StorageUnavailable(with_url(url, error)) from error
+
+
+def demand_no_other_writer(context: LogContext) -> None:
+    """Raise `WriterLocked` if a process writes the log of another node: an open would fence it. On
+    a storage whose locks are leases, that is known until the lease expires."""
+    for other in not_closed(context):
+        holder = writer_of(context.store, other.node_folder, "imap_wal.open")
+        if holder is not None:
+            advice = (
+                "stop that process, fence it with takeover=True, or only read with read_only=True; "
+                "if several processes write different keys, open each with shared=True"
+            )
+            raise WriterLocked(other.node, holder, advice)
 
 
 def demand_claimable(context: LogContext) -> None:

@@ -11,7 +11,7 @@ store returns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -53,6 +53,18 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
+class FollowStatistics:
+    """How far a store with `read_only` is behind. `lag_s`: all that was in the log so many seconds
+    ago is shown. `positions`: up to where the log of each node is shown. `records`: changes that
+    were read. `loads`: how often all maps were loaded from the start."""
+
+    lag_s: float
+    positions: Mapping[str, str]
+    records: int
+    loads: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStatistics:
     """Counters of a store since it was opened. `recovery`: the result of the open.
     `restore_seconds`: how long it took to load the maps. `entries`: keys in memory, including
@@ -67,6 +79,9 @@ class StoreStatistics:
     maintenance: MaintenanceStatistics
     failure: str
     compaction: CompactionStatistics
+    following: FollowStatistics | None = None
+    """Of a store with `read_only`, whose `commits`, `ring`, `recovery`, `maintenance` and
+    `compaction` are empty."""
 
 
 class Store:
@@ -103,6 +118,11 @@ class Store:
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self.changes.closed
+
+    @property
+    def serializer(self) -> Serializer:
+        """That of maps which have none of their own."""
+        return self._serializer
 
     # ---- maps ----
 
@@ -241,6 +261,18 @@ class Store:
 
     # ---- the log ----
 
+    def refresh(self) -> None:
+        """Of a store with `read_only`: show all changes that are in the log now. Any other store
+        shows its own changes at once, and those of others when it is opened.
+
+        Raises:
+            LogError: the log is damaged.
+            MissingNode: the log of a node is missing.
+            StorageUnavailable: the storage failed; what was shown before is still shown.
+            Closed: the store was closed.
+        """
+        self.changes.check_open()
+
     def sync(self) -> None:
         """Durability barrier: when this returns, all earlier changes are synced.
 
@@ -376,15 +408,17 @@ class Store:
         load(
             cluster,
             self._log.settings,
-            lambda name, rows: self._replay(name, rows, now),
+            lambda name, rows: self._replay(self._maps, name, rows, now),
             self._maps.clear,
             wal_filter,
         )
         for name in [name for name, state in self._maps.items() if not state.values]:
             del self._maps[name]
 
-    def _replay(self, name: str, rows: Sequence[Row], now_ms: int) -> None:
-        state = self._maps.get(name)
+    def _replay(
+        self, maps: dict[str, MapState], name: str, rows: Sequence[Row], now_ms: int
+    ) -> None:
+        state = maps.get(name)
         if state is None:
             labels = (row[KEY_CLASS] for row in rows if not row[DELETED])
             label = next(labels, None)
@@ -393,7 +427,7 @@ class Store:
             known: dict[str, Serializer] = {
                 kind.name: kind for kind in (MsgpackSerializer(), RawSerializer(), self._serializer)
             }
-            state = self._maps[name] = MapState(name, known.get(label) or _Label(label))
+            state = maps[name] = MapState(name, known.get(label) or _Label(label))
         self._note_classes(state, rows)
         state.replay(rows, now_ms)
 

@@ -10,7 +10,7 @@ def writer_of(store: SegmentStore, folder: str, asker: str) -> str | None:
     """How the process that writes the log in a node's folder names itself; None: there is none. The
     lock is taken for a moment, and not created. `asker`: who takes it. Raises `StorageError`."""
     path = layout.lock_path(folder)
-    if not store.exists(path):
+    if not store.exists(path) and not store.list(path):  # a lease is a folder
         return None
     try:
         store.lock(path, asker).release()

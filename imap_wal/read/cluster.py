@@ -2,7 +2,7 @@
 
     ClusterLog        looks at the logs (`state`) and reads their files (`changes`); everything that
                       reads a log uses it. `scan_list` plans which files are read
-    Merge             merges them once into a NewestIndex, then only what was appended since
+    Merge             reads them once, into a NewestIndex, then only what was appended since
     MaterializedView  serves its keys and rows to many threads
 
 A file may be archived or pruned between planning and reading: `NotFound`. Then the manifests are

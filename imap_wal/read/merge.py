@@ -1,6 +1,5 @@
-"""Merges the logs of a cluster into a NewestIndex: everything once, then what was appended since.
-
-Tombstones and expired entries stay in the index, because they replace older entries of their keys.
+"""Reads the logs of a cluster into a `Sink`: everything once, then what was appended since. The
+sink of a view is a `NewestIndex`.
 """
 
 from __future__ import annotations
@@ -8,13 +7,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
 
 from imap_wal.errors import Closed, ImapWalError
 from imap_wal.format import FRAME_HEADER_BYTES, START, Position
 from imap_wal.manifest.older import mark_beyond
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
-from imap_wal.read.file_scan import MEMBERS_MAX, SEGMENT, FileScan, Metadata, from_manifest
-from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.file_scan import (
+    MEMBERS_MAX,
+    SEGMENT,
+    EntryBatch,
+    FileScan,
+    Metadata,
+    from_manifest,
+)
 from imap_wal.read.scan import CutBack, ahead, read_scan
 from imap_wal.read.scan_list import cluster_scans, node_scans
 from imap_wal.read.state import ClusterState
@@ -22,6 +28,31 @@ from imap_wal.read.statistics import MergeProgress, MergeStatistics
 from imap_wal.segment.listing import wal_folder
 from imap_wal.settings import Settings
 from storage_backends import NotFound, StorageError
+
+
+class Sink(Protocol):
+    """Gets what a merge reads."""
+
+    def begin(self, state: ClusterState) -> None:
+        """A pass over the logs begins, as they are in this state."""
+
+    def take(self, scan: FileScan, changes: EntryBatch) -> None:
+        """The next entries, of this file."""
+
+    def remove(self, name: str) -> None:
+        """Remove a map: the whole of it follows again."""
+
+    def forget(self) -> None:
+        """Remove all maps: everything follows again."""
+
+    def known_count(self) -> int | None:
+        """How many keys there are; None: it would have to be counted."""
+
+    def close(self) -> None:
+        """Free what it uses."""
+
+
+S = TypeVar("S", bound=Sink)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +65,18 @@ class _Cursor:
     next_offset: int = 0
 
 
-class Merge:
+class Merge(Generic[S]):
     """Not thread-safe, except where it is said. Nothing is read before the first `catch_up`."""
 
     def __init__(
         self,
         log: ClusterLog,
         settings: Settings,
+        index: S,
         progress: Callable[[MergeProgress], None] | None = None,
     ) -> None:
         self._log, self._settings, self._progress = log, settings, progress
-        self.index = NewestIndex(settings.restore_memory_bytes, settings.scratch)
+        self.index = index
         self._cursors: dict[str, _Cursor] = {}
         self._generations: dict[str, int] = {}
         self._lifetimes: tuple[object, ...] = ()
@@ -126,6 +158,16 @@ class Merge:
             self.index.known_count(),
         )
 
+    def has_more(self) -> bool:
+        """Whether the newest known segment of a node has more than was merged: one read for each
+        node. True also if that is not known."""
+        state = self._state
+        return state is None or any(
+            self._has_more(name, node.segments[-1].path)
+            for name, node in state.nodes.items()
+            if node.segments
+        )
+
     def stop(self) -> None:
         """End a merge under way with `Closed` at its next batch; nothing is merged after this. May
         be called from any thread; does not wait."""
@@ -199,6 +241,7 @@ class Merge:
         self.missing = state.lacking
         self.covered = {node: state.missing[node] for node in sorted(state.covered_by_copies)}
         self._heed_lifetimes(state)
+        self.index.begin(state)
         again = self._maps_to_read_again(state)
         scans: list[tuple[FileScan, bool]] = []
         if again:
@@ -245,7 +288,7 @@ class Merge:
                 if self.stopped:
                     raise Closed("this view was closed while it merged the logs")
                 if changes.rows:
-                    self.index.add(changes.node, changes.rows, changes.bytes, clears=changes.clears)
+                    self.index.take(scan, changes)
                     self.records += len(changes.rows)
                 for item in changes.metadata:
                     self._note(item)

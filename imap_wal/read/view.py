@@ -17,6 +17,7 @@ from imap_wal.read.cluster import ClusterLog, T
 from imap_wal.read.file_scan import Metadata
 from imap_wal.read.merge import Merge
 from imap_wal.read.newest.digest import digest
+from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Noted
 from imap_wal.read.statistics import MergeProgress, MergeStatistics, RestoreStatistics
 from imap_wal.rules.alive import is_alive, is_live
@@ -37,8 +38,8 @@ class MaterializedView:
         self._expired_until_ms = expired_until_ms or log.clock.now_ms
         """Entries that expired at or before this time are left out; 0: none is."""
         self._lock = threading.RLock()
-        self._merge = Merge(log, settings, progress)
-        self._index = self._merge.index
+        self._index = NewestIndex(settings.restore_memory_bytes, settings.scratch)
+        self._merge = Merge(log, settings, self._index, progress)
         self._noted = Noted()
 
     @property

@@ -55,7 +55,7 @@ def turn(
 
 
 def _taken(log: ClusterLog, purpose: str, waits: Callable[[str], None] | None) -> Lock:
-    path, holder = layout.rewrite_lock_path(log.folder), holder_text(purpose)
+    path, holder = layout.rewrite_lock_path(log.folder), holder_text(purpose, log.clock)
     pause, said = threading.Event(), False
     while True:
         try:

@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from imap_wal import layout
+from imap_wal.clock import Clock, utc
 from imap_wal.disposal import log_links
 from imap_wal.entry import SHARED_SESSIONS
 from imap_wal.errors import InvalidSetting, LogError, LostRace, MissingNode, WriterLocked
@@ -65,9 +66,10 @@ def check_new_log(context: LogContext) -> None:
     NodeOpening(context).check_before()
 
 
-def holder_text(what: str) -> str:
-    """A process's name in a lock: what it is, its number, its machine."""
-    return f"{what} (process {os.getpid()} on {socket.gethostname()})"
+def holder_text(what: str, clock: Clock) -> str:
+    """A process's name in a lock: what it is, its number, its machine, and since when."""
+    since = utc(clock.now_ms()).partition(".")[0]
+    return f"{what} (process {os.getpid()} on {socket.gethostname()}, since {since}Z)"
 
 
 def open_node_log(
@@ -125,11 +127,11 @@ def _check_durability(store: SegmentStore, durability: Durability) -> None:
     )
 
 
-def _locked(store: SegmentStore, identity: layout.Identity, what: str, *, takeover: bool) -> Lock:
+def _locked(store: SegmentStore, identity: layout.Identity, holder: str, *, takeover: bool) -> Lock:
     """The lock of a node's log. Raises `WriterLocked`."""
     path = layout.lock_path(identity.node_folder)
     try:
-        return store.lock(path, holder_text(what), take=takeover)
+        return store.lock(path, holder, take=takeover)
     except Locked as error:
         raise WriterLocked(identity.node, error.holder) from error
 
@@ -238,14 +240,15 @@ class NodeOpening:
             self.prove()
         else:
             self.check_before()
-        lock = _locked(store, identity, what, takeover=takeover)
+        holder = holder_text(what, self._context.clock)
+        lock = _locked(store, identity, holder, takeover=takeover)
         try:
             manifest, recovered = self.run()
             if takeover:
                 _log.warning(
                     "the log of node %r was taken over by %s: epoch %d begins",
                     identity.node,
-                    holder_text(what),
+                    holder,
                     manifest.epoch,
                 )
             log_links(store, [f"{self._folder}/wal", f"{self._folder}/archive"])

@@ -17,6 +17,11 @@ from imap_wal.write.opening import NodeOpening
 NOT_PROVED: Mapping[str, NodeOpening] = {}
 
 
+def not_closed(context: LogContext) -> list[Identity]:
+    """The other nodes whose logs are not closed: their writers may be alive."""
+    return [other for other, _ in _not_closed(context, embedded=False)]
+
+
 def prove_others(context: LogContext) -> dict[str, NodeOpening]:
     """Raise the error that would refuse `shut_out_others`, before the claim. Changes nothing.
     Returns the opening of each log that is not closed, to be passed to `shut_out_others`."""

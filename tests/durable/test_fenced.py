@@ -43,7 +43,7 @@ def test_every_error_of_a_replaced_writer_names_its_successor(
     old = imap_wal.open(url)
     m = old.map("m")
     m["a"] = 1
-    other: dict[str, Any] = {"takeover": True} if takeover else {"node": "other"}
+    other: dict[str, Any] = {"takeover": True} if takeover else {"node": "other", "takeover": True}
     with imap_wal.open(url, **other) as new:
         new.map("m")["b"] = 2
         with pytest.raises(OutcomeUnknown) as first:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ import pytest
 
 import imap_wal
 from imap_wal.errors import (
+    Fenced,
     ImapWalError,
     InvalidSetting,
     NotSerializable,
+    OutcomeUnknown,
     StorageUnavailable,
     WriterLocked,
 )
@@ -25,6 +29,7 @@ from storage_backends import Unavailable
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from tests.kit import disks
+from tests.support import copy_files, embedded
 
 
 @pytest.fixture
@@ -413,6 +418,36 @@ def test_clusters_may_have_the_names_of_a_clusters_folders(tmp_path: Path) -> No
             store.map("orders")["a"] = cluster
     with imap_wal.open(tmp_path, namespace="other", cluster="nodes"):
         pass
+
+
+@pytest.mark.parametrize("url", ["file://{}/maps", "objects+file://{}/maps"])
+def test_another_node_name_does_not_fence_a_running_writer(tmp_path: Path, url: str) -> None:
+    url = url.format(tmp_path)
+    with imap_wal.open(url) as store:
+        m = store.map("m")
+        m["a"] = 1
+        for _ in range(2):
+            with pytest.raises(
+                WriterLocked, match=r"'embedded' is being written by .*takeover=True.*shared=True"
+            ) as refused:
+                imap_wal.open(url, node="other")
+            who = rf"\(process {os.getpid()} on \S+, since 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ\)$"
+            assert refused.value.node == "embedded" and re.search(who, refused.value.holder)
+        m["a"] = 2
+        with imap_wal.open(url, node="other", takeover=True) as other:
+            assert other.map("m")["a"] == 2
+            with pytest.raises((Fenced, OutcomeUnknown)):
+                m["a"] = 3
+        with suppress(Fenced):
+            store.close()
+
+
+def test_a_writer_that_died_does_not_refuse_another_node(memory: MemoryStore) -> None:
+    with embedded(memory) as store:
+        store.map("m")["a"] = 1
+        left = copy_files(memory)
+    with imap_wal.open("memory://", storage=left, node="other") as other:
+        assert other.map("m")["a"] == 1
 
 
 def test_a_node_joins_a_log_that_is_inside_of_another(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
 from imap_wal.agent.transport.endpoint import EndpointLock
+from imap_wal.clock import SystemClock
 from imap_wal.errors import InvalidSetting, WriterLocked
 from imap_wal.write.opening import holder_text
 from rewrite_cli.console.failures import LOCKED, exit_code, message
@@ -82,7 +83,7 @@ def test_a_takeover_replaces_the_agent_of_its_node(tmp_path: Path) -> None:
             with plugin(first, greet=False) as late:
                 assert late.stat()["appends"] == 1
             with pytest.raises(InvalidSetting, match="is held by"):
-                EndpointLock(first.endpoint, "x", holder_text("x"))
+                EndpointLock(first.endpoint, "x", holder_text("x", SystemClock()))
     finally:
         agent.stop()
 

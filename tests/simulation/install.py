@@ -262,7 +262,7 @@ def installed() -> Iterator[None]:
         put(where, name, value)
     pa.set_cpu_count(1)
     writer = sys.modules["imap_wal.write.opening"]
-    put(writer, "holder_text", lambda what: what)
+    put(writer, "holder_text", lambda what, clock: what)
     # A separate thread would not wait for its turn.
     put(sys.modules["imap_wal.segment.read_ahead"], "READERS", 1)
     put(sys.modules["imap_wal.retention.overlap"], "THREADS", 0)

@@ -23,6 +23,7 @@ from typing import TypeAlias, cast
 
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, ORDER, VALUE, Row
 from imap_wal.partitions import Partitions
+from imap_wal.read.file_scan import EntryBatch
 from imap_wal.read.newest import runs
 from imap_wal.read.newest.rivals import Conflict, conflict
 from imap_wal.read.newest.runs import Entry, Run, Values
@@ -65,6 +66,13 @@ class NewestIndex:
         self._stored = StoredRows(memory_bytes, scratch, self._cleared)
         self._version = 0
         self._met: list[Callable[[], Conflict | None]] = []
+
+    def begin(self, state: object) -> None:
+        """Nothing depends on the state."""
+
+    def take(self, scan: object, changes: EntryBatch) -> None:
+        """`add` a batch that was read."""
+        self.add(changes.node, changes.rows, changes.bytes, clears=changes.clears)
 
     def add(
         self,

@@ -1,0 +1,233 @@
+"""A store that only reads: it takes no lock, registers no node and writes nothing, so there may be
+any number of them beside the writer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+from imap_wal.embedded.changes import MapState, WriteBatch
+from imap_wal.embedded.durable_map import DurableMap
+from imap_wal.embedded.following import Follower
+from imap_wal.embedded.map_writer import MapWriter
+from imap_wal.embedded.store import FollowStatistics, Store, StoreStatistics
+from imap_wal.entry import Row
+from imap_wal.errors import Closed, InvalidSetting, NoSuchLog, ReadOnly
+from imap_wal.forked import Openness
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.log_reader import storage_errors
+from imap_wal.rewrite.compaction import Compaction, CompactionStatistics
+from imap_wal.serializer import Serializer
+from imap_wal.settings import Settings
+from imap_wal.worker import Worker
+from imap_wal.write.commit_request import CommitRequest
+from imap_wal.write.commit_statistics import CommitCounts
+from imap_wal.write.maintenance import MaintenanceStatistics
+from imap_wal.write.recovery import RecoveryReport
+from imap_wal.write.ring import RingStatistics
+
+POLL_S, POLL_OBJECTS_S = 0.002, 1.0
+"""How often a follower looks for more: in local files, and in any other storage."""
+LOOK_S = 0.1
+"""A look of this age is repeated in full: for another segment, another node, another snapshot."""
+
+
+def poll_s(url: str) -> float:
+    """How often a follower of this storage looks, by default."""
+    return POLL_S if url.startswith(("file:", "memory:")) else POLL_OBJECTS_S
+
+
+class ReadOnlyStore(Store):
+    """From `imap_wal.open(…, read_only=True)`. The methods that read are those of `Store`; all
+    others raise `ReadOnly`."""
+
+    def __init__(
+        self,
+        cluster: ClusterLog,
+        settings: Settings,
+        serializer: Serializer,
+        follow_s: float | None,
+    ) -> None:
+        """`follow_s`: how often to look for new changes; None: only `refresh` does."""
+        self.changes: _Refusing = _Refusing(cluster, settings)
+        self._cluster, self._serializer, self._clock = cluster, serializer, cluster.clock
+        self._maps: dict[str, MapState] = {}
+        self._follower = Follower(cluster, settings, self)
+        self._refreshing = threading.Lock()
+        self._made: dict[str, MapState] | None = None
+        """The maps that are being loaded, until they are shown."""
+        self._follow_s = follow_s
+        start = self._looked_at = self._clock.monotonic()
+        if not cluster.nodes():
+            raise NoSuchLog(
+                f"{cluster.store.url} has no maps in cluster {cluster.cluster!r}, namespace "
+                f"{cluster.namespace!r}; open it without read_only once, or look with `imap-wal ls`"
+            )
+        self.refresh()
+        self._restore_seconds = self._clock.monotonic() - start
+        self._worker = Worker("imap-wal-follow", self._turn)
+        if follow_s is not None:
+            self._worker.start()
+
+    # ---- the maps ----
+
+    def map(
+        self,
+        name: str,
+        *,
+        serializer: Serializer | None = None,
+        raw: bool = False,
+        disable_wal: bool = False,
+    ) -> DurableMap:
+        """As for `Store.map`, without `disable_wal`."""
+        if disable_wal:
+            raise InvalidSetting("a store with read_only has no maps that are only in memory")
+        return super().map(name, serializer=serializer, raw=raw)
+
+    def maps(self) -> list[str]:
+        """The names of all maps with an entry, and of those that were opened with `map`, sorted.
+        Raises `Closed` after the store was closed."""
+        self.changes.check_open()
+        with self.changes.order_lock:
+            shown = self._maps.items()
+            return sorted(name for name, state in shown if state.values or state.opened)
+
+    def fill(self, name: str, rows: Sequence[Row]) -> None:
+        """For the follower."""
+        now = self._clock.now_ms()
+        if self._made is not None:
+            self._replay(self._made, name, rows, now)
+            return
+        with self.changes.order_lock:
+            state = self._maps.get(name)
+            if state is None or state.values:
+                self._replay(self._maps, name, rows, now)
+            else:  # perhaps it was opened before its first entry, with another serializer
+                made: dict[str, MapState] = {}
+                self._replay(made, name, rows, now)
+                state.become(made.get(name))
+
+    @contextmanager
+    def replaced(self, names: Collection[str] | None) -> Iterator[None]:
+        """For the follower."""
+        made: dict[str, MapState] = {}
+        self._made = made
+        try:
+            yield
+        finally:
+            self._made = None
+        with self.changes.order_lock:
+            for name in made.keys() | self._maps.keys() if names is None else names:
+                if name in self._maps:
+                    self._maps[name].become(made.get(name))
+                elif name in made:
+                    self._maps[name] = made[name]
+
+    # ---- following ----
+
+    def refresh(self) -> None:
+        """Show all changes that are in the log now; see `Store.refresh`."""
+        self.changes.check_open()
+        with storage_errors(f"reading {self._cluster.store.url}"), self._refreshing:
+            self.changes.check_open()
+            now = self._clock.monotonic()
+            self._follower.catch_up()
+            self._looked_at = now
+
+    def _turn(self, worker: Worker) -> bool:
+        assert self._follow_s is not None
+        worker.stopping.wait(self._follow_s)
+        if worker.stopping.is_set():
+            return False
+        with self._refreshing:
+            due = self._clock.monotonic() - self._looked_at >= max(LOOK_S, self._follow_s)
+            due = due or self._follower.has_more()
+        if due:
+            try:
+                self.refresh()
+            except Closed:
+                return False
+        return due
+
+    @property
+    def statistics(self) -> StoreStatistics:
+        """As for `Store.statistics`. `following` says how far the store is behind."""
+        self.changes.openness.check_process()
+        return StoreStatistics(
+            CommitCounts().statistics(0),
+            RingStatistics(0, 0, 0, 0, 0),
+            RecoveryReport(clean=True),
+            self._restore_seconds,
+            sum(len(state.values) for state in list(self._maps.values())),
+            MaintenanceStatistics(0, 0, "", 0, 0, ""),
+            self._worker.state.error,
+            CompactionStatistics(),
+            FollowStatistics(
+                self._clock.monotonic() - self._looked_at,
+                {node: str(end) for node, end in self._follower.positions.items()},
+                self._follower.records,
+                self._follower.loads,
+            ),
+        )
+
+    def close(self) -> None:
+        """End following, and free the memory. Safe to call twice."""
+        self.changes.openness.check_process()
+        self.changes.openness.closed = True
+        self._worker.stop()
+        with self._refreshing:
+            self._follower.close()
+        self._cluster.store.close()
+
+    # ---- what a store with read_only does not do ----
+
+    def sync(self) -> None:
+        """Raises `ReadOnly`."""
+        self.changes.refuse()
+
+    def flush_wal(self, sync: bool = True) -> None:
+        """Raises `ReadOnly`."""
+        self.changes.refuse()
+
+    def archive(self) -> int:
+        """Raises `ReadOnly`."""
+        self.changes.refuse()
+
+    def compact(self) -> Compaction:
+        """Raises `ReadOnly`."""
+        self.changes.refuse()
+
+
+class _Refusing(MapWriter):
+    """Takes the place of the writer of a store's maps."""
+
+    def __init__(self, cluster: ClusterLog, settings: Settings) -> None:
+        self.knows_all, self.some_unlogged = True, False
+        self.max_value_bytes = settings.max_value_bytes
+        self.bounds_of = settings.ring_slots, settings.ring_bytes
+        self._clock = cluster.clock
+        self.order_lock = threading.Lock()
+        self.openness = Openness("store")
+
+    def refuse(self) -> NoReturn:
+        """Raises `ReadOnly`."""
+        self.check_open()
+        raise ReadOnly(
+            "this store was opened with read_only=True, so it changes nothing; make changes in the "
+            "process that writes the log, or open the store without read_only"
+        )
+
+    def change(self, batches: Sequence[WriteBatch]) -> None:
+        self.refuse()
+
+    def submit(self, batches: Sequence[WriteBatch]) -> CommitRequest:
+        self.refuse()
+
+    def evaluate(self, steps: Sequence[WriteBatch]) -> None:
+        self.refuse()
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return self.bounds_of

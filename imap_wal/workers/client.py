@@ -1,0 +1,243 @@
+"""Requests to the process that serves, and the maps of the others: a `DurableMap` over a state and
+a writer that ask."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
+from typing import Any
+
+from imap_wal.clock import Clock, Randomness
+from imap_wal.embedded.changes import MapState, WriteBatch
+from imap_wal.embedded.decisions import Decision, together
+from imap_wal.embedded.map_writer import MapWriter
+from imap_wal.errors import ImapWalError, OutcomeUnknown, StorageUnavailable
+from imap_wal.forked import Openness
+from imap_wal.serializer import Serializer
+from imap_wal.workers.endpoint import Endpoint
+from imap_wal.workers.messages import (
+    HELLO_BYTES_MAX,
+    VERSION,
+    NotUnderstood,
+    error_of,
+    map_of,
+    read_answer,
+    receive,
+    send,
+    written,
+)
+from imap_wal.write.commit_request import CommitRequest
+
+PAUSE_S, PAUSE_S_MAX = 0.005, 0.1
+ANSWER_BYTES_MAX = 2**32 - 1
+
+
+class _Line:
+    """One connection, for one request at a time. Its requests are numbered across reconnections."""
+
+    def __init__(self, client: bytes) -> None:
+        self.client = client
+        self.numbers = itertools.count(1)
+        self.connection: socket.socket | None = None
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+        self.connection = None
+
+
+class Client:
+    """Thread-safe. `timeout_s`: how long a request may take, with all its repetitions. `elect`:
+    called while no process serves; it may make this process serve, or raise an error, which is
+    raised at the end of that time."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        timeout_s: float,
+        elect: Callable[[], object],
+        randomness: Randomness,
+    ) -> None:
+        self._randomness = randomness
+        self._endpoint, self._timeout_s, self._elect = endpoint, timeout_s, elect
+        self._free: list[_Line] = []
+        self._mutex = threading.Lock()
+        self.max_value_bytes = 0
+        self._largest = HELLO_BYTES_MAX
+        self.openness = Openness("store")
+
+    def ask(self, kind: str, *fields: Any, changes: bool = False) -> Any:
+        """The answer. A list of all parts, if there are some. If the connection is lost, the
+        request is sent again; `changes`: it counts once.
+
+        Raises:
+            OutcomeUnknown: there was no answer in time; a change may have been made.
+            StorageUnavailable: the same, of a request that changes nothing.
+        """
+        self.openness.check()
+        with self._mutex:
+            line = self._free.pop() if self._free else _Line(self._randomness.token())
+        number = next(line.numbers)
+        end = time.monotonic() + self._timeout_s
+        pause, sent = PAUSE_S, False
+        failure: Exception | None = None
+        try:
+            while True:
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise self._late(kind, failure, sent=sent and changes)
+                try:
+                    connection = self._connected(line, left)
+                    connection.settimeout(left)
+                    sent = True
+                    send(connection, [number, kind, *fields], self._largest)
+                    return self._answer(connection, number)
+                except (OSError, ImapWalError) as error:
+                    if not isinstance(error, OSError | _Retry | NotUnderstood):
+                        raise
+                    failure = error
+                    line.close()
+                    if isinstance(error, NotUnderstood):
+                        raise
+                if not isinstance(failure, TimeoutError):
+                    time.sleep(min(pause, max(left, 0)))
+                    pause = min(2 * pause, PAUSE_S_MAX)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                line.close()  # an answer may still come
+            raise
+        finally:
+            with self._mutex:
+                self._free.append(line)
+            if self.openness.closed:
+                self.close()
+
+    def _late(self, kind: str, failure: Exception | None, *, sent: bool) -> ImapWalError:
+        cause = failure.__cause__ if isinstance(failure, _Retry) else failure
+        if isinstance(cause, ImapWalError) and not sent:
+            return cause
+        text = f"no process answered at {self._endpoint.path} within {self._timeout_s:g} s: {cause}"
+        late = (
+            OutcomeUnknown(f"{text}; the change may be in the log")
+            if sent
+            else StorageUnavailable(f"{text}; nothing was changed by this request")
+        )
+        late.__cause__ = cause
+        return late
+
+    def _connected(self, line: _Line, left_s: float) -> socket.socket:
+        if line.connection is not None:
+            return line.connection
+        try:
+            connection = self._endpoint.connect(left_s)
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            try:
+                self._elect()
+            except ImapWalError as refused:
+                raise _Retry from refused
+            raise _Retry from error
+        try:
+            send(connection, ["hello", VERSION, line.client], HELLO_BYTES_MAX)
+            _, _, _, largest, max_value = receive(connection, HELLO_BYTES_MAX)
+            self._largest, self.max_value_bytes = largest, max_value
+        except BaseException:
+            connection.close()
+            raise
+        line.connection = connection
+        return connection
+
+    def _answer(self, connection: socket.socket, number: int) -> Any:
+        parts: list[Any] = []
+        while True:
+            answered, kind, *fields = receive(connection, ANSWER_BYTES_MAX)
+            if answered != number:
+                continue  # of a request that was interrupted
+            if kind == "part":
+                parts += fields[0]
+            elif kind == "ok":
+                return fields[0] if fields[0] is not None or not parts else parts
+            else:
+                raise error_of(*fields)
+
+    def change(self, change: WriteBatch) -> Any:
+        """Make a change once. The answer is that of a decision."""
+        answer = self.ask("change", written(change), changes=True)
+        return read_answer(change, answer) if isinstance(change, Decision) else None
+
+    def close(self) -> None:
+        """Close all connections. Safe to call twice."""
+        self.openness.closed = True
+        with self._mutex:
+            lines, self._free = self._free, []
+        for line in lines:
+            with suppress(OSError):
+                line.close()
+
+
+class _Retry(ImapWalError):
+    """No process serves yet."""
+
+
+class RemoteState(MapState):
+    """A map in the process that serves."""
+
+    __slots__ = ("_client",)
+
+    def __init__(self, name: str, serializer: Serializer, client: Client) -> None:
+        # Without the content that `MapState` has: whoever uses it here must fail.
+        self.name, self.serializer, self.logged, self.opened = name, serializer, True, True
+        self._client = client
+
+    def get(self, key: bytes, now_ms: int) -> bytes | None:
+        value: bytes | None = self._client.ask("get", map_of(self), key)
+        return value
+
+    def expiry(self, key: bytes, now_ms: int) -> int | None:
+        expires: int | None = self._client.ask("expiry", map_of(self), key)
+        return expires
+
+    def purge(self, now_ms: int) -> None:
+        pass
+
+    def size(self, now_ms: int) -> int:
+        return int(self._client.ask("size", map_of(self)))
+
+    def keys(self, now_ms: int) -> list[bytes]:
+        return list(self._client.ask("keys", map_of(self)) or ())
+
+    def pairs(self, now_ms: int) -> tuple[list[bytes], list[bytes]]:
+        found = list(self._client.ask("pairs", map_of(self)) or ())
+        return found[::2], found[1::2]
+
+    def last(self, now_ms: int, besides: Container[bytes]) -> tuple[bytes, bytes] | None:
+        raise NotImplementedError
+
+
+class RemoteWriter(MapWriter):
+    """Takes the place of the writer of a store's maps."""
+
+    def __init__(self, client: Client, clock: Clock) -> None:
+        self._client, self._clock = client, clock
+        self.openness = client.openness
+        self.knows_all, self.some_unlogged = True, False
+        self.order_lock = threading.Lock()
+
+    @property
+    def max_value_bytes(self) -> int:  # type: ignore[override]
+        return self._client.max_value_bytes
+
+    def change(self, batches: Sequence[WriteBatch]) -> None:
+        self._client.change(batches[0] if len(batches) == 1 else together(batches, {}))
+
+    def evaluate(self, steps: Sequence[WriteBatch]) -> None:
+        for step in steps:
+            answer = self._client.change(step)
+            if isinstance(step, Decision):
+                step.answered(answer)
+
+    def submit(self, batches: Sequence[WriteBatch]) -> CommitRequest:
+        raise NotImplementedError

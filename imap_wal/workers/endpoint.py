@@ -1,0 +1,128 @@
+"""The socket at which a store is served, and the lock beside it.
+
+    {folder}/{name}         the socket, mode 0600
+    {folder}/{name}.lock    held by the process that serves; its line names that process
+
+Their folder belongs to the user, and no other user may enter it. Whoever has the lock may remove a
+socket that a process left behind when it was killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import stat
+import struct
+import tempfile
+from contextlib import suppress
+from typing import ClassVar
+from weakref import WeakSet
+
+from imap_wal.checks import location
+from imap_wal.errors import InvalidSetting
+from storage_backends import Lock
+from storage_backends.local import LocalStore, folder_of
+
+PATH_BYTES_MAX = 107
+"""The kernel's limit for the path of a socket."""
+_PEER = struct.Struct("3i")
+
+
+def default_path(url: str | os.PathLike[str], namespace: str, cluster: str) -> str:
+    """The path of the socket of these maps, in a folder of this user for temporary files."""
+    text: str = location(url)
+    if "://" not in text or text.startswith(("file:", "objects+file:")):
+        text = os.path.realpath(os.path.expanduser(folder_of(text)))
+    name = hashlib.sha256(f"{text}\0{namespace}\0{cluster}".encode(errors="surrogateescape"))
+    folder = f"imap-wal-{os.geteuid()}"
+    return os.path.join(tempfile.gettempdir(), folder, f"{name.hexdigest()[:24]}.sock")
+
+
+class Endpoint:
+    """Raises `InvalidSetting` if the folder is not safe or the path is too long. The folder is
+    created if it does not exist."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.abspath(os.fspath(path))
+        size = len(os.fsencode(self.path))
+        if size > PATH_BYTES_MAX:
+            raise InvalidSetting(
+                f"socket {self.path}: the path has {size} bytes, and a socket takes at most "
+                f"{PATH_BYTES_MAX}; choose a shorter one"
+            )
+        self._folder, self._name = os.path.split(self.path)
+        with suppress(FileExistsError):
+            os.makedirs(self._folder, mode=0o700)
+        found = os.stat(self._folder)
+        if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
+            raise InvalidSetting(
+                f"socket {self.path}: other users can write to its folder, so they could replace "
+                "the socket; choose a folder that only this user can write to"
+            )
+
+    def lock(self, holder: str) -> Lock:
+        """Raises `Locked` while another process serves."""
+        return LocalStore(self._folder).lock(f"{self._name}.lock", holder)
+
+    def listen(self) -> socket.socket:
+        """With the lock held. Raises `InvalidSetting` if there is something other than a socket."""
+        with suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
+                raise InvalidSetting(
+                    f"there is something other than a socket at {self.path}; it was not changed: "
+                    "choose another path"
+                )
+            os.unlink(self.path)
+        listening = Sockets.kept(socket.socket(socket.AF_UNIX))
+        # The umask applies to the whole process. Files that other threads create have such modes
+        # anyway.
+        before = os.umask(0o177)
+        try:
+            listening.bind(self.path)
+        finally:
+            os.umask(before)
+        listening.listen(128)
+        return listening
+
+    def connect(self, timeout_s: float) -> socket.socket:
+        """Raises OSError: FileNotFoundError or ConnectionRefusedError if no process serves."""
+        connection = Sockets.kept(socket.socket(socket.AF_UNIX))
+        try:
+            connection.settimeout(timeout_s)
+            connection.connect(self.path)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def remove(self) -> None:
+        """With the lock held: nothing listens any more."""
+        with suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+
+def is_same_user(connection: socket.socket) -> bool:
+    """Whether the other end is a process of this user, or of root."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    return _PEER.unpack(data)[1] in (os.geteuid(), 0)
+
+
+class Sockets:
+    """A forked child closes the sockets of its parent: otherwise nobody would notice that the
+    parent has died."""
+
+    _open: ClassVar[WeakSet[socket.socket]] = WeakSet()
+
+    @staticmethod
+    def kept(opened: socket.socket) -> socket.socket:
+        Sockets._open.add(opened)
+        return opened
+
+    @staticmethod
+    def _after_fork_in_child() -> None:
+        for each in list(Sockets._open):
+            each.close()
+
+
+os.register_at_fork(after_in_child=Sockets._after_fork_in_child)

@@ -1,0 +1,290 @@
+"""Serves the maps of an open store to other processes: a thread for each connection, so all changes
+that wait share a commit."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import astuple
+from typing import Any
+
+from imap_wal.embedded.changes import MapState
+from imap_wal.embedded.store import Store
+from imap_wal.errors import InvalidSetting
+from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
+from imap_wal.workers.endpoint import Endpoint, Sockets, is_same_user
+from imap_wal.workers.messages import (
+    HELLO_BYTES_MAX,
+    PART_BYTES,
+    SMALL_BYTES,
+    VERSION,
+    MapName,
+    NotUnderstood,
+    error_fields,
+    read_change,
+    receive,
+    send,
+)
+from imap_wal.workers.once import REQUESTS, demand_client, once
+from storage_backends import Lock
+
+CONNECTIONS_MAX = 1000
+"""A connection takes a thread, and a process one connection for each of its threads that wait."""
+SLOW_S = 30.0
+"""A connection that does not send or take the rest of a message in this time is closed."""
+STOP_S = 5.0
+
+_log = logging.getLogger("imap_wal")
+
+
+class Server:
+    """Serves a store at an endpoint whose lock it has, until `stop`, which also closes the store.
+    It stops by itself when the store can write no more: then another process may serve."""
+
+    def __init__(self, store: Store, endpoint: Endpoint, lock: Lock) -> None:
+        """Raises `InvalidSetting` if it cannot listen there."""
+        self.store, self._endpoint, self._lock = store, endpoint, lock
+        self._settings = store.writer.log.settings
+        self._clock = store.writer.log.clock
+        self._requests = store.map(REQUESTS, raw=True)._state
+        self._states: dict[MapName, MapState] = {}
+        self._room = _Room(self._settings.ring_bytes)
+        self._connections: set[socket.socket] = set()
+        self._threads: set[threading.Thread] = set()
+        self._mutex = threading.Lock()
+        self._stopping: bool = False
+        self.stopped = threading.Event()
+        """Set when the store is closed."""
+        self._listening = endpoint.listen()
+        self._accepting = threading.Thread(target=self._accept, name="imap-wal-serve", daemon=True)
+        self._accepting.start()
+
+    @property
+    def is_serving(self) -> bool:
+        return not self._stopping
+
+    def stop(self) -> None:
+        """Answer the requests that are being served, close the store, and let another process
+        serve. Safe to call twice, and from any thread. Raises the errors of `Store.close`."""
+        with self._mutex:
+            first, self._stopping = not self._stopping, True
+        if not first:
+            self.stopped.wait(2 * STOP_S)
+            return
+        try:
+            self._endpoint.remove()
+            with suppress(OSError):
+                self._listening.shutdown(socket.SHUT_RDWR)
+            self._listening.close()
+            with self._mutex:
+                connections, threads = list(self._connections), list(self._threads)
+            for connection in connections:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RD)  # after the answer, it reads the end
+            for thread in threads:
+                if thread is not threading.current_thread():
+                    thread.join(STOP_S)
+            self.store.close()
+        finally:
+            with suppress(Exception):
+                self._lock.release()
+            self.stopped.set()
+
+    # ---- connections ----
+
+    def _accept(self) -> None:
+        while self.is_serving:
+            try:
+                connection = Sockets.kept(self._listening.accept()[0])
+            except OSError:
+                self.stopped.wait(0.1)  # too many open files, or it stops
+                continue
+            thread = threading.Thread(
+                target=self._serve, args=(connection,), name="imap-wal-client", daemon=True
+            )
+            with self._mutex:
+                refused = not self.is_serving or len(self._connections) >= CONNECTIONS_MAX
+                if not refused:
+                    self._connections.add(connection)
+                    self._threads.add(thread)
+            if refused or not is_same_user(connection):
+                self._forget(connection, thread)
+            else:
+                thread.start()
+
+    def _forget(self, connection: socket.socket, thread: threading.Thread) -> None:
+        connection.close()
+        with self._mutex:
+            self._connections.discard(connection)
+            self._threads.discard(thread)
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            self._converse(connection)
+        except (OSError, NotUnderstood) as error:
+            if isinstance(error, NotUnderstood):
+                _log.warning("a connection was closed: %s", error)
+        except Exception:  # noqa: BLE001  # it must not end the thread without a trace
+            _log.exception("a connection was closed after an error that was not expected")
+        finally:
+            self._forget(connection, threading.current_thread())
+            if self.store.committer.failure is not None:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        """The store can write no more. Another process opens the log again."""
+        with suppress(Exception):
+            self.stop()
+
+    def _converse(self, connection: socket.socket) -> None:
+        connection.settimeout(SLOW_S)
+        hello = receive(connection, HELLO_BYTES_MAX)
+        try:
+            kind, version, client = hello
+            client = demand_client(client)
+        except (TypeError, ValueError) as error:
+            raise NotUnderstood(f"the first message is not a hello: {error}") from None
+        if kind != "hello" or version != VERSION:
+            raise NotUnderstood(f"a client has version {version!r}, and this process {VERSION}")
+        largest = self._settings.ring_bytes
+        limits = largest, self._settings.max_value_bytes
+        self._requests.purge(self._clock.now_ms())
+        send(connection, ["welcome", VERSION, os.getpid(), *limits], HELLO_BYTES_MAX)
+        while self.is_serving:
+            connection.settimeout(None)  # it may be idle
+            with self._room.entered() as enter:
+
+                def begun(size: int) -> None:
+                    connection.settimeout(SLOW_S)
+                    enter(size)
+
+                request = receive(connection, largest, begun)
+                connection.settimeout(SLOW_S)
+                if not self._answer(connection, client, request):
+                    return
+
+    def _answer(self, connection: socket.socket, client: bytes, request: list[Any]) -> bool:
+        """Whether the connection continues."""
+        number, fields = request[0], request[1:]
+        if type(number) is not int or not fields:
+            raise NotUnderstood("a request does not begin with its number and kind")
+        try:
+            answer = self._do(connection, client, number, fields)
+        except NotUnderstood:
+            raise
+        except Exception as error:  # noqa: BLE001  # the client gets it
+            if self.store.committer.failure is not None or self.store.closed:
+                return False  # whether it is in the log is decided by the next open
+            send(connection, [number, "error", *error_fields(error)], 2**32 - 1)
+        else:
+            send(connection, [number, "ok", answer], 2**32 - 1)
+        return True
+
+    # ---- requests ----
+
+    def _do(self, connection: socket.socket, client: bytes, number: int, fields: list[Any]) -> Any:
+        now = self._clock.now_ms()
+        match fields:
+            case ["change", change]:
+                known_only = not self.store.changes.knows_all
+                made = read_change(change, self._state, known_only=known_only)
+                decision = once(made, self._requests, client, number, now)
+                self.store.changes.evaluate([decision])
+                return decision.answer
+            case ["get", [str(name), str(label)], bytes(key)]:
+                return self._state((name, label)).get(key, now)
+            case ["expiry", [str(name), str(label)], bytes(key)]:
+                return self._state((name, label)).expiry(key, now)
+            case ["size", [str(name), str(label)]]:
+                return self._state((name, label)).size(now)
+            case ["keys", [str(name), str(label)]]:
+                keys = self._state((name, label)).keys(now)
+                self._send_parts(connection, number, [(key,) for key in keys])
+                return None
+            case ["pairs", [str(name), str(label)]]:
+                pairs = zip(*self._state((name, label)).pairs(now), strict=True)
+                self._send_parts(connection, number, pairs)
+                return None
+            case ["label", [str(name), str(label)]]:
+                return self._state((name, label)).serializer.name
+            case ["maps"]:
+                return [name for name in self.store.maps() if name != REQUESTS]
+            case ["sync"]:
+                return self.store.sync()
+            case ["archive"]:
+                return self.store.archive()
+            case ["compact"]:
+                return astuple(self.store.compact())
+        raise NotUnderstood(f"{fields[0]!r} is not a request of version {VERSION}")
+
+    def _send_parts(self, connection: socket.socket, number: int, rows: Any) -> None:
+        part: list[Any] = []
+        size = 0
+        for row in rows:
+            part += row
+            size += sum(map(len, row)) + 16
+            if size >= PART_BYTES:
+                send(connection, [number, "part", part], 2**32 - 1)
+                part, size = [], 0
+        if part:
+            send(connection, [number, "part", part], 2**32 - 1)
+
+    def _state(self, name: MapName) -> MapState:
+        state = self._states.get(name)
+        if state is None:
+            of, label = name
+            if of == REQUESTS:
+                raise InvalidSetting(f"map {REQUESTS!r} is for imap-wal; choose another name")
+            known: dict[str, Serializer] = {
+                kind.name: kind
+                for kind in (MsgpackSerializer(), RawSerializer(), self.store.serializer)
+            }
+            serializer = known.get(label, _Opaque(label)) if label else None
+            state = self._states[name] = self.store.map(of, serializer=serializer)._state
+        return state
+
+
+class _Room:
+    """Limits the memory of large requests of all connections together."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._free = bytes_max
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def entered(self) -> Iterator[Any]:
+        """Within this, a request may be read, when there is room for it."""
+        taken = 0
+
+        def enter(size: int) -> None:
+            nonlocal taken
+            if size <= SMALL_BYTES:
+                return
+            with self._changed:
+                self._changed.wait_for(lambda: self._free >= size)
+                self._free -= size
+            taken = size
+
+        try:
+            yield enter
+        finally:
+            if taken:
+                with self._changed:
+                    self._free += taken
+                    self._changed.notify_all()
+
+
+class _Opaque:
+    """Takes the place of a serializer that only the clients have: a value is its bytes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def load(self, data: bytes) -> Any:
+        return data
+
+    dump = load_key = dump_key = load

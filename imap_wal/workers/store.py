@@ -1,0 +1,229 @@
+"""The store of a process that asks another one, and the election of the process that serves."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Unpack
+from weakref import WeakSet
+
+from imap_wal.checks import check_seconds, location
+from imap_wal.clock import Clock, SystemClock, SystemRandomness
+from imap_wal.embedded import opening
+from imap_wal.embedded.durable_map import DurableMap
+from imap_wal.embedded.opening import OpenOptions
+from imap_wal.embedded.store import Store, StoreStatistics
+from imap_wal.errors import InvalidSetting
+from imap_wal.names import check_map_name
+from imap_wal.rewrite.compaction import Compaction
+from imap_wal.serializer import (
+    MsgpackSerializer,
+    RawSerializer,
+    Serializer,
+    demand_serializer,
+)
+from imap_wal.workers.client import Client, RemoteState, RemoteWriter
+from imap_wal.workers.endpoint import Endpoint, default_path
+from imap_wal.workers.server import Server
+from imap_wal.write.opening import holder_text
+from storage_backends import Locked
+
+TIMEOUT_S = 30.0
+
+
+class Serving:
+    """Serves the maps of a URL from this process, as soon as no other process does. Thread-safe."""
+
+    def __init__(
+        self, url: str | os.PathLike[str], endpoint: Endpoint, options: OpenOptions
+    ) -> None:
+        self._url, self._endpoint, self._options = url, endpoint, options
+        self._mutex = threading.Lock()
+        self._clock: Clock = options.get("clock") or SystemClock()
+        self._process = os.getpid()
+        self.server: Server | None = None
+        _serving.add(self)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether this process serves."""
+        return self.server is not None and self.server.is_serving
+
+    def elect(self) -> bool:
+        """Serve, unless another process does. Returns whether this process serves now. Raises the
+        errors of `imap_wal.open`."""
+        with self._mutex:
+            if self.is_serving:
+                return True
+            try:
+                lock = self._endpoint.lock(holder_text(f"the server of {self._url}", self._clock))
+            except Locked:
+                return False
+            try:
+                store = opening.open(self._url, **self._options)
+                try:
+                    self.server = Server(store, self._endpoint, lock)
+                except BaseException:
+                    store.close()
+                    raise
+            except BaseException:
+                lock.release()
+                raise
+            return True
+
+    def stop(self) -> None:
+        """Serve no longer. Safe to call twice. Raises the errors of `Store.close`."""
+        if self.server is not None and os.getpid() == self._process:
+            self.server.stop()
+
+
+_serving: WeakSet[Serving] = WeakSet()
+
+
+def _stop_all() -> None:
+    for each in list(_serving):
+        with suppress(Exception):
+            each.stop()
+
+
+atexit.register(_stop_all)
+
+
+def connect(
+    url: str | os.PathLike[str],
+    *,
+    socket: str | os.PathLike[str] | None = None,
+    serve: bool = True,
+    timeout_s: float = TIMEOUT_S,
+    **options: Unpack[OpenOptions],
+) -> Store:
+    """Durable maps that several processes of one machine use at the same time, such as the workers
+    of a web application. One of them has the log open and serves the others over a Unix socket. If
+    it ends or is killed, another one takes its place, and requests under way are sent again; each
+    counts once.
+
+    Args:
+        url: a folder or URL, the same in all processes.
+        socket: the path of the socket; None: in a folder of this user for temporary files, derived
+            from `url`, `namespace` and `cluster`.
+        serve: this process may serve. With False it waits for another one, such as
+            `imap-wal serve`.
+        timeout_s: how long an operation may take, with all its repetitions, in seconds.
+        **options: options of `imap_wal.open`, the same in all processes, for the one that serves.
+
+    Returns:
+        A store with the maps, in this process or in another one. Each read is a request too.
+        Changes are atomic among all processes, and share commits. Close it, or use it in a `with`
+        statement.
+
+    Raises:
+        InvalidSetting: an option is not valid, or other users can write to the folder of the
+            socket.
+        WriterLocked: another program has the log open, and does not serve it.
+        OutcomeUnknown: a change was sent, and no process answered in time.
+        StorageUnavailable: no process answered in time; of a change: it was not sent.
+        Others: those of `imap_wal.open`, from a process that could not open the log.
+    """
+    if not isinstance(serve, bool):
+        raise InvalidSetting(f"serve is {serve!r}; it takes True or False")
+    check_seconds(timeout_s, "timeout_s")
+    if str(location(url)).startswith("memory:"):
+        raise InvalidSetting(
+            "other processes cannot see a memory:// storage; pass a folder or another URL"
+        )
+    for name in ("read_only", "follow", "shared", "wal_filter"):
+        if options.get(name):
+            raise InvalidSetting(f"{name} is an option of imap_wal.open, not of connect")
+    demand_serializer(options.get("serializer"))
+    namespace, cluster = options.get("namespace", "default"), options.get("cluster", "embedded")
+    endpoint = Endpoint(socket or default_path(url, namespace, cluster))
+    return ConnectedStore(Serving(url, endpoint, options), endpoint, timeout_s, options, serve)
+
+
+class ConnectedStore(Store):
+    """From `connect`. Methods have the errors of `connect` too."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        endpoint: Endpoint,
+        timeout_s: float,
+        options: OpenOptions,
+        serves: bool,
+    ) -> None:
+        self._serving = serving
+        elect: Callable[[], object] = serving.elect if serves else lambda: None
+        self._client = Client(
+            endpoint, timeout_s, elect, options.get("randomness") or SystemRandomness()
+        )
+        self.changes = RemoteWriter(self._client, options.get("clock") or SystemClock())
+        self._serializer = options.get("serializer") or MsgpackSerializer()
+        self.maps()  # the first request finds out what is wrong
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether this process is the one that serves now."""
+        return self._serving.is_serving
+
+    def map(
+        self,
+        name: str,
+        *,
+        serializer: Serializer | None = None,
+        raw: bool = False,
+        disable_wal: bool = False,
+    ) -> DurableMap:
+        """As for `Store.map`, without `disable_wal`."""
+        self.changes.check_open()
+        check_map_name(name)
+        demand_serializer(serializer)
+        if disable_wal:
+            raise InvalidSetting("a map of `connect` is in the log of another process")
+        wanted = RawSerializer() if raw else serializer
+        label = self._client.ask("label", (name, "" if wanted is None else wanted.name))
+        own: tuple[Serializer, ...] = (self._serializer, MsgpackSerializer(), RawSerializer())
+        used = wanted or next((kind for kind in own if kind.name == label), None)
+        if used is None:
+            raise InvalidSetting(
+                f"map {name!r} was written by serializer {label!r}; pass it to map()"
+            )
+        return DurableMap(self.changes, RemoteState(name, used, self._client))
+
+    def maps(self) -> list[str]:
+        """As for `Store.maps`."""
+        return list(self._client.ask("maps"))
+
+    def sync(self) -> None:
+        """As for `Store.sync`."""
+        self._client.ask("sync")
+
+    def flush_wal(self, sync: bool = True) -> None:
+        """As for `sync`."""
+        self.sync()
+
+    def archive(self) -> int:
+        """As for `Store.archive`."""
+        return int(self._client.ask("archive"))
+
+    def compact(self) -> Compaction:
+        """As for `Store.compact`."""
+        return Compaction(*self._client.ask("compact"))
+
+    @property
+    def statistics(self) -> StoreStatistics:
+        """As for `Store.statistics`, in the process that serves. In any other it raises
+        `InvalidSetting`."""
+        server = self._serving.server
+        if server is None or not self._serving.is_serving:
+            raise InvalidSetting("the statistics of the log are in the process that serves it")
+        return server.store.statistics
+
+    def close(self) -> None:
+        """Close the connections. If this process serves, it stops that, and another one may serve.
+        Safe to call twice. Raises the errors of `Store.close`."""
+        self.changes.openness.check_process()
+        self._client.close()
+        self._serving.stop()
