@@ -1,7 +1,8 @@
 """python -m benchmarks [--quick] [embedded] [open] [encryption] [rewrite] [rewrite-again]
 [pipeline] [table] [year] [compaction] [metadata] [restore] [restore-members] [settlement]
-[many-maps] [hello-flood] [operations] [member] [endpoints] [sizing] [copies]: prints a table, or
-JSON with -o json. With --save FOLDER, also writes result.json and a chart of each part there."""
+[many-maps] [hello-flood] [operations] [member] [endpoints] [sizing] [copies] [shared]: prints a
+table, or JSON with -o json. With --save FOLDER, also writes result.json and a chart of each part
+there."""
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ from benchmarks import (
     restore_members,
     rewrite,
     settlement,
+    shared,
     sizing,
     table,
     year,
@@ -70,6 +72,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
         "endpoints": lambda: endpoints.run(1 if quick else 3, 3 if quick else 10),
         "sizing": lambda: sizing.run(1 if quick else 3, 3 if quick else 10),
         "copies": lambda: copies.run(1 if quick else 3, 3 if quick else 10),
+        "shared": lambda: shared.run(1 if quick else 3, quick),
     }
 
 

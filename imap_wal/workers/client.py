@@ -15,7 +15,14 @@ from imap_wal.clock import Clock, Randomness
 from imap_wal.embedded.changes import MapState, WriteBatch
 from imap_wal.embedded.decisions import Decision, together
 from imap_wal.embedded.map_writer import MapWriter
-from imap_wal.errors import ImapWalError, OutcomeUnknown, StorageUnavailable
+from imap_wal.errors import (
+    Fenced,
+    ImapWalError,
+    LostRace,
+    OutcomeUnknown,
+    StorageUnavailable,
+    WriterLocked,
+)
 from imap_wal.forked import Openness
 from imap_wal.serializer import Serializer
 from imap_wal.workers.endpoint import Endpoint
@@ -52,17 +59,18 @@ class _Line:
 
 class Client:
     """Thread-safe. `timeout_s`: how long a request may take, with all its repetitions. `elect`:
-    called while no process serves; it may make this process serve, or raise an error, which is
-    raised at the end of that time."""
+    called while no process serves; it may make this process serve. `patience_s`: how long it may
+    raise an error until the request does."""
 
     def __init__(
         self,
         endpoint: Endpoint,
         timeout_s: float,
+        patience_s: float,
         elect: Callable[[], object],
         randomness: Randomness,
     ) -> None:
-        self._randomness = randomness
+        self._patience_s, self._randomness = patience_s, randomness
         self._endpoint, self._timeout_s, self._elect = endpoint, timeout_s, elect
         self._free: list[_Line] = []
         self._mutex = threading.Lock()
@@ -75,40 +83,17 @@ class Client:
         request is sent again; `changes`: it counts once.
 
         Raises:
-            OutcomeUnknown: there was no answer in time; a change may have been made.
-            StorageUnavailable: the same, of a request that changes nothing.
+            OutcomeUnknown: a change was sent, and there was no answer in time.
+            StorageUnavailable: there was no answer in time; nothing was changed.
         """
         self.openness.check()
         with self._mutex:
             line = self._free.pop() if self._free else _Line(self._randomness.token())
-        number = next(line.numbers)
-        end = time.monotonic() + self._timeout_s
-        pause, sent = PAUSE_S, False
-        failure: Exception | None = None
         try:
-            while True:
-                left = end - time.monotonic()
-                if left <= 0:
-                    raise self._late(kind, failure, sent=sent and changes)
-                try:
-                    connection = self._connected(line, left)
-                    connection.settimeout(left)
-                    sent = True
-                    send(connection, [number, kind, *fields], self._largest)
-                    return self._answer(connection, number)
-                except (OSError, ImapWalError) as error:
-                    if not isinstance(error, OSError | _Retry | NotUnderstood):
-                        raise
-                    failure = error
-                    line.close()
-                    if isinstance(error, NotUnderstood):
-                        raise
-                if not isinstance(failure, TimeoutError):
-                    time.sleep(min(pause, max(left, 0)))
-                    pause = min(2 * pause, PAUSE_S_MAX)
+            return self._asked(line, [next(line.numbers), kind, *fields], changes)
         except BaseException as error:
             if not isinstance(error, Exception):
-                line.close()  # an answer may still come
+                line.close()  # its answer may still come
             raise
         finally:
             with self._mutex:
@@ -116,18 +101,46 @@ class Client:
             if self.openness.closed:
                 self.close()
 
-    def _late(self, kind: str, failure: Exception | None, *, sent: bool) -> ImapWalError:
-        cause = failure.__cause__ if isinstance(failure, _Retry) else failure
-        if isinstance(cause, ImapWalError) and not sent:
-            return cause
-        text = f"no process answered at {self._endpoint.path} within {self._timeout_s:g} s: {cause}"
-        late = (
-            OutcomeUnknown(f"{text}; the change may be in the log")
-            if sent
-            else StorageUnavailable(f"{text}; nothing was changed by this request")
-        )
-        late.__cause__ = cause
-        return late
+    def _asked(self, line: _Line, request: list[Any], changes: bool) -> Any:
+        begin = time.monotonic()
+        pause, sent = PAUSE_S, False
+        refused_since = 0.0
+        failure: Exception | None = None
+        while (left := begin + self._timeout_s - time.monotonic()) > 0:
+            try:
+                connection = self._connected(line, left)
+                refused_since = 0.0
+                connection.settimeout(left)
+                sent = True
+                send(connection, request, self._largest)
+                return self._answer(connection, request[0])
+            except OSError as error:
+                failure = error
+                line.close()
+            except _Refused as error:
+                failure = error.cause
+                refused_since = refused_since or time.monotonic()
+                if time.monotonic() - refused_since >= self._patience_s or not error.may_pass:
+                    break
+            except NotUnderstood:
+                line.close()
+                raise
+            time.sleep(min(pause, max(left, 0)))
+            pause = min(2 * pause, PAUSE_S_MAX)
+        raise self._late(failure, sent=sent and changes) from failure
+
+    def _late(self, failure: Exception | None, *, sent: bool) -> ImapWalError:
+        if isinstance(failure, ImapWalError) and not sent:
+            return failure
+        text = f"no process serves the store at {self._endpoint.path}: {failure}"
+        if isinstance(failure, TimeoutError):
+            text = (
+                f"the process that serves the store at {self._endpoint.path} did not answer within "
+                f"{self._timeout_s:g} s"
+            )
+        if sent:
+            return OutcomeUnknown(f"{text}; the change may be in the log")
+        return StorageUnavailable(f"{text}; nothing was changed by this request")
 
     def _connected(self, line: _Line, left_s: float) -> socket.socket:
         if line.connection is not None:
@@ -138,8 +151,8 @@ class Client:
             try:
                 self._elect()
             except ImapWalError as refused:
-                raise _Retry from refused
-            raise _Retry from error
+                raise _Refused(refused) from refused
+            raise error
         try:
             send(connection, ["hello", VERSION, line.client], HELLO_BYTES_MAX)
             _, _, _, largest, max_value = receive(connection, HELLO_BYTES_MAX)
@@ -178,8 +191,13 @@ class Client:
                 line.close()
 
 
-class _Retry(ImapWalError):
-    """No process serves yet."""
+class _Refused(Exception):  # an answer, never shown
+    """This process could not open the log to serve it. `may_pass`: perhaps it can soon."""
+
+    def __init__(self, cause: ImapWalError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+        self.may_pass = isinstance(cause, WriterLocked | LostRace | Fenced | StorageUnavailable)
 
 
 class RemoteState(MapState):

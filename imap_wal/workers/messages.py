@@ -240,9 +240,9 @@ def read_answer(decision: Decision, answer: Any) -> Any:
 # ---- errors ----
 
 _BUILT_IN: Mapping[str, type[Exception]] = {"TypeError": TypeError, "ValueError": ValueError}
-_FROM_TEXT = frozenset(
-    "NotAppended NotSerializable TooLarge OutcomeUnknown Fenced LostRace Closed MissingNode "
-    "InvalidSetting StorageUnavailable".split()
+_FROM_TEXT = (
+    *("NotAppended", "NotSerializable", "TooLarge", "OutcomeUnknown", "Fenced", "LostRace"),
+    *("Closed", "MissingNode", "InvalidSetting", "StorageUnavailable"),
 )
 
 

@@ -32,6 +32,9 @@ from imap_wal.write.opening import holder_text
 from storage_backends import Locked
 
 TIMEOUT_S = 30.0
+PATIENCE_S = 1.0
+"""How long a log may still be locked by a process that has died. On other storages than local files
+its lock expires only later."""
 
 
 class Serving:
@@ -46,6 +49,12 @@ class Serving:
         self._process = os.getpid()
         self.server: Server | None = None
         _serving.add(self)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the kernel releases the lock of the log when its holder dies."""
+        text = str(location(self._url))
+        return "://" not in text or text.startswith("file:")
 
     @property
     def is_serving(self) -> bool:
@@ -157,7 +166,11 @@ class ConnectedStore(Store):
         self._serving = serving
         elect: Callable[[], object] = serving.elect if serves else lambda: None
         self._client = Client(
-            endpoint, timeout_s, elect, options.get("randomness") or SystemRandomness()
+            endpoint,
+            timeout_s,
+            PATIENCE_S if serving.is_local else timeout_s,
+            elect,
+            options.get("randomness") or SystemRandomness(),
         )
         self.changes = RemoteWriter(self._client, options.get("clock") or SystemClock())
         self._serializer = options.get("serializer") or MsgpackSerializer()

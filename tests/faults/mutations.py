@@ -13,6 +13,7 @@ from tests.faults.atomic_mutations import OF_ATOMIC_CHANGES
 from tests.faults.entry_mutations import OF_ENTRIES
 from tests.faults.identity_mutations import OF_IDENTITIES
 from tests.faults.mutation import Mutation
+from tests.faults.process_mutations import OF_PROCESSES
 from tests.faults.refusal_mutations import OF_REFUSALS
 from tests.faults.retention_mutations import OF_RETENTION
 from tests.faults.working_copy import of_python
@@ -457,6 +458,7 @@ MUTATIONS = (
     ),
     *OF_IDENTITIES,
     *OF_ATOMIC_CHANGES,
+    *OF_PROCESSES,
     *OF_ENTRIES,
     *OF_REFUSALS,
 )

@@ -1,0 +1,61 @@
+"""`imap-wal serve`."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+
+import click
+
+from imap_wal.checks import location
+from imap_wal.errors import WriterLocked
+from rewrite_cli.console import output as out
+from rewrite_cli.console.selection import Url
+
+LOOK_S = 1.0
+
+
+@click.command()
+@click.argument("url", type=Url())
+@click.option("--namespace", default="default", show_default=True, help="Namespace of the cluster.")
+@click.option("--cluster", default="embedded", show_default=True, help="Cluster of the maps.")
+@click.option("--node", default="embedded", show_default=True, help="Name of this writer's log.")
+@click.option(
+    "--socket",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where to listen; the same in all processes that connect. Otherwise it is derived from "
+    "the URL.",
+)
+def command(url: str, namespace: str, cluster: str, node: str, socket: Path | None) -> None:
+    """Serve the maps of a Python program to all processes of this user on this machine, which call
+    imap_wal.connect.
+
+    Without this command, one of these processes serves the others. SIGTERM or SIGINT closes the log
+    and exits with 0. If another process has the log or serves it, the exit code is 4.
+
+    \b
+    Examples:
+      imap-wal serve /var/lib/maps
+      imap-wal serve s3://bucket/maps --socket /run/app/maps.sock
+    """
+    from imap_wal.workers.endpoint import Endpoint, default_path
+    from imap_wal.workers.store import Serving
+
+    endpoint = Endpoint(socket or default_path(url, namespace, cluster))
+    serving = Serving(
+        location(url), endpoint, {"namespace": namespace, "cluster": cluster, "node": node}
+    )
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    if not serving.elect():
+        raise WriterLocked(node, f"another process, which serves at {endpoint.path}")
+    try:
+        out.note(f"serving {url} at {endpoint.path}")
+        while serving.is_serving and not stop.wait(LOOK_S):
+            pass
+        if serving.server is not None and serving.server.store.committer.failure is not None:
+            raise serving.server.store.committer.failure
+    finally:
+        serving.stop()

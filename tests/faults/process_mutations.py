@@ -1,0 +1,63 @@
+"""Deliberate defects in stores of several processes."""
+
+from __future__ import annotations
+
+from tests.faults.mutation import Mutation
+
+_STATES = "tests/durable/test_read_only.py::test_a_reader_shows_only_states_that_the_log_had[1]"
+_ONCE = "tests/durable/test_workers.py::test_a_request_that_is_sent_again_counts_once"
+
+OF_PROCESSES = (
+    Mutation(
+        "an open under another node name fences a running writer",
+        "imap_wal/embedded/opening.py",
+        "                demand_no_other_writer(log_context)\n",
+        "                pass\n",
+        "tests/durable/test_open.py::test_another_node_name_does_not_fence_a_running_writer"
+        "[file://{}/maps]",
+    ),
+    Mutation(
+        "a lease is not taken for a lock",
+        "imap_wal/inspect/writer.py",
+        "    if not store.exists(path) and not store.list(path):",
+        "    if not store.exists(path):",
+        "tests/durable/test_open.py::test_another_node_name_does_not_fence_a_running_writer"
+        "[objects+file://{}/maps]",
+    ),
+    Mutation(
+        "a reader loads its maps again while it shows them",
+        "imap_wal/embedded/following.py",
+        "                with self._maps.replaced(None):\n",
+        "                if True:\n",
+        _STATES,
+    ),
+    Mutation(
+        "a reader applies an archive to the maps that it shows",
+        "imap_wal/embedded/loading.py",
+        "        if self.following and scan.kind != SEGMENT:\n",
+        "        if False:\n",
+        _STATES,
+    ),
+    Mutation(
+        "a request that is sent again is made again",
+        "imap_wal/workers/once.py",
+        "            if last == number:\n",
+        "            if last == -number:\n",
+        _ONCE,
+    ),
+    Mutation(
+        "a change is committed without its request",
+        "imap_wal/workers/once.py",
+        "        return answer, [*changes, WriteBatch(",
+        "        return answer, [*changes] or [WriteBatch(",
+        _ONCE,
+    ),
+    Mutation(
+        "a connection that comes back has a new client",
+        "imap_wal/workers/client.py",
+        "            except OSError as error:\n                failure = error\n",
+        "            except OSError as error:\n                failure = error\n"
+        "                line.client = self._randomness.token()\n",
+        _ONCE,
+    ),
+)
