@@ -107,7 +107,7 @@ class Server:
                 target=self._serve, args=(connection,), name="imap-wal-client", daemon=True
             )
             with self._mutex:
-                refused = not self.is_serving or len(self._connections) >= CONNECTIONS_MAX
+                refused = self._stopping or len(self._connections) >= CONNECTIONS_MAX
                 if not refused:
                     self._connections.add(connection)
                     self._threads.add(thread)
