@@ -24,7 +24,7 @@ from imap_wal.read.schemas import schemas_of
 from imap_wal.read.state import ClusterState
 from imap_wal.retention.history import at_positions, at_time
 from imap_wal.storage_clock import SKEW_MS_MAX
-from pyspark_imap_wal.columns import Wanted, read_columns
+from pyspark_imap_wal.columns import Query, read_columns
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.latest import read_latest
 from pyspark_imap_wal.latest import tasks as latest_tasks
@@ -98,16 +98,16 @@ class ClusterReader(DataSourceReader):
             every = logs_of(context, options)
             demand_known(options, every)
             namespaces, clusters = filters.only("namespace", ()), filters.only("cluster", ())
-            found = [
+            logs = [
                 log
                 for log in every
                 if (not namespaces or log.namespace in namespaces)
                 and (not clusters or log.cluster in clusters)
             ]
-            self._check([(log.namespace, log.cluster) for log in found])
-            made = [task for log in found for task in self._planned(log)]
+            self._check([(log.namespace, log.cluster) for log in logs])
+            made = [task for log in logs for task in self._planned(log)]
             # Whatever the filters: Spark may keep them for itself.
-            self._demand_begun([*found, *(log for log in every if log not in found)])
+            self._demand_begun([*logs, *(log for log in every if log not in logs)])
         finally:
             context.store.close()
         return made or [self._nothing()]  # Spark requires at least one
@@ -181,8 +181,8 @@ class ImapWalReader(ClusterReader):
             return
         nodes = filters.only("node", options.nodes) or None
         scans = filters.narrowed(cluster_scans(state, maps=maps, nodes=nodes, until=until))
-        wanted = [scan for scan in scans if filters.wants(scan)]
-        for part in by_bytes(wanted, options.task_bytes):
+        matching = [scan for scan in scans if filters.wants(scan)]
+        for part in by_bytes(matching, options.task_bytes):
             yield FilePartition(log.namespace, log.cluster, part, metadata, log.context.place)
 
     def read(self, partition: Any) -> Iterator[Any]:
@@ -194,23 +194,23 @@ class ImapWalReader(ClusterReader):
         try:
             log = ClusterLog(context, partition.namespace, partition.cluster)
             if isinstance(partition, FilePartition):
-                wanted = self._wanted(partition.metadata)
+                query = self._wanted(partition.metadata)
                 for scan, source in ahead(log.context, partition.scans):
-                    yield from read_columns(log, scan, wanted, source)
+                    yield from read_columns(log, scan, query, source)
             else:
                 as_of = self._options.as_of
                 time_ms = as_of.time_ms if as_of is not None else None
-                wanted = self._wanted(partition.metadata)
-                yield from read_latest(log, partition, wanted, self._options.buckets, time_ms)
+                query = self._wanted(partition.metadata)
+                yield from read_latest(log, partition, query, self._options.buckets, time_ms)
         finally:
             context.store.close()
 
-    def _wanted(self, metadata: tuple[Metadata, ...]) -> Wanted:
+    def _wanted(self, metadata: tuple[Metadata, ...]) -> Query:
         options, filters = self._options, self._filters
         as_of = options.as_of.time_ms if options.as_of is not None else None
         if as_of is not None and options.mode != LATEST:
             filters.until(as_of)
-        return Wanted(
+        return Query(
             schema_of(self._kinds),
             filters.only("map", options.maps),
             filters.only("node", options.nodes),
@@ -221,20 +221,20 @@ class ImapWalReader(ClusterReader):
 
 def logs_of(context: Context, options: Options) -> list[ClusterLog]:
     """The logs that the options name. Raises `InvalidSetting` if there is none."""
-    found = clusters_of(context.store, options.namespaces, options.clusters)
-    if not found:
+    clusters = clusters_of(context.store, options.namespaces, options.clusters)
+    if not clusters:
         raise InvalidSetting(why_none(context.store, options))
-    return [ClusterLog(context, *names) for names in found]
+    return [ClusterLog(context, *names) for names in clusters]
 
 
 def demand_known(options: Options, logs: Sequence[ClusterLog]) -> None:
     """Raises `InvalidSetting` if none of the logs has a map or a node that the options name."""
     positions = options.as_of.positions if options.as_of is not None else None
-    wanted = {*options.nodes, *(positions or ())}
-    if wanted:
+    named = {*options.nodes, *(positions or ())}
+    if named:
         manifests = [log.manifest() for log in logs]
         nodes = {name for manifest in manifests for name in manifest.nodes}
-        absent = sorted(wanted - nodes)
+        absent = sorted(named - nodes)
         # Snapshots still have entries of forgotten nodes.
         if absent and not any(manifest.forgotten for manifest in manifests):
             raise InvalidSetting(

@@ -39,7 +39,7 @@ _OF_LOG = ("namespace", "cluster")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Query:
     """What a reader wants. `schema`: of Arrow, with the columns in their order. `nodes`: only rows
     of these; (): of all. `metadata`: for the columns of text. `in_order`: entries of an archive in
     the order of the log."""
@@ -67,7 +67,7 @@ class Wanted:
 def read_columns(
     log: ClusterLog,
     scan: FileScan,
-    wanted: Wanted,
+    query: Query,
     context: Context | None = None,
     attempts: int = ATTEMPTS,
 ) -> Iterator[Any]:
@@ -78,10 +78,10 @@ def read_columns(
     place = scan.since if scan.kind == SEGMENT else None
     begun = False
     try:
-        for last, batch in _parts(context or log.context, scan, wanted):
+        for last, batch in _parts(context or log.context, scan, query):
             begun, attempts = True, ATTEMPTS
             if batch is not None and len(batch):
-                yield shaped(log, batch, wanted)
+                yield shaped(log, batch, query)
             if scan.kind == SEGMENT:
                 place = last
         return
@@ -89,29 +89,27 @@ def read_columns(
         # It is not known which rows of an archive were read.
         if scan.kind == SNAPSHOT or not attempts or (begun and scan.kind == ARCHIVE):
             raise log.lost(error) from error
-    for following in log.replaced(scan, place, wanted.maps or None):
-        yield from read_columns(log, following, wanted, attempts=attempts - 1)
+    for following in log.replaced(scan, place, query.maps or None):
+        yield from read_columns(log, following, query, attempts=attempts - 1)
 
 
-def _parts(
-    context: Context, scan: FileScan, wanted: Wanted
-) -> Iterator[tuple[Position, Any | None]]:
+def _parts(context: Context, scan: FileScan, query: Query) -> Iterator[tuple[Position, Any | None]]:
     """Position of the last entry that was looked at, and a batch of those that count."""
     if scan.kind == SEGMENT:
-        yield from _segment(context, scan, wanted)
+        yield from _segment(context, scan, query)
     elif scan.kind == ARCHIVE:
-        yield from ((scan.last, batch) for batch in _archive(context, scan, wanted))
+        yield from ((scan.last, batch) for batch in _archive(context, scan, query))
     else:
-        yield from ((START, batch) for batch in _snapshot(context, scan, wanted))
+        yield from ((START, batch) for batch in _snapshot(context, scan, query))
 
 
 def _segment(
-    context: Context, scan: FileScan, wanted: Wanted
+    context: Context, scan: FileScan, query: Query
 ) -> Iterator[tuple[Position, Any | None]]:
-    names = sorted(wanted.needed)
-    for changes in read_scan(context, scan, wanted.maps or None, positions=wanted.wants_positions):
+    names = sorted(query.needed)
+    for changes in read_scan(context, scan, query.maps or None, positions=query.wants_positions):
         batch = None
-        if changes.rows and (not wanted.nodes or changes.node in wanted.nodes):
+        if changes.rows and (not query.nodes or changes.node in query.nodes):
             batch = of_rows(changes.rows, changes.node, names, changes.positions)
         yield changes.last, batch
 
@@ -147,30 +145,30 @@ def of_rows(
     return _batch(made, names, len(rows))
 
 
-def _archive(context: Context, scan: FileScan, wanted: Wanted) -> Iterator[Any]:
+def _archive(context: Context, scan: FileScan, query: Query) -> Iterator[Any]:
     limits = scan.map, scan.first, scan.last
-    if not may_count(scan, *limits) or (wanted.maps and scan.map not in wanted.maps):
+    if not may_count(scan, *limits) or (query.maps and scan.map not in query.maps):
         return
-    needed = (wanted.needed - {"node"}).union(needed_columns(scan, *limits))
-    if wanted.in_order:
+    needed = (query.needed - {"node"}).union(needed_columns(scan, *limits))
+    if query.in_order:
         needed |= POSITION_COLUMNS.keys()
-    if not _has_times(context, scan, wanted):
+    if not _has_times(context, scan, query):
         return
-    for read in _batches(context, scan, needed, wanted.in_order):
+    for read in _batches(context, scan, needed, query.in_order):
         batch = counting_columns(scan, read, *limits)
         yield batch.append_column("node", _repeated(scan.node, len(batch)))
 
 
-def _snapshot(context: Context, scan: FileScan, wanted: Wanted) -> Iterator[Any]:
-    if not _has_times(context, scan, wanted):
+def _snapshot(context: Context, scan: FileScan, query: Query) -> Iterator[Any]:
+    if not _has_times(context, scan, query):
         return
-    needed = wanted.needed - POSITION_COLUMNS.keys()
-    if wanted.nodes:
+    needed = query.needed - POSITION_COLUMNS.keys()
+    if query.nodes:
         needed.add("node")
     for read in _batches(context, scan, needed):
         batch = read
-        if wanted.nodes:
-            batch = batch.filter(pc.is_in(batch["node"].cast(pa.string()), pa.array(wanted.nodes)))
+        if query.nodes:
+            batch = batch.filter(pc.is_in(batch["node"].cast(pa.string()), pa.array(query.nodes)))
         for name in POSITION_COLUMNS:
             batch = batch.append_column(name, pa.nulls(len(batch), pa.int64()))
         yield batch
@@ -191,9 +189,9 @@ def _batches(
     )
 
 
-def _has_times(context: Context, scan: FileScan, wanted: Wanted) -> bool:
+def _has_times(context: Context, scan: FileScan, query: Query) -> bool:
     """Whether a Parquet file may have a row in the wanted range of time: its footer says so."""
-    limits = wanted.filters.ranges.get("timestamp_ms") if wanted.filters else None
+    limits = query.filters.ranges.get("timestamp_ms") if query.filters else None
     if limits is None:
         return True
     with context.store.open_input(scan.path) as source:
@@ -202,38 +200,42 @@ def _has_times(context: Context, scan: FileScan, wanted: Wanted) -> bool:
             footer = open_parquet(source, scan.path, context.keys, log).metadata
             column = SNAPSHOT_SCHEMA.get_field_index("timestamp_ms")
             for group in range(footer.num_row_groups):
-                found = footer.row_group(group).column(column).statistics
-                if found is None or not found.has_min_max or limits.meets(found.min, found.max):
+                statistics = footer.row_group(group).column(column).statistics
+                if (
+                    statistics is None
+                    or not statistics.has_min_max
+                    or limits.meets(statistics.min, statistics.max)
+                ):
                     return True
         except (pa.ArrowException, OSError, ValueError, LookupError, TypeError):
             return True  # the file is damaged: reading it says how
     return False
 
 
-def shaped(log: ClusterLog, batch: Any, wanted: Wanted) -> Any:
+def shaped(log: ClusterLog, batch: Any, query: Query) -> Any:
     """The wanted rows and columns of a batch, as Spark expects them."""
-    if wanted.filters is not None and wanted.filters.condition is not None:
+    if query.filters is not None and query.filters.condition is not None:
         batch = pa.RecordBatch.from_arrays(
             [_plain(column) for column in batch.columns], names=batch.schema.names
-        ).filter(wanted.filters.condition)
-    texts = _texts(batch, wanted)
+        ).filter(query.filters.condition)
+    texts = _texts(batch, query)
     columns = []
-    for field in wanted.schema:
+    for field in query.schema:
         if field.name in _OF_LOG:
             name = log.namespace if field.name == "namespace" else log.cluster
             columns.append(_repeated(name, len(batch)))
         else:
             text_ = texts.get(field.name)
             columns.append(_plain(batch[field.name]) if text_ is None else text_)
-    return pa.RecordBatch.from_arrays(columns, schema=wanted.schema)
+    return pa.RecordBatch.from_arrays(columns, schema=query.schema)
 
 
-def _texts(batch: Any, wanted: Wanted) -> dict[str, Any]:
+def _texts(batch: Any, query: Query) -> dict[str, Any]:
     """The columns key_text and value_text, if they are wanted."""
-    names = [name for name in wanted.schema.names if name in DECODED_COLUMNS]
+    names = [name for name in query.schema.names if name in DECODED_COLUMNS]
     if not names:
         return {}
-    rows, decoder = to_rows(batch), Decoder(wanted.metadata)
+    rows, decoder = to_rows(batch), Decoder(query.metadata)
     lost: Counter[str] = Counter()
     made: dict[str, list[str | None]] = {"key_text": [], "value_text": []}
     for row in rows:
@@ -242,8 +244,8 @@ def _texts(batch: Any, wanted: Wanted) -> dict[str, Any]:
         value = None if row[VALUE] is None else json_of(decoder.value(row), of_row)
         made["value_text"].append(value)
         lost.update(of_row)
-    for what, count in sorted(lost.items()):
-        _log.warning("lossy conversion in %d of %d rows: %s", count, len(rows), what)
+    for loss, count in sorted(lost.items()):
+        _log.warning("lossy conversion in %d of %d rows: %s", count, len(rows), loss)
     return {name: pa.array(made[name], pa.string()) for name in names}
 
 

@@ -95,12 +95,12 @@ def wanted(options: Options, schema: StructType) -> dict[str, str]:
     """Column → type of a schema, which may be the user's. Raises `InvalidSetting` for a column that
     does not exist, and for another type."""
     kinds = options.kinds()
-    found = {field.name: field.dataType.simpleString() for field in schema.fields}
-    for name, kind in found.items():
+    asked_kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
+    for name, kind in asked_kinds.items():
         if kinds.get(name) != kind:
-            there = ", ".join(f"{each} {of}" for each, of in kinds.items())
+            there = ", ".join(f"{column} {of}" for column, of in kinds.items())
             raise InvalidSetting(f"imap_wal has no column {name} {kind} here; it has {there}")
-    return found
+    return asked_kinds
 
 
 __all__ = [

@@ -71,9 +71,9 @@ class Filters:
     def push(self, filters: Iterable[Any]) -> None:
         """Take filters of `pyspark.sql.datasource`; those that are not understood have no
         effect."""
-        for each in filters:
-            self._note(each)
-            made = _expression(each)
+        for pushed in filters:
+            self._note(pushed)
+            made = _expression(pushed)
             if made is not None:
                 name, condition = made
                 if name in _OF_FILES:
@@ -88,34 +88,34 @@ class Filters:
         self.columns.add("timestamp_ms")
         self.ranges.setdefault("timestamp_ms", Range()).narrow("LessThanOrEqual", time_ms)
 
-    def _note(self, each: Any) -> None:
-        kind, name = _kind(each), _column(each)
-        if name is None or not hasattr(each, "value"):
+    def _note(self, pushed: Any) -> None:
+        kind, name = _kind(pushed), _column(pushed)
+        if name is None or not hasattr(pushed, "value"):
             return
         if kind in ("EqualTo", "In"):
-            found = set(map(_plain, each.value if kind == "In" else (each.value,)))
-            self.values[name] = self.values.get(name, found) & found
-        if kind in _COMPARE and type(each.value) is int:
-            self.ranges.setdefault(name, Range()).narrow(kind, each.value)
+            values = set(map(_plain, pushed.value if kind == "In" else (pushed.value,)))
+            self.values[name] = self.values.get(name, values) & values
+        if kind in _COMPARE and type(pushed.value) is int:
+            self.ranges.setdefault(name, Range()).narrow(kind, pushed.value)
 
-    def only(self, name: str, given: Iterable[str]) -> tuple[str, ...]:
+    def only(self, name: str, names: Iterable[str]) -> tuple[str, ...]:
         """The names that an option gives (none: all), without those that a filter rules out. The
         result is empty only if it means all: if no name is left, it is a name that does not
         exist."""
-        wanted = tuple(given)
+        allowed = tuple(names)
         if name not in self.values:
-            return wanted
+            return allowed
         left = sorted(
-            each
-            for each in self.values[name]
-            if type(each) is str and (not wanted or each in wanted)
+            value
+            for value in self.values[name]
+            if type(value) is str and (not allowed or value in allowed)
         )
         return tuple(left) or ("",)
 
     def keys(self) -> set[bytes] | None:
         """The only keys that are wanted; None: all."""
-        found = self.values.get("key")
-        return None if found is None else {each for each in found if type(each) is bytes}
+        values = self.values.get("key")
+        return None if values is None else {value for value in values if type(value) is bytes}
 
     def has_keys(self, span: KeySpan) -> bool:
         """Whether a range may have a key that is wanted."""
@@ -125,8 +125,8 @@ class Filters:
     def narrowed(self, scans: Iterable[FileScan]) -> list[FileScan]:
         """The same files, each read only where it may have a key that is wanted."""
         keys = self.keys()
-        wanted = None if keys is None else frozenset(keys)
-        return [replace(scan, keys=wanted) for scan in scans]
+        frozen = None if keys is None else frozenset(keys)
+        return [replace(scan, keys=frozen) for scan in scans]
 
     @property
     def wants_positions(self) -> bool:
@@ -137,9 +137,9 @@ class Filters:
         """Whether a file may have rows that are wanted, by its name alone."""
         if scan.kind == SNAPSHOT:
             return not self.wants_positions
-        here = (scan.epoch, scan.number)
-        first = scan.first[:2] if scan.kind == ARCHIVE else here
-        last = scan.last[:2] if scan.kind == ARCHIVE else here
+        segment = (scan.epoch, scan.number)
+        first = scan.first[:2] if scan.kind == ARCHIVE else segment
+        last = scan.last[:2] if scan.kind == ARCHIVE else segment
         assert scan.kind in (ARCHIVE, SEGMENT)
         return all(
             self.ranges.get(name, Range()).meets(low, high)
@@ -151,23 +151,23 @@ def _plain(value: Any) -> Any:
     return bytes(value) if isinstance(value, bytearray) else value
 
 
-def _kind(each: Any) -> str:
-    return type(each).__name__
+def _kind(pushed: Any) -> str:
+    return type(pushed).__name__
 
 
-def _column(each: Any) -> str | None:
+def _column(pushed: Any) -> str | None:
     """The column of a filter, or of the filter that it negates."""
-    path = getattr(each, "attribute", None)
+    path = getattr(pushed, "attribute", None)
     return path[0] if path and len(path) == 1 and path[0] in _KINDS else None
 
 
-def _expression(each: Any) -> tuple[str, Any] | None:
+def _expression(pushed: Any) -> tuple[str, Any] | None:
     """The column and the condition of a filter; None for one that is not understood."""
-    kind = _kind(each)
+    kind = _kind(pushed)
     if kind == "Not":
-        found = _expression(each.child)
-        return None if found is None else (found[0], ~found[1])
-    name = _column(each)
+        negated = _expression(pushed.child)
+        return None if negated is None else (negated[0], ~negated[1])
+    name = _column(pushed)
     if name is None:
         return None
     column = pc.field(name)
@@ -178,14 +178,14 @@ def _expression(each: Any) -> tuple[str, Any] | None:
         return name, column.is_valid()
     try:
         if kind in _COMPARE:
-            return name, _COMPARE[kind](column, pa.scalar(each.value, arrow))
-        if kind == "In" and None not in each.value:
+            return name, _COMPARE[kind](column, pa.scalar(pushed.value, arrow))
+        if kind == "In" and None not in pushed.value:
             # Of SQL: neither `in` nor `not in` holds for NULL.
             unknown = pa.scalar(None, pa.bool_())
-            found = column.isin(pa.array(each.value, arrow))
-            return name, pc.if_else(column.is_valid(), found, unknown)
+            is_in = column.isin(pa.array(pushed.value, arrow))
+            return name, pc.if_else(column.is_valid(), is_in, unknown)
         if kind == "StringStartsWith" and arrow == pa.string():
-            return name, pc.starts_with(column, each.value)
+            return name, pc.starts_with(column, pushed.value)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return None  # a value of another type than the column's: Spark knows what it means
     return None

@@ -41,7 +41,7 @@ from imap_wal.rules.decided import UNDECIDED, Decisions
 from imap_wal.rules.dropped import TombstonePolicy
 from imap_wal.security.encryption_keys import Keys
 from imap_wal.settings import Settings
-from pyspark_imap_wal.columns import Wanted, of_rows, shaped
+from pyspark_imap_wal.columns import Query, of_rows, shaped
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.options import Options
 from pyspark_imap_wal.tables.schemas import POSITION_COLUMNS
@@ -122,7 +122,7 @@ def tasks(
         return
     rest = filters.narrowed(cluster_scans(state, maps=maps or None, until=until))
     rest = [scan for scan in rest if scan.map not in cut]
-    # Wanted keys are found by the row groups that have them: footers need not be read to cut.
+    # Query keys are found by the row groups that have them: footers need not be read to cut.
     large = {scan.map for scan in rest} - {""} if filters.keys() is None else set()
     for name in sorted(large):
         own = [scan for scan in rest if scan.map in (name, "")]
@@ -183,8 +183,8 @@ def _borders(context: Context, scans: Sequence[FileScan], size: int) -> list[byt
     for weight, scan in some:
         # The driver need not have the keys, and a task that reads damage reports it.
         with suppress(LogError, EncryptionError):
-            found = group_keys(context, scan.path, scan.directory)
-            groups += [(first, weight * fraction * scale) for first, fraction in found]
+            firsts = group_keys(context, scan.path, scan.directory)
+            groups += [(first, weight * fraction * scale) for first, fraction in firsts]
     borders: list[bytes] = []
     held = 0.0
     for first, more in sorted(groups):
@@ -209,24 +209,24 @@ class _Rules:
 def read_latest(
     log: ClusterLog,
     task: LatestPartition,
-    wanted: Wanted,
+    query: Query,
     buckets: int,
     time_ms: int | None,
 ) -> Iterator[Any]:
     """The rows of a task, as record batches. `time_ms`: as of this moment. Raises `NotFound` if the
     entries were removed, `ShortLog` if a file is missing, `MissingNode`, and `LogError`."""
-    keys = wanted.filters.keys() if wanted.filters is not None else None
+    keys = query.filters.keys() if query.filters is not None else None
     if keys is None and (task.span is not None or buckets == 1):
         try:
-            yield from _by_columns(log, task, wanted, time_ms)
+            yield from _by_columns(log, task, query, time_ms)
         except NotFound as error:
             raise log.lost(error) from error
     else:
-        yield from _by_rows(log, task, wanted, buckets, time_ms, keys)
+        yield from _by_rows(log, task, query, buckets, time_ms, keys)
 
 
 def _by_columns(
-    log: ClusterLog, task: LatestPartition, wanted: Wanted, time_ms: int | None
+    log: ClusterLog, task: LatestPartition, query: Query, time_ms: int | None
 ) -> Iterator[Any]:
     moment = task.now_ms if time_ms is None else time_ms
     rules = _Rules(
@@ -247,22 +247,22 @@ def _by_columns(
         for name in sorted(merge.tally.maps.keys() - task.without):
             for batch in merge.winners(name):
                 alive = batch.filter(are_alive(batch, moment))
-                for column in wanted.needed.intersection(POSITION_COLUMNS):
+                for column in query.needed.intersection(POSITION_COLUMNS):
                     alive = alive.append_column(column, pa.nulls(len(alive), pa.int64()))
                 if len(alive):
-                    yield shaped(log, alive, wanted)
+                    yield shaped(log, alive, query)
 
 
 def _by_rows(
     log: ClusterLog,
     task: LatestPartition,
-    wanted: Wanted,
+    query: Query,
     buckets: int,
     time_ms: int | None,
     keys: Collection[bytes] | None,
 ) -> Iterator[Any]:
     """For few keys, or the buckets of small maps."""
-    names, noted = sorted(wanted.needed), Noted()
+    names, noted = sorted(query.needed), Noted()
     moment = task.now_ms if time_ms is None else time_ms
     with closing(NewestIndex(TASK_MEMORY_BYTES)) as index:
         for scan, source in ahead(log.context, task.scans):
@@ -277,9 +277,11 @@ def _by_rows(
             for rows, nodes in index.batches_with_nodes(name):
                 noted.note(index.conflicts())
                 alive = {id(row) for row in live(rows, moment)}
-                kept = [
+                alive_rows = [
                     (row, node) for row, node in zip(rows, nodes, strict=True) if id(row) in alive
                 ]
-                if kept:
-                    batch = of_rows([row for row, _ in kept], [node for _, node in kept], names)
-                    yield shaped(log, batch, wanted)
+                if alive_rows:
+                    batch = of_rows(
+                        [row for row, _ in alive_rows], [node for _, node in alive_rows], names
+                    )
+                    yield shaped(log, batch, query)

@@ -148,13 +148,15 @@ def _archives(view: ClusterState, node: NodeState) -> Iterator[Line]:
 
 def _snapshots(context: Context, view: ClusterState) -> Iterator[Line]:
     current = view.manifest.snapshots
-    kept: dict[tuple[str, int], tuple[Snapshot, str | None]] = {}
+    snapshots: dict[tuple[str, int], tuple[Snapshot, str | None]] = {}
     for reader, state in sorted(readers_of(context.store, view.folder).items()):
         for name, snapshot in state.kept_snapshots(view.manifest):
-            kept.setdefault((name, snapshot.generation), (snapshot, reader))
+            snapshots.setdefault((name, snapshot.generation), (snapshot, reader))
     # A rewrite that changed nothing has raised the marks of the current one.
-    kept |= {(name, each.generation): (each, None) for name, each in current.items()}
-    for (name, _), (snapshot, kept_for) in sorted(kept.items(), key=lambda item: item[0]):
+    snapshots |= {
+        (name, snapshot.generation): (snapshot, None) for name, snapshot in current.items()
+    }
+    for (name, _), (snapshot, kept_for) in sorted(snapshots.items(), key=lambda item: item[0]):
         yield {
             "map": name,
             "kept_for": kept_for,

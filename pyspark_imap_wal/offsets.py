@@ -118,15 +118,15 @@ def limited(
 ) -> dict[str, Position]:
     """Ends of a batch of about `rows_max` rows: at the end of a frame, and at least one frame. The
     nodes share this number: what one node does not use is left for the next ones."""
-    found: dict[str, Position] = {}
+    reached: dict[str, Position] = {}
     left = rows_max
     waiting = [node for node in sorted(ends) if ends[node] > since.get(node, START)]
     for count, node in enumerate(waiting):
         start = since.get(node, START)
         share = max(1, left // (len(waiting) - count))
-        rows, found[node] = _reach(log, state, node, (start, ends[node]), share, maps)
+        rows, reached[node] = _reach(log, state, node, (start, ends[node]), share, maps)
         left = max(0, left - rows)
-    return found
+    return reached
 
 
 def _reach(
@@ -164,10 +164,10 @@ def _reach(
         if scan.kind == ARCHIVE:
             continue
         reader = SegmentReader(log.store, scan.path)
-        here = (scan.epoch, scan.number)
-        first = start.frame if start[:2] == here else None
+        segment = (scan.epoch, scan.number)
+        first = start.frame if start[:2] == segment else None
         for frame in reader.whole_frames(first):
-            at = Position(*here, frame.offset, max(frame.count - 1, 0))
+            at = Position(*segment, frame.offset, max(frame.count - 1, 0))
             if at > end:
                 break
             if at <= start:
@@ -195,15 +195,15 @@ def _frames_of(
         )
         for scan in group
     ]
-    found = (
+    counts = (
         pa.concat_tables(tables)
         .group_by(["epoch", "segment", "frame"])
         .aggregate([("index", "max"), ("index", "count")])
     )
     lines = zip(
-        *(found[name].to_pylist() for name in ("epoch", "segment", "frame")),
-        found["index_max"].to_pylist(),
-        found["index_count"].to_pylist(),
+        *(counts[name].to_pylist() for name in ("epoch", "segment", "frame")),
+        counts["index_max"].to_pylist(),
+        counts["index_count"].to_pylist(),
         strict=True,
     )
     frames = [(Position(*line[:4]), line[4]) for line in lines]

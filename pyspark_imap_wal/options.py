@@ -73,9 +73,9 @@ class AsOf:
         return cls(time_ms=round(time.timestamp() * 1000))
 
 
-def positions_of(given: Mapping[str, str]) -> dict[str, Position]:
+def positions_of(texts: Mapping[str, str]) -> dict[str, Position]:
     """Node → position, from text. Raises ValueError."""
-    return {node: Position.parse(text) for node, text in given.items()}
+    return {node: Position.parse(text) for node, text in texts.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,65 +140,65 @@ class Options:
     )
 
     @classmethod
-    def parse(cls, given: Mapping[str, str]) -> Options:
+    def parse(cls, texts: Mapping[str, str]) -> Options:
         """Raises `InvalidSetting`; the text names the mistake."""
-        unknown = sorted(set(given) - set(cls.KNOWN))
+        unknown = sorted(set(texts) - set(cls.KNOWN))
         if unknown:
             raise InvalidSetting(
                 f"imap_wal takes no option {', '.join(unknown)}; it takes {', '.join(cls.KNOWN)}"
             )
-        if not given.get("path"):
+        if not texts.get("path"):
             raise InvalidSetting("imap_wal needs the root of the logs: .load(url)")
-        table = given.get("table", ENTRIES)
+        table = texts.get("table", ENTRIES)
         if table not in TABLES:
             raise InvalidSetting(f"table is {table!r}; it takes {', '.join(TABLES)}")
         taken = {HISTORY: cls.OF_HISTORY, ENTRIES: cls.KNOWN}.get(table, cls.OF_METADATA)
-        foreign = sorted(set(given) - set(taken))
+        foreign = sorted(set(texts) - set(taken))
         if foreign:
             raise InvalidSetting(f"the table {table} takes no option {', '.join(foreign)}")
-        if given.get("reader") == OWN_READER:
+        if texts.get("reader") == OWN_READER:
             raise InvalidSetting(
                 f"reader is {OWN_READER!r}, the name of the log's own history; choose another name"
             )
-        mode = given.get("mode", RAW)
+        mode = texts.get("mode", RAW)
         if mode not in (RAW, LATEST):
             raise InvalidSetting(f"mode is {mode!r}; it takes raw or latest")
-        if mode == LATEST and given.get("node"):
+        if mode == LATEST and texts.get("node"):
             raise InvalidSetting(
                 "mode latest merges all nodes; leave out the option node, or read mode raw"
             )
-        if given.get("voided", FAIL) not in (FAIL, IGNORE):
-            raise InvalidSetting(f"voided is {given['voided']!r}; it takes fail or ignore")
-        available_now = given.get("available_now", "")
+        if texts.get("voided", FAIL) not in (FAIL, IGNORE):
+            raise InvalidSetting(f"voided is {texts['voided']!r}; it takes fail or ignore")
+        available_now = texts.get("available_now", "")
         if available_now not in ("", UNUSED, WRAPPED):
             raise InvalidSetting(
                 f"available_now is {available_now!r}; it takes {UNUSED} or {WRAPPED}"
             )
-        changes = given.get("changes", ENTRIES_ONLY)
+        changes = texts.get("changes", ENTRIES_ONLY)
         if changes not in (ENTRIES_ONLY, IMAGES):
             raise InvalidSetting(f"changes is {changes!r}; it takes entries or images")
-        if changes == IMAGES and (mode == LATEST or given.get("node")):
+        if changes == IMAGES and (mode == LATEST or texts.get("node")):
             raise InvalidSetting(
                 "images are of changes of all nodes: leave out the options node and mode"
             )
         made = cls(
-            path=location(given["path"]).with_keys(given.get("encryption_keys", "")),
-            namespaces=_names(given.get("namespace")),
-            clusters=_names(given.get("cluster")),
-            maps=_names(given.get("map")),
-            nodes=_names(given.get("node")),
+            path=location(texts["path"]).with_keys(texts.get("encryption_keys", "")),
+            namespaces=_names(texts.get("namespace")),
+            clusters=_names(texts.get("cluster")),
+            maps=_names(texts.get("map")),
+            nodes=_names(texts.get("node")),
             table=table,
             mode=mode,
-            columns=_names(given.get("columns")),
-            as_of=AsOf.parse(given["as_of"]) if "as_of" in given else None,
-            partial=_flag("partial", given.get("partial")),
-            decode=_flag("decode", given.get("decode")),
-            buckets=_number("buckets", given.get("buckets"), 1),
-            task_bytes=_number("task_bytes", given.get("task_bytes"), TASK_BYTES),
-            starting=given.get("starting", EARLIEST),
-            rows_max=_number("rows_per_batch", given.get("rows_per_batch"), 0),
-            reader_name=given.get("reader", ""),
-            voided=given.get("voided", FAIL),
+            columns=_names(texts.get("columns")),
+            as_of=AsOf.parse(texts["as_of"]) if "as_of" in texts else None,
+            partial=_flag("partial", texts.get("partial")),
+            decode=_flag("decode", texts.get("decode")),
+            buckets=_number("buckets", texts.get("buckets"), 1),
+            task_bytes=_number("task_bytes", texts.get("task_bytes"), TASK_BYTES),
+            starting=texts.get("starting", EARLIEST),
+            rows_max=_number("rows_per_batch", texts.get("rows_per_batch"), 0),
+            reader_name=texts.get("reader", ""),
+            voided=texts.get("voided", FAIL),
             changes=changes,
             available_now=available_now,
         )
@@ -229,21 +229,21 @@ class Options:
         column does not exist."""
         if self.table in METADATA_TABLES:
             return METADATA_TABLES[self.table]
-        known = dict(ENTRY_COLUMNS)
+        kinds = dict(ENTRY_COLUMNS)
         if self.table == HISTORY:
-            known |= VERSION_COLUMNS
+            kinds |= VERSION_COLUMNS
         elif self.changes == IMAGES:
-            known |= CHANGE_COLUMNS
+            kinds |= CHANGE_COLUMNS
         elif self.mode == RAW:
-            known |= POSITION_COLUMNS
+            kinds |= POSITION_COLUMNS
         if self.decode:
-            known |= DECODED_COLUMNS
-        unknown = [name for name in self.columns if name not in known]
+            kinds |= DECODED_COLUMNS
+        unknown = [name for name in self.columns if name not in kinds]
         if unknown:
             raise InvalidSetting(
-                f"there is no column {unknown[0]!r} here; columns takes {', '.join(known)}"
+                f"there is no column {unknown[0]!r} here; columns takes {', '.join(kinds)}"
             )
-        return {name: known[name] for name in self.columns or known}
+        return {name: kinds[name] for name in self.columns or kinds}
 
 
 def _names(text: str | None) -> tuple[str, ...]:

@@ -62,7 +62,7 @@ def write_package(target: Path, extras: Collection[str] = ()) -> Package:
         InvalidSetting: An extra does not exist, or a library is not installed as pip does it.
         OSError: The file cannot be written.
     """
-    found = distributions(extras)
+    libraries_found = distributions(extras)
     files: dict[str, Path] = {}
     for package in PACKAGES:
         folder = Path(next(iter(package.__path__)))
@@ -71,15 +71,15 @@ def write_package(target: Path, extras: Collection[str] = ()) -> Package:
             for path in folder.rglob("*")
             if path.suffix in (".py", ".typed")
         }
-    for each in found:
-        files |= dict(_files(each))
+    for library in libraries_found:
+        files |= dict(_files(library))
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(files):
             entry = zipfile.ZipInfo(name, _DATE)
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = _MODE << 16
             archive.writestr(entry, files[name].read_bytes())
-    libraries = tuple(f"{each.name} {each.version}" for each in found)
+    libraries = tuple(f"{library.name} {library.version}" for library in libraries_found)
     return Package(target, target.stat().st_size, libraries)
 
 
@@ -99,25 +99,25 @@ def distributions(extras: Collection[str] = ()) -> list[metadata.Distribution]:
             raise InvalidSetting(
                 f"imap-wal has no extra {extra!r}; its extras are {', '.join(sorted(there))}"
             )
-    found: dict[str, metadata.Distribution] = {}
+    by_key: dict[str, metadata.Distribution] = {}
     waiting = list(_required(own, extras))
     while waiting:
         name = waiting.pop()
         # A library that is not installed here is for another system or Python, and is not needed.
         for distribution in metadata.distributions(name=name):
-            if _key(name) not in found and _key(name) != _key(DISTRIBUTION):
-                found[_key(name)] = distribution
+            if _key(name) not in by_key and _key(name) != _key(DISTRIBUTION):
+                by_key[_key(name)] = distribution
                 waiting += _required(distribution)
             break
-    return [found[name] for name in sorted(found)]
+    return [by_key[name] for name in sorted(by_key)]
 
 
-def _required(each: metadata.Distribution, extras: Collection[str] = ()) -> Iterator[str]:
+def _required(library: metadata.Distribution, extras: Collection[str] = ()) -> Iterator[str]:
     """The names of the libraries that a distribution requires, with some of its extras."""
-    for text in each.requires or ():
-        wanted = _EXTRA.search(text)
+    for text in library.requires or ():
+        extra = _EXTRA.search(text)
         name = _REQUIREMENT.match(text)
-        if name and (wanted is None or wanted[1] in extras):
+        if name and (extra is None or extra[1] in extras):
             yield name[0]
 
 
@@ -125,14 +125,14 @@ def _key(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _files(each: metadata.Distribution) -> Iterator[tuple[str, Path]]:
+def _files(library: metadata.Distribution) -> Iterator[tuple[str, Path]]:
     """Name in the package and path of every file of a library, without its programs."""
-    if each.files is None:
+    if library.files is None:
         raise InvalidSetting(
-            f"the files of {each.name} are not known: it was not installed by pip; use an "
+            f"the files of {library.name} are not known: it was not installed by pip; use an "
             "environment that pip made"
         )
-    for file in each.files:
-        path = Path(str(each.locate_file(file)))
+    for file in library.files:
+        path = Path(str(library.locate_file(file)))
         if ".." not in file.parts and "__pycache__" not in file.parts and path.is_file():
             yield file.as_posix(), path

@@ -48,13 +48,13 @@ class Step:
     def description(self, before: Sequence[StepReport]) -> str:
         """What Spark's page shows for the jobs and stages of the step, with the results of the
         steps before it: there is no other place for numbers of Python tasks."""
-        what = f"imap-wal: {self.name}, {self.tasks} tasks, {size_text(self.bytes)}"
+        summary = f"imap-wal: {self.name}, {self.tasks} tasks, {size_text(self.bytes)}"
         done = [
             f"{report.step} read {report.records_read:,} records, {size_text(report.bytes_read)}, "
             f"and wrote {report.records_written:,}, {size_text(report.bytes_written)}"
             for report in before
         ]
-        return "; ".join([what, *done])
+        return "; ".join([summary, *done])
 
 
 @contextmanager
@@ -93,9 +93,9 @@ def _reporting(context: SparkContext, group: str, step: Step, tell: Tell) -> Ite
 
     def watch() -> None:
         while not stopping.wait(EVERY_S):
-            found = min(done(), step.tasks)
-            reached = step.bytes * found // max(step.tasks, 1)
-            tell(StepProgress(step.name, found, step.tasks, reached, step.bytes))
+            ended = min(done(), step.tasks)
+            reached = step.bytes * ended // max(step.tasks, 1)
+            tell(StepProgress(step.name, ended, step.tasks, reached, step.bytes))
 
     tell(StepProgress(step.name, 0, step.tasks, 0, step.bytes))
     thread = threading.Thread(target=watch, name="imap-wal-progress", daemon=True)

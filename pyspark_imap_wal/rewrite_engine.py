@@ -103,8 +103,8 @@ class SparkEngine(TaskEngine):
         context = self._spark.sparkContext
         tasks = context.parallelize(list(enumerate(inputs)), len(inputs)).mapPartitions(work)
         with watched(context, Step(step, len(inputs), size), self._steps, self._progress):
-            found: list[TaskAnswer] = tasks.collect()
-        return found
+            answers: list[TaskAnswer] = tasks.collect()
+        return answers
 
     def _parallel(self) -> int:
         if self._tasks is not None:
@@ -117,7 +117,7 @@ class SparkEngine(TaskEngine):
 
 
 def _of_measured(result: Result) -> tuple[int, int]:
-    return sum(each.records for each in result.maps), 0
+    return sum(of_map.records for of_map in result.maps), 0
 
 
 # ---- in the workers ------------------------------------------------------------------------------
@@ -144,11 +144,11 @@ def _answering(plan: RewritePlan, work: TaskWork) -> Partition:
     def answer(inputs: Iterable[Numbered]) -> Iterator[TaskAnswer]:
         randomness = SystemRandomness()
         attempt = randomness.name()
-        for number, given in inputs:
+        for number, task_input in inputs:
             meter = Meter()
             try:
                 with collecting_rarely(), worker_log(plan, version, meter) as log:
-                    result = work(log, given, number, randomness)
+                    result = work(log, task_input, number, randomness)
             except (ImapWalError, StorageError) as error:
                 yield TaskAnswer(number, attempt, error=freeze(error))
                 return

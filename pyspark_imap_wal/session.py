@@ -122,16 +122,16 @@ def _python_by_name() -> Iterator[None]:
     reads with it, and all executors run it too. A path of this machine may not exist on theirs, so
     it is a name, which is this interpreter in the PATH of the JVM. If the user has named the path
     of this interpreter for the executors (PYSPARK_PYTHON), the JVM takes that."""
-    here = Path(sys.executable)
+    interpreter = Path(sys.executable)
     named = Path(os.environ.get("PYSPARK_PYTHON", ""))
-    if "PYSPARK_DRIVER_PYTHON" in os.environ or named.parent == here.parent:
+    if "PYSPARK_DRIVER_PYTHON" in os.environ or named.parent == interpreter.parent:
         yield
         return
-    by_name = here.with_name("python3")
-    name = by_name.name if by_name.exists() and by_name.samefile(here) else here.name
+    by_name = interpreter.with_name("python3")
+    name = by_name.name if by_name.exists() and by_name.samefile(interpreter) else interpreter.name
     path = os.environ.get("PATH")
     os.environ["PYSPARK_DRIVER_PYTHON"] = name
-    os.environ["PATH"] = os.pathsep.join([str(here.parent), *([path] if path else [])])
+    os.environ["PATH"] = os.pathsep.join([str(interpreter.parent), *([path] if path else [])])
     try:
         yield
     finally:
@@ -145,9 +145,9 @@ def _python_by_name() -> Iterator[None]:
 def _choose_python(conf: SparkConf) -> None:
     """PySpark reads the interpreter of the workers from a variable only. On this machine it is that
     of this process; on others, this path may not exist, so Spark's own default applies: python3."""
-    given = conf.get(PYTHON, "")
-    if given:
-        os.environ["PYSPARK_PYTHON"] = given
+    configured = conf.get(PYTHON, "")
+    if configured:
+        os.environ["PYSPARK_PYTHON"] = configured
     elif is_local(conf):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
@@ -161,8 +161,8 @@ def spark_errors() -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, PySparkException) and not _is_py4j(error):
             raise
-        what, advice = explained(str(error))
-        raise EngineFailed(what, advice) from error
+        message, advice = explained(str(error))
+        raise EngineFailed(message, advice) from error
 
 
 def _is_py4j(error: Exception) -> bool:

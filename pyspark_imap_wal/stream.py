@@ -44,7 +44,7 @@ from pyspark_imap_wal.changes.known import (
     planned,
     with_base,
 )
-from pyspark_imap_wal.columns import Wanted, read_columns
+from pyspark_imap_wal.columns import Query, read_columns
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.offsets import Offset, demand_unpruned, limited
 from pyspark_imap_wal.options import (
@@ -141,46 +141,46 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: dict[str, Any] | None = None, limit: Any = None
     ) -> dict[str, Any]:
         """The end of the next batch. Before Spark 4.2 there are no arguments."""
-        given = Offset.from_json(start) if start is not None else self._last or self._first()
-        self._still_registered(given)
+        last = Offset.from_json(start) if start is not None else self._last or self._first()
+        self._still_registered(last)
         rows_max = getattr(limit, "max_rows", 0)
         # Without the argument, a query that continues looks like a new one.
-        registered = self._registered() if given.start and start is not None else None
+        registered = self._registered() if last.start and start is not None else None
 
         def end() -> tuple[Offset, bool]:
             state = self._state()
-            found = self._end(given, state, rows_max)
-            kept = registered is None or found == given or registered.keep(state, state)
-            return found, kept
+            end_offset = self._end(last, state, rows_max)
+            is_kept = registered is None or end_offset == last or registered.keep(state, state)
+            return end_offset, is_kept
 
         self._last = planned_again(lambda: _until(end))
         return self._last.to_json()
 
-    def _end(self, given: Offset, state: ClusterState, rows_max: int) -> Offset:
+    def _end(self, offset: Offset, state: ClusterState, rows_max: int) -> Offset:
         log, maps = self._open(), self._options.maps
-        self._demand_same_logs(state, given)
+        self._demand_same_logs(state, offset)
         # A first batch reads the snapshots, which cover the logs up to here: of what is below, only
         # they may be left.
-        floor = _marks(state) if given.whole else {}
+        floor = _marks(state) if offset.whole else {}
         # A batch that should have entries of a removed backfill is refused when it is planned.
-        ends, gone = _ends(log, state, given.nodes), state.gone()
-        if given.start == LATEST:  # the next batch is the first with entries
-            return self._with_drops(given.moved(state, ends | gone), state)
+        ends, gone = _ends(log, state, offset.nodes), state.gone()
+        if offset.start == LATEST:  # the next batch is the first with entries
+            return self._with_drops(offset.moved(state, ends | gone), state)
         if self._target is not None:
             ends = {n: min(end, self._target[n]) for n, end in ends.items() if n in self._target}
         if rows_max:
-            since = {**floor, **given.nodes}
+            since = {**floor, **offset.nodes}
             ends = limited(log, state, since, ends, rows_max, maps or None)
         ends = {
             node: max(ends.get(node, START), floor.get(node, START)) for node in {*ends, *floor}
         } | gone
-        if not given.whole:
-            end = self._with_drops(given.moved(state, ends), state)
-            return given if end == replace(given, snapshots={}) else end
+        if not offset.whole:
+            end = self._with_drops(offset.moved(state, ends), state)
+            return offset if end == replace(offset, snapshots={}) else end
         generations = self._generations(state.manifest.snapshots)
         if not ends and not generations:
-            return given
-        end = self._with_drops(given.moved(state, ends), state)
+            return offset
+        end = self._with_drops(offset.moved(state, ends), state)
         return replace(end, snapshots=generations)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -264,14 +264,14 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         context = open_context(known(partition.place))
         try:
             log = ClusterLog(context, partition.namespace, partition.cluster)
-            wanted = Wanted(
+            query = Query(
                 schema_of(self._kinds),
                 self._options.maps,
                 metadata=partition.metadata,
                 in_order=True,
             )
             for scan, source in ahead(log.context, partition.scans):
-                yield from read_columns(log, scan, wanted, source)
+                yield from read_columns(log, scan, query, source)
         finally:
             context.store.close()
 
@@ -281,19 +281,19 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._log is None:
             options = self._options
             context = open_context(known(options.path))
-            found = clusters_of(context.store, options.namespaces, options.clusters)
-            if not found:
+            clusters = clusters_of(context.store, options.namespaces, options.clusters)
+            if not clusters:
                 why = why_none(context.store, options)
                 context.store.close()
                 raise InvalidSetting(f"a stream follows one cluster: {why}")
-            if len(found) != 1:
+            if len(clusters) != 1:
                 context.store.close()
-                names = ", ".join("/".join(each) for each in found)
+                names = ", ".join("/".join(cluster) for cluster in clusters)
                 raise InvalidSetting(
                     f"a stream follows one cluster; found under {options.path}: {names}; "
                     "name it with the options namespace and cluster"
                 )
-            self._log = ClusterLog(context, *found[0])
+            self._log = ClusterLog(context, *clusters[0])
         return self._log
 
     def _registered(self) -> ReaderRegistration | None:
@@ -321,14 +321,14 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _state(self) -> ClusterState:
         return self._open().state().demand(self._options.recovery_policy)
 
-    def _still_registered(self, given: Offset) -> None:
+    def _still_registered(self, offset: Offset) -> None:
         """Publish where a query continues; fails if its reader was forgotten meanwhile."""
         registered = self._registered()
         if registered is None or self._last is not None:
             return
         registered.read()
-        if not given.start:
-            planned_again(lambda: registered.advance(given.nodes, self._state))
+        if not offset.start:
+            planned_again(lambda: registered.advance(offset.nodes, self._state))
 
     def _demand_same_logs(self, state: ClusterState, offset: Offset) -> None:
         for node, directory in offset.directories.items():
@@ -355,9 +355,9 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._generations(state.manifest.snapshots) == end.snapshots:
             return state
         if base is not None and self._generations(base.snapshots) == end.snapshots:
-            known = with_base(self._open(), state, base, self._options.maps or None)
-            if known is not None:
-                return known
+            planned = with_base(self._open(), state, base, self._options.maps or None)
+            if planned is not None:
+                return planned
         raise InvalidSetting(
             "the first batch of this stream was not finished, and the snapshots that it "
             "reads were replaced by a rewrite since it was planned: start the query "
@@ -366,7 +366,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _generations(self, snapshots: Mapping[str, Snapshot]) -> dict[str, int]:
-        return {name: each.generation for name, each in self._followed(snapshots)}
+        return {name: snapshot.generation for name, snapshot in self._followed(snapshots)}
 
     def _followed(self, snapshots: Mapping[str, Snapshot]) -> Iterator[tuple[str, Snapshot]]:
         """The snapshots of the maps that this stream follows."""
@@ -378,7 +378,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.changes != IMAGES:
             return offset
         followed = self._followed(state.manifest.snapshots)
-        dropped = {name: each.dropped for name, each in followed if each.dropped}
+        dropped = {name: snapshot.dropped for name, snapshot in followed if snapshot.dropped}
         return replace(offset, dropped=dropped)
 
 
@@ -400,10 +400,10 @@ def _until(keep: Callable[[], tuple[T, bool]]) -> T:
     """What `keep` returns. It is called again while it says that the snapshots were replaced
     meanwhile. If they are replaced each time, the next batch keeps its own."""
     for _ in range(ATTEMPTS):
-        found, kept = keep()
-        if kept:
+        result, is_kept = keep()
+        if is_kept:
             break
-    return found
+    return result
 
 
 def _ends(
@@ -412,9 +412,9 @@ def _ends(
     """Node → the position of its last entry, which may have been removed."""
     ends = log.ends(since, state)
     return {
-        node: max(ends.get(node, START), found.manifest.removed, since.get(node, START))
-        for node, found in state.nodes.items()
-        if max(ends.get(node, START), found.manifest.removed) > START
+        node: max(ends.get(node, START), node_state.manifest.removed, since.get(node, START))
+        for node, node_state in state.nodes.items()
+        if max(ends.get(node, START), node_state.manifest.removed) > START
     }
 
 
@@ -429,12 +429,12 @@ def _as_then(scans: Iterable[FileScan], end: Offset) -> list[FileScan]:
 
 def _marks(state: ClusterState) -> dict[str, Position]:
     """Node → the farthest position that a snapshot covers: a first batch ends there or later."""
-    found: dict[str, Position] = {}
+    marks: dict[str, Position] = {}
     for node in state.nodes:
         places = state.covered(node).values()
         if places:
-            found[node] = max(places)
-    return found
+            marks[node] = max(places)
+    return marks
 
 
 def _demand_unvoided(log: ClusterLog, state: ClusterState, first: Offset, last: Offset) -> None:
@@ -471,11 +471,11 @@ def _of_older(log: ClusterLog, scans: list[FileScan], incarnation: int) -> list[
     """Positions after a cut of entries of an older incarnation. Removed files were covered by a
     snapshot, which does not have such entries, so those are unknown."""
     names = dict.fromkeys(("incarnation", "epoch", "segment", "frame", "index"), "bigint")
-    wanted = Wanted(schema_of(names))
+    query = Query(schema_of(names))
     return [
         str(Position(*(line[name] for name in ("epoch", "segment", "frame", "index"))))
         for scan in scans
-        for batch in read_columns(log, replace(scan, cuts=()), wanted)
+        for batch in read_columns(log, replace(scan, cuts=()), query)
         for line in batch.to_pylist()
         if line["incarnation"] < incarnation
     ]

@@ -89,7 +89,7 @@ class ImapWalWriter(DataSourceArrowWriter):
             if TAKEN.get(name) != kind:
                 raise InvalidSetting(
                     f"a backfill takes no column {name} {kind}; it takes "
-                    + ", ".join(f"{each} {of}" for each, of in TAKEN.items())
+                    + ", ".join(f"{column_} {of}" for column_, of in TAKEN.items())
                 )
         if not {"key", "value"} <= kinds.keys() or ("map" in kinds) == bool(target.map):
             raise InvalidSetting(
@@ -141,13 +141,13 @@ class ImapWalWriter(DataSourceArrowWriter):
         """Make all rows a part of the log, at once. Raises `LostRace` if two attempts of a task
         report that they wrote, and the errors of `backfill.publish`."""
         written = [message for message in messages if message is not None]
-        partitions = [each.partition for each in written]
+        partitions = [message.partition for message in written]
         if len({*partitions}) != len(partitions):
             raise LostRace("two attempts of a task report that they wrote; nothing was published")
         store, log = self._target.open()
         try:
-            self._demand_one_class(log, [each.classes for each in written])
-            archives = [archive for each in written for archive in each.archives]
+            self._demand_one_class(log, [message.classes for message in written])
+            archives = [archive for message in written for archive in message.archives]
             backfill.publish(log, self._backfill, archives)
         finally:
             store.close()
@@ -155,13 +155,13 @@ class ImapWalWriter(DataSourceArrowWriter):
     def _demand_one_class(self, log: ClusterLog, of_tasks: Sequence[Mapping[str, str]]) -> None:
         """Raise `InvalidSetting` unless each map has one class in all tasks, and that of its
         entries in the log."""
-        found: dict[str, str] = {}
+        labels: dict[str, str] = {}
         for classes in of_tasks:
             for name, label in classes.items():
-                demand_known_class(name, label, {found.setdefault(name, label)})
-        known = classes_of(log, sorted(found.keys() - self._classes.keys()))
-        for name, in_log in known.items():
-            demand_class_of_map(log, name, found[name], in_log)
+                demand_known_class(name, label, {labels.setdefault(name, label)})
+        in_logs = classes_of(log, sorted(labels.keys() - self._classes.keys()))
+        for name, in_log in in_logs.items():
+            demand_class_of_map(log, name, labels[name], in_log)
 
     def abort(self, messages: list[Any]) -> None:
         """Does nothing: nothing was published, and no manifest names what was written."""
@@ -176,11 +176,11 @@ class _Task:
         of: Backfill,
         partition: int,
         folder: Path,
-        known: Mapping[str, Collection[str]],
+        known_classes: Mapping[str, Collection[str]],
     ) -> None:
-        """`known`: the classes of maps in the log, as far as the driver knows them."""
+        """`known_classes`: the classes of maps in the log, as far as the driver knows them."""
         self._log, self._of, self._partition, self._folder = log, of, partition, folder
-        self._known = known
+        self._known = known_classes
         self.classes: dict[str, str] = {}
         self._rows = 0
         self._waiting: dict[str, list[Any]] = {}
@@ -238,8 +238,8 @@ class _Task:
         there = {name: batch[name] for name in batch.schema.names}
 
         def given(column: str, default: Any) -> Any:
-            found = there.get(column)
-            return pa.repeat(default, count) if found is None else pc.fill_null(found, default)
+            values = there.get(column)
+            return pa.repeat(default, count) if values is None else pc.fill_null(values, default)
 
         expires = pc.if_else(deleted, 0, given("expires_at_ms", 0))
         numbers = pa.array(range(self._rows, self._rows + count), pa.int64())

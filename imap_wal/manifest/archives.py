@@ -87,14 +87,14 @@ class ArchiveLists(ListFiles[Archive]):
         )
 
     def settled(
-        self, number: int, wanted: Listed[Archive], former: Listed[Archive]
+        self, number: int, content: Listed[Archive], former: Listed[Archive]
     ) -> Listed[Archive]:
         """What manifest `number` names: lists of its predecessor `former`, new ones, and few
         archives. Writes the new ones. Raises StorageError, and the errors of `read`."""
-        lists = [file for file in wanted.lists if file.name in former.names]
-        foreign = [file for file in wanted.lists if file.name not in former.names]
-        direct = [archive for file in foreign for archive in wanted.read(file)]
-        direct += wanted.direct
+        lists = [file for file in content.lists if file.name in former.names]
+        foreign = [file for file in content.lists if file.name not in former.names]
+        direct = [archive for file in foreign for archive in content.read(file)]
+        direct += content.direct
         if len(direct) > NEWEST_MAX:
             for file in [file for file in lists if file.items < list_files.LIST_MIN]:
                 lists.remove(file)

@@ -71,11 +71,11 @@ class ClaimManifest:
         members: tuple[str, ...] = (),
         lost: tuple[str, ...] = (),
     ) -> ClaimManifest:
-        kept = sorted({**self.claims, cluster_id: incarnation}.items(), key=lambda claim: claim[1])[
-            -CLAIMS_KEPT:
-        ]
+        newest = sorted(
+            {**self.claims, cluster_id: incarnation}.items(), key=lambda claim: claim[1]
+        )[-CLAIMS_KEPT:]
         return ClaimManifest(
-            dict(kept),
+            dict(newest),
             members,
             lost,
             tokens=self.tokens,
@@ -105,8 +105,8 @@ class ClaimManifest:
     def barring(self, lost: Collection[str]) -> ClaimManifest | None:
         """The manifest with more lost members, none of which is in the list. None if they are too
         many: then another view follows, whose number they do not know."""
-        found = {*self.lost, *lost}
-        return replace(self, lost=tuple(sorted(found))) if len(found) <= MEMBERS_MAX else None
+        all_lost = {*self.lost, *lost}
+        return replace(self, lost=tuple(sorted(all_lost))) if len(all_lost) <= MEMBERS_MAX else None
 
     @property
     def names_token(self) -> bool:

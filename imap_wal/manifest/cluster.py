@@ -257,8 +257,8 @@ class ClusterManifestLog(ManifestLog[ClusterManifest]):
         former = self._follows(number)
         if content.snapshots is not former.snapshots:
             content = replace(content, snapshots=self._settled(number, content, former))
-        known, named = lists_of(former.snapshots), names_of(lists_of(content.snapshots))
-        dropped = dropped_names(former.dropped_lists, names_of(known), named, number, floor)
+        former_lists, named = lists_of(former.snapshots), names_of(lists_of(content.snapshots))
+        dropped = dropped_names(former.dropped_lists, names_of(former_lists), named, number, floor)
         return replace(content, dropped_lists=dropped)
 
     def _demand_whole(self, content: ClusterManifest) -> None:
@@ -302,8 +302,8 @@ def set_decoded(manifests: ManifestLog[ClusterManifest], maps: Iterable[str]) ->
         InvalidSetting: A name is empty.
         LostRace: Other processes changed the manifest too often.
     """
-    wanted = tuple(sorted(set(maps)))
-    if "" in wanted:
+    decoded = tuple(sorted(set(maps)))
+    if "" in decoded:
         raise InvalidSetting("the name of a map must not be empty")
 
-    return manifests.update(lambda manifest: replace(manifest, decoded=wanted)).decoded
+    return manifests.update(lambda manifest: replace(manifest, decoded=decoded)).decoded

@@ -53,13 +53,13 @@ def forked(
 ) -> tuple[Epoch, ...]:
     """The epochs of a copy that differs from its log after `shared`. `new_id` returns the new id of
     an epoch. The former id is kept too, because segments that were not changed still have it."""
-    found: list[Epoch] = []
+    result: list[Epoch] = []
     for epoch in epochs:
         if epoch.end is not None and epoch.end <= shared:
-            found.append(epoch)
+            result.append(epoch)
         else:
-            found += (replace(epoch, end=shared), replace(epoch, id=new_id(epoch.number)))
-    return tuple(found[-EPOCHS_MAX:])
+            result += (replace(epoch, end=shared), replace(epoch, id=new_id(epoch.number)))
+    return tuple(result[-EPOCHS_MAX:])
 
 
 def ids(epochs: Sequence[Epoch], number: int) -> tuple[str, ...]:
@@ -74,8 +74,8 @@ def between(epochs: Sequence[Epoch], first: int, last: int) -> tuple[Epoch, ...]
 
 def segment_id(epochs: Sequence[Epoch], number: int, token: bytes) -> bytes:
     """The random id of a new segment of an epoch. `token`: as many random bytes as it has."""
-    known = ids(epochs, number)
-    return bytes.fromhex(known[-1]) + token[EPOCH_ID_BYTES:] if known else token
+    epoch_ids = ids(epochs, number)
+    return bytes.fromhex(epoch_ids[-1]) + token[EPOCH_ID_BYTES:] if epoch_ids else token
 
 
 def marked(epochs: Sequence[Epoch], position: Position) -> Position:
@@ -101,9 +101,9 @@ def id_in(position: Position) -> str:
     return position.epoch_id if isinstance(position, MarkedPosition) else ""
 
 
-def demand(epochs: Sequence[Epoch], position: Position, what: str) -> Position:
+def demand(epochs: Sequence[Epoch], position: Position, log_name: str) -> Position:
     """The position without an id, if it is of the history that these epochs have. Raises
-    `OtherHistory` if it is not. `what`: the log, for the error."""
+    `OtherHistory` if it is not. `log_name`: the log, for the error."""
     if not isinstance(position, MarkedPosition):
         return position
     shared = None
@@ -112,7 +112,7 @@ def demand(epochs: Sequence[Epoch], position: Position, what: str) -> Position:
             if _has(epoch, position):
                 return Position(*position)
             shared = epoch.end
-    raise OtherHistory(what, str(position), str(marked(epochs, shared)) if shared else "")
+    raise OtherHistory(log_name, str(position), str(marked(epochs, shared)) if shared else "")
 
 
 def _has(epoch: Epoch, position: Position) -> bool:

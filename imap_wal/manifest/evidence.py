@@ -47,8 +47,8 @@ def of_files(
     # The list is parsed only for an archive after the manifest's last archived position, which is
     # rare.
     for path in late.keys() - {archive.path for archive in manifest.archives} if late else ():
-        what = f"{path} has entries up to {late[path].last} that the manifest does not know"
-        newer = newer or f"{what}; their segments were removed"
+        surplus = f"{path} has entries up to {late[path].last} that the manifest does not know"
+        newer = newer or f"{surplus}; their segments were removed"
     return Evidence(highest, newer or _another_beginning(manifest, segments))
 
 
@@ -58,8 +58,8 @@ def _another_beginning(manifest: NodeManifest, segments: Collection[tuple[int, i
     epoch, begins = manifest.begins
     if manifest.archived[1] >= begins:  # its first segments may be archived and removed
         return ""
-    first = min((number for each, number in segments if each == epoch), default=0)
-    if any(each < epoch and begins <= number < first for each, number in segments):
+    first = min((number for of_epoch, number in segments if of_epoch == epoch), default=0)
+    if any(of_epoch < epoch and begins <= number < first for of_epoch, number in segments):
         return f"epoch {epoch} began with segment {first}, but the manifest says {begins}"
     return ""
 

@@ -17,17 +17,17 @@ from imap_wal.security.encryption import check_value
 from imap_wal.security.encryption_keys import PLAIN, KeyRing
 
 
-def differing(key_ring: KeyRing, known: Mapping[str, str]) -> list[str]:
-    """Ids of `key_ring` under which the cluster has another key. `known`: the check values in its
-    manifest."""
-    both = key_ring.keys.keys() & known.keys()
-    return sorted(name for name in both if known[name] != check_value(key_ring.keys[name]))
+def differing(key_ring: KeyRing, check_values: Mapping[str, str]) -> list[str]:
+    """Ids of `key_ring` under which the cluster has another key. `check_values`: those in
+    its manifest."""
+    both = key_ring.keys.keys() & check_values.keys()
+    return sorted(name for name in both if check_values[name] != check_value(key_ring.keys[name]))
 
 
-def demand_same(key_ring: KeyRing, known: Mapping[str, str], folder: str) -> None:
+def demand_same(key_ring: KeyRing, check_values: Mapping[str, str], folder: str) -> None:
     """Raise `EncryptionError` if the cluster has another key under an id of `key_ring`. `folder`:
-    the folder of the manifests with `known`."""
-    wrong = differing(key_ring, known)
+    the folder of the manifests with `check_values`."""
+    wrong = differing(key_ring, check_values)
     if wrong:
         advice = f"bring back the key that had the id {wrong[0]!r}, or give the new key another id"
         raise EncryptionError(
@@ -35,10 +35,10 @@ def demand_same(key_ring: KeyRing, known: Mapping[str, str], folder: str) -> Non
         )
 
 
-def all_given(key_ring: KeyRing, known: Mapping[str, str]) -> bool:
-    """Whether `key_ring` has all keys that were ever used to write here. `known`: as above; without
-    it, they are not known. Call it after `demand_same`."""
-    return bool(known) and known.keys() <= key_ring.keys.keys()
+def all_given(key_ring: KeyRing, check_values: Mapping[str, str]) -> bool:
+    """Whether `key_ring` has all keys that were ever used to write here. `check_values`: as above;
+    without them, that is unknown. Call it after `demand_same`."""
+    return bool(check_values) and check_values.keys() <= key_ring.keys.keys()
 
 
 def what_differs(ids: list[str]) -> str:
@@ -47,14 +47,14 @@ def what_differs(ids: list[str]) -> str:
     return f"the key given for id {names} is not the one that this cluster has"
 
 
-def with_active(key_ring: KeyRing, known: Mapping[str, str]) -> dict[str, str]:
+def with_active(key_ring: KeyRing, check_values: Mapping[str, str]) -> dict[str, str]:
     """The check values, with that of the active key."""
     active = (
         {}
         if key_ring.active == PLAIN
         else {key_ring.active: check_value(key_ring.keys[key_ring.active])}
     )
-    return {**known, **active}
+    return {**check_values, **active}
 
 
 def enter(key_ring: KeyRing, clusters: ManifestLog[ClusterManifest]) -> None:
@@ -66,7 +66,7 @@ def enter(key_ring: KeyRing, clusters: ManifestLog[ClusterManifest]) -> None:
 
     def change(manifest: ClusterManifest) -> ClusterManifest | None:
         demand_same(key_ring, manifest.keys, clusters.folder)
-        wanted = with_active(key_ring, manifest.keys)
-        return None if wanted == manifest.keys else replace(manifest, keys=wanted)
+        check_values = with_active(key_ring, manifest.keys)
+        return None if check_values == manifest.keys else replace(manifest, keys=check_values)
 
     clusters.update(change)

@@ -215,19 +215,19 @@ class ListFiles(ABC, Generic[V]):
         except NotFound:
             if file.name not in self._names():
                 raise
-            what = f"this list of {file.items} {self.field} is missing, and with it "
-            raise ShortLog(path, 0, what + self._lost(file), MANIFEST_ADVICE) from None
+            problem = f"this list of {file.items} {self.field} is missing, and with it "
+            raise ShortLog(path, 0, problem + self._lost(file), MANIFEST_ADVICE) from None
         if (len(text), google_crc32c.value(text)) != (file.bytes, file.checksum):
-            what = (
+            problem = (
                 f"this list of {file.items} {self.field} does not match the size "
                 f"({file.bytes} bytes) and the checksum in the manifest"
             )
-            raise CorruptLog(path, 0, what, MANIFEST_ADVICE)
+            raise CorruptLog(path, 0, problem, MANIFEST_ADVICE)
         with whole(path):
             document = json.loads(text)
             if document["format"] != FORMAT:
-                what = f"list format {document['format']}; imap-wal {VERSION} reads {FORMAT}"
-                raise UnsupportedVersion(path, 0, what, OTHER_FORMAT_ADVICE)
+                problem = f"list format {document['format']}; imap-wal {VERSION} reads {FORMAT}"
+                raise UnsupportedVersion(path, 0, problem, OTHER_FORMAT_ADVICE)
             items = self._items(unpacked(document[self.field]))
             if len(items) != file.items:
                 raise ValueError(f"it has {len(items)} {self.field}, not {file.items}")
@@ -235,9 +235,9 @@ class ListFiles(ABC, Generic[V]):
                 raise ValueError(f"its {self.field} end at other positions than the manifest says")
         return items
 
-    def sweep(self, number: int, kept: Collection[str]) -> None:
+    def sweep(self, number: int, current: Collection[str]) -> None:
         """Delete lists that no manifest names any more. `number`: of a manifest that the caller has
-        just published. `kept`: the lists that it names, and those of former manifests. Failures
+        just published. `current`: the lists that it names, and those of former manifests. Failures
         are left to the next sweep."""
         with suppress(StorageError):
             files = self._store.list(layout.lists_folder(self._folder))
@@ -247,7 +247,7 @@ class ListFiles(ABC, Generic[V]):
                     file.path
                     for file in files
                     if 0 < layout.list_number(file.path) <= number
-                    and layout.list_name_of(file.path) not in kept
+                    and layout.list_name_of(file.path) not in current
                 ],
             )
 
@@ -281,12 +281,17 @@ class ListFiles(ABC, Generic[V]):
 
 
 def dropped_names(
-    former: Mapping[str, int], known: Iterable[str], named: Collection[str], number: int, floor: int
+    former: Mapping[str, int],
+    former_names: Iterable[str],
+    named: Collection[str],
+    number: int,
+    floor: int,
 ) -> dict[str, int]:
     """The lists that only manifests before `number` name, each with the number of the first one
-    without it. `former`: those of the manifest before. `known`: the lists that it names. `named`:
-    those of manifest `number`. `floor`: the lowest number of a manifest that is kept."""
-    gone = dict.fromkeys((name for name in known if name not in named), number)
+    without it. `former`: those of the manifest before. `former_names`: the lists that it
+    names. `named`: those of manifest `number`. `floor`: the lowest number of a manifest that is
+    kept."""
+    gone = dict.fromkeys((name for name in former_names if name not in named), number)
     return {name: at for name, at in {**former, **gone}.items() if at > floor}
 
 

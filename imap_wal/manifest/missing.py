@@ -39,11 +39,11 @@ def segment(
 
 def archive(path: str, node: str, manifest: NodeManifest) -> ShortLog | None:
     """The error if this manifest of a node names the file."""
-    for each in manifest.archives:
-        if each.path == path:
-            what = f"entries of map {each.map!r} from {each.first} to {each.last}"
+    for entry in manifest.archives:
+        if entry.path == path:
+            entries = f"entries of map {entry.map!r} from {entry.first} to {entry.last}"
             return ShortLog(
-                path, 0, f"this archive of node {node!r} is missing, and with it {what}", ADVICE
+                path, 0, f"this archive of node {node!r} is missing, and with it {entries}", ADVICE
             )
     return None
 
@@ -56,9 +56,9 @@ def snapshot_file(path: str, manifest: ClusterManifest) -> ShortLog | None:
                 continue
             marks = sorted(snapshot.marks.items())
             up_to = "".join(f" to {mark.position} of node {node!r}," for node, mark in marks)
-            what = f"{file.rows} keys of map {name!r} as of the entries from the beginning"
-            what += up_to.removesuffix(",")
+            contents = f"{file.rows} keys of map {name!r} as of the entries from the beginning"
+            contents += up_to.removesuffix(",")
             return ShortLog(
-                path, 0, f"this file of a snapshot is missing, and with it {what}", ADVICE
+                path, 0, f"this file of a snapshot is missing, and with it {contents}", ADVICE
             )
     return None

@@ -163,15 +163,15 @@ class NodeManifest:
     def acks_from(self, segment: int, losses: int) -> int:
         """At least how many logs have each acknowledged change in this segment and later ones.
         `losses`: those of the other nodes until now."""
-        acks, first, known = self.copied
-        return acks if acks and first <= segment and known == losses else 1
+        acks, first, former_losses = self.copied
+        return acks if acks and first <= segment and former_losses == losses else 1
 
     def with_copied(self, acks: int, segment: int, losses: int) -> Self:
         """The manifest at the start of a segment whose changes this many logs acknowledge."""
         if acks < 2 or not self.address:
             return replace(self, copied=(0, 0, 0))
-        before, _, known = self.copied
-        if (before, known) == (acks, losses):
+        before, _, former_losses = self.copied
+        if (before, former_losses) == (acks, losses):
             return self
         return replace(self, copied=(acks, segment, losses))
 
@@ -190,11 +190,12 @@ class NodeManifest:
     def known_requests(self, requests: Mapping[int, int]) -> dict[int, int]:
         """The requests of sessions that may still send one again: those of the last plug-in starts,
         and of the last writers."""
-        known = set(self.plugins.values())
+        plugin_sessions = set(self.plugins.values())
         return {
             session: request
             for session, request in requests.items()
-            if session in known or self.session - SESSIONS_KEPT < session < SHARED_SESSIONS
+            if session in plugin_sessions
+            or self.session - SESSIONS_KEPT < session < SHARED_SESSIONS
         }
 
     def to_json(self) -> dict[str, Any]:

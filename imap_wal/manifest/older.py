@@ -30,9 +30,11 @@ RESTORE_ADVICE = (
 )
 
 
-def foreign_wal(folder: str, manifest: NodeManifest, found: Collection[str]) -> str:
+def foreign_wal(folder: str, manifest: NodeManifest, wal_ids: Collection[str]) -> str:
     """The error text if the segments next to a node's manifest are not the ones that it names."""
-    there = f"those of {', '.join(sorted(found))}" if found else f"no file {manifest.wal_id}.log"
+    there = (
+        f"those of {', '.join(sorted(wal_ids))}" if wal_ids else f"no file {manifest.wal_id}.log"
+    )
     return (
         f"{folder}/wal should have the segments of log {manifest.wal_id}, but has {there}: "
         "its disk is not mounted here or was "
@@ -64,8 +66,8 @@ def without_gap(manifest: NodeManifest, wal: WalFolder) -> tuple[SegmentFile, ..
 
 def older_manifest(path: str, evidence: str, advice: str = OLDER_ADVICE) -> CorruptLog:
     """The error for a manifest that an older copy has replaced."""
-    what = f"the manifests here are older than the files beside them ({evidence})"
-    return CorruptLog(path, 0, what, advice)
+    reason = f"the manifests here are older than the files beside them ({evidence})"
+    return CorruptLog(path, 0, reason, advice)
 
 
 def mark_beyond(
@@ -86,12 +88,12 @@ def mark_beyond(
 
 def opened_epochs(store: SegmentStore, cluster_folder: str) -> dict[str, int]:
     """Log directory → the newest epoch in which it was opened, from `layout.opened_path`."""
-    found: dict[str, int] = {}
+    epochs: dict[str, int] = {}
     for file in store.list(layout.opened_folder(cluster_folder)):
         name = layout.parse_opened_path(file.path)
         if name is not None:
-            found[name[0]] = max(name[1], found.get(name[0], 0))
-    return found
+            epochs[name[0]] = max(name[1], epochs.get(name[0], 0))
+    return epochs
 
 
 def older_epoch(manifest: NodeManifest, opened: Mapping[str, int]) -> str:

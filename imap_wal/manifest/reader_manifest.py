@@ -129,10 +129,10 @@ class ReaderManifest:
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
         """The inverse of `to_json`. Its lists can be read if they are `bound` to their log."""
         require(data, "positions", "updated_ms", "forgotten")
-        found = checked({**data, "base": None, "proposed": None, "later": ()}, cls)
+        reader = checked({**data, "base": None, "proposed": None, "later": ()}, cls)
         later = checked(data.get("later", []), list[dict[str, Any]])
         return replace(
-            found,
+            reader,
             base=_base(data.get("base")),
             proposed=_base(data.get("proposed")),
             later=tuple(map(Base.from_json, later)),
@@ -198,7 +198,7 @@ class ReaderManifestLog(ManifestLog[ReaderManifest]):
         self.lists = BaseLists(store, folder, randomness, self._named)
 
     def _named(self) -> set[str]:
-        return {each.name for each in self.read()[1].lists}
+        return {file.name for file in self.read()[1].lists}
 
     def _decode(self, number: int) -> tuple[dict[str, Any], ReaderManifest]:
         data, manifest = super()._decode(number)
@@ -208,26 +208,26 @@ class ReaderManifestLog(ManifestLog[ReaderManifest]):
 
     def _prepared(self, number: int, floor: int, content: ReaderManifest) -> ReaderManifest:
         former = self._follows(number)
-        known: dict[str, list[ListFile]] = {}
+        former_lists: dict[str, list[ListFile]] = {}
         for base in former.bases:
             for name, files in lists_of(base.snapshots).items():
-                known.setdefault(name, []).extend(files)
-        content = content.with_bases(lambda base: self._settled(number, base, known))
-        names = {each.name for each in former.lists}
-        named = {each.name for each in content.lists}
+                former_lists.setdefault(name, []).extend(files)
+        content = content.with_bases(lambda base: self._settled(number, base, former_lists))
+        names = {file.name for file in former.lists}
+        named = {file.name for file in content.lists}
         dropped = dropped_names(former.dropped_lists, names, named, number, floor)
         return replace(content, dropped_lists=dropped)
 
-    def _settled(self, number: int, base: Base, known: dict[str, list[ListFile]]) -> Base:
+    def _settled(self, number: int, base: Base, former_lists: dict[str, list[ListFile]]) -> Base:
         """With lists of this reader in place of those of the cluster, or of another reader."""
         snapshots = dict(base.snapshots)
         for name in lists_of(base.snapshots):
-            files = self.lists.settled(number, snapshots[name].files, known.get(name, ()))
+            files = self.lists.settled(number, snapshots[name].files, former_lists.get(name, ()))
             snapshots[name] = replace(snapshots[name], files=files)
-            known.setdefault(name, []).extend(files.lists)  # bases share most files
+            former_lists.setdefault(name, []).extend(files.lists)  # bases share most files
         return replace(base, snapshots=snapshots)
 
     def _finish(self, number: int, content: ReaderManifest) -> None:
         if content.forgotten or content.lists != self._follows(number).lists:
-            names = {each.name for each in content.lists}
+            names = {file.name for file in content.lists}
             self.lists.sweep(number, {*names, *content.dropped_lists})

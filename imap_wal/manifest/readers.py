@@ -52,14 +52,14 @@ def readers_of(
 ) -> dict[str, ReaderManifest]:
     """Name → the state of every reader for which something is kept, as if those of `forgotten` were
     forgotten."""
-    found = {}
+    readers = {}
     for name in _names(store, cluster_folder):
         if name in forgotten:
             continue
         number, reader = _read(store, cluster_folder, name)
         if number and not reader.forgotten:
-            found[name] = reader
-    return found
+            readers[name] = reader
+    return readers
 
 
 def examined(
@@ -251,13 +251,13 @@ def forget(
     if name not in _names(store, cluster_folder):
         return False
     manifests = _manifests(store, cluster_folder, name, clock, randomness)
-    known = False
+    was_known = False
 
     def change(reader: ReaderManifest) -> ReaderManifest:
-        nonlocal known
-        known = bool(reader.updated_ms) and not reader.forgotten
+        nonlocal was_known
+        was_known = bool(reader.updated_ms) and not reader.forgotten
         gone = ReaderManifest(reader.positions, clock.now_ms(), forgotten=True)
-        return gone if known else reader
+        return gone if was_known else reader
 
     try:
         manifests.update(change, alone=True)  # so its lists are deleted, too
@@ -266,7 +266,7 @@ def forget(
         return manifests.replace_damaged(gone) or forget(
             store, cluster_folder, name, clock, randomness
         )
-    return known
+    return was_known
 
 
 def _manifests(

@@ -71,12 +71,12 @@ class PartitionVersions:
 
     def raised(self, pairs: Iterable[tuple[int, Pair]]) -> Self:
         """The table with these pairs, without turns, where they are higher."""
-        found = dict(self.pairs)
-        for partition, given in pairs:
-            pair = without_turn(given)
-            if found.get(partition, ()) < pair:
-                found[partition] = pair
-        return replace(self, pairs=found)
+        pairs_by_partition = dict(self.pairs)
+        for partition, pair_with_turn in pairs:
+            pair = without_turn(pair_with_turn)
+            if pairs_by_partition.get(partition, ()) < pair:
+                pairs_by_partition[partition] = pair
+        return replace(self, pairs=pairs_by_partition)
 
 
 NO_VERSIONS = PartitionVersions()
@@ -215,21 +215,25 @@ def with_marks_once(snapshots: Mapping[str, Snapshot]) -> tuple[dict[str, Any], 
     # The marks of one manifest or one rewrite are mostly one object. Its content is compared once.
     distinct = {id(snapshot.marks): snapshot.marks for snapshot in snapshots.values()}
     content = {
-        each: tuple(sorted(marks.items(), key=lambda item: item[0]))
-        for each, marks in distinct.items()
+        marks_id: tuple(sorted(marks.items(), key=lambda item: item[0]))
+        for marks_id, marks in distinct.items()
     }
     same: dict[tuple[Any, ...], int] = {}
-    first = {each: same.setdefault(key, each) for each, key in content.items()}
+    first = {marks_id: same.setdefault(key, marks_id) for marks_id, key in content.items()}
     users = Counter(first[id(snapshot.marks)] for snapshot in snapshots.values())
     numbers = {
-        each: str(number)
-        for number, each in enumerate((each for each, count in users.items() if count > 1), 1)
+        marks_id: str(number)
+        for number, marks_id in enumerate(
+            (marks_id for marks_id, count in users.items() if count > 1), 1
+        )
     }
-    found = {}
+    documents = {}
     for name, snapshot in snapshots.items():
         number = numbers.get(first[id(snapshot.marks)])
-        found[name] = snapshot.to_json(number)
-    return found, {number: marks_json(distinct[each]) for each, number in numbers.items()}
+        documents[name] = snapshot.to_json(number)
+    return documents, {
+        number: marks_json(distinct[marks_id]) for marks_id, number in numbers.items()
+    }
 
 
 def from_json_with_marks(snapshots: Any, marks: Any) -> dict[str, Snapshot]:
@@ -247,12 +251,12 @@ Lists: TypeAlias = Mapping[str, tuple[ListFile, ...]]
 
 def with_lists(snapshots: Mapping[str, Snapshot], lists: Lists) -> dict[str, Snapshot]:
     """The snapshots with their files in these lists. Raises ValueError."""
-    found = dict(snapshots)
+    filled = dict(snapshots)
     for name, files in lists.items():
-        if not files or name not in found or found[name].files:
+        if not files or name not in filled or filled[name].files:
             raise ValueError(f"lists of map {name!r} do not fit its snapshot")
-        found[name] = replace(found[name], files=Listed((), files))
-    return found
+        filled[name] = replace(filled[name], files=Listed((), files))
+    return filled
 
 
 def bound(snapshots: Mapping[str, Snapshot], read: Read[SnapshotFile]) -> Mapping[str, Snapshot]:
@@ -271,7 +275,9 @@ def lists_of(snapshots: Mapping[str, Snapshot]) -> Lists:
     """The lists of each map that has some."""
     if isinstance(snapshots, SnapshotTable):
         return snapshots.lists
-    return {name: each.files.lists for name, each in snapshots.items() if each.files.lists}
+    return {
+        name: snapshot.files.lists for name, snapshot in snapshots.items() if snapshot.files.lists
+    }
 
 
 def lists_json(snapshots: Mapping[str, Snapshot]) -> dict[str, Any]:
@@ -317,31 +323,31 @@ class SnapshotLists(ListFiles[SnapshotFile]):
         return "the names of these snapshot files"
 
     def settled(
-        self, number: int, wanted: Listed[SnapshotFile], former: Iterable[ListFile]
+        self, number: int, content: Listed[SnapshotFile], former: Iterable[ListFile]
     ) -> Listed[SnapshotFile]:
         """What manifest `number` says for the files of a snapshot: few files, or lists of its
         predecessor (`former`) and new ones. Writes the new ones. Raises StorageError, and the
         errors of `read`."""
         lists = tuple(former)
-        if len(wanted) > FILES_MAX and not wanted.direct and set(lists).issuperset(wanted.lists):
-            return wanted
-        files = tuple(wanted)
+        if len(content) > FILES_MAX and not content.direct and set(lists).issuperset(content.lists):
+            return content
+        files = tuple(content)
         if len(files) <= FILES_MAX:
-            return Listed(files) if wanted.lists else wanted
+            return Listed(files) if content.lists else content
         return Listed((), tuple(self._lists(number, files, lists)), self.read)
 
     def _lists(
         self, number: int, files: Sequence[SnapshotFile], former: Iterable[ListFile]
     ) -> Iterator[ListFile]:
         count = len(files)
-        known: dict[ListFile, tuple[SnapshotFile, ...]] = {}
+        former_files: dict[ListFile, tuple[SnapshotFile, ...]] = {}
         for file in former:
             try:
-                known[file] = self.read(file)
+                former_files[file] = self.read(file)
             except LogError:
                 if not self.skips_damaged:
                     raise
-        runs = _unchanged(files, known)
+        runs = _unchanged(files, former_files)
         place = 0
         for start, end, unchanged in [*_spaced(runs, count), (count, count, None)]:
             if place < start:
@@ -353,12 +359,12 @@ class SnapshotLists(ListFiles[SnapshotFile]):
 
 
 def _unchanged(
-    files: Sequence[SnapshotFile], known: Mapping[ListFile, tuple[SnapshotFile, ...]]
+    files: Sequence[SnapshotFile], former_lists: Mapping[ListFile, tuple[SnapshotFile, ...]]
 ) -> list[_Run]:
     """The lists whose files are still there, one after the other, in order."""
     places = {file.path: place for place, file in enumerate(files)}
     whole_lists: list[_Run] = []
-    for list_file, items in known.items():
+    for list_file, items in former_lists.items():
         start = places.get(items[0].path, len(files))
         if tuple(files[start : start + len(items)]) == items:
             whole_lists.append((start, start + len(items), list_file))
@@ -375,15 +381,15 @@ def _spaced(runs: Sequence[_Run], count: int) -> list[_Run]:
     least = list_files.LIST_MIN
     if len(runs) == 1 and runs[0][:2] == (0, count):
         return list(runs)
-    kept = [run for run in runs if run[1] - run[0] >= least or count < least]
+    remaining = [run for run in runs if run[1] - run[0] >= least or count < least]
     while True:
-        ends = [0, *(end for _, end, _ in kept)]
-        starts = [*(start for start, _, _ in kept), count]
+        ends = [0, *(end for _, end, _ in remaining)]
+        starts = [*(start for start, _, _ in remaining), count]
         small = next((at for at in range(len(ends)) if 0 < starts[at] - ends[at] < least), None)
-        if small is None or not kept:
-            return kept
-        beside = [at for at in (small - 1, small) if 0 <= at < len(kept)]
-        del kept[min(beside, key=lambda at: kept[at][1] - kept[at][0])]
+        if small is None or not remaining:
+            return remaining
+        beside = [at for at in (small - 1, small) if 0 <= at < len(remaining)]
+        del remaining[min(beside, key=lambda at: remaining[at][1] - remaining[at][0])]
 
 
 def marks_by_node(snapshots: Mapping[str, Snapshot]) -> dict[str, tuple[LowWaterMark, ...]]:
@@ -393,10 +399,10 @@ def marks_by_node(snapshots: Mapping[str, Snapshot]) -> dict[str, tuple[LowWater
         for node, mark in marks.items():
             log = (node, mark.directory)
             farthest[log] = max(mark.position, farthest.get(log, START))
-    found: dict[str, tuple[LowWaterMark, ...]] = {}
+    by_node: dict[str, tuple[LowWaterMark, ...]] = {}
     for (node, directory), position in farthest.items():
-        found[node] = (*found.get(node, ()), LowWaterMark(directory, position))
-    return found
+        by_node[node] = (*by_node.get(node, ()), LowWaterMark(directory, position))
+    return by_node
 
 
 class SnapshotTable(Mapping[str, Snapshot]):

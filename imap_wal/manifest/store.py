@@ -112,9 +112,9 @@ class ManifestLog(Generic[C]):
             self._highest = max(number, self._highest)
             if not files:
                 return 0, self._empty
-            known = self._known
-            if known is not None and known[0] == files[number]:
-                return number, known[1]
+            cached = self._known
+            if cached is not None and cached[0] == files[number]:
+                return number, cached[1]
             try:
                 document, content = self._decode(number)
             except NotFound:
@@ -163,10 +163,10 @@ class ManifestLog(Generic[C]):
         for _ in range(attempts):
             number, current = self.read()
             try:
-                wanted = change(current)
-                if wanted is None or (wanted == current and number > 0):
+                content = change(current)
+                if content is None or (content == current and number > 0):
                     return current
-                published = self._publish(number, wanted, alone)
+                published = self._publish(number, content, alone)
             except NotFound:  # a list that `current` names, if there is a newer manifest
                 if self.read()[0] == number:
                     raise
@@ -205,8 +205,8 @@ class ManifestLog(Generic[C]):
 
     def _follows(self, number: int) -> C:
         """The content of the manifest before `number`; the empty one if it is not there."""
-        known, content = self._last
-        if known == number - 1:
+        last_number, content = self._last
+        if last_number == number - 1:
             return content
         try:
             return self._decode(number - 1)[1]
@@ -215,8 +215,8 @@ class ManifestLog(Generic[C]):
 
     def _floor_of(self, number: int) -> int:
         """The floor in manifest `number`; 1 if there are no manifests yet."""
-        known, floor = self._floor
-        if known == number:
+        known_number, floor = self._floor
+        if known_number == number:
             return floor
         if not number:
             return 1
@@ -281,13 +281,13 @@ class ManifestLog(Generic[C]):
         return self._path(number + 1)
 
     def _files(self) -> dict[int, StoredFile]:
-        found = {}
+        files = {}
         for file in self._store.list(self.folder):
             name = file.path.removeprefix(f"{self.folder}/")
             number = manifest_number(name)
             if number is not None:
-                found[number] = file
-        return found
+                files[number] = file
+        return files
 
     def _path(self, number: int) -> str:
         return f"{self.folder}/{number:0{DIGITS}d}.json"
@@ -309,8 +309,8 @@ class ManifestLog(Generic[C]):
         with whole(path):
             format = checked(data, _Head).format
         if format != self._kind.format:
-            what = f"manifest format {format}; imap-wal {VERSION} reads {self._kind.format}"
-            raise UnsupportedVersion(path, 0, what, OTHER_FORMAT_ADVICE)
+            problem = f"manifest format {format}; imap-wal {VERSION} reads {self._kind.format}"
+            raise UnsupportedVersion(path, 0, problem, OTHER_FORMAT_ADVICE)
         with whole(path):
             return data, self._kind.from_json(data, path)
 

@@ -45,10 +45,10 @@ class ReaderRegistration:
         """What is registered. Raises `InvalidSetting` if the reader was forgotten."""
         return self._reader.read()
 
-    def keep(self, state: ClusterState, known: ClusterState) -> bool:
-        """Make the base of the next batch from `known`: `state`, or `state` with former snapshots.
-        False: the snapshots were replaced meanwhile."""
-        base = base_of(state, known, self._maps, None)
+    def keep(self, state: ClusterState, current: ClusterState) -> bool:
+        """Make the base of the next batch from `current`: `state`, or `state` with former
+        snapshots. False: the snapshots were replaced meanwhile."""
+        base = base_of(state, current, self._maps, None)
         self._reader.propose(base)
         if not self._is_current(state):
             return False

@@ -82,5 +82,5 @@ def _is_same(claim: Claim | None, other: Claim | None) -> bool:
     """Whether there is no difference; the logs of several nodes may have copies of one change."""
     if claim is None or other is None:
         return claim is other
-    (row, _), (known, _) = claim, other
-    return row[ORDER] == known[ORDER] and content_of(row) == content_of(known)
+    (row, _), (other_row, _) = claim, other
+    return row[ORDER] == other_row[ORDER] and content_of(row) == content_of(other_row)

@@ -30,7 +30,7 @@ from imap_wal.read.schemas import schemas_of
 from pyspark_imap_wal.batch import ClusterReader, schema_of
 from pyspark_imap_wal.changes.images import BATCH_BYTES, BATCH_ROWS, MEMORY_BYTES
 from pyspark_imap_wal.changes.sorter import Clears, EntrySorter, Placed, place_of, subject_of
-from pyspark_imap_wal.columns import Wanted, of_rows, read_columns, shaped
+from pyspark_imap_wal.columns import Query, of_rows, read_columns, shaped
 from pyspark_imap_wal.options import known
 from pyspark_imap_wal.tables.schemas import (
     DECODED_COLUMNS,
@@ -39,7 +39,7 @@ from pyspark_imap_wal.tables.schemas import (
     VERSION_COLUMNS,
 )
 
-_WHOLE = Wanted(schema_of(ENTRY_COLUMNS | POSITION_COLUMNS))
+_WHOLE = Query(schema_of(ENTRY_COLUMNS | POSITION_COLUMNS))
 
 
 @dataclass
@@ -105,13 +105,13 @@ class HistoryReader(ClusterReader):
         context = open_context(known(partition.place))
         try:
             log = ClusterLog(context, partition.namespace, partition.cluster)
-            wanted = Wanted(
+            query = Query(
                 schema_of(self._kinds), filters=self._filters, metadata=partition.metadata
             )
             with closing(EntrySorter(MEMORY_BYTES)) as sorter:
                 clears = self._read(log, partition, sorter)
                 for part in _parts(_versions(sorter, clears)):
-                    yield shaped(log, _batch(part, partition, wanted), wanted)
+                    yield shaped(log, _batch(part, partition, query), query)
         finally:
             context.store.close()
 
@@ -120,7 +120,7 @@ class HistoryReader(ClusterReader):
         keys, buckets = self._filters.keys(), self._options.buckets
         maps = self._filters.only("map", self._options.maps)
         clears = Clears()
-        whole = Wanted(_WHOLE.schema, maps)
+        whole = Query(_WHOLE.schema, maps)
         for scan, source in ahead(log.context, task.scans):
             for batch in read_columns(log, scan, whole, source):
                 places = _places(scan, batch)
@@ -145,8 +145,8 @@ def _versions(sorter: EntrySorter, clears: Clears) -> Iterator[Version]:
     for (name, key), group in groupby(sorter.sorted(), key=subject_of):
         every = heapq.merge(group, clears.of(name, key), key=place_of)
         for (_, node, _), same in groupby(every, key=_identity):
-            found = list(same)
-            _, row, position = next((each for each in found if each[2] is not None), found[0])
+            copies = list(same)
+            _, row, position = next((copy for copy in copies if copy[2] is not None), copies[0])
             yield Version(key, row, node, position)
 
 
@@ -181,12 +181,12 @@ def _position(version: Version, task: HistoryPartition) -> str | None:
     return str(marked(task.epochs.get(version.node, ()), Position(*version.position)))
 
 
-def _batch(versions: list[Version], task: HistoryPartition, wanted: Wanted) -> Any:
+def _batch(versions: list[Version], task: HistoryPartition, query: Query) -> Any:
     nodes = [version.node for version in versions]
     batch = of_rows(
         [_of_key(version) for version in versions],
         nodes,
-        sorted(wanted.needed - VERSION_COLUMNS.keys()),
+        sorted(query.needed - VERSION_COLUMNS.keys()),
     )
     columns = {
         "position": [_position(version, task) for version in versions],

@@ -20,7 +20,7 @@ from imap_wal.read.scan import ahead
 from imap_wal.rules.newer import Claim
 from pyspark_imap_wal.changes.chain import Image, KeyState
 from pyspark_imap_wal.changes.sorter import Clears, EntrySorter, place_of, subject_of
-from pyspark_imap_wal.columns import Wanted, of_rows, shaped
+from pyspark_imap_wal.columns import Query, of_rows, shaped
 from pyspark_imap_wal.tables.schemas import CHANGE_COLUMNS
 
 MEMORY_BYTES = 256 * 1024 * 1024
@@ -51,24 +51,24 @@ class ChangesPartition(InputPartition):
     place: str
 
 
-def read_images(log: ClusterLog, task: ChangesPartition, wanted: Wanted) -> Iterator[Any]:
+def read_images(log: ClusterLog, task: ChangesPartition, query: Query) -> Iterator[Any]:
     """The images of a task, as record batches. Raises `NotFound`, `LogError`, `MissingNode`, and
     `StorageUnavailable` if this machine has no room to sort them."""
     with closing(EntrySorter(MEMORY_BYTES)) as sorter:
-        found = _Entries(task, wanted, sorter)
-        found.read_changes(log)
-        found.read_before(log)
-        for part in _parts(found.images()):
-            yield shaped(log, _batch(part, wanted), wanted)
+        entries = _Entries(task, query, sorter)
+        entries.read_changes(log)
+        entries.read_before(log)
+        for part in _parts(entries.images()):
+            yield shaped(log, _batch(part, query), query)
 
 
 class _Entries:
     """The entries of a task."""
 
-    def __init__(self, task: ChangesPartition, wanted: Wanted, sorter: EntrySorter) -> None:
+    def __init__(self, task: ChangesPartition, query: Query, sorter: EntrySorter) -> None:
         self._task, self._sorter = task, sorter
-        self._maps = wanted.maps or None
-        self._only = wanted.filters.keys() if wanted.filters is not None else None
+        self._maps = query.maps or None
+        self._only = query.filters.keys() if query.filters is not None else None
         self._touched = _Touched()
         self._clears, self._earlier = Clears(), Clears()
 
@@ -166,8 +166,8 @@ def _parts(images: Iterator[Image]) -> Iterator[list[Image]]:
         yield held
 
 
-def _batch(images: list[Image], wanted: Wanted) -> Any:
-    names = sorted(wanted.needed - CHANGE_COLUMNS.keys())
+def _batch(images: list[Image], query: Query) -> Any:
+    names = sorted(query.needed - CHANGE_COLUMNS.keys())
     rows, nodes = [image.row for image in images], [image.node for image in images]
     batch = of_rows(rows, nodes, names)
     columns = {

@@ -39,14 +39,14 @@ def planned(
     `InvalidSetting`."""
     if start is None:
         return [], cluster_scans(state, until=end, maps=maps)
-    known = None
+    known_state = None
     if base is not None and is_below(base, state, start):
         # Even if there are newer snapshots: a batch that is read again must have the same rows.
-        known = with_base(log, state, base, maps)
-    known = known or known_at(log, state, start, maps)
+        known_state = with_base(log, state, base, maps)
+    known_state = known_state or known_at(log, state, start, maps)
     return (
-        cluster_scans(known, until=start, maps=maps),
-        cluster_scans(known, since=start, until=end, maps=maps, snapshots=False),
+        cluster_scans(known_state, until=start, maps=maps),
+        cluster_scans(known_state, since=start, until=end, maps=maps, snapshots=False),
     )
 
 
@@ -102,8 +102,8 @@ def with_base(
         if not whole:
             return None
     for node, removed in state.removed().items():
-        kept = base.positions.get(node, START), base.removed.get(node, START)
-        if removed > max(kept):
+        held = base.positions.get(node, START), base.removed.get(node, START)
+        if removed > max(held):
             return None
     manifest = replace(
         state.manifest,
@@ -162,10 +162,10 @@ def _unknown(manifest: ClusterManifest, name: str, places: Places) -> InvalidSet
     snapshot = manifest.snapshots[name]
     marks = snapshot.marks
     node = next(mark for mark in sorted(marks) if marks[mark].position > places.get(mark, START))
-    what = "a drop" if snapshot.dropped == snapshot.generation else "a rewrite"
+    cause = "a drop" if snapshot.dropped == snapshot.generation else "a rewrite"
     return InvalidSetting(
         f"the images before the changes of map {name!r} are no longer known from position "
-        f"{places.get(node, START)} of node {node!r} on: {what} covered the log up to "
+        f"{places.get(node, START)} of node {node!r} on: {cause} covered the log up to "
         f"{marks[node].position}, and what came before was removed. Start the query again; a "
         "stream, without its checkpoint. With the option `reader`, a stream that has begun keeps "
         "what it needs"

@@ -91,12 +91,12 @@ class Clears:
         if not counts:
             return []
         number = 0 if counts.keys() == {1} else partition_number(key)
-        found: list[Placed] = [
+        placed: list[Placed] = [
             ((name, key, True, row[ORDER], node), row, position)
             for count, partitions in counts.items()
             for row, node, position in partitions.get(number % count, ())
         ]
-        return sorted(found, key=place_of)
+        return sorted(placed, key=place_of)
 
 
 def _stored(entries: Iterable[Placed]) -> BinaryIO:

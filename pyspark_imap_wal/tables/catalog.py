@@ -49,20 +49,20 @@ def columns_of(kinds: Mapping[str, str]) -> StructType:
     return StructType([StructField(name, _TYPES[kind]) for name, kind in kinds.items()])
 
 
-def is_new_table(given: Mapping[str, str], name: str) -> bool:
+def is_new_table(properties: Mapping[str, str], name: str) -> bool:
     """Whether these options are the properties of a table that is being created. `name`: of the
     data source."""
-    return given.get(PROVIDER, "").lower() == name
+    return properties.get(PROVIDER, "").lower() == name
 
 
 def options_of_table(properties: Mapping[str, str]) -> dict[str, str]:
     """The options among the properties of a new table. Raises `InvalidSetting`."""
-    found = {
+    options = {
         name.removeprefix(OPTION): value
         for name, value in properties.items()
         if name.startswith(OPTION)
     }
-    place = found.get("path") or properties.get("path")
+    place = options.get("path") or properties.get("path")
     if not place:
         raise InvalidSetting(
             "a table needs the root of the logs: create table … using imap_wal location '/folder'"
@@ -74,7 +74,7 @@ def options_of_table(properties: Mapping[str, str]) -> dict[str, str]:
             "the location of a table has options after a question mark, and Spark's catalog "
             "shows them to everyone: put them into the file that IMAP_WAL_CREDENTIALS names"
         )
-    return {**found, "path": place}
+    return {**options, "path": place}
 
 
 def with_options(columns: StructType, options: Mapping[str, str]) -> StructType:

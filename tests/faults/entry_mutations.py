@@ -11,14 +11,14 @@ OF_ENTRIES = (
     Mutation(
         "a backfill of another class is added to a map",
         "pyspark_imap_wal/classes.py",
-        "    if {*known} <= {given}:\n",
+        "    if {*known_classes} <= {class_label}:\n",
         "    if True:\n",
         "tests/spark/test_backfill.py::test_a_backfill_of_another_class_is_refused",
     ),
     Mutation(
         "tasks of a backfill with two classes are published",
         "pyspark_imap_wal/writer.py",
-        "            self._demand_one_class(log, [each.classes for each in written])\n",
+        "            self._demand_one_class(log, [message.classes for message in written])\n",
         "",
         "tests/spark/test_backfill.py::test_tasks_of_two_classes_publish_nothing",
     ),

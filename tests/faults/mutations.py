@@ -301,8 +301,9 @@ MUTATIONS = (
     Mutation(
         "requests of all sessions are kept",
         "imap_wal/manifest/node.py",
-        "if session in known or self.session - SESSIONS_KEPT < session < SHARED_SESSIONS\n",
-        "if session in known or 0 < session < SHARED_SESSIONS\n",
+        "if session in plugin_sessions or self.session - SESSIONS_KEPT < session < "
+        "SHARED_SESSIONS\n",
+        "if session in plugin_sessions or 0 < session < SHARED_SESSIONS\n",
         "tests/actors/test_metadata_size.py::test_requests_of_old_sessions_are_dropped",
     ),
     Mutation(
@@ -438,7 +439,7 @@ MUTATIONS = (
     Mutation(
         "a second lost disk is taken for the first one",
         "imap_wal/manifest/node.py",
-        "first <= segment and known == losses else 1",
+        "first <= segment and former_losses == losses else 1",
         "first <= segment else 1",
         "tests/disks/test_promises.py::test_a_restore_that_is_allowed_lacks_nothing",
     ),

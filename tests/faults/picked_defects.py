@@ -196,8 +196,8 @@ PICKED = (
     Mutation(
         "segments without copies are promised to have some",
         "imap_wal/manifest/node.py",
-        "return acks if acks and first <= segment and known == losses else 1",
-        "return acks if acks or first <= segment and known == losses else 1",
+        "return acks if acks and first <= segment and former_losses == losses else 1",
+        "return acks if acks or first <= segment and former_losses == losses else 1",
         "tests/disks/test_losses.py::test_what_a_recovery_cuts_is_a_loss",
     ),
     Mutation(

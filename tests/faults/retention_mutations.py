@@ -32,8 +32,8 @@ OF_RETENTION = (
     Mutation(
         "lists of files of another folder are named",
         "imap_wal/manifest/snapshots.py",
-        "and not wanted.direct and set(lists).issuperset(wanted.lists):",
-        "and not wanted.direct:",
+        "and not content.direct and set(lists).issuperset(content.lists):",
+        "and not content.direct:",
         "tests/unit/test_part_lists.py::test_a_base_has_lists_of_its_own",
     ),
     Mutation(
