@@ -190,12 +190,11 @@ class NodeManifest:
     def known_requests(self, requests: Mapping[int, int]) -> dict[int, int]:
         """The requests of sessions that may still send one again: those of the last plug-in starts,
         and of the last writers."""
-        plugin_sessions = set(self.plugins.values())
+        current = set(self.plugins.values())
         return {
             session: request
             for session, request in requests.items()
-            if session in plugin_sessions
-            or self.session - SESSIONS_KEPT < session < SHARED_SESSIONS
+            if session in current or self.session - SESSIONS_KEPT < session < SHARED_SESSIONS
         }
 
     def to_json(self) -> dict[str, Any]:
