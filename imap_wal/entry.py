@@ -262,8 +262,8 @@ def pack_upserts(
 ) -> list[bytes]:
     """The same bytes as `pack`, in chunks of at most 256 entries, for upserts of one map that never
     expire, numbered from `request` on; partition and partition version are 0. The columns are put
-    into one list and joined, without Python code for each entry. This is three times as fast as
-    msgpack, and up to 256 callers wait for it."""
+    into one list and joined, without Python code for each entry. Up to 256 callers wait
+    for this, and it is three times as fast as msgpack."""
     name, label_, timestamp = (
         msgpack.packb(map_name),
         msgpack.packb(label),

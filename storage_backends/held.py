@@ -8,7 +8,7 @@ from storage_backends.errors import NotFound
 
 
 class HeldByAnswer:
-    """A file with what the storage answers about its identity: different for any two files."""
+    """A file, and the identity that the storage reports for it. No two files have the same one."""
 
     def __init__(self, path: str, ask: Callable[[], Hashable]) -> None:
         """`ask` returns the identity of the file at `path` now. It raises `NotFound` if there is

@@ -155,8 +155,8 @@ class ObjectStore(Immutable):
             if any(name.strip("/") != full.strip("/") for name in answer):
                 raise TypeError("the driver lists files without their sizes")
             return {}
-        # fsspec's own `find` takes a folder for empty if its listing ends with an `OSError`, which
-        # the errors of many drivers are: a server that cannot be reached would be an empty log.
+        # fsspec's own `find` treats a folder as empty if its listing fails with an `OSError`, and
+        # many drivers raise one: then a server that cannot be reached would be an empty log.
         files: dict[str, Any] = {}
         waiting, seen = [full], {full}
         while waiting:
@@ -382,7 +382,7 @@ class ObjectStore(Immutable):
         except AlreadyExists:
             return True
         finally:
-            # Listings leave out a probe that stays, and later operations will report the cause.
+            # If the probe cannot be removed: listings leave it out, and later operations report why.
             with contextlib.suppress(Exception):
                 self._fs.rm_file(full)
         return False

@@ -96,8 +96,8 @@ def bounds(connections_max: int, max_value_bytes: int, *, local: bool = True) ->
 
 
 def wanted_files(connections_max: int) -> int:
-    """The limit of open files with which this many connections are admitted, and any number of
-    attempts to connect is safe."""
+    """How many open files the agent needs to admit this many connections, however many others try
+    to connect."""
     return OWN_FILES + connections_max + UNSEEN_MAX
 
 

@@ -79,7 +79,7 @@ def restore_backup(
     progress: Callable[[BackupProgress], None] = lambda _: None,
 ) -> None:
     """Write all files. The manifests of a cluster are last: until then, no agent and no program
-    takes its files for a log.
+    uses its files as a log.
 
     Args:
         source: The place of the backups.

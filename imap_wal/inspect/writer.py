@@ -7,8 +7,8 @@ from storage_backends import Locked, SegmentStore
 
 
 def writer_of(store: SegmentStore, folder: str, asker: str) -> str | None:
-    """How the process that writes the log in a node's folder names itself; None: there is none. The
-    lock is taken for a moment, and not created. `asker`: who takes it. Raises `StorageError`."""
+    """The name of the process that writes the log in a node's folder, or None if there is none. The
+    lock is taken for a moment, under the name `asker`, and not created. Raises `StorageError`."""
     path = layout.lock_path(folder)
     if not store.exists(path) and not store.list(path):  # a lease is a folder
         return None

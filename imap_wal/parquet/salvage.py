@@ -49,8 +49,8 @@ class Rows(NamedTuple):
 
 
 def readable(context: Context, path: str, *, log: str | None) -> Iterator[Rows | LostRows]:
-    """The readable rows, and between them the damage. `log`, here and below: the log directory of
-    an archive ("": unknown); None: it is a snapshot."""
+    """The readable rows, and between them the damage. `log` is the log directory of an archive (""
+    if it is not known), or None for a snapshot."""
     schema = SNAPSHOT_SCHEMA if log is None else ARCHIVE_SCHEMA
     try:
         source = context.store.open_input(path)

@@ -76,8 +76,8 @@ class Sizes:
 @dataclass(frozen=True, slots=True)
 class SortedRun:
     """A run: `firsts` and `sizes` are the first key and the bytes of each row group, `last` is the
-    last key. `late`: all of its rows came late (`imap_wal.rewrite.tally.Tally`), or none; of an
-    archive, each batch says it."""
+    last key. `late`: whether all of its rows came late (`imap_wal.rewrite.tally.Tally`). The
+    batches of an archive are judged one by one."""
 
     scan: FileScan
     late: bool

@@ -37,8 +37,8 @@ RENEW_S = 10.0
 def turn(
     log: ClusterLog, purpose: str, waits: Callable[[str], None] | None = None
 ) -> Iterator[None]:
-    """Hold the lock. `purpose`: who holds it, for others to read. `waits`: called once, with the
-    name of the holder, if another process holds the lock, which is then awaited; None: raises
+    """Hold the lock. Others can read `purpose` in it. If another process holds the lock, `waits` is
+    called once with that process's name, and the lock is awaited; without `waits`, this raises
     `RewriteRunning`. Raises StorageError."""
     lock = _taken(log, purpose, waits)
     stop = threading.Event()

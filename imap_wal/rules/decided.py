@@ -31,8 +31,8 @@ class Decisions:
         ]
 
     def counting_columns(self, batch: Any, name: str, node: str = "") -> Any:
-        """The rows of a batch of one map without losing claims. `node`: which wrote all of them;
-        "": the column `node` says it."""
+        """The rows of a batch of one map without losing claims. `node`: the one that wrote all of
+        them; "": the column `node` has it."""
         keys = [key for map_name, key in self.winners if map_name == name]
         if not keys:
             return batch

@@ -101,11 +101,11 @@ def report(error: BaseException, debug: bool = False) -> int:
 
 
 def _place_of_option(error: click.UsageError) -> str:
-    """Where an option of all commands goes, if it was given after the command."""
+    """The right place of an option of all commands that was given after the command."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return ""
     root = error.ctx.find_root()
     root_options = {name for param in root.command.params for name in param.opts}
     if error.ctx is root or error.option_name not in root_options:
         return ""
-    return f" It goes before the command: imap-wal {error.option_name} ... {error.ctx.info_name}"
+    return f" Write it before the command: imap-wal {error.option_name} ... {error.ctx.info_name}"

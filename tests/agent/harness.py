@@ -106,8 +106,8 @@ class NamedClient(Client):
 
 @contextmanager
 def serving(settings: AgentConfig) -> Iterator[Agent]:
-    """An agent on a thread of this process, stopped cleanly at the end. Its loop looks ten times as
-    often as in production whether it is to end or has reopened its log: a test waits for both."""
+    """An agent on a thread of this process, stopped cleanly at the end. Tests wait until it ends or
+    has opened its log again, so its loop checks both ten times as often as in production."""
     agent = Agent(settings)
     errors: list[BaseException] = []
 

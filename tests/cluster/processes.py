@@ -121,7 +121,7 @@ class Agent(Child):
     """`imap-wal agent` of one node. `settings` are those of its [log] section; `module` replaces
     the command, for agents that misbehave. `defect`: see `tests.nemesis.defects`. Without `forked`
     it has an interpreter of its own, as at a user's; a fork starts with a tenth of the work.
-    `own_disk`: its segments are in a folder of its own, which no other agent is given. With
+    `own_disk`: its segments are in a folder that no other agent uses. With
     `lifetime_timeout_s` 0 a cluster that is started does not wait for the one before it, nor for
     other nodes."""
 

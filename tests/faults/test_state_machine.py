@@ -98,8 +98,7 @@ def run(examples: int, steps: int, cases: Cases) -> int:
 def test_a_map_equals_a_dict_over_random_steps(
     cases: Cases,
 ) -> None:
-    """Two thousand steps, with kills, power losses, rewrites and prunes.
-    All faults of crashes at once."""
+    """Two thousand steps, with kills, power losses, rewrites and prunes."""
     assert run(share(80), 50, cases) >= share(2000)
 
 

@@ -108,7 +108,7 @@ def test_without_a_key_nothing_is_answered(settings: AgentConfig) -> None:
 
 @pytest.mark.parametrize("agent_key", ["", STRANGER.public], ids=["no key", "another key"])
 def test_a_peer_that_ends_in_the_handshake_is_logged(settings: AgentConfig, agent_key: str) -> None:
-    """It has no key, or takes another key for the agent's."""
+    """It has no key, or expects another public key of the agent."""
     own = MEMBER if agent_key else None
     named = {"agent_key": agent_key} if agent_key else {}
 

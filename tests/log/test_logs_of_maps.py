@@ -47,7 +47,7 @@ def test_the_log_of_embedded_maps_is_read_and_followed(memory: MemoryStore) -> N
 def test_agent_log_is_read_without_void_entries(
     memory: MemoryStore,
 ) -> None:
-    """A later lifetime made one entry void; also when it is in an archive."""
+    """A later lifetime made one entry void. It stays so when it is in an archive."""
     writer = agent_log(memory)
     append_rows(writer, put("a", "1", (1, 1, 1, 1)))
     cut = writer.end

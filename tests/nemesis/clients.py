@@ -225,7 +225,7 @@ class Callers:
         now = time.monotonic()
         done = replace(operation, end=now, result=result)
         self._history.add(Attempt(key, done, "acknowledged", now))
-        # What a later replace expects: often the right value, as otherwise no replace would
+        # A later replace expects this value. It is often the right one: otherwise no replace would
         # succeed.
         if operation.kind != "contains":
             last[key] = (

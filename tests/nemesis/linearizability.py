@@ -140,7 +140,7 @@ class _Set:
 
 
 class TooLarge(Exception):
-    """The search was given up: too much was possible."""
+    """The search has ended without a result: there are too many possible orders."""
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ class Run:
         self._resume()
 
     def _empty(self, rng: Random) -> None:
-        """Sometimes clears and destroys maps: this must succeed, as no fault is left."""
+        """Sometimes clears and destroys maps. This must succeed, because all faults have ended."""
         if self.world.bare:
             return
         client = self.world.client()

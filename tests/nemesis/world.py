@@ -42,8 +42,7 @@ COLD = "nemesis-cold"
 COLD_KEYS = tuple(Key(COLD, f"k{number}") for number in range(150))
 """Seldom written: their newest changes are old, so they are lost with an old part of a log."""
 ALL_KEYS = (*KEYS, *COLD_KEYS, *EMPTIED_KEYS, *GROUPS)
-"""All keys, with those of operations on many keys, which a Hazelcast without a map store does not
-get."""
+"""All keys. Those of operations on many keys are left out if Hazelcast has no map store."""
 # Small, so that a restore reads archives, sealed segments and an unfinished one.
 SETTINGS: dict[str, Any] = {"segment_bytes": 1 << 18, "max_total_wal_size": 1 << 20}
 PROPERTIES = {
@@ -266,8 +265,8 @@ class World:
 
     @contextlib.contextmanager
     def full_disk(self) -> Iterator[None]:
-        """Where no disk could be mounted, the agents may not write beyond the beginning of any
-        file."""
+        """If no small disk could be mounted, the size of a file is limited instead: the agents can
+        write only the beginning of each."""
         self.say("the disk is full" if self.root.is_disk else "the agents may not write")
         filler = self.logs / "filler"
         if self.root.is_disk:
@@ -426,7 +425,7 @@ class World:
 
     @property
     def restarts(self) -> Sequence[str]:
-        """How everything may be restarted now. With own disks, the disk of a machine that is left
+        """The ways in which everything can be restarted now. With own disks, the disk of a machine that is left
         out cannot be read: so at most one is left out, and only if other logs have its changes."""
         if not self.storage.own_disks:
             return RESTARTS

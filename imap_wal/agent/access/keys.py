@@ -51,7 +51,7 @@ class KeyPair:
     secret: str = field(default="", repr=False)
 
     def text(self) -> str:
-        """The content of the file of this key."""
+        """What the file of this key contains."""
         lines = [f'name = "{self.name}"', f'public-key = "{self.public}"']
         if self.secret:
             lines = [

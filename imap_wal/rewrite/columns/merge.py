@@ -149,7 +149,8 @@ class ColumnMerge:
     def read_runs(self, runs: Iterable[tuple[FileScan, Sequence[int], bool]]) -> None:
         """Read row groups of sorted runs (`imap_wal.rewrite.sorted_runs`), which were counted
         before: the files, the numbers of the row groups, and whether all rows are late (see
-        `Tally.is_late`); of an archive, each batch says it. One thread reads ahead."""
+        `Tally.is_late`); the batches of an archive are judged one by one. One thread reads
+        ahead."""
         by_rows: list[tuple[FileScan, bool]] = []
 
         def keys() -> Iterator[tuple[FileScan, int, bool, KeyBatch]]:

@@ -45,7 +45,7 @@ from storage_backends.location import Location
     "--verify",
     is_flag=True,
     help="First read all parts of the backup. If one is damaged, or the log was when it was "
-    "copied: exit code 3, nothing is written.",
+    "copied, the exit code is 3, and nothing is written.",
 )
 @out.output_option
 def command(

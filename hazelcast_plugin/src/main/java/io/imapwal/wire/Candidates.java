@@ -31,7 +31,7 @@ public final class Candidates {
     /**
      * The agents see one plug-in, so they give it one session.
      *
-     * @param states what beats say of this member: only its own agent is told
+     * @param states what beats say of this member, to its own agent only
      */
     public Candidates(AgentSettings settings, Supplier<Membership> cluster, String version,
             int partitions,

@@ -110,7 +110,7 @@ final class AgentWriter implements InFlightWindow.Sender {
         }
     }
 
-    /** Numbers each change that may be sent; the others, and callers without changes, end here. */
+    /** Numbers each change that may be sent. Other callers get their outcome here. */
     private void number(InFlightAppend append, boolean alone) {
         IOException failure = null;
         if (alone) {
