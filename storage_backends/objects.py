@@ -382,7 +382,7 @@ class ObjectStore(Immutable):
         except AlreadyExists:
             return True
         finally:
-            # If the probe cannot be removed: listings leave it out, and later operations report why.
+            # A probe that cannot be removed is left out of listings. Later operations report why.
             with contextlib.suppress(Exception):
                 self._fs.rm_file(full)
         return False

@@ -47,8 +47,8 @@ class KeptHellos:
         return self._clock.monotonic() >= kept.until
 
     def keep(self, message: Message, number: int, before: KeptHello | None) -> bool:
-        """Keep a hello until the look with this number has ended. `before`: the hello as it was kept
-        until now. False if requests of other connections use all the memory."""
+        """Keep a hello until the look with this number has ended. `before`: how it was kept until
+        now. False if requests of other connections use all the memory."""
         if not self._room.enter(message.memory):
             return False
         until = self._clock.monotonic() + LOOK_S if before is None else before.until

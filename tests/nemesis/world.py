@@ -425,8 +425,9 @@ class World:
 
     @property
     def restarts(self) -> Sequence[str]:
-        """The ways in which everything can be restarted now. With own disks, the disk of a machine that is left
-        out cannot be read: so at most one is left out, and only if other logs have its changes."""
+        """The ways in which everything can be restarted now. With own disks, the disk of a machine
+        that is left out cannot be read: so at most one is left out, and only if other logs have its
+        changes."""
         if not self.storage.own_disks:
             return RESTARTS
         fewer = self.storage.copies > 1 and self.disks.is_loss_noticed
