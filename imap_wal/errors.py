@@ -26,6 +26,7 @@ ImapWalError
 ├── NotAllowed              the agent refuses this connection or request
 ├── NotRepairable           damage that `imap-wal repair` cannot decide about by itself
 ├── InvalidSetting          a setting or argument is not valid; also a ValueError
+├── MissingLibrary          a library is not installed; also an ImportError
 └── StorageUnavailable      the storage is unreachable, full or read-only
 """
 
@@ -254,6 +255,11 @@ class NotRepairable(ImapWalError):
 
 class InvalidSetting(ImapWalError, ValueError):
     """A setting or argument is not valid; the text names it and its valid values."""
+
+
+class MissingLibrary(ImapWalError, ImportError):
+    """A file of the log, or what was called, needs a library that is not installed. The text names
+    the extra that installs it. Nothing was changed."""
 
 
 class StorageUnavailable(ImapWalError):

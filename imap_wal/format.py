@@ -65,6 +65,9 @@ TYPES = {
 }
 OF_ENTRIES = frozenset((ENTRIES, CLEARS))
 """Frames of entries."""
+SNAPSHOT = 6
+OF_SNAPSHOTS = {SNAPSHOT: "entries of a snapshot"}
+"""The only type in a segment snapshot (`imap_wal.segment.snapshot`); no log has it."""
 
 FRAME_HEADER = struct.Struct("<III")
 FRAME_HEADER_BYTES = 12

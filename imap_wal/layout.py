@@ -2,7 +2,7 @@
 
 {namespace}/{cluster}/
     manifest/{number}.json
-    snapshot/{map}/{generation}/part-*.parquet
+    snapshot/{map}/{generation}/part-*.parquet, or part-*.wal (`imap_wal.segment.snapshot`)
     rewrite.lock                            one rewrite at a time
     claims/manifest/{number}.json
     claims/{incarnation}.claim              the permit of this incarnation's members
@@ -25,9 +25,9 @@
 
 Beside the namespaces: `imap-wal-restore.txt`, while a backup is restored into this place.
 
-A few names are elsewhere: `wal_dir.json` in `imap_wal.placement.record`, `set-aside/` in
-`imap_wal.rewrite.conflicts`, `clock/` in `imap_wal.storage_clock`, numbers of manifests in
-`imap_wal.manifest.store`, names of part files in `imap_wal.rewrite.plan`.
+A few names are elsewhere: `wal_dir.json` in `imap_wal.placement.record`, `clock/` in
+`imap_wal.storage_clock`, numbers of manifests in `imap_wal.manifest.store`, names of part files in
+`imap_wal.rewrite.plan`.
 
 Arguments: `folder` is the folder of a node, `cluster` the folder of a cluster (its name only in
 `cluster_folder` and `Identity`), `node` the name of a node.
@@ -60,7 +60,7 @@ _DISPOSABLE = re.compile(
     r"[^/]+/[^/]+/(?:nodes/[^/]+/)?"
     r"(?:wal/[0-9]{8,}-[0-9]{8,}(?:\.[0-9]{8,})?\.wal"
     r"|archive/[^/]+/[^/]+\.parquet"
-    r"|snapshot/[^/]+/[0-9]{8,}/[^/]+\.parquet)"
+    r"|snapshot/[^/]+/[0-9]{8,}/[^/]+\.(?:parquet|wal))"
 )
 
 
@@ -390,6 +390,16 @@ def parse_archive_path(path: str) -> ArchiveName | None:
     except ValueError:
         return None
     return name if max(*name.first[:2], *name.last[:2]) <= NUMBER_MAX else None
+
+
+def is_part(path: str) -> bool:
+    """Whether the name of a file in a folder of a snapshot is that of one of its files."""
+    return path.endswith((".parquet", ".wal"))
+
+
+def set_aside_folder(cluster: str) -> str:
+    """The folder of claims that lost (`imap_wal.rewrite.conflicts`)."""
+    return f"{cluster}/set-aside"
 
 
 def snapshot_folder(cluster: str, map_name: str, generation: int) -> str:

@@ -138,7 +138,7 @@ class Settings:
     """For `auto_rewrite_percentage`: the log must have grown by at least this size."""
     auto_rewrite_bytes_per_second: int = 128 * 1024 * 1024
     """An automatic compaction reads and writes at most this much per second; 0: no limit."""
-    auto_rewrite_close_s: float = 10
+    auto_rewrite_close_s: float = 5
     """Embedded stores only: a close may take this many seconds more for a compaction that runs or
     is due; 0: the next open does it."""
     history_s: int = 0

@@ -28,6 +28,7 @@ from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, FileScan, Metadata
 from imap_wal.read.scan import read_scan
 from imap_wal.rules.counts import counting_columns, may_count, needed_columns
+from imap_wal.segment.snapshot import is_segment
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS, POSITION_COLUMNS
 from storage_backends import NotFound
@@ -178,6 +179,8 @@ def _batches(
     context: Context, scan: FileScan, needed: Collection[str], in_order: bool = False
 ) -> Iterator[Any]:
     names = sorted(needed) or ["deleted"]  # without a column, the number of rows would be unknown
+    if is_segment(scan.path):
+        return (of_rows(changes.rows, changes.node, names) for changes in read_scan(context, scan))
     log = scan.directory if scan.kind == ARCHIVE else ""
     return batches(
         context,
@@ -192,7 +195,7 @@ def _batches(
 def _has_times(context: Context, scan: FileScan, query: Query) -> bool:
     """Whether a Parquet file may have a row in the wanted range of time: its footer says so."""
     limits = query.filters.ranges.get("timestamp_ms") if query.filters else None
-    if limits is None:
+    if limits is None or is_segment(scan.path):
         return True
     with context.store.open_input(scan.path) as source:
         try:

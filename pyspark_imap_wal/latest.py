@@ -40,6 +40,7 @@ from imap_wal.rules.alive import are_alive
 from imap_wal.rules.decided import UNDECIDED, Decisions
 from imap_wal.rules.dropped import TombstonePolicy
 from imap_wal.security.encryption_keys import Keys
+from imap_wal.segment.snapshot import is_segment
 from imap_wal.settings import Settings
 from pyspark_imap_wal.columns import Query, of_rows, shaped
 from pyspark_imap_wal.filters import Filters
@@ -171,7 +172,11 @@ def _borders(context: Context, scans: Sequence[FileScan], size: int) -> list[byt
     sorted by key. Each task reads all other files: so it gets at least as many sorted bytes. Empty:
     one task reads everything. `scans`: all files that may have entries of the map."""
     weights = [(_weight(scan.bytes, scan.records), scan) for scan in scans]
-    ordered = [weight for weight in weights if weight[1].kind == SNAPSHOT or weight[1].unpacked]
+    ordered = [
+        (weight, scan)
+        for weight, scan in weights
+        if scan.unpacked or (scan.kind == SNAPSHOT and not is_segment(scan.path))
+    ]
     total = sum(weight for weight, _ in ordered)
     size = max(size, sum(weight for weight, _ in weights) - total)
     if total < 2 * size:

@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from functools import wraps
+from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, Unpack
 
@@ -163,9 +163,12 @@ class AsyncStore:
 
     async def close(self) -> None:
         """Wait for all operations, then close the store. Errors as for `Store.close`."""
+        await self._close(self._store.close)
+
+    async def _close(self, close: Callable[[], None]) -> None:
         self._changes.openness.check_process()
         await self._drain()
-        await self._loop.run_in_executor(None, self._store.close)
+        await self._loop.run_in_executor(None, close)
         await self._drain()  # operations that arrived before the store was closed
         self._commits.put(None)
         self._thread.join()
@@ -183,7 +186,10 @@ class AsyncStore:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.close()
+        if error is None:
+            await self.close()
+        else:
+            await self._close(partial(self._store._close, 0))
 
     def enqueue(self, make: Callable[[], WriteBatch]) -> asyncio.Future[None]:
         """Commit the changes that `make` serialises, together with all waiting changes. The future
@@ -541,4 +547,4 @@ class aopen:  # noqa: N801  # used as a function, beside `imap_wal.open`
         trace: TracebackType | None,
     ) -> None:
         if self._store is not None:
-            await self._store.close()
+            await self._store.__aexit__(kind, error, trace)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
+from imap_wal.arrow_library import demand_archives
 from imap_wal.checks import check_seconds, location
 from imap_wal.clock import Clock, Randomness
 from imap_wal.context import open_context
@@ -124,6 +125,8 @@ def open(  # the public name: imap_wal.open
         MissingNode: the log of a node of the cluster is missing
             (`recovery_policy="partial"` leaves its entries out).
         EncryptionError: the keys do not fit the log.
+        MissingLibrary: the log has Parquet files, or a setting archives, and pyarrow is not
+            installed.
         LostRace: other processes changed the manifests at each attempt to open.
         StorageUnavailable: the storage failed.
     """
@@ -133,6 +136,7 @@ def open(  # the public name: imap_wal.open
             raise InvalidSetting(f"{name} is {value!r}; it takes True or False")
     demand_serializer(serializer)
     chosen = choose(settings, OpenOptions.__annotations__)
+    demand_archives(chosen)
     identity = Identity(namespace, cluster, node)
     identity.check()
     if type(follow) is not bool:

@@ -11,6 +11,7 @@ store returns.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -363,18 +364,24 @@ class Store:
     def close(self) -> None:
         """Commit all waiting changes, write the clean-shutdown frame, seal the segment, and release
         the lock. If the log has grown much, it is compacted first, for at most
-        `auto_rewrite_close_s`. It is safe to call this twice, even after an interrupt.
+        `auto_rewrite_close_s`; not while the interpreter shuts down, nor if an error ends the
+        `with` block. It is safe to call this twice, even after an interrupt.
 
         Raises:
             StorageUnavailable: the storage failed; the store is closed nevertheless.
         """
+        self._close(self._log.settings.auto_rewrite_close_s)
+
+    def _close(self, wait_s: float) -> None:
+        """`wait_s`: for a compaction; the next open does the rest of it."""
         self.changes.openness.check_process()
         if self._ended:
             return
         self.changes.openness.closed = True
         try:
             try:
-                self._compactor.finish(self._log.settings.auto_rewrite_close_s)
+                # The main thread has ended: the interpreter shuts down.
+                self._compactor.finish(wait_s if threading.main_thread().is_alive() else 0)
             finally:
                 self._compactor.stop()
             self.writer.stop()
@@ -399,7 +406,10 @@ class Store:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:  # perhaps a signal ends the program
+            self._close(0)
 
     # ---- loading ----
 

@@ -23,7 +23,7 @@ from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.node import node_manifests
 from imap_wal.parquet.salvage import count_readable
 from imap_wal.read.file_scan import ARCHIVE, FileScan
-from imap_wal.read.parquet_scan import read_archive, read_snapshot
+from imap_wal.read.scan import read_scan
 from storage_backends import NotFound
 
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -46,9 +46,7 @@ def check_parquet(
             damage = "the file does not match the checksum in the manifest"
             return _readable(context, replace(finding, offset=0, what=damage), scan, records)
         count = 0
-        for batch in (
-            read_archive(context, scan) if scan.kind == ARCHIVE else read_snapshot(context, scan)
-        ):
+        for batch in read_scan(context, scan):
             count += len(batch.rows)
             deadline.check()
     except NotFound:

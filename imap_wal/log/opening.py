@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Unpack
 
 from imap_wal import layout
+from imap_wal.arrow_library import demand_archives
 from imap_wal.checks import location
 from imap_wal.clock import Clock, Randomness
 from imap_wal.context import open_context
@@ -195,6 +196,7 @@ def _settings(settings: SettingsOptions) -> Settings:
             "auto_rewrite_percentage is for maps; a log keeps all its entries until shrink "
             "removes them"
         )
+    demand_archives(chosen)
     return chosen
 
 

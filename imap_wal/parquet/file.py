@@ -11,10 +11,9 @@ from imap_wal.context import Context
 from imap_wal.errors import CorruptLog, EncryptionError, Forged, InvalidSetting
 from imap_wal.security.encryption import archive_keys
 from imap_wal.security.encryption_keys import NO_KEYS, PLAIN, Keys
+from imap_wal.segment.reader import SegmentReader
+from imap_wal.segment.snapshot import is_segment
 from storage_backends.extras import needs
-
-with needs("archive"):
-    import pyarrow.parquet as pq
 
 GROUP_ROWS_MAX = 65_536
 GROUP_BYTES_MAX = 32 * 1024 * 1024
@@ -55,17 +54,22 @@ def open_parquet(source: BinaryIO, path: str, keys: Keys, log: str) -> Any:
 
 
 def written_otherwise(context: Context, path: str) -> bool:
-    """Whether a Parquet file was written without a key or with another key than the current one.
-    Raises `NotFound`, and the errors of `open_parquet`."""
+    """Whether a file of a snapshot was written without a key or with another key than the current
+    one. Raises `NotFound`, and the errors of `open_parquet`."""
     keys = context.keys
     if keys is NO_KEYS:
         return False
+    if is_segment(path):
+        return (SegmentReader(context.store, path).header.key_id or PLAIN) != keys.key_ring.active
     with context.store.open_input(path) as source:
         return _opened(source, path, keys, "")[1] != keys.key_ring.active
 
 
 def _opened(source: BinaryIO, path: str, keys: Keys, log: str) -> tuple[Any, str]:
     """A Parquet file, and the id of its key."""
+    with needs("archive"):  # here, because a program without pyarrow has segment snapshots
+        import pyarrow.parquet as pq
+
     options = {"read_dictionary": DICTIONARIES, "page_checksum_verification": True}
     source.seek(max(source.seek(0, os.SEEK_END) - len(PLAIN_MAGIC), 0))
     magic = source.read(len(PLAIN_MAGIC))  # at the end of the file, where every reader looks

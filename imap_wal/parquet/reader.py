@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from imap_wal.contents import open_checked
 from imap_wal.context import Context
 from imap_wal.errors import CorruptLog, ImapWalError
 from imap_wal.parquet.columns import DECODED_FIELDS, stored_schemas
-from imap_wal.parquet.contents import open_checked
 from imap_wal.parquet.file import GROUP_ROWS_MAX, demand_rows, open_parquet
 from imap_wal.parquet.log_order import sorted_by_position
 from storage_backends.extras import needs

@@ -1,17 +1,18 @@
-"""Reads the readable part of a damaged imap-wal Parquet file. Pages have checksums: in each row
-group, the rows before the first damaged page are whole."""
+"""Reads the readable part of a damaged archive or file of a snapshot. Pages of Parquet have
+checksums: in each row group, the rows before the first damaged page are whole."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from imap_wal import names
+from imap_wal.contents import Published
 from imap_wal.context import Context
 from imap_wal.entry import DELETED, MAP, Row
-from imap_wal.errors import EncryptionError
+from imap_wal.errors import EncryptionError, LogError
 from imap_wal.format import Position
 from imap_wal.parquet.columns import (
     ARCHIVE_SCHEMA,
@@ -25,7 +26,9 @@ from imap_wal.parquet.columns import (
 )
 from imap_wal.parquet.file import ROWS, open_parquet, promise_of
 from imap_wal.parquet.reader import validate
-from imap_wal.parquet.writer import ParquetFile, Published
+from imap_wal.parquet.writer import ParquetFile
+from imap_wal.security.encryption_keys import Keys
+from imap_wal.segment.snapshot import SnapshotRows, SnapshotWriter, is_segment, salvaged
 from storage_backends import NotFound, SegmentStore
 
 _BATCH_ROWS = 1024
@@ -58,6 +61,9 @@ def readable(context: Context, path: str, *, log: str | None) -> Iterator[Rows |
         yield LostRows(None, "the manifest names this file, but it is missing")
         return
     with source:
+        if log is None and is_segment(path):
+            yield from _of_segment(source, path, context.keys)
+            return
         try:
             file = open_parquet(source, path, context.keys, log or "")
             groups, promised = file.num_row_groups, (file.metadata.metadata or {}).get(ROWS)
@@ -103,6 +109,20 @@ def readable(context: Context, path: str, *, log: str | None) -> Iterator[Rows |
                 f"row group {group + 1} of {groups}: {reason}",
                 None if begins is None else begins._replace(index=0),
             )
+
+
+def _of_segment(source: BinaryIO, path: str, keys: Keys) -> Iterator[Rows | LostRows]:
+    """The readable rows of a segment snapshot."""
+    try:
+        for found in salvaged(source, path, keys):
+            if isinstance(found, SnapshotRows):
+                yield Rows(found.rows, found.nodes, None)
+            elif found != 0:
+                yield LostRows(found, "some of its frames are damaged or missing")
+    except (LogError, EncryptionError) as error:
+        if isinstance(error, EncryptionError) and not keys.key_ring.keys:
+            raise
+        yield LostRows(None, error.what)
 
 
 def _first_after(file: Any, group: int, done: int) -> Position | None:
@@ -189,6 +209,18 @@ def rewrite_file(
 ) -> Published:
     """Write what can be kept to `target` as `name`, with the same keys."""
     with tempfile.TemporaryDirectory(prefix="imap-wal-repair-") as folder:
+        if log is None and is_segment(name):
+            writer = SnapshotWriter(
+                Path(folder),
+                name,
+                context.clock.now_ms(),
+                context.keys.key_ring,
+                context.randomness,
+            )
+            for part in readable(context, path, log=None):
+                if isinstance(part, Rows):
+                    writer.add(part.rows, part.nodes)
+            return writer.publish(target)
         file = ParquetFile(
             Path(folder),
             SNAPSHOT_SCHEMA if log is None else ARCHIVE_SCHEMA,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
-import google_crc32c
-
+from imap_wal import contents
+from imap_wal.contents import Published
 from imap_wal.parquet.columns import DECODED_FIELDS
 from imap_wal.parquet.decoded_columns import DecodedColumns
 from imap_wal.parquet.file import (
@@ -23,7 +22,7 @@ from imap_wal.parquet.file import (
 )
 from imap_wal.security.encryption import archive_key
 from imap_wal.security.encryption_keys import PLAIN, Keys
-from storage_backends import AlreadyExists, SegmentStore
+from storage_backends import SegmentStore
 from storage_backends.extras import needs
 
 with needs("archive"):
@@ -33,21 +32,6 @@ with needs("archive"):
 KEY_LEVEL = 2
 """The zstd level for files that are sorted by key: they are a fifth smaller than with level 1,
 pyarrow's default."""
-
-
-class Published(NamedTuple):
-    """The facts about a file for the manifest: its size, and the CRC-32C of all its bytes."""
-
-    bytes: int
-    checksum: int
-
-
-def checksum(file: BinaryIO) -> int:
-    """CRC-32C of a file, from its current offset."""
-    crc = 0
-    while data := file.read(1024 * 1024):
-        crc = google_crc32c.extend(crc, data)
-    return crc
 
 
 class ParquetFile:
@@ -139,24 +123,12 @@ class ParquetFile:
                 {PATH: path.encode(), **({LOG: self._log.encode()} if self._log else {})}
             )
         self._close()
-        try:
-            store.create_from(path, str(self.local))
-        except AlreadyExists:
-            published = self.discard()
-            with store.open_input(path) as there:
-                if checksum(there) != published.checksum:
-                    raise
-            return published  # it is this run's own file: only the response was lost
-        return self.discard()
+        return contents.publish(store, path, self.local)
 
     def discard(self) -> Published:
         """Close it without publishing."""
         self._close()
-        with self.local.open("rb") as file:
-            published = Published(self.local.stat().st_size, checksum(file))
-        with suppress(OSError):  # its folder is removed soon
-            self.local.unlink()
-        return published
+        return contents.discard(self.local)
 
     def _close(self) -> None:
         self.flush()

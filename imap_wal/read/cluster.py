@@ -195,7 +195,7 @@ class ClusterLog:
             folders=tuple(nodes.values()),
             claims=claim,
             claims_number=number,
-            snapshot_files=sum(file.path.endswith(".parquet") for file in snapshots),
+            snapshot_files=sum(layout.is_part(file.path) for file in snapshots),
             lost={folder: errors for folder, errors in lost_by_folder.items() if errors},
         )
 

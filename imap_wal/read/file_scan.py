@@ -4,11 +4,12 @@ read."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, TypeAlias
 
-from imap_wal.entry import Row
+from imap_wal.entry import KEY, Row
 from imap_wal.format import START, Position
 from imap_wal.manifest.epochs import Epoch
 from imap_wal.rules.counts import Cuts, Overtaken
@@ -49,6 +50,19 @@ class EntryBatch:
     next_offset: int = 0
     clears: bool = False
     frames: tuple[tuple[int, int], ...] = ()
+
+
+def by_node(rows: list[Row], nodes: list[str], size: int) -> Iterator[EntryBatch]:
+    """Rows of a snapshot, in a batch for each node that wrote some. `size`: in bytes."""
+    clears = None in map(itemgetter(KEY), rows)
+    found: dict[str, list[Row]] = {}
+    if len(set(nodes)) == 1:
+        found[nodes[0]] = rows
+    else:
+        for row, node in zip(rows, nodes, strict=True):
+            found.setdefault(node, []).append(row)
+    for node, own in found.items():
+        yield EntryBatch(node, own, START, START, size * len(own) // len(rows), clears=clears)
 
 
 @dataclass(frozen=True, slots=True)

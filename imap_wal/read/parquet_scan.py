@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from operator import itemgetter
 
 from imap_wal.context import Context
-from imap_wal.entry import KEY, Row
-from imap_wal.format import START
+from imap_wal.entry import KEY
 from imap_wal.manifest.epochs import all_marked
 from imap_wal.parquet.columns import (
     ARCHIVE_SCHEMA,
@@ -18,7 +17,7 @@ from imap_wal.parquet.columns import (
     to_rows,
 )
 from imap_wal.parquet.reader import Expected, batches
-from imap_wal.read.file_scan import EntryBatch, FileScan
+from imap_wal.read.file_scan import EntryBatch, FileScan, by_node
 from imap_wal.rules.counts import counting_rows, is_uniform, may_count
 
 
@@ -49,7 +48,7 @@ def read_archive(
         span=scan.span,
     ):
         rows = to_rows(batch)
-        clears = _has_clears(rows)
+        clears = None in map(itemgetter(KEY), rows)
         places = to_positions(batch) if placed else None
         if places is not None:
             first, last = min(places), max(places)
@@ -75,22 +74,15 @@ def read_snapshot(context: Context, scan: FileScan) -> Iterator[EntryBatch]:
         keys=scan.keys,
         span=scan.span,
     ):
-        rows, nodes = to_rows(batch), nodes_of(batch)
-        clears = _has_clears(rows)
-        found: dict[str, list[Row]] = {}
-        if len(set(nodes)) == 1:
-            found[nodes[0]] = rows
-        else:
-            for row, node in zip(rows, nodes, strict=True):
-                found.setdefault(node, []).append(row)
-        for node, own in found.items():
-            yield EntryBatch(
-                node, own, START, START, batch.nbytes * len(own) // len(rows), clears=clears
-            )
+        yield from by_node(to_rows(batch), nodes_of(batch), batch.nbytes)
 
 
-def _has_clears(rows: Sequence[Row]) -> bool:
-    return None in map(itemgetter(KEY), rows)
+def check_rows(context: Context, scan: FileScan) -> None:
+    """Read a file, and few of its columns. Raises the errors of `imap_wal.parquet.reader.batches`
+    if it is not what its scan says."""
+    expected = Expected(scan.checksum, scan.records, scan.directory)
+    for _ in batches(context, scan.path, ["deleted"], expected=expected):
+        pass
 
 
 def prepare() -> None:

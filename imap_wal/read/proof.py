@@ -2,6 +2,7 @@
 
     missing nodes and segments   in the manifests and listings
     missing archives, snapshots  in the listings
+    Parquet files                if pyarrow is not installed
     keys that do not fit         in the header or footer of each file, if the log is encrypted and
                                  the list of keys lacks one that this log has used
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
+from imap_wal.arrow_library import demand_installed
 from imap_wal.errors import LogError
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.cluster import ClusterManifest
@@ -22,6 +24,7 @@ from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.segment.reader import SegmentReader
+from imap_wal.segment.snapshot import is_segment, open_segment
 from imap_wal.settings import RecoveryMode, Settings
 from storage_backends import NotFound
 
@@ -36,7 +39,9 @@ def prove_restore(log: ClusterLog, node: str, settings: Settings) -> None:
             state = _state(log, node, settings)
             if state is not None:
                 scans = cluster_scans(state, metadata=False)
-                _demand_there(log, [scan for scan in scans if scan.kind != SEGMENT])
+                files = [scan for scan in scans if scan.kind != SEGMENT]
+                _demand_library(files)
+                _demand_there(log, files)
                 others = [scan for scan in scans if not _examined(scan, state, node)]
                 _demand_keys(log, state.manifest, others)
             return
@@ -55,6 +60,13 @@ def _state(log: ClusterLog, node: str, settings: Settings) -> ClusterState | Non
         raise
     others = {name: why for name, why in state.missing.items() if name != node}
     return replace(state, missing=others).demand(settings.recovery_policy)
+
+
+def _demand_library(scans: list[FileScan]) -> None:
+    """Raises `MissingLibrary` if one of these files is Parquet, and pyarrow is not installed."""
+    parquet = next((scan.path for scan in scans if not is_segment(scan.path)), "")
+    if parquet:
+        demand_installed(f"{parquet} is a Parquet file")
 
 
 def _demand_there(log: ClusterLog, scans: list[FileScan]) -> None:
@@ -93,6 +105,9 @@ def _demand_keys(log: ClusterLog, manifest: ClusterManifest, scans: list[FileSca
         with suppress(LogError, NotFound):
             if scan.kind == SEGMENT:
                 SegmentReader(context.store, scan.path).check_keys(context.keys)
+            elif is_segment(scan.path):
+                with context.store.open_input(scan.path) as file:
+                    open_segment(file, scan.path, context.keys)
             else:
                 from imap_wal.parquet.reader import demand_readable  # late, it loads pyarrow
 

@@ -19,6 +19,8 @@ from typing import Any
 import msgpack
 
 from imap_wal import entry, format
+from imap_wal.arrow_library import loading
+from imap_wal.contents import open_checked
 from imap_wal.context import Context
 from imap_wal.entry import Row
 from imap_wal.errors import CorruptLog
@@ -28,13 +30,17 @@ from imap_wal.read.file_scan import (
     ARCHIVE,
     BATCH_BYTES_MAX,
     SEGMENT,
+    SNAPSHOT,
     EntryBatch,
     FileScan,
     Metadata,
+    by_node,
 )
 from imap_wal.rules.counts import counting_rows
+from imap_wal.segment import snapshot
 from imap_wal.segment.read_ahead import held, read_ahead
 from imap_wal.segment.reader import SegmentReader
+from imap_wal.segment.snapshot import is_segment
 from imap_wal.segment.verdict import CLEAN, Place, Verdict, at_end, begin, said_by
 
 _log = logging.getLogger("imap_wal")
@@ -66,16 +72,41 @@ def read_scan(
     Raises `NotFound` if the file was archived or pruned since the scan was made; `LogError`."""
     if scan.kind == SEGMENT:
         return _SegmentPass(context, scan, maps, positions, rows_max).read()
-    # Late, because it loads pyarrow.
-    from imap_wal.read.parquet_scan import read_archive, read_snapshot
-
     if maps is not None and scan.map not in maps:
         return iter(())
+    if scan.kind == SNAPSHOT and is_segment(scan.path):
+        return _read_segment_snapshot(context, scan)
+    with loading(f"{scan.path} is a Parquet file"):  # late, because it loads pyarrow
+        from imap_wal.read.parquet_scan import read_archive, read_snapshot
     return (
         read_archive(context, scan, positions=positions)
         if scan.kind == ARCHIVE
         else read_snapshot(context, scan)
     )
+
+
+def check_snapshot(context: Context, scan: FileScan) -> None:
+    """Read a file of a snapshot. Raises `NotFound`, and `CorruptLog` if it is not what its scan
+    says."""
+    if is_segment(scan.path):
+        for _ in _read_segment_snapshot(context, scan):
+            pass
+        return
+    from imap_wal.read.parquet_scan import check_rows  # late, because it loads pyarrow
+
+    check_rows(context, scan)
+
+
+def _read_segment_snapshot(context: Context, scan: FileScan) -> Iterator[EntryBatch]:
+    """The rows of a segment snapshot, separated by the node that wrote them."""
+    records = 0
+    with open_checked(context.store, scan.path, scan.checksum) as file:
+        for found in snapshot.read_rows(file, scan.path, context.keys):
+            records += len(found.rows)
+            yield from by_node(found.rows, found.nodes, found.bytes)
+    if scan.records and records != scan.records:
+        what = f"this snapshot has {records} entries, but the manifest says {scan.records}"
+        raise CorruptLog(scan.path, 0, what, "restore it from a copy")
 
 
 def ahead(context: Context, scans: Iterable[FileScan]) -> Generator[tuple[FileScan, Context]]:

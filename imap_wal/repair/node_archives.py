@@ -7,13 +7,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 from imap_wal import layout
+from imap_wal.contents import checksum
 from imap_wal.entry import ORDER
 from imap_wal.errors import LogError, ShortLog
 from imap_wal.format import Position
 from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.list_files import Listed, ListFile
 from imap_wal.parquet import salvage
-from imap_wal.parquet.writer import checksum
 from imap_wal.repair.node_plan import NodePlan
 from imap_wal.repair.report import COPIED, GIVEN_UP, POINT_IN_TIME, REWRITTEN, Extent, Item
 from imap_wal.segment.listing import SegmentFile, WalFolder

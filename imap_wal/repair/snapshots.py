@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from imap_wal import names
+from imap_wal.contents import checksum
 from imap_wal.context import Context
 from imap_wal.errors import ShortLog
+from imap_wal.layout import is_part
 from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.snapshots import Snapshot, SnapshotFile
 from imap_wal.parquet import salvage
-from imap_wal.parquet.writer import checksum
 from imap_wal.read.state import ClusterState
 from imap_wal.repair.report import COPIED, GIVEN_UP, REWRITTEN, Extent, Item
 from storage_backends import NotFound, SegmentStore, StoredFile
@@ -94,7 +95,7 @@ class SnapshotRepair:
             number = number_in(folder)
             if (
                 number is not None
-                and part.endswith(".parquet")
+                and is_part(part)
                 and number <= snapshot.generation
                 and file.path not in named
                 and names.map_of(component, self._view.manifest.snapshots) == name
@@ -116,7 +117,7 @@ class SnapshotRepair:
         for file in self._store.list(f"{self._view.folder}/snapshot"):
             *_, name, generation, part = file.path.split("/")
             number = number_in(generation)
-            if number is None or not part.endswith(".parquet"):
+            if number is None or not is_part(part):
                 continue
             map_name = salvage.map_of(
                 self._context, file.path, name, self._view.manifest.snapshots, log=None

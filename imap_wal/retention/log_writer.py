@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from imap_wal.arrow_library import loading
 from imap_wal.format import Position
 from imap_wal.manifest.node import NOTHING_SEEN
 from imap_wal.read.cluster import ClusterLog
@@ -57,9 +58,10 @@ class LogWriter:
 
     def archive(self) -> Archived:
         """Seal the current segment, and turn all sealed segments into archives. Raises
-        `StorageUnavailable`, and the errors of `Committer.rotate` and `archive_sealed`; nothing is
-        lost then."""
-        from imap_wal.retention import archive, archive_writer  # they load pyarrow
+        `MissingLibrary`, `StorageUnavailable`, and the errors of `Committer.rotate` and
+        `archive_sealed`; nothing is lost then."""
+        with loading("an archive is a Parquet file"):
+            from imap_wal.retention import archive, archive_writer
 
         log = self.log
         reached = self.maintenance.reached(log)
@@ -86,7 +88,7 @@ class LogWriter:
     def remove_covered(self) -> Removal:
         """Remove covered files by `wal_ttl_seconds` and `wal_size_limit_mb`. Raises
         `StorageUnavailable`; the next run removes the remaining files."""
-        from imap_wal.retention.policy import remove_covered  # it loads pyarrow
+        from imap_wal.retention.policy import remove_covered
 
         log, logs = self.log, self._logs
         with (
@@ -100,7 +102,7 @@ class LogWriter:
         """Remove whole archives and sealed segments without an entry above `upto`. Returns the
         position of the last entry that was ever removed. Removes only covered files, unless
         `uncovered`."""
-        from imap_wal.retention.removal import plan_removal, remove  # they load pyarrow
+        from imap_wal.retention.removal import plan_removal, remove
 
         log = self.log
         with self._archiving:

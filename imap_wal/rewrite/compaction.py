@@ -22,13 +22,15 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
+from imap_wal.arrow_library import is_installed
 from imap_wal.context import Context
 from imap_wal.errors import Closed, ImapWalError, StorageUnavailable
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import storage_errors
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.retention.other_process import OtherProcess, Report, unreported
-from imap_wal.rewrite.growth import sizes
+from imap_wal.rewrite.growth import LogSizes, sizes
+from imap_wal.rewrite.plan import Engine
 from imap_wal.rewrite.turn import RewriteRunning, turn
 from imap_wal.settings import Settings
 from imap_wal.tracing import span
@@ -50,8 +52,15 @@ KEEP_S = 10.0
 """How long the other process waits for the next compaction before it ends."""
 MEMORY_BYTES = 256 * 1024 * 1024
 """The most memory that an automatic compaction takes, in addition to the program's own."""
-LAST_BYTES_PER_S = 128 * 1024 * 1024
-"""When a log is closed, a compaction is awaited only if it can end in time at this rate."""
+LAST_BYTES_PER_S, LAST_ROW_BYTES_PER_S = 128 * 1024 * 1024, 16 * 1024 * 1024
+"""When a log is closed, a compaction is awaited only if it can end in time at this rate; the second
+one is that of an install without pyarrow."""
+SEGMENTS_MAX = 8
+"""This number of small segments is compacted as `auto_rewrite_min_bytes` are: an open finds and
+opens each of them."""
+TINY_BYTES = 1024 * 1024
+"""When a log of this size is closed, this process compacts it, without pyarrow: another process
+takes longer to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +106,7 @@ class CompactionTask:
     """Compacts one cluster's log. `unsealed`: number of the first segment of `node` that is not
     sealed. `settings`: of the log. `folder`: local, for temporary files. `bytes_per_s`: how much it
     may read and write per second; 0: no limit. `waits`: whether it waits for another rewrite of the
-    log; if not, it then raises `RewriteRunning`."""
+    log; if not, it then raises `RewriteRunning`. `by_rows`: as in an install without pyarrow."""
 
     namespace: str
     cluster: str
@@ -107,6 +116,7 @@ class CompactionTask:
     folder: Path
     bytes_per_s: int = 0
     waits: bool = True
+    by_rows: bool = False
 
     def run(
         self,
@@ -117,9 +127,8 @@ class CompactionTask:
         """Raises the errors of `turn`, `keep_history`, `rewrite` and `prune`. `report`: gets how
         much of the logs is read. `pause`: waits this number of seconds, to keep
         to `bytes_per_s`."""
-        # Imported here, because they load pyarrow.
+        # Imported here, because a program that ends soon does not need them.
         from imap_wal.retention.history import keep_history
-        from imap_wal.rewrite.local_engine import LocalEngine
         from imap_wal.rewrite.prune import prune
         from imap_wal.rewrite.run import rewrite
 
@@ -131,9 +140,7 @@ class CompactionTask:
             warning = keep_history(log, self.settings.history_s)
             done = rewrite(
                 log,
-                LocalEngine(
-                    replace(self.settings, scratch=self.folder), lambda now: report(now.part)
-                ),
+                self._engine(report),
                 policy=self.settings.recovery_policy,
             )
             removed = prune(
@@ -155,6 +162,16 @@ class CompactionTask:
                 *(held.advice for held in removed.kept if held.is_stale),
             ),
         )
+
+    def _engine(self, report: Report) -> Engine:
+        settings = replace(self.settings, scratch=self.folder)
+        if self.by_rows or not is_installed():
+            from imap_wal.rewrite.row_engine import RowEngine
+
+            return RowEngine(settings, lambda now: report(now.part))
+        from imap_wal.rewrite.local_engine import LocalEngine
+
+        return LocalEngine(settings, lambda now: report(now.part))
 
 
 def _holder(node: str) -> str:
@@ -179,6 +196,9 @@ class Compactor:
         self._closing = threading.Event()
         """The thread does what is due, and ends; if `_stop` is set too, it ends at once."""
         self._growth = writer.maintenance.compaction
+        self._segment_bytes_min = writer.maintenance.segment_bytes_min = self._least_of_segment()
+        self._is_tiny = False
+        """Whether `finish` has found a log of at most `TINY_BYTES`."""
         self._pause = 0.0
         self._advised = False
         """The last compaction had advice."""
@@ -223,13 +243,16 @@ class Compactor:
 
     def _fits(self, limit_s: float) -> bool:
         """Whether there is something to compact, and so little that it can end in time."""
-        if self.part is None and self._written < self._growth.at:
+        if self.part is None and self._grown < self._growth.at:
             return False
         try:
-            to_read = sum(sizes(self._logs, self._writer.log))
+            found = self._measured()
+            self._is_tiny = found.all <= TINY_BYTES and not self._logs.manifest().decoded
         except (ImapWalError, StorageError):  # the next open finds it, too
             return False
-        return to_read <= limit_s * LAST_BYTES_PER_S
+        rate = LAST_BYTES_PER_S if is_installed() else LAST_ROW_BYTES_PER_S
+        is_due = self.part is not None or self._grown >= self._growth.at
+        return is_due and found.all <= limit_s * rate
 
     def stop(self) -> None:
         """End a running compaction, and the thread."""
@@ -242,11 +265,27 @@ class Compactor:
         self.worker.stop()
 
     @property
-    def _written(self) -> int:
-        return self._writer.maintenance.written(self._writer.log)
+    def _grown(self) -> int:
+        return self._writer.maintenance.grown(self._writer.log)
+
+    def _least_of_segment(self) -> int:
+        """As how many bytes a small segment counts, of `auto_rewrite_min_bytes`. Where each commit
+        is an object, archives have the entries of small ones."""
+        least = self._settings.auto_rewrite_min_bytes
+        if self._writer.log.store.capabilities.durable_append:
+            return least // SEGMENTS_MAX
+        objects = self._settings.archive_objects
+        return 0 if not objects or is_installed() else least // objects
+
+    def _measured(self) -> LogSizes:
+        """The sizes of the log, after which it is known when a compaction is due."""
+        found = sizes(self._logs, self._writer.log, self._segment_bytes_min)
+        if self._growth.at == -inf:
+            self._growth.at = self._grown + self._allowed(found.snapshots) - found.grown
+        return found
 
     def _compact(self, *, automatic: bool) -> Compaction:
-        written = self._written
+        grown = self._grown
         try:
             with (
                 self._compacting,
@@ -268,7 +307,7 @@ class Compactor:
         if done.advice and not self._advised:
             _log.warning("%s: %s", self._writer.log, "; ".join(done.advice))
         self._advised = bool(done.advice)
-        self._growth.at = written + self._allowed(done.snapshot_bytes)
+        self._growth.at = grown + self._allowed(done.snapshot_bytes)
         return done
 
     def _traced(self, automatic: bool) -> Compaction:
@@ -310,8 +349,9 @@ class Compactor:
                     Path(folder),
                     0 if self._closing.is_set() or not automatic else bytes_per_s,
                     waits=not automatic,
+                    by_rows=self._is_tiny,
                 )
-                if self._process is not None:
+                if self._process is not None and not self._is_tiny:
                     done: Compaction = self._process.run(task, self._reached)
                     return done
                 context = self._logs.context.on(UntilStop(self._logs.store, self._stop))
@@ -327,7 +367,7 @@ class Compactor:
 
     def _turn(self, worker: Worker) -> bool:
         if not self._closing.wait(self._pause):
-            while self._written < self._growth.at and not self._closing.is_set():
+            while self._grown < self._growth.at and not self._closing.is_set():
                 self._growth.wake.wait()
                 self._growth.wake.clear()  # first: `stop` sets it after it has set `_closing`
         if self._stop.is_set():
@@ -364,9 +404,8 @@ class Compactor:
 
     def _compact_if_due(self) -> None:
         if self._growth.at == -inf:
-            uncovered, snapshots = sizes(self._logs, self._writer.log)
-            self._growth.at = self._written + self._allowed(snapshots) - uncovered
-        if self._written >= self._growth.at:
+            self._measured()
+        if self._grown >= self._growth.at:
             try:
                 # First: otherwise each attempt would seal a segment and start another process.
                 with turn(self._logs, _holder(self._writer.log.identity.node)):

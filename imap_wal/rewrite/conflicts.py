@@ -22,6 +22,7 @@ from typing import Self
 from imap_wal.entry import DELETED, KEY, MAP, ORDER, PARTITION, TIMESTAMP_MS, Pair
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
+from imap_wal.layout import set_aside_folder
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.names import map_component
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_batch
@@ -214,15 +215,11 @@ class Aside:
         for name, file in self._files.items():
             token = log.randomness.name()
             paths[name] = (
-                f"{folder(log.folder)}/{map_component(name)}/{generation:08d}-{token}.parquet"
+                f"{set_aside_folder(log.folder)}/{map_component(name)}/"
+                f"{generation:08d}-{token}.parquet"
             )
             file.publish(log.store, paths[name])
         return paths
-
-
-def folder(cluster_folder: str) -> str:
-    """The folder of the losing claims."""
-    return f"{cluster_folder}/set-aside"
 
 
 def writers(manifest: ClusterManifest) -> set[str]:

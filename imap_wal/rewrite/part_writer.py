@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from imap_wal.clock import Randomness, SystemRandomness
+from imap_wal.contents import Published
 from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE, Row, subject
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_batch
 from imap_wal.parquet.file import GROUP_BYTES_MAX
-from imap_wal.parquet.writer import ParquetFile, Published
+from imap_wal.parquet.writer import ParquetFile
 from imap_wal.read.newest.rivals import Conflict
 from imap_wal.read.newest.table import in_pages
 from imap_wal.rewrite.plan import Part, RewritePlan

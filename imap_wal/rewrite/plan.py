@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from imap_wal import layout
 from imap_wal.context import Context
@@ -43,7 +43,6 @@ from imap_wal.errors import InvalidSetting, LogError, LostRace
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest, IncarnationRecord
 from imap_wal.manifest.snapshots import NO_VERSIONS, PartitionVersions, Snapshot
-from imap_wal.parquet.decoded_columns import DecodedColumns
 from imap_wal.parquet.file import written_otherwise
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import END, FileScan, Metadata, Scope
@@ -55,6 +54,9 @@ from imap_wal.rules.decided import UNDECIDED, Decisions
 from imap_wal.rules.dropped import TombstonePolicy
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX
+
+if TYPE_CHECKING:  # a program without pyarrow plans rewrites too
+    from imap_wal.parquet.decoded_columns import DecodedColumns
 
 ATTEMPTS = 3
 
@@ -104,10 +106,12 @@ class RewritePlan:
     schemas: tuple[Metadata, ...] = ()
     """Those of the log, if a map has decoded columns."""
 
-    def part_path(self, name: str, partition: int, number: int, token: str) -> str:
+    def part_path(
+        self, name: str, partition: int, number: int, token: str, suffix: str = ".parquet"
+    ) -> str:
         """The path of a new part file; `token` makes it unique among all attempts."""
         folder = layout.snapshot_folder(self.folder, name, self.generation)
-        return f"{folder}/part-{partition:05d}-{number:05d}-{token}.parquet"
+        return f"{folder}/part-{partition:05d}-{number:05d}-{token}{suffix}"
 
     def run_path(self, name: str, token: str) -> str:
         """The path of a sorted run (`imap_wal.rewrite.sorted_runs`), beside the part files."""
@@ -122,6 +126,10 @@ class RewritePlan:
 
     def decoded(self, name: str) -> DecodedColumns | None:
         """The decoded columns of a map's files."""
+        if not self.state.manifest.decoded:
+            return None
+        from imap_wal.parquet.decoded_columns import DecodedColumns
+
         return DecodedColumns(self.state.manifest.decoded, self.schemas).of(name)
 
     def wants(self, name: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from imap_wal import layout
 from imap_wal.context import Context
 from imap_wal.disposal import dispose
 from imap_wal.errors import CorruptLog, LostRace, ShortLog
@@ -20,9 +21,9 @@ from imap_wal.manifest.snapshots import (
     Snapshot,
     SnapshotFile,
 )
-from imap_wal.parquet.reader import Expected, batches
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.rewrite import conflicts
+from imap_wal.read.file_scan import SNAPSHOT, FileScan
+from imap_wal.read.scan import check_snapshot
 from imap_wal.rewrite.plan import Merged, Part, Result, RewritePlan
 from imap_wal.rewrite.report import MapRewrite
 from imap_wal.security.encryption import sealed_border
@@ -56,8 +57,9 @@ def _advice(part: Part) -> str:
 
 def read_again(context: Context, part: Part) -> None:
     """Read a new file. Raises `NotFound`, and `CorruptLog` if it differs from what was written."""
-    for _ in batches(context, part.path, ["deleted"], expected=Expected(part.checksum, part.rows)):
-        pass
+    check_snapshot(
+        context, FileScan(SNAPSHOT, "", part.path, records=part.rows, checksum=part.checksum)
+    )
 
 
 def _confirm_size(log: ClusterLog, part: Part) -> None:
@@ -153,7 +155,7 @@ def discard(log: ClusterLog, plan: RewritePlan) -> None:
             for file in log.store.list(f"{plan.folder}/snapshot"):
                 if file.path.split("/")[-2] == f"{plan.generation:08d}" and file.path not in named:
                     dispose(log.store, [file.path], f"{plan.folder}/snapshot")
-            for file in log.store.list(conflicts.folder(plan.folder)):
+            for file in log.store.list(layout.set_aside_folder(plan.folder)):
                 if file.path.split("/")[-1].startswith(f"{plan.generation:08d}-"):
                     log.store.delete(file.path)
 

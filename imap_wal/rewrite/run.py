@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from imap_wal.errors import InvalidSetting, LostRace, ShortLog
 from imap_wal.manifest import key_checks
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.proof import prove_keys
-from imap_wal.rewrite import conflicts
-from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.plan import (
     ATTEMPTS,
     Engine,
@@ -25,6 +24,9 @@ from imap_wal.rewrite.report import MapRewrite, RewriteReport, Winner, memory_ma
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
 from storage_backends import NotFound
+
+if TYPE_CHECKING:
+    from imap_wal.rewrite.conflicts import Resolution
 
 
 def rewrite(
@@ -154,6 +156,8 @@ class _Aside:
 def _decide(log: ClusterLog, plan: RewritePlan, resolve: Resolution) -> tuple[RewritePlan, _Aside]:
     """Find and decide the conflicts. A dry run writes nothing. Raises `InvalidSetting` for an
     unknown node."""
+    from imap_wal.rewrite import conflicts  # it loads pyarrow
+
     nodes = conflicts.writers(plan.state.manifest)
     if resolve.node and resolve.node not in nodes:
         names = ", ".join(sorted(nodes))

@@ -30,7 +30,15 @@ from functools import cache
 
 import google_crc32c
 
-from imap_wal.format import FRAME_HEADER, FRAME_HEADER_BYTES, SYNCED_BYTES, TYPES, Frame, frame_seed
+from imap_wal.format import (
+    FRAME_HEADER,
+    FRAME_HEADER_BYTES,
+    OF_SNAPSHOTS,
+    SYNCED_BYTES,
+    TYPES,
+    Frame,
+    frame_seed,
+)
 
 STEP = 64
 """How many bytes there are between two stored running CRCs."""
@@ -38,7 +46,7 @@ _DIRECT_BYTES_MAX = 2 * STEP
 _TYPE_AT = 8
 
 # A known type, then three bytes of count and five of a last synced offset below 2**40.
-_PLAUSIBLE = re.compile(rb"(?s)[%s](?=.{8}\x00{3})" % re.escape(bytes(TYPES)))
+_PLAUSIBLE = re.compile(rb"(?s)[%s](?=.{8}\x00{3})" % re.escape(bytes((*TYPES, *OF_SNAPSHOTS))))
 _AFTER_TYPE = 11
 """How many bytes after the type that pattern needs."""
 

@@ -6,7 +6,7 @@ read a segment that is being written: it stops at the last whole frame.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from imap_wal import format
@@ -47,8 +47,11 @@ class SegmentReader:
     """Reads a segment from start to end. The constructor reads the header, and raises `ShortLog`,
     `CorruptLog` or `UnsupportedVersion`."""
 
-    def __init__(self, store: SegmentStore, path: str) -> None:
-        self._store = store
+    def __init__(
+        self, store: SegmentStore, path: str, types: Container[int] = format.TYPES
+    ) -> None:
+        """`types`: those of the frames that the file may have."""
+        self._store, self._types = store, types
         self.path = path
         start = store.read(path, 0, 4096)
         needed = format.header_bytes_needed(start)
@@ -112,7 +115,7 @@ class SegmentReader:
                 if len(window) <= held or len(window) < frame.needed:
                     return
                 continue
-            if frame.kind not in format.TYPES:
+            if frame.kind not in self._types:
                 what, advice = (
                     f"a frame of unknown type {frame.kind}",
                     "upgrade imap-wal: a newer version wrote it",

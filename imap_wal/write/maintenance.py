@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from math import inf
 
+from imap_wal.arrow_library import is_installed
 from imap_wal.clock import Clock
 from imap_wal.errors import Closed, Fenced, ImapWalError, LostRace
 from imap_wal.format import SegmentHeader
@@ -84,7 +84,8 @@ class Maintenance:
         self._stop = threading.Event()
         self._header_bytes = 0
         self._full, self.compaction = Growth(), Growth()
-        """`max_total_wal_size` is reached; the log is to be compacted."""
+        """`max_total_wal_size` is reached; the log is to be compacted, by `grown`."""
+        self.segment_bytes_min = 0
         self.workers: list[Worker] = []
         self.archive_error = ""
         """Why the last archive failed. Its segments stay, and it is tried again."""
@@ -144,11 +145,14 @@ class Maintenance:
         """A number that grows with every byte written to segments, with their headers."""
         return log.bytes_written + log.end.segment * self._header_bytes
 
+    def grown(self, log: NodeLog) -> int:
+        """As `written`, but each segment counts as at least `segment_bytes_min`."""
+        return log.bytes_written + log.end.segment * self.segment_bytes_min
+
     def committed(self, log: NodeLog) -> None:
         """The committer calls this after every commit."""
-        written = self.written(log)
-        self._full.reach(written)
-        self.compaction.reach(written)
+        self._full.reach(self.written(log))
+        self.compaction.reach(self.grown(log))
 
     def reached(self, log: NodeLog) -> LogExtent:
         return LogExtent(self.written(log), log.end.segment)
@@ -168,7 +172,7 @@ class Maintenance:
         return (
             self._settings.archive_objects > 0
             and not log.store.capabilities.durable_append
-            and find_spec("pyarrow") is not None
+            and is_installed()
         )
 
     def _is_due(self, log: NodeLog) -> bool:

@@ -16,6 +16,7 @@ from tests.faults.mutation import Mutation
 from tests.faults.process_mutations import OF_PROCESSES
 from tests.faults.refusal_mutations import OF_REFUSALS
 from tests.faults.retention_mutations import OF_RETENTION
+from tests.faults.snapshot_mutations import OF_SNAPSHOTS
 from tests.faults.working_copy import of_python
 
 _FAULTS = "tests/faults"
@@ -203,8 +204,8 @@ MUTATIONS = (
     Mutation(
         "part names that are not unique",
         "imap_wal/rewrite/plan.py",
-        "-{number:05d}-{token}.parquet",
-        "-{number:05d}.parquet",
+        "-{number:05d}-{token}{suffix}",
+        "-{number:05d}{suffix}",
         "tests/spark/test_spark.py::test_a_task_that_runs_twice_loses_nothing",
     ),
     Mutation(
@@ -245,8 +246,8 @@ MUTATIONS = (
     Mutation(
         "part names of a large range are those of the next",
         "imap_wal/rewrite/plan.py",
-        'part-{partition:05d}-{number:05d}-{token}.parquet"',
-        'part-{partition * 1000 + number:05d}.parquet"',
+        'part-{partition:05d}-{number:05d}-{token}{suffix}"',
+        'part-{partition * 1000 + number:05d}{suffix}"',
         "tests/spark/test_spark.py::test_range_of_many_parts_is_complete_and_ordered",
     ),
     Mutation(
@@ -461,6 +462,7 @@ MUTATIONS = (
     *OF_PROCESSES,
     *OF_ENTRIES,
     *OF_REFUSALS,
+    *OF_SNAPSHOTS,
 )
 
 

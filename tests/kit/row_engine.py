@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from imap_wal.contents import open_checked
+from imap_wal.entry import Row
 from imap_wal.format import START
 from imap_wal.parquet.columns import nodes_of, to_rows
 from imap_wal.parquet.reader import Expected, batches
@@ -18,9 +20,10 @@ from imap_wal.read.scan import read_scan
 from imap_wal.read.scan_list import cluster_scans, snapshot_scans
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.part_writer import KeyRange, PartWriter
-from imap_wal.rewrite.plan import Merged, Result, RewritePlan, worth_reading
+from imap_wal.rewrite.plan import Merged, Part, Result, RewritePlan, worth_reading
 from imap_wal.rewrite.ranges import KeptPart, kept_parts, parts_of
 from imap_wal.rewrite.tally import Tally
+from imap_wal.segment.snapshot import is_segment, read_rows
 from imap_wal.settings import Settings
 
 
@@ -101,10 +104,11 @@ class ComparedEngine(LocalEngine):
         return result
 
 
-def compare(result: Result, expected: Result, log: ClusterLog) -> None:
+def compare(result: Result, expected: Result, log: ClusterLog, *, kept: bool = True) -> None:
     """The same entries and counts, from as many bytes or fewer: `RowEngine` does not use the mark
-    of all maps, so it also reads what other engines need not read."""
-    found, wanted = summary(result, log), summary(expected, log)
+    of all maps, so it also reads what other engines need not read. `kept`: the same files are
+    kept."""
+    found, wanted = summary(result, log, kept), summary(expected, log, kept)
     for name in {*wanted, *found}:
         assert found.get(name) == wanted.get(name), name
     bytes_max = {item.map: item.read_bytes for item in expected.maps}
@@ -112,23 +116,16 @@ def compare(result: Result, expected: Result, log: ClusterLog) -> None:
         assert item.read_bytes <= bytes_max[item.map], item.map
 
 
-def summary(result: Result, log: ClusterLog) -> dict[str, object]:
+def summary(result: Result, log: ClusterLog, kept: bool) -> dict[str, object]:
     """What must not depend on the engine."""
     found: dict[str, object] = {"pairs": sorted(result.pairs)}
     for item in result.maps:
         parts = item.parts
-        rows = [
-            (row, node)
-            for part in parts
-            for batch in batches(
-                log.context, part.path, expected=Expected(part.checksum, part.rows)
-            )
-            for row, node in zip(to_rows(batch), nodes_of(batch), strict=True)
-        ]
+        rows = [(row, node) for part in parts for row, node in _rows_of(part, log)]
         first = [part.first_expiry_ms for part in parts if part.first_expiry_ms]
         found[item.map] = (
             rows,
-            (item.records, item.unchanged),
+            (item.records if kept else 0, item.unchanged),
             sum(part.live for part in parts),
             sum(part.tombstones for part in parts),
             sum(part.conflicts for part in parts),
@@ -136,6 +133,16 @@ def summary(result: Result, log: ClusterLog) -> dict[str, object]:
             min(first, default=0),
             min((part.last_expiry_ms for part in parts), default=0)
             and max(part.last_expiry_ms for part in parts),
-            [part.path for part in parts if part.is_kept],
+            [part.path for part in parts if part.is_kept and kept],
         )
     return found
+
+
+def _rows_of(part: Part, log: ClusterLog) -> Iterator[tuple[Row, str]]:
+    if is_segment(part.path):
+        with open_checked(log.store, part.path, part.checksum) as file:
+            for frame in read_rows(file, part.path, log.context.keys):
+                yield from zip(frame.rows, frame.nodes, strict=True)
+        return
+    for batch in batches(log.context, part.path, expected=Expected(part.checksum, part.rows)):
+        yield from zip(to_rows(batch), nodes_of(batch), strict=True)

@@ -18,6 +18,7 @@ from typing import Any
 import google_crc32c
 import msgpack
 
+from imap_wal.contents import Published, demand_checksum
 from imap_wal.entry import DELETED, KEY, MAP
 from imap_wal.errors import CorruptLog
 from imap_wal.format import Position
@@ -26,7 +27,6 @@ from imap_wal.parquet import columns as parquet_columns
 from imap_wal.parquet import file as parquet_file
 from imap_wal.parquet import reader as parquet_reader
 from imap_wal.parquet import writer as parquet_writer
-from imap_wal.parquet.contents import demand_checksum
 
 _MAGIC = b"simulated rows\0"
 _numbers = itertools.count(1)
@@ -134,10 +134,10 @@ class File(parquet_writer.ParquetFile):
         self._done += self._batches
         self._batches, self._rows, self.buffered = [], 0, 0
 
-    def discard(self) -> parquet_writer.Published:
+    def discard(self) -> Published:
         self._close()
         data = _local.pop(str(self.local))
-        return parquet_writer.Published(len(data), google_crc32c.value(data))
+        return Published(len(data), google_crc32c.value(data))
 
     def _close(self) -> None:
         self.flush()

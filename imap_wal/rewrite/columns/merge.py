@@ -40,6 +40,7 @@ from imap_wal.rewrite.plan import MergeRules
 from imap_wal.rewrite.tally import Tally
 from imap_wal.rules.cleared import Cleared
 from imap_wal.rules.dropped import TombstonePolicy, are_droppable
+from imap_wal.segment.snapshot import is_segment
 from imap_wal.settings import Settings
 from storage_backends import NotFound
 from storage_backends.extras import needs
@@ -325,5 +326,7 @@ def _by_source(picked: Any) -> Iterator[tuple[int, Any]]:
 
 
 def by_columns(scan: FileScan) -> bool:
-    """Whether a Parquet file is read by columns."""
+    """Whether a file is read by columns: a Parquet file that is large enough."""
+    if is_segment(scan.path):
+        return False
     return scan.records >= COLUMN_ROWS or (scan.records > 0 and scan.bytes >= COLUMN_BYTES)

@@ -15,10 +15,10 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from imap_wal.contents import chunks
 from imap_wal.context import Context
 from imap_wal.entry import Row, subject
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_batch
-from imap_wal.parquet.contents import chunks
 from imap_wal.parquet.reader import rows_at
 from imap_wal.parquet.scratch import Scratch
 from imap_wal.read.file_scan import ARCHIVE, FileScan

@@ -1,8 +1,8 @@
-"""Compares files with the facts about them in a manifest. The name alone proves nothing.
+"""Files that are written once and never change, snapshots and archives: publishes them, and
+compares them with the facts about them in a manifest. The name alone proves nothing.
 
-Snapshots and archives are written once and never change. The manifest has the CRC-32C of all bytes,
-the size and the number of rows. These are checked before such a file is read, and before the files
-that it replaces are removed.
+The manifest has the CRC-32C of all bytes, the size and the number of rows. These are checked before
+such a file is read, and before the files that it replaces are removed.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import io
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import BinaryIO, cast
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
 
 import google_crc32c
 
 from imap_wal.errors import CorruptLog, StorageUnavailable
-from storage_backends import NotFound, SegmentStore, StorageError
+from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError
 
 CHUNK_BYTES = 1024 * 1024
 SPOOL_BYTES = 8 * 1024 * 1024
@@ -24,6 +25,44 @@ SPOOL_BYTES = 8 * 1024 * 1024
 ADVICE = (
     "bring the file back from a copy, or write a repaired copy of the log with `imap-wal repair`"
 )
+
+
+class Published(NamedTuple):
+    """The facts about a file for the manifest: its size, and the CRC-32C of all its bytes."""
+
+    bytes: int
+    checksum: int
+
+
+def checksum(file: BinaryIO) -> int:
+    """CRC-32C of a file, from its current offset."""
+    found = 0
+    while data := file.read(CHUNK_BYTES):
+        found = google_crc32c.extend(found, data)
+    return found
+
+
+def publish(store: SegmentStore, path: str, local: Path) -> Published:
+    """Publish a file of this machine under a name that no other run chooses, and remove it here.
+    Raises `AlreadyExists` if another file has that name."""
+    try:
+        store.create_from(path, str(local))
+    except AlreadyExists:
+        published = discard(local)
+        with store.open_input(path) as there:
+            if checksum(there) != published.checksum:
+                raise
+        return published  # it is this run's own file: only the response was lost
+    return discard(local)
+
+
+def discard(local: Path) -> Published:
+    """Remove a file of this machine."""
+    with local.open("rb") as file:
+        published = Published(local.stat().st_size, checksum(file))
+    with suppress(OSError):  # its folder is removed soon
+        local.unlink()
+    return published
 
 
 @contextmanager
