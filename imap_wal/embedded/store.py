@@ -314,6 +314,7 @@ class Store:
         Raises:
             NotAppended: the storage failed while the segment was sealed.
             StorageUnavailable: the storage or the local temporary folder failed.
+            MissingLibrary: pyarrow is not installed.
             LogError: a sealed segment is damaged.
             Fenced: another process took over the log.
             LostRace: other processes changed the log's manifest several times meanwhile.

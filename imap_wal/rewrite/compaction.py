@@ -236,10 +236,11 @@ class Compactor:
         """Before `stop`: wait for an automatic compaction that runs, and for one more if it is due,
         so that the next open has little to read. Together they take at most `limit_s` seconds, and
         nothing is begun that would take longer."""
+        until = self._clock.monotonic() + limit_s
         if self.is_automatic and limit_s > 0 and not self.statistics.error and self._fits(limit_s):
             self._closing.set()
             self._growth.wake.set()
-            self.worker.stop(limit_s)
+            self.worker.stop(max(until - self._clock.monotonic(), 0))
 
     def _fits(self, limit_s: float) -> bool:
         """Whether there is something to compact, and so little that it can end in time."""
@@ -247,12 +248,13 @@ class Compactor:
             return False
         try:
             found = self._measured()
+            if self.part is None and self._grown < self._growth.at:
+                return False
             self._is_tiny = found.all <= TINY_BYTES and not self._logs.manifest().decoded
         except (ImapWalError, StorageError):  # the next open finds it, too
             return False
         rate = LAST_BYTES_PER_S if is_installed() else LAST_ROW_BYTES_PER_S
-        is_due = self.part is not None or self._grown >= self._growth.at
-        return is_due and found.all <= limit_s * rate
+        return found.all <= limit_s * rate
 
     def stop(self) -> None:
         """End a running compaction, and the thread."""

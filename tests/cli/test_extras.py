@@ -122,6 +122,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("core")
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder), cwd=ROOT)
     (wheel,) = folder.glob("*.whl")
+    assert wheel.stat().st_size < 2 * 1024 * 1024
     run(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
     programs = folder / "venv" / "bin"
     run(

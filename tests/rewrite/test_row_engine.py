@@ -101,17 +101,17 @@ changes = st.lists(
         st.integers(0, 5),
         st.integers(0, 99),
     ),
-    max_size=30,
+    max_size=12,
 )
 
 
 @settings(
-    max_examples=share(300, ci=8),
+    max_examples=share(300, ci=5),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-@given(changes=changes, kill=st.integers(1, 400), after=st.booleans())
+@given(changes=changes, kill=st.integers(1, 200), after=st.booleans())
 def test_a_store_without_pyarrow_is_a_dict_despite_crashes(
     plain: None, changes: list[tuple[str, int, int]], kill: int, after: bool
 ) -> None:
