@@ -1,5 +1,5 @@
 """What automatic compaction costs a program under load, and what it saves: few keys are overwritten
-again and again, by a store that never compacts and by one that does, in turns."""
+again and again, by a store that never compacts and by one that does, alternately."""
 
 from __future__ import annotations
 

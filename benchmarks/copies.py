@@ -1,4 +1,4 @@
-"""The cost of a second copy: the same member, with one agent and with two, in turns within one run.
+"""The cost of a second copy: the same member, with one agent and with two, alternately in one run.
 All share the processors and one disk; on separate machines the second agent has its own."""
 
 from __future__ import annotations

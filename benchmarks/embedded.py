@@ -136,8 +136,8 @@ def peer_of(label: str) -> str:
 
 
 def run(rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """All measurements, in turns, so that a slow period of the disk affects all alike. One row per
-    measurement: rate, ratio, target."""
+    """All measurements, alternately, so that a slow period of the disk affects all alike. A row
+    has the rate, the ratio and the target."""
     scale = 1 if quick else 4
     seen: dict[str, list[float]] = {}
     ratios: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""The cost of encryption at rest: the same work with and without it, in turns, as a ratio."""
+"""The cost of encryption at rest: the same work with and without it, alternately, as a ratio."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The cost of the connection between a member and its agent: a Unix socket, TCP on the loopback
-address, and TCP with keys (CURVE), in turns within one run. The same member, agent and
+address, and TCP with keys (CURVE), alternately in one run. The same member, agent and
 durability."""
 
 from __future__ import annotations

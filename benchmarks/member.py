@@ -79,7 +79,7 @@ def member(classpath: str = "", **options: Any) -> dict[str, Any]:
 
 
 def sets(rounds: int, seconds: int) -> list[dict[str, Any]]:
-    """`set` by members in their own JVMs, in turns: without a map store, with one that does
+    """`set` by members in their own JVMs, alternately: without a map store, with one that does
     nothing, with ours, and with SeaTunnel's (which never syncs files)."""
     rates: dict[str, list[float]] = {}
     notes: dict[str, str] = {}

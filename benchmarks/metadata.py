@@ -167,7 +167,7 @@ def commit_seconds(store: SegmentStore) -> float:
 
 
 def run(quick: bool) -> list[dict[str, Any]]:
-    """Milliseconds, and the ratio of the large log to the small one, measured in turns."""
+    """Milliseconds, and the ratio of the large log to the small one, measured alternately."""
     maps, nodes = (200, 20) if quick else (1000, 100)
     small_open, large_open, small_commit, large_commit = [], [], [], []
     with tempfile.TemporaryDirectory() as folder:

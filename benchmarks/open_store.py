@@ -1,5 +1,5 @@
 """How long a program waits until all entries of its map are in memory again: from the log, from a
-snapshot, and from a table of SQLite into a dict. Each in its own process, in turns."""
+snapshot, and from a table of SQLite into a dict. Each in its own process, alternately."""
 
 from __future__ import annotations
 

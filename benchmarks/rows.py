@@ -15,7 +15,7 @@ def compared(
     note: str,
     unit: str = "sets/s",
 ) -> dict[str, Any]:
-    """Rates, and the median of their ratios to those that were measured in turns with them."""
+    """Rates, and the median of their ratios to those that were measured alternately with them."""
     ratios = [rate / other for rate, other in zip(seen, others, strict=True)]
     return {
         "measurement": measurement,

@@ -1,5 +1,5 @@
-"""The log as a table of Spark, in rows per second, in turns with plain Parquet files that have the
-same rows: a backfill, a read of all changes, and the newest entry of each key (with Spark SQL's
+"""The log as a table of Spark, in rows per second, alternately with plain Parquet files of the same
+rows: a backfill, a read of all changes, and the newest entry of each key (with Spark SQL's
 `max_by`). Two cores, one session of Spark. What is read is thrown away.
 """
 

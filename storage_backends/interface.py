@@ -19,7 +19,7 @@ from storage_backends.errors import Linked
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The log chooses its way by these, never by the class of the store."""
+    """The log decides by these what it does, never by the class of the store."""
 
     durable_append: bool
     """`open_append` works: a file can grow. Without it the log writes one object per commit."""

@@ -71,7 +71,7 @@ class Deadline:
         self._end = None if seconds is None else clock.monotonic() + seconds
 
     def check(self) -> None:
-        """Raise `OutOfTime` if the time is over."""
+        """Raise `OutOfTime` if the time has passed."""
         if self._end is not None and self._clock.monotonic() >= self._end:
             raise OutOfTime
 

@@ -41,7 +41,7 @@ def own_disks(view: ClusterState, now_ms: int) -> tuple[OwnDisk, ...]:
 
 
 def nodes_with_tails(view: ClusterState) -> Iterator[NodeState]:
-    """The nodes with segments that are not in the root, as views."""
+    """The nodes with segments that are not in the root."""
     missing = set(view.missing_nodes)
     for node in view.all_nodes:
         if node.is_on_own_disk and node.name not in missing:

@@ -249,6 +249,8 @@ class ManifestLog(Generic[C]):
                 if isinstance(error, AlreadyExists):
                     return None
                 raise
+        # The create alone is no proof: numbers below the floor are deleted, so a writer that was
+        # paused for long could create an old one, and what it did then was lost (decision 22).
         files = self._files()
         while max(files, default=0) != number:
             try:

@@ -310,7 +310,7 @@ class ClusterState:
 
     @property
     def damaged_lists(self) -> tuple[DamagedPartList, ...]:
-        """The lists of files of snapshots that cannot be read."""
+        """The list files of snapshots that cannot be read."""
         return self._snapshots[1]
 
     @property

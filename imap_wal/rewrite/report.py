@@ -16,7 +16,7 @@ from imap_wal.retention.snapshots import Unfinished
 @dataclass(frozen=True, slots=True)
 class Winner:
     """A key in conflict that was decided: the change of `node` counts. `over`: the nodes of the
-    other changes. `key`: its start, for people."""
+    other changes. `key`: the beginning of the key, as shown to people."""
 
     key: str
     node: str

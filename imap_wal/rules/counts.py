@@ -112,6 +112,8 @@ def _mark(limits: Limits, name: str) -> Position:
 def _not_overtaken(rows: Sequence[Row], overtaken: Overtaken) -> list[bool]:
     pairs_of = overtaken.get
     # An order of four fields compared with a pair: it is lower only if its first two fields are.
+    # The tombstone that would hide such a row may be dropped: the deleted key came back (decision
+    # 17).
     return [not row[ORDER] < pairs_of(row[MAP], _NO_PAIRS).get(row[PARTITION], ()) for row in rows]
 
 
@@ -156,7 +158,7 @@ def _above(batch: Any, place: Position) -> Any:
 
 
 def _are_overtaken(batch: Any, pairs: Mapping[int, Pair]) -> Any:
-    """Which rows have a lower pair than their partition's."""
+    """For each row, whether its pair is lower than the pair of its partition."""
     place = pc.index_in(batch.column("partition"), value_set=pa.array(list(pairs), pa.int64()))
     incarnation, version = (
         pa.array([pair[part] for pair in pairs.values()], pa.int64()).take(place) for part in (0, 1)

@@ -48,6 +48,8 @@ class TombstonePolicy:
 
     def drops(self, row: Row, node: str, late: bool) -> bool:
         """Whether a newest row is dropped. `late`: it was appended after `settled` was read."""
+        # No age decides: with "older than an hour", a deleted key came back when a stuck commit, or
+        # a paused plug-in, appended its older value later (decision 17).
         return (
             self.complete
             and self.open_nodes <= {node}

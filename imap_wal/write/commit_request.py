@@ -12,8 +12,8 @@ from imap_wal.format import COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, Position
 class CommitRequest:
     """One caller's changes. `payload`: a msgpack stream of `count` entries, in pieces. `apply` runs
     when they are acknowledged, in log order and before any caller returns. `session` and `request`
-    (its last) are for the duplicate check; 0 for none. `content` is for the caller: the changes in
-    the payload."""
+    (its last) are for the duplicate check; 0 for none. `content` has the
+    same changes as objects, for the caller."""
 
     __slots__ = (
         "apply",

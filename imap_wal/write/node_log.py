@@ -147,6 +147,8 @@ class NodeLog:
         """Make all frames safe. Raises `Fenced` if another process has taken over."""
         if self._segment is not None:
             self._segment.sync()
+        # After the sync, not before: a takeover between a check and the sync had scanned the log
+        # already, so the change was acknowledged and never read (decision 22).
         self.check()
         if self._segment is not None and not self._appends:
             self._finish()

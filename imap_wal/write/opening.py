@@ -332,6 +332,8 @@ class NodeOpening:
             # Its own permit first: if the storage cannot store it, the former writer keeps its own.
             self._create_permit(claimed)
             self._shut_out(found)
+            # Listed again, after the fence: with the earlier listing, segments were lost that the
+            # former writer began and acknowledged in between (decision 22).
             wal = wal_folder(self._store, self._folder, before.archived, before.begins)
 
         def claim(gives_up: bool = False) -> None:
@@ -358,7 +360,7 @@ class NodeOpening:
         return not self._store.capabilities.durable_append and fences_by_object(found)
 
     def _demand_no_better(self, before: NodeManifest, wal: WalFolder) -> None:
-        """Refuse an own disk whose segments are older or worse than their uploaded copies."""
+        """Refuse an own disk whose segments are older than their uploaded copies, or damaged."""
         if self._context.settings.recovery_mode is not RecoveryMode.TORN_TAIL:
             read = len(wal.segments)
         else:

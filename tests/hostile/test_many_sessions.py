@@ -40,7 +40,7 @@ def test_a_second_hello_while_one_waits_is_refused(
         assert former.client.ask("bye")[0][0] == "bye"
         store = open_store(settings.url)
         eventually(
-            lambda: not store.list(layout.alive_folder("default/c")), "the former cluster is over"
+            lambda: not store.list(layout.alive_folder("default/c")), "the former cluster has ended"
         )
         looked, may_look = Start.looked, threading.Event()
         monkeypatch.setattr(

@@ -7,7 +7,7 @@ import java.util.function.LongSupplier;
 
 /**
  * Whether an agent may be used for appends. One that failed, or was slow, is left out until it has
- * answered again ({@link Pulse}) and a pause is over, which is longer after each failure.
+ * answered again ({@link Pulse}) and a pause has ended, which is longer after each failure.
  */
 final class Breaker {
     static final long PAUSE_MIN_MS = 100;

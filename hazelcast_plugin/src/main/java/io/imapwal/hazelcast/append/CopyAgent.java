@@ -204,7 +204,7 @@ final class CopyAgent {
             if (e instanceof HungAgent) {
                 throw e;
             }
-            // The time is over, and the agent works.
+            // The time has passed, and the agent works.
         }
         return changes;
     }

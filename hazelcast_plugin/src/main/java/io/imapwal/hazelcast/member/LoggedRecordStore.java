@@ -59,7 +59,7 @@ import java.util.function.BiConsumer;
 final class LoggedRecordStore extends DefaultRecordStore {
     /** How many keys a user's {@code loadAll} loads at once. Other operations run in between. */
     private static final int LOADED_AT_ONCE = 1000;
-    /** Of how many absent keys {@code loadAll} waits for the log itself. */
+    /** At most this many absent keys are loaded in the call of {@code loadAll} itself. */
     private static final int LOADED_IN_PLACE = 100;
 
     private final MapState state;
