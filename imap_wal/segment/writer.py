@@ -55,8 +55,8 @@ class SegmentWriter:
         offset = self._appender.size
         if self._cipher is not None:
             payload = self._cipher.seal(offset, kind, count, self.synced, payload)
-        # `synced` is in the frame, so that a flipped bit in what was synced does not look like a torn
-        # tail, which would be cut off with everything after it (decision 11).
+        # `synced` is in the frame, so that a flipped bit in what was synced does not look like a
+        # torn tail, which would be cut off with everything after it (decision 11).
         chunks, _, checksum = format.encode_frame(
             self._seed, offset, kind, count, self.synced, payload
         )

@@ -54,8 +54,8 @@ class Permit:
         """Raises `Fenced` if another process has raised the epoch, or if the permit, or the open
         segment, is no longer the file that its name leads to. One stat for each on a local file
         system."""
-        # Not only whether a file is there: a writer whose folder was replaced by a copy acknowledged
-        # changes that no later open reads (decision 77).
+        # Not only whether a file is there: a writer whose folder was replaced by a copy had
+        # acknowledged changes that no later open reads (decision 77).
         if self._file is not None and not self._file.is_there():
             raise self.replaced(self._path) if self._store.exists(self._path) else self.fenced()
         if segment is not None and not segment.is_there():
