@@ -464,7 +464,7 @@ class SnapshotTable(Mapping[str, Snapshot]):
         return repr(self.whole)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # With its lists read: another process may not have the storage.
+        # All lists are read now, because the other process may not reach the storage.
         return SnapshotTable, (dict(self.whole),)
 
     def bound(self, read: Read[SnapshotFile]) -> SnapshotTable:

@@ -44,8 +44,8 @@ _TYPES: dict[str, DataType] = {
 
 
 def columns_of(kinds: Mapping[str, str]) -> StructType:
-    """Column → type, as Spark's own. There is no session in Spark's workers, which its parser of
-    types needs."""
+    """Column → type of Spark. Spark's own parser of types is not used, because it needs a session,
+    and its workers have none."""
     return StructType([StructField(name, _TYPES[kind]) for name, kind in kinds.items()])
 
 
