@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import astuple
@@ -37,6 +38,7 @@ CONNECTIONS_MAX = 1000
 SLOW_S = 30.0
 """A connection that does not send or take the rest of a message in this time is closed."""
 STOP_S = 5.0
+"""How long a stop waits for requests that are being served."""
 
 _log = logging.getLogger("imap_wal")
 
@@ -67,13 +69,15 @@ class Server:
     def is_serving(self) -> bool:
         return not self._stopping
 
-    def stop(self) -> None:
+    def stop(self, *, wait: bool = True) -> None:
         """Answer the requests that are being served, close the store, and let another process
-        serve. Safe to call twice, and from any thread. Raises the errors of `Store.close`."""
+        serve. Safe to call twice, and from any thread; `wait`: for another thread that does it.
+        Raises the errors of `Store.close`."""
         with self._mutex:
             first, self._stopping = not self._stopping, True
         if not first:
-            self.stopped.wait(2 * STOP_S)
+            if wait:
+                self.stopped.wait()
             return
         try:
             self._endpoint.remove()
@@ -85,9 +89,10 @@ class Server:
             for connection in connections:
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RD)  # after the answer, it reads the end
+            end = time.monotonic() + STOP_S
             for thread in threads:
                 if thread is not threading.current_thread():
-                    thread.join(STOP_S)
+                    thread.join(max(0.0, end - time.monotonic()))
             self.store.close()
         finally:
             with suppress(Exception):
@@ -138,7 +143,7 @@ class Server:
     def _give_up(self) -> None:
         """The store can write no more. Another process opens the log again."""
         with suppress(Exception):
-            self.stop()
+            self.stop(wait=False)  # who stops it waits for this thread
 
     def _converse(self, connection: socket.socket) -> None:
         connection.settimeout(SLOW_S)

@@ -43,7 +43,9 @@ class Serving:
     def __init__(
         self, url: str | os.PathLike[str], endpoint: Endpoint, options: OpenOptions
     ) -> None:
-        self._url, self._endpoint, self._options = url, endpoint, options
+        self._url, self._endpoint = url, endpoint
+        # Whoever serves next can compact: the others wait for it meanwhile.
+        self._options: OpenOptions = {"auto_rewrite_close_s": 0, **options}
         self._mutex = threading.Lock()
         self._clock: Clock = options.get("clock") or SystemClock()
         self._process = os.getpid()
