@@ -278,6 +278,27 @@ def test_a_reader_shows_only_states_that_the_log_had(nodes: int, seed: int) -> N
     follower.close()
 
 
+def test_archives_are_not_shown_one_after_the_other(memory: MemoryStore) -> None:
+    """Each has one map only: after the first one, its map would be ahead of the other."""
+    store = Interrupted(memory)
+    with embedded(memory) as writer:
+        left, right = (writer.map(name) for name in MAPS)
+        left["a"] = right["a"] = 1
+        with reader(store) as follower:
+            before = shown(follower)
+            left["b"], right["b"] = 2, 2
+            left["c"] = 3
+            writer.archive()
+
+            def look() -> None:
+                assert shown(follower) == before
+                store.when = lambda kind, path: path.endswith(".parquet")
+
+            store.when, store.meanwhile = lambda kind, path: path.endswith(".parquet"), look
+            follower.refresh()
+            assert shown(follower) == {"left": dict(left.items()), "right": dict(right.items())}
+
+
 def test_a_follower_beside_a_busy_writer(memory: MemoryStore) -> None:
     """Threads: one writes to two maps, one compacts, one reads what the follower shows."""
     with embedded(memory, segment_bytes=4000) as writer:

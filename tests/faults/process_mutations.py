@@ -36,7 +36,7 @@ OF_PROCESSES = (
         "imap_wal/embedded/loading.py",
         "        if self.following and scan.kind != SEGMENT:\n",
         "        if False:\n",
-        _STATES,
+        "tests/durable/test_read_only.py::test_archives_are_not_shown_one_after_the_other",
     ),
     Mutation(
         "a request that is sent again is made again",
