@@ -74,7 +74,7 @@ def test_four_workers_of_gunicorn_lose_and_double_nothing(tmp_path: Path) -> Non
         rng = random.Random(1)
         for kill in range(8):
             eventually(
-                lambda kill=kill: len(answered) > 100 * (kill + 1),  # type: ignore[misc]
+                lambda kill=kill: len(answered) > 100 * (kill + 1),
                 "the workers go on",
                 60,
             )
