@@ -9,10 +9,12 @@ ARCHITECTURE.md describes the modules.
 from imap_wal import errors, log
 from imap_wal.embedded.asyncio_store import AsyncMap, AsyncStore, aopen
 from imap_wal.embedded.durable_map import DELETE, DurableMap
+from imap_wal.embedded.job_queue import AsyncJobQueue, Job, JobQueue
 from imap_wal.embedded.opening import open
 from imap_wal.embedded.store import Store
 from imap_wal.embedded.transaction import Batch, Transaction
 from imap_wal.embedded.wal_filter import STOP, WalFilter
+from imap_wal.embedded.watch import AsyncWatch, Event, Watch
 from imap_wal.entry import DataEntry
 from imap_wal.errors import (
     Closed,
@@ -46,17 +48,22 @@ __version__ = VERSION
 __all__ = [
     "DELETE",
     "STOP",
+    "AsyncJobQueue",
     "AsyncMap",
     "AsyncStore",
+    "AsyncWatch",
     "Batch",
     "Closed",
     "CorruptLog",
     "DataEntry",
     "Durability",
     "DurableMap",
+    "Event",
     "Fenced",
     "ImapWalError",
     "InvalidSetting",
+    "Job",
+    "JobQueue",
     "LogExists",
     "LostRace",
     "MissingLibrary",
@@ -74,12 +81,13 @@ __all__ = [
     "Serializer",
     "Settings",
     "ShortLog",
-    "Store",
     "StorageUnavailable",
+    "Store",
     "TooLarge",
     "Transaction",
     "UnsupportedVersion",
     "WalFilter",
+    "Watch",
     "WriterLocked",
     "aopen",
     "connect",

@@ -1,5 +1,5 @@
 """Files in the memory of this process, for tests and trials. Stores of one name share their
-files."""
+files; a store without a name has its own."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class MemoryStore:
     def __init__(self, name: str = "") -> None:
         self.url = f"memory://{name}"
         with _media_mutex:
-            self._medium = _media.setdefault(name, _Medium())
+            self._medium = _media.setdefault(name, _Medium()) if name else _Medium()
 
     def list(self, folder: str) -> builtins.list[StoredFile]:
         prefix = folder_prefix(folder)

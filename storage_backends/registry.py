@@ -2,7 +2,7 @@
 
     /path, file:///path           one folder of this machine
     objects+file:///path          the same, as immutable objects: for trials and tests
-    memory://name                 this process
+    memory://name                 this process; without a name, each open has its own files
     webhdfs://host:port/path      HDFS, also as hdfs:// and swebhdfs://
     s3://, gs://, abfs://, …      any driver of fsspec
 

@@ -25,11 +25,14 @@ from imap_wal.embedded import decisions, opening
 from imap_wal.embedded.changes import MapState, WriteBatch, split
 from imap_wal.embedded.decisions import Decision
 from imap_wal.embedded.durable_map import DELETE, RAISE, DurableMap, pairs
+from imap_wal.embedded.job_queue import AsyncJobQueue
 from imap_wal.embedded.opening import OpenOptions
 from imap_wal.embedded.store import Store, StoreStatistics
 from imap_wal.embedded.transaction import Batch, Transaction
 from imap_wal.embedded.views import MapReads
+from imap_wal.embedded.watch import AsyncWatch
 from imap_wal.errors import NotSerializable
+from imap_wal.format import Position
 from imap_wal.rewrite.compaction import Compaction
 from imap_wal.serializer import Serializer
 
@@ -84,11 +87,23 @@ class AsyncStore:
         serializer: Serializer | None = None,
         raw: bool = False,
         disable_wal: bool = False,
+        sorted: bool = False,
     ) -> AsyncMap:
         """The durable map of this name. Arguments and errors as for `Store.map`."""
-        return AsyncMap(
-            self, self._store.map(name, serializer=serializer, raw=raw, disable_wal=disable_wal)
+        durable = self._store.map(
+            name, serializer=serializer, raw=raw, disable_wal=disable_wal, sorted=sorted
         )
+        return AsyncMap(self, durable)
+
+    def queue(self, name: str, *, serializer: Serializer | None = None) -> AsyncJobQueue:
+        """The durable queue of this name. Arguments and errors as for `Store.queue`."""
+        return AsyncJobQueue(self, self._store.queue(name, serializer=serializer))
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._store)[1:]}"
+
+    def _repr_html_(self) -> str:
+        return self._store._repr_html_()
 
     def maps(self) -> list[str]:
         """The names of all maps; arguments and errors as for `Store.maps`."""
@@ -389,7 +404,7 @@ class AsyncMap(MapReads):
         # The code of `enqueue` for one change, inlined, because the event loop spends this time on
         # every operation.
         store, state = self._store, self._state
-        if ttl is not None or store._full or self._durable.closed:
+        if ttl is not None or store._full or self._durable.closed or state.order is not None:
             return self._enqueue(key, value, ttl)
         serializer = state.serializer
         try:
@@ -432,11 +447,11 @@ class AsyncMap(MapReads):
             await self._store.decide(decision)
         return self._inner.popped(decision, key, default)
 
-    async def popitem(self) -> tuple[Any, Any]:
-        """Delete the key that was added last, and return it with its value; see
+    async def popitem(self, *, last: bool = True) -> tuple[Any, Any]:
+        """Delete the key that was added last, or first, and return it with its value; see
         `DurableMap.popitem`. Raises KeyError if the map is empty."""
         return self._inner.popped_item(
-            await self._store.decided(lambda: decisions.pop_last(self._state))
+            await self._store.decided(lambda: decisions.pop_end(self._state, last=last))
         )
 
     async def setdefault(self, key: Any, default: Any = None) -> Any:
@@ -482,6 +497,11 @@ class AsyncMap(MapReads):
     async def clear(self) -> None:
         """Delete all keys, in one commit; see `DurableMap.clear`."""
         await self._store.decided(self._inner.clearing)
+
+    def watch(self, since: Position | str | None = None) -> AsyncWatch:
+        """The changes of this map, for `async for event in orders.watch()`. Arguments and errors as
+        for `DurableMap.watch`; the errors are raised when it begins."""
+        return AsyncWatch(lambda: self._inner.watch(since), self._durable.signal)
 
     def delete(self, key: Any) -> asyncio.Future[None]:
         """Delete the key if it exists. Returns a future, as `set` does; a missing key is not an

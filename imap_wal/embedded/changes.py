@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from operator import itemgetter
 from typing import cast
 
+from imap_wal.embedded.sorted_keys import EVERYTHING, SortedKeys, Span
 from imap_wal.entry import (
     DELETED,
     EXPIRES_AT_MS,
@@ -30,6 +31,9 @@ _DELETED_OF: Callable[[Row], bool] = itemgetter(DELETED)
 _EXPIRY_OF: Callable[[Row], int] = itemgetter(EXPIRES_AT_MS)
 HEAP_SPARE = 64
 """The heap may have this many outdated deadlines before it is built again."""
+REMOVED_SPARE, REMOVED_SHARE = 1000, 64
+"""A dict keeps the place of each removed key, and a search for its first key passes all of them. It
+is built again when so many, and one for this many keys, were removed."""
 
 
 class MapState:
@@ -39,10 +43,12 @@ class MapState:
     __slots__ = (
         "_deadlines",
         "_mutex",
+        "_removed",
         "expires",
         "logged",
         "name",
         "opened",
+        "order",
         "serializer",
         "values",
     )
@@ -56,6 +62,10 @@ class MapState:
         self._deadlines: list[tuple[int, bytes]] = []
         """A heap with one deadline for each key of `expires`, and outdated ones: at most as many
         again, plus `HEAP_SPARE`."""
+        self.order: SortedKeys | None = None
+        """Of a map that was opened with `sorted`."""
+        self._removed = 0
+        """Keys that were removed since `values` was built."""
         self._mutex = threading.Lock()
 
     def set(self, key: bytes, value: bytes | None, expires_at_ms: int = 0) -> None:
@@ -65,8 +75,10 @@ class MapState:
 
     def _set(self, key: bytes, value: bytes | None, expires_at_ms: int) -> None:
         if value is None:
-            self.values.pop(key, None)
+            self._remove(key)
         else:
+            if self.order is not None:
+                self.order.note((key,), self.values)
             self.values[key] = value
         if expires_at_ms and value is not None:
             self.expires[key] = expires_at_ms
@@ -77,15 +89,24 @@ class MapState:
             self._deadlines = [(at, each) for each, at in self.expires.items()]
             heapq.heapify(self._deadlines)
 
+    def _remove(self, key: bytes) -> None:
+        if self.values.pop(key, None) is not None:
+            self._removed += 1
+            if self.order is not None:
+                self.order.touch((key,))
+
     def replay(self, rows: Sequence[Row], now_ms: int) -> None:
         """Apply changes of a log, in its order. One that has expired deletes its key."""
         with self._mutex:
-            if not (self.expires or any(map(_DELETED_OF, rows)) or any(map(_EXPIRY_OF, rows))):
+            plain = self.order is None and not self.expires
+            if plain and not (any(map(_DELETED_OF, rows)) or any(map(_EXPIRY_OF, rows))):
                 self.values.update(zip(map(_KEY_OF, rows), map(_VALUE_OF, rows), strict=True))
                 return
             for row in rows:
                 expires_at_ms = row[EXPIRES_AT_MS]
                 if is_clear(row):
+                    if self.order is not None:
+                        self.order.touch(self.values)
                     self.values.clear()
                     self.expires.clear()
                     self._deadlines.clear()
@@ -100,6 +121,8 @@ class MapState:
         with self._mutex:
             if other.values and other.serializer.name != self.serializer.name:
                 self.serializer = other.serializer
+            if self.order is not None:
+                self.order.forget()
             self.values, self.expires = other.values, other.expires
             self._deadlines = other._deadlines
 
@@ -125,9 +148,7 @@ class MapState:
         while self._deadlines and has_expired(self._deadlines[0][0], now_ms):
             deadline, key = heapq.heappop(self._deadlines)
             if self.expires.get(key) == deadline:
-                self.values.pop(
-                    key, None
-                )  # in this order: `get` must not see the value without its deadline
+                self._remove(key)  # first: `get` must not see the value without its deadline
                 del self.expires[key]
 
     def size(self, now_ms: int) -> int:
@@ -136,32 +157,63 @@ class MapState:
             self._purge(now_ms)
             return len(self.values)
 
-    def keys(self, now_ms: int) -> list[bytes]:
-        """All keys at one moment."""
+    def sort(self) -> None:
+        """Keep the keys in order from now on. Raises `NotSerializable` if they have none."""
         with self._mutex:
-            self._purge(now_ms)
-            return list(self.values)
+            if self.order is None:
+                self.order = SortedKeys(self.serializer, self.values)
 
-    def pairs(self, now_ms: int) -> tuple[list[bytes], list[bytes]]:
-        """All keys and values at one moment. Two lists take a tenth of the memory of a list of
-        pairs."""
+    def keys(self, now_ms: int, span: Span = EVERYTHING) -> list[bytes]:
+        """All keys at one moment; of a map with an `order`, those of the span, sorted."""
         with self._mutex:
             self._purge(now_ms)
-            return list(self.values), list(self.values.values())
+            if self.order is None:
+                return list(self.values)
+            return self.order.between(span, self.values)
 
-    def last(self, now_ms: int, besides: Container[bytes]) -> tuple[bytes, bytes] | None:
-        """The key that was added last and is not in `besides`, and its value."""
+    def pairs(self, now_ms: int, span: Span = EVERYTHING) -> tuple[list[bytes], list[bytes]]:
+        """The same with their values. Two lists take a tenth of the memory of a list of pairs."""
         with self._mutex:
             self._purge(now_ms)
-            return next(
-                ((key, self.values[key]) for key in reversed(self.values) if key not in besides),
-                None,
-            )
+            if self.order is None:
+                return list(self.values), list(self.values.values())
+            keys = self.order.between(span, self.values)
+            return keys, [self.values[key] for key in keys]
+
+    def end(
+        self, now_ms: int, besides: Container[bytes], *, last: bool
+    ) -> tuple[bytes, bytes] | None:
+        """The first or last key that is not in `besides`, and its value."""
+        with self._mutex:
+            self._purge(now_ms)
+            keys: Iterable[bytes]
+            if self.order is not None:
+                keys = self.order.walk(self.values, last=last)
+            elif last:
+                keys = reversed(self.values)
+            else:
+                if self._removed > REMOVED_SPARE + len(self.values) // REMOVED_SHARE:
+                    self.values = {key: value for key, value in self.values.items()}  # noqa: C416  `dict` may copy the places too
+                    self._removed = 0
+                keys = self.values
+            key = next((key for key in keys if key not in besides), None)
+            return None if key is None else (key, self.values[key])
+
+    def copy(self, now_ms: int) -> MapState:
+        """The same content; later changes of one are not in the other."""
+        with self._mutex:
+            self._purge(now_ms)
+            other = MapState(self.name, self.serializer)
+            other.values, other.expires = self.values.copy(), self.expires.copy()
+            other._deadlines = self._deadlines.copy()
+            return other
 
     def apply(self, changes: WriteBatch) -> None:
         """Apply the changes in order. `keys` and `pairs` see all of them or none."""
         with self._mutex:
             if changes.plain and not self.expires:
+                if self.order is not None:
+                    self.order.note(changes.keys, self.values)
                 self.values.update(zip(changes.keys, changes.values, strict=True))  # type: ignore[arg-type]  # no None among them
                 return
             for index, (key, value) in enumerate(zip(changes.keys, changes.values, strict=True)):

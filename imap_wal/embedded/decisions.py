@@ -32,7 +32,7 @@ class Outlook:
         self._added: dict[bytes, None] = {}
         """Keys that those changes added, in order."""
         self._gone: set[bytes] = {key for batch in pending for key in batch.keys}
-        """Keys that `last` skips: keys with pending changes, or deleted by the same commit."""
+        """Keys that `end` skips: keys with pending changes, or deleted by the same commit."""
 
     def add(self, changes: WriteBatch) -> None:
         """Add the next changes."""
@@ -61,21 +61,31 @@ class Outlook:
         value = self._state.get(key, self._now_ms)
         return value, 0 if value is None else self._state.expires.get(key, 0)
 
-    def last(self) -> tuple[bytes, bytes] | None:
-        """The key that was added last, and its value. Raises `Undecided` if only pending changes
-        may have added one."""
-        for key in reversed(self._added):
-            value, _ = self._changed[key]
-            assert value is not None
-            return key, value
-        newest = self._state.last(self._now_ms, besides=self._gone)
-        if newest is None:
-            if self._pending:
-                raise Undecided
+    def end(self, *, last: bool) -> tuple[bytes, bytes] | None:
+        """The first or last key, and its value. Keys with pending changes are passed over."""
+        stored = self._state.end(self._now_ms, self._gone, last=last)
+        ends = [] if stored is None else [stored[0]]
+        if self._added:
+            order = self._state.order
+            if order is not None:
+                ends = [order.outermost([*self._added, *ends], last=last)]
+            elif last or not ends:
+                ends = [next(reversed(self._added) if last else iter(self._added))]
+        if not ends:
             return None
-        key, value = newest
+        key = ends[0]
         changed, _ = self._changed.get(key, (None, 0))
-        return key, value if changed is None else changed
+        if changed is not None:
+            return key, changed
+        assert stored is not None
+        return stored
+
+    def end_or_wait(self, *, last: bool) -> tuple[bytes, bytes] | None:
+        """The same. Raises `Undecided` if only pending changes may have added a key."""
+        entry = self.end(last=last)
+        if entry is None and self._pending:
+            raise Undecided
+        return entry
 
     def keys(self) -> list[bytes]:
         """All keys that may exist, including those that pending changes set."""
@@ -153,19 +163,19 @@ def pop(state: MapState, key: bytes) -> Decision:
     return Decision(state, choose, len(key), ("pop", key))
 
 
-def pop_last(state: MapState) -> Decision:
-    """Delete the key that was added last. The answer is key and value, or None. An entry that
-    cannot be decoded is not deleted."""
+def pop_end(state: MapState, *, last: bool) -> Decision:
+    """Delete the first or last key. The answer is key and value, or None. An entry that cannot be
+    decoded is not deleted."""
 
     def choose(outlook_of: OutlookOf) -> Choice:
-        newest = outlook_of(state).last()
+        newest = outlook_of(state).end_or_wait(last=last)
         if newest is None:
             return None, ()
         key, value = newest
         entry = state.serializer.load_key(key), state.serializer.load(value)
         return entry, [WriteBatch(state, [key], [None])]
 
-    return Decision(state, choose, call=("pop_last",))
+    return Decision(state, choose, call=("pop_end", last))
 
 
 def set_default(default: WriteBatch) -> Decision:

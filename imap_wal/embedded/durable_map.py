@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 from imap_wal.embedded import decisions
 from imap_wal.embedded.changes import MapState, WriteBatch
 from imap_wal.embedded.decisions import Decision
 from imap_wal.embedded.map_writer import MapWriter
 from imap_wal.embedded.views import MapReads
+from imap_wal.embedded.watch import Watch
 from imap_wal.errors import InvalidSetting, NotSerializable
+from imap_wal.format import Position
 from imap_wal.rules.valid import demand_columns
 from imap_wal.serializer import shown
 
@@ -87,7 +89,10 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
 
     def _key_data(self, key: Any) -> bytes:
         try:
-            return self._state.serializer.dump_key(key)
+            data = self._state.serializer.dump_key(key)
+            if self._state.order is not None:
+                self._state.order.demand(key)
+            return data
         except NotSerializable as error:
             raise error.at(f"map {self.name!r}, key {shown(key)}") from error
 
@@ -126,12 +131,17 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
             raise KeyError(key)
         return default
 
-    def popitem(self) -> tuple[Any, Any]:
+    def popitem(self, *, last: bool = True) -> tuple[Any, Any]:
         """Delete the key that was added last, and return it with its value. The log does not keep
         the order in which keys were added: those of an earlier open are in any order, before all
         that were added since. Of several threads, only one gets each key. Raises KeyError if the
-        map is empty."""
-        return self.popped_item(self._evaluated(decisions.pop_last(self._state)))
+        map is empty.
+
+        Args:
+            last: False: delete the key that was added first, as `OrderedDict.popitem` does. Of a
+                map that was opened with `sorted`, these are the largest and the smallest key.
+        """
+        return self.popped_item(self._evaluated(decisions.pop_end(self._state, last=last)))
 
     def popped_item(self, entry: tuple[Any, Any] | None) -> tuple[Any, Any]:
         """The return value of `popitem`, from the answer of its decision."""
@@ -257,10 +267,29 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         """The change that deletes all keys."""
         return decisions.clear(self._state, known_only=not self._writer.knows_all)
 
-    def __repr__(self) -> str:
-        return (
-            f"<DurableMap {self.name!r} {'closed' if self._writer.closed else f'of {len(self)}'}>"
-        )
+    def __ior__(self, other: Any) -> Self:  # type: ignore[override,misc]  # `|` gives a dict
+        self.update(other)
+        return self
+
+    def watch(self, since: Position | str | None = None) -> Watch:
+        """The changes of this map, one after the other, as they become durable. The iteration waits
+        for the next change, and ends when the store is closed, or `Watch.close` is called.
+
+            for event in orders.watch():
+                print(event.kind, event.key, event.old, event.new)
+
+        Args:
+            since: the position of an event, or its text: the changes after it, also those before
+                a restart; None: the changes from now on.
+
+        Raises:
+            InvalidSetting: the map was opened with `disable_wal`.
+            ValueError: `since` is text that is not a position.
+            PositionGone: a compaction has removed changes after `since`, or what the map had
+                then. `OtherHistory`: `since` is a position of another copy of the log.
+            Closed: the store was closed.
+        """
+        return Watch(self._writer, self._state, since)
 
 
 def pairs(other: Any) -> Iterable[tuple[Any, Any]]:

@@ -17,7 +17,7 @@ from imap_wal.embedded.changes import MapState, WriteBatch, apply
 from imap_wal.embedded.decisions import Outlook, Undecided, made
 from imap_wal.errors import ImapWalError
 from imap_wal.forked import Openness
-from imap_wal.format import CLEARS, ENTRIES
+from imap_wal.format import CLEARS, ENTRIES, Position
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.write.commit_request import CommitRequest
 
@@ -39,8 +39,8 @@ class MapWriter:
     map."""
 
     def __init__(self, writer: LogWriter, incarnation: int, *, knows_all: bool) -> None:
-        log = self._log = writer.log
-        self._ring, self._committer = writer.ring, writer.committer
+        log = self.log = writer.log
+        self._ring, self._committer, self.signal = writer.ring, writer.committer, writer.signal
         self.knows_all = knows_all
         self.max_value_bytes = log.settings.max_value_bytes
         self._early = log.settings.acknowledges_early
@@ -63,6 +63,17 @@ class MapWriter:
     def closed(self) -> bool:
         """Whether the store was closed. Also in a forked child."""
         return self.openness.closed
+
+    @property
+    def failure(self) -> ImapWalError | None:
+        """Why nothing more can be written; None if it can."""
+        return self._committer.failure
+
+    def at_rest(self, state: MapState) -> tuple[Position, MapState]:
+        """Commit all waiting changes. Returns the end of the log, and a copy of what the map has at
+        that moment. Raises the error of a commit that failed."""
+        with self.order_lock:
+            return self._committer.at_rest(lambda end: (end, state.copy(self.now_ms())))
 
     def change(self, batches: Sequence[WriteBatch]) -> None:
         """Log the changes as one commit, apply them in memory, and return when the durability
@@ -213,7 +224,7 @@ class MapWriter:
     @property
     def bounds(self) -> tuple[int, int]:
         """How many operations and how many bytes may wait for the committer."""
-        settings = self._log.settings
+        settings = self.log.settings
         return settings.ring_slots, settings.ring_bytes
 
     def now_ms(self) -> int:

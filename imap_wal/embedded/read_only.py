@@ -25,6 +25,7 @@ from imap_wal.worker import Worker
 from imap_wal.write.commit_request import CommitRequest
 from imap_wal.write.commit_statistics import CommitCounts
 from imap_wal.write.maintenance import MaintenanceStatistics
+from imap_wal.write.node_log import NodeLog
 from imap_wal.write.recovery import RecoveryReport
 from imap_wal.write.ring import RingStatistics
 
@@ -54,6 +55,7 @@ class ReadOnlyStore(Store):
         self.changes: _Refusing = _Refusing(cluster, settings)
         self._cluster, self._serializer, self._clock = cluster, serializer, cluster.clock
         self._maps: dict[str, MapState] = {}
+        self.url = cluster.store.url
         self._follower = Follower(cluster, settings, self)
         self._refreshing = threading.Lock()
         self._made: dict[str, MapState] | None = None
@@ -80,11 +82,16 @@ class ReadOnlyStore(Store):
         serializer: Serializer | None = None,
         raw: bool = False,
         disable_wal: bool = False,
+        sorted: bool = False,
     ) -> DurableMap:
         """As for `Store.map`, without `disable_wal`."""
         if disable_wal:
             raise InvalidSetting("a store with read_only has no maps that are only in memory")
-        return super().map(name, serializer=serializer, raw=raw)
+        return super().map(name, serializer=serializer, raw=raw, sorted=sorted)
+
+    def queue(self, name: str, *, serializer: Serializer | None = None) -> NoReturn:
+        """Raises `ReadOnly`."""
+        self.changes.refuse()
 
     def maps(self) -> list[str]:
         """The names of all maps with an entry, and of those that were opened with `map`, sorted.
@@ -210,6 +217,13 @@ class _Refusing(MapWriter):
         self._clock = cluster.clock
         self.order_lock = threading.Lock()
         self.openness = Openness("store")
+
+    @property
+    def log(self) -> NodeLog:  # type: ignore[override]
+        """Raises `InvalidSetting`."""
+        raise InvalidSetting(
+            "a store with read_only has no watches; follow the log with imap_wal.log.LogReader"
+        )
 
     def refuse(self) -> NoReturn:
         """Raises `ReadOnly`."""

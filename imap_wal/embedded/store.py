@@ -11,23 +11,29 @@ store returns.
 
 from __future__ import annotations
 
+import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from html import escape
 from operator import itemgetter
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from weakref import finalize
 
 from imap_wal.embedded.changes import MapState
 from imap_wal.embedded.durable_map import DurableMap
+from imap_wal.embedded.job_queue import LEASED, JobQueue
 from imap_wal.embedded.loading import load
 from imap_wal.embedded.map_writer import MapWriter
 from imap_wal.embedded.transaction import Batch, Transaction
+from imap_wal.embedded.views import table
 from imap_wal.embedded.wal_filter import WalFilter
 from imap_wal.entry import DELETED, KEY_CLASS, MSGPACK, RAW, VALUE_CLASS, Row
-from imap_wal.errors import InvalidSetting, NotAppended, StorageUnavailable
+from imap_wal.errors import InvalidSetting, NotAppended, NotSerializable, StorageUnavailable
 from imap_wal.names import check_map_name
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.log_writer import LogWriter
@@ -106,7 +112,11 @@ class Store:
         self._log, self._serializer = writer.log, serializer
         self._clock = self._log.clock
         self._maps: dict[str, MapState] = {}
+        self._queues: dict[str, JobQueue] = {}
+        self._queues_lock = threading.Lock()
         self._ended = False
+        self.url = self._log.store.url
+        self._unclosed = finalize(self, _warn_unclosed, self.url, os.getpid())
         start = self._clock.monotonic()
         self._load(cluster, wal_filter)
         self._restore_seconds = self._clock.monotonic() - start
@@ -119,6 +129,10 @@ class Store:
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self.changes.closed
+
+    def is_closed_at_exit(self) -> None:
+        """The caller closes the store when the program ends, so it does not warn then."""
+        self._unclosed.atexit = False
 
     @property
     def serializer(self) -> Serializer:
@@ -134,6 +148,7 @@ class Store:
         serializer: Serializer | None = None,
         raw: bool = False,
         disable_wal: bool = False,
+        sorted: bool = False,
     ) -> DurableMap:
         """The durable map of this name; a new map is empty.
 
@@ -142,13 +157,17 @@ class Store:
             serializer: the serializer that the map was written with; None: the store's.
             raw: keys and values are bytes, which are stored unchanged.
             disable_wal: the map is only in memory, and is lost when the store is closed.
+            sorted: keep the keys in order in memory: iterations are in this order, `irange` is
+                possible, and `prefix` is quick. All keys must be comparable with each other.
+                It is not stored: pass it after each open.
 
         Returns:
             The map. Later calls with the same name return maps with the same content.
 
         Raises:
             InvalidSetting: the name is not valid, the map was written or opened with another
-                serializer, or the map is in the log and `disable_wal` is True, or the reverse.
+                serializer, or the map is in the log and `disable_wal` is True, or the reverse;
+                or with `sorted`, the map has keys that cannot be compared.
             Closed: the store was closed.
         """
         self.changes.check_open()
@@ -164,7 +183,23 @@ class Store:
                 self.changes.some_unlogged |= disable_wal
             self._demand_opened_alike(state, wanted, disable_wal)
             state.serializer, state.opened = wanted or state.serializer, True
+            if sorted:
+                try:
+                    state.sort()
+                except NotSerializable as error:
+                    raise InvalidSetting(f"map {name!r} cannot be sorted: {error}") from error
         return DurableMap(self.changes, state)
+
+    def queue(self, name: str, *, serializer: Serializer | None = None) -> JobQueue:
+        """The durable queue of this name, which is in the maps `name` and `name.leased`. Arguments
+        and errors as for `map`; the serializer must accept tuples of ints as keys."""
+        maps = [
+            self.map(each, serializer=serializer, sorted=True) for each in (name, name + LEASED)
+        ]
+        with self._queues_lock:
+            if name not in self._queues:
+                self._queues[name] = JobQueue(self.changes, *maps)
+            return self._queues[name]
 
     def _demand_opened_alike(
         self, state: MapState, wanted: Serializer | None, disable_wal: bool
@@ -204,6 +239,22 @@ class Store:
         `Closed` after the store was closed."""
         self.changes.check_open()
         return sorted(self._maps)
+
+    def __repr__(self) -> str:
+        count = len(self._maps)
+        state = "closed" if self.closed else f"of {count} map{'' if count == 1 else 's'}"
+        return f"<{type(self).__name__} {self.url!r} {state}>"
+
+    def _repr_html_(self) -> str:
+        """The maps as a table, for notebooks."""
+        return table(
+            repr(self),
+            ("map", "entries"),
+            [
+                f"<td>{escape(name)}</td><td>{len(self._maps[name].values)}</td>"
+                for name in sorted(self._maps)
+            ],
+        )
 
     # ---- changes of several keys or maps ----
 
@@ -379,6 +430,7 @@ class Store:
         if self._ended:
             return
         self.changes.openness.closed = True
+        self._unclosed.detach()
         try:
             try:
                 # The main thread has ended: the interpreter shuts down.
@@ -396,6 +448,7 @@ class Store:
                     f"closing the log of node {self._log.identity.node!r}: {error}"
                 ) from error
             finally:
+                self.writer.signal.end()
                 self._log.store.close()
 
     def __enter__(self) -> Self:
@@ -455,6 +508,17 @@ class Store:
             state.serializer.classes |= classes
         elif classes - {name}:
             state.serializer = _Mixed(classes | {name})
+
+
+def _warn_unclosed(url: str, process: int) -> None:
+    """Of a store that is deleted, or that is still open when the program ends."""
+    if os.getpid() == process:  # not in a forked child, which cannot close it
+        warnings.warn(
+            f"the store {url!r} was never closed, so the next open has to read the end of its log; "
+            "close it, or use it in a `with` statement",
+            ResourceWarning,
+            stacklevel=2,
+        )
 
 
 class _Label:

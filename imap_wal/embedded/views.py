@@ -3,15 +3,26 @@ values of one moment."""
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, MappingView, ValuesView
+from html import escape
+from itertools import islice
 from typing import Any, Protocol
 
 from imap_wal.embedded.changes import MapState
-from imap_wal.errors import NotSerializable
+from imap_wal.embedded.sorted_keys import Prefix, Span, begins, demand_prefix
+from imap_wal.errors import InvalidSetting, NotSerializable
+from imap_wal.serializer import shown
+
+SHOWN_ENTRIES = 10
+"""How many entries a notebook shows of a map."""
 
 
 class MapOwner(Protocol):
     """The methods of a store that its maps use."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the store was closed."""
 
     def check_open(self) -> None:
         """Raises `Closed` after the store was closed."""
@@ -28,6 +39,10 @@ class MapReads(Mapping[Any, Any]):
     `snapshot()` and `dict(map.items())` show the map at one moment. `dict(map)` and `{**map}` do
     not: Python reads all keys first, and then one value after the other, so it raises KeyError for
     a key that was deleted or has expired meanwhile.
+
+    A map that was opened with `sorted` is iterated in the order of its keys. Other maps are
+    iterated in the order in which the keys were added since the open; before them come those of
+    earlier opens, in any order.
 
     A key that the serializer does not accept is absent. All methods raise `Closed` after the store
     was closed."""
@@ -80,42 +95,201 @@ class MapReads(Mapping[Any, Any]):
         self._owner.check_open()
         return self._state.size(self._owner.now_ms())
 
-    def keys(self) -> KeysView[Any]:
-        """The keys of the map."""
-        return KeysView(self)
+    def __reversed__(self) -> Iterator[Any]:
+        self._owner.check_open()
+        keys = self._state.keys(self._owner.now_ms())
+        return map(self._state.serializer.load_key, reversed(keys))
+
+    def keys(self, *, prefix: Prefix | None = None) -> MapKeys:
+        """The keys of the map.
+
+        Args:
+            prefix: only those that begin with it: text, bytes, or a tuple that is the beginning of
+                tuples. This looks at every key, unless the map was opened with `sorted`.
+        """
+        return MapKeys(self, prefix)
+
+    def items(self, *, prefix: Prefix | None = None) -> MapItems:
+        """The entries of the map; with `prefix`, as for `keys`."""
+        return MapItems(self, prefix)
+
+    def values(self, *, prefix: Prefix | None = None) -> MapValues:
+        """The values of the map; with `prefix`, those whose key begins with it, as for `keys`."""
+        return MapValues(self, prefix)
+
+    def irange(
+        self,
+        minimum: Any = None,
+        maximum: Any = None,
+        inclusive: tuple[bool, bool] = (True, True),
+        reverse: bool = False,
+    ) -> Iterator[Any]:
+        """The keys from `minimum` to `maximum`, in order, at one moment. The map must have been
+        opened with `sorted`.
+
+        Args:
+            minimum: the first key; None: from the smallest on.
+            maximum: the last key; None: up to the largest.
+            inclusive: whether `minimum` and `maximum` themselves belong to the range.
+            reverse: from the largest to the smallest.
+
+        Raises:
+            InvalidSetting: the map was not opened with `sorted`.
+            TypeError: a limit cannot be compared with the keys.
+        """
+        keys, _ = self._range(Span(minimum, maximum, inclusive))
+        return map(self._state.serializer.load_key, reversed(keys) if reverse else keys)
+
+    def irange_items(
+        self,
+        minimum: Any = None,
+        maximum: Any = None,
+        inclusive: tuple[bool, bool] = (True, True),
+        reverse: bool = False,
+    ) -> Iterator[tuple[Any, Any]]:
+        """The same with the values. Arguments and errors as for `irange`."""
+        columns = self._range(Span(minimum, maximum, inclusive))
+        keys, values = map(reversed, columns) if reverse else columns
+        serializer = self._state.serializer
+        return zip(map(serializer.load_key, keys), map(serializer.load, values), strict=True)
+
+    def _range(self, span: Span) -> tuple[list[bytes], list[bytes]]:
+        self._owner.check_open()
+        if self._state.order is None:
+            raise InvalidSetting(
+                f"map {self.name!r} has no order of keys; open it with "
+                f"store.map({self.name!r}, sorted=True)"
+            )
+        try:
+            return self._state.pairs(self._owner.now_ms(), span)
+        except TypeError as error:
+            raise TypeError(
+                f"map {self.name!r}: the range from {shown(span.minimum)} to "
+                f"{shown(span.maximum)} cannot be compared with the keys: {error}"
+            ) from error
 
     def snapshot(self) -> dict[Any, Any]:
         """All keys and values of one moment."""
         return dict(self.items())
 
-    def items(self) -> ItemsView[Any, Any]:
-        """The entries of the map."""
-        return _Items(self)
+    def copy(self) -> dict[Any, Any]:
+        """The same as `snapshot`: a dict, which is not durable."""
+        return self.snapshot()
 
-    def values(self) -> ValuesView[Any]:
-        """The values of the map."""
-        return _Values(self)
+    def __or__(self, other: Mapping[Any, Any]) -> dict[Any, Any]:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return {**self.snapshot(), **(other.snapshot() if isinstance(other, MapReads) else other)}
 
-    def _pairs(self) -> tuple[list[bytes], list[bytes]]:
+    def __ror__(self, other: Mapping[Any, Any]) -> dict[Any, Any]:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return {**other, **self.snapshot()}
+
+    def _columns(self, prefix: Prefix | None) -> tuple[list[bytes], list[bytes]]:
+        """Serialised keys and values, at one moment. Without an order, also of keys that do not
+        begin with the prefix."""
         self._owner.check_open()
-        return self._state.pairs(self._owner.now_ms())
+        return self._state.pairs(self._owner.now_ms(), Span(prefix=prefix))
+
+    def __repr__(self) -> str:
+        state = "closed" if self._owner.closed else f"of {len(self)}"
+        return f"<{type(self).__name__} {self.name!r} {state}>"
+
+    def _repr_html_(self) -> str:
+        """The first entries as a table, for notebooks."""
+        if self._owner.closed:
+            return escape(repr(self))
+        some = islice(self.items(), SHOWN_ENTRIES + 1)
+        rows = [
+            f"<td>{escape(shown(key))}</td><td>{escape(shown(value))}</td>" for key, value in some
+        ]
+        if len(rows) > SHOWN_ENTRIES:
+            rows[SHOWN_ENTRIES] = "<td>…</td><td>…</td>"
+        return table(repr(self), ("key", "value"), rows)
 
 
-class _Items(ItemsView[Any, Any]):
+def table(caption: str, titles: tuple[str, ...], rows: list[str]) -> str:
+    """A table in HTML. `rows`: the cells of each row."""
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    body = "".join(f"<tr>{cells}</tr>" for cells in rows)
+    return (
+        f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table>"
+    )
+
+
+class _View(MappingView):
+    """Of the entries whose key begins with `prefix`; None: of all."""
+
     _mapping: MapReads
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        keys, values = self._mapping._pairs()
-        serializer = self._mapping._state.serializer
-        return zip(map(serializer.load_key, keys), map(serializer.load, values), strict=True)
+    def __init__(self, mapping: MapReads, prefix: Prefix | None) -> None:
+        super().__init__(mapping)
+        if prefix is not None:
+            demand_prefix(prefix)
+        self._prefix = prefix
+
+    def __len__(self) -> int:
+        return len(self._mapping) if self._prefix is None else sum(1 for _ in self._entries())
+
+    def _has(self, key: object) -> bool:
+        return self._prefix is None or begins(key, self._prefix)
+
+    def _entries(self, *, reverse: bool = False) -> Iterator[tuple[Any, bytes]]:
+        """Keys and serialised values, at one moment."""
+        columns = self._mapping._columns(self._prefix)
+        keys, values = map(reversed, columns) if reverse else columns
+        decoded = map(self._mapping._state.serializer.load_key, keys)
+        pairs = zip(decoded, values, strict=True)
+        return pairs if self._prefix is None else (pair for pair in pairs if self._has(pair[0]))
 
 
-class _Values(ValuesView[Any]):
-    _mapping: MapReads
+class MapKeys(_View, KeysView[Any]):
+    """The keys of a map; it can be reversed."""
+
+    def __contains__(self, key: object) -> bool:
+        return self._has(key) and key in self._mapping
 
     def __iter__(self) -> Iterator[Any]:
-        _, values = self._mapping._pairs()
-        return map(self._mapping._state.serializer.load, values)
+        if self._prefix is None:
+            return iter(self._mapping)
+        return (key for key, _ in self._entries())
+
+    def __reversed__(self) -> Iterator[Any]:
+        return (key for key, _ in self._entries(reverse=True))
+
+
+class MapItems(_View, ItemsView[Any, Any]):
+    """The entries of a map; it can be reversed."""
+
+    def __contains__(self, item: object) -> bool:
+        return isinstance(item, tuple) and self._has(item[0]) and super().__contains__(item)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        serializer = self._mapping._state.serializer
+        if self._prefix is None:
+            keys, values = self._mapping._columns(None)
+            return zip(map(serializer.load_key, keys), map(serializer.load, values), strict=True)
+        return ((key, serializer.load(value)) for key, value in self._entries())
+
+    def __reversed__(self) -> Iterator[tuple[Any, Any]]:
+        load = self._mapping._state.serializer.load
+        return ((key, load(value)) for key, value in self._entries(reverse=True))
+
+
+class MapValues(_View, ValuesView[Any]):
+    """The values of a map; it can be reversed."""
+
+    def __iter__(self) -> Iterator[Any]:
+        load = self._mapping._state.serializer.load
+        if self._prefix is None:
+            return map(load, self._mapping._columns(None)[1])
+        return (load(value) for _, value in self._entries())
+
+    def __reversed__(self) -> Iterator[Any]:
+        load = self._mapping._state.serializer.load
+        return (load(value) for _, value in self._entries(reverse=True))
 
     def __contains__(self, value: object) -> bool:
         return any(each is value or each == value for each in self)

@@ -22,7 +22,7 @@ import heapq
 import os
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias
@@ -229,17 +229,25 @@ class LogReader:
         """
         check_seconds(poll_s, "poll_s")
         stop = stop or threading.Event()
-        place = self._place(start)
+        records = self.follow(start)
         while not stop.is_set():
             over, limit = self._bound.over(), self._bound.limit()
-            with storage_errors(self.url):
-                for record in self._catch_up(place):
-                    yield record
-                    if stop.is_set():
-                        return
+            for record in iter(records.__next__, None):
+                yield record
+                if stop.is_set():
+                    return
             if over:
                 return
             self._bound.wait(limit, poll_s, stop)
+
+    def follow(self, start: Position | str | None = None) -> Generator[Record | None]:
+        """As `tail`, but without waiting: yields None when there is no further record now, and
+        searches again after that. Errors as for `read`."""
+        with storage_errors(self.url):
+            place = self._place(start)
+            while True:
+                yield from self._catch_up(place)
+                yield None
 
     def close(self) -> None:
         """Close connections. Safe to call twice."""

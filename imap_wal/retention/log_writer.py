@@ -14,6 +14,7 @@ from imap_wal.manifest.node import NOTHING_SEEN
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import storage_errors
 from imap_wal.write.commit_request import CommitRequest
+from imap_wal.write.commit_signal import CommitSignal
 from imap_wal.write.committer import Committer
 from imap_wal.write.maintenance import Maintenance
 from imap_wal.write.node_log import NodeLog
@@ -42,8 +43,13 @@ class LogWriter:
             log.settings.ring_slots, log.settings.ring_bytes
         )
         self.maintenance = Maintenance(log.settings, log.clock)
-        self.committer = Committer(self.ring, log, self.maintenance.committed, before_ack)
+        self.signal = CommitSignal(log.end)
+        self.committer = Committer(self.ring, log, self._committed, before_ack)
         self._archiving = threading.Lock()
+
+    def _committed(self, log: NodeLog) -> None:
+        self.maintenance.committed(log)
+        self.signal.reached(log.end)
 
     def start(
         self,

@@ -15,9 +15,11 @@ from imap_wal.clock import Clock, Randomness
 from imap_wal.embedded.changes import MapState, WriteBatch
 from imap_wal.embedded.decisions import Decision, together
 from imap_wal.embedded.map_writer import MapWriter
+from imap_wal.embedded.sorted_keys import EVERYTHING, Span
 from imap_wal.errors import (
     Fenced,
     ImapWalError,
+    InvalidSetting,
     LostRace,
     OutcomeUnknown,
     StorageUnavailable,
@@ -38,6 +40,7 @@ from imap_wal.workers.messages import (
     written,
 )
 from imap_wal.write.commit_request import CommitRequest
+from imap_wal.write.node_log import NodeLog
 
 PAUSE_S, PAUSE_S_MAX = 0.005, 0.1
 ANSWER_BYTES_MAX = 2**32 - 1
@@ -208,6 +211,7 @@ class RemoteState(MapState):
     def __init__(self, name: str, serializer: Serializer, client: Client) -> None:
         # Without the content that `MapState` has: whoever uses it here must fail.
         self.name, self.serializer, self.logged, self.opened = name, serializer, True, True
+        self.order = None
         self._client = client
 
     def get(self, key: bytes, now_ms: int) -> bytes | None:
@@ -224,14 +228,16 @@ class RemoteState(MapState):
     def size(self, now_ms: int) -> int:
         return int(self._client.ask("size", map_of(self)))
 
-    def keys(self, now_ms: int) -> list[bytes]:
+    def keys(self, now_ms: int, span: Span = EVERYTHING) -> list[bytes]:
         return list(self._client.ask("keys", map_of(self)) or ())
 
-    def pairs(self, now_ms: int) -> tuple[list[bytes], list[bytes]]:
+    def pairs(self, now_ms: int, span: Span = EVERYTHING) -> tuple[list[bytes], list[bytes]]:
         found = list(self._client.ask("pairs", map_of(self)) or ())
         return found[::2], found[1::2]
 
-    def last(self, now_ms: int, besides: Container[bytes]) -> tuple[bytes, bytes] | None:
+    def end(
+        self, now_ms: int, besides: Container[bytes], *, last: bool
+    ) -> tuple[bytes, bytes] | None:
         raise NotImplementedError
 
 
@@ -243,6 +249,14 @@ class RemoteWriter(MapWriter):
         self.openness = client.openness
         self.knows_all, self.some_unlogged = True, False
         self.order_lock = threading.Lock()
+
+    @property
+    def log(self) -> NodeLog:  # type: ignore[override]
+        """Raises `InvalidSetting`."""
+        raise InvalidSetting(
+            "a store of `connect` has no watches and no queues: the log is in the process that "
+            "serves it; use them in a program that opens the log with imap_wal.open"
+        )
 
     @property
     def max_value_bytes(self) -> int:  # type: ignore[override]

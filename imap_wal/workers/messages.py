@@ -141,8 +141,8 @@ def _change(message: Any, state_of: StateOf, known_only: bool) -> WriteBatch:
             )
         case "pop", bytes(key):
             return decisions.pop(state, key)
-        case ("pop_last",):
-            return decisions.pop_last(state)
+        case "pop_end", bool(last):
+            return decisions.pop_end(state, last=last)
         case "set_default", change:
             return decisions.set_default(_single(change, state_of))
         case "add", bytes(key), bytes(amount):
@@ -213,7 +213,7 @@ def answer_of(decision: Decision) -> Any:
     match decision.call[:1]:
         case ("pop",):
             return None if answer is None else [serializer.dump(answer[0])]
-        case ("pop_last",):
+        case ("pop_end",):
             if answer is None:
                 return None
             return [serializer.dump_key(answer[0]), serializer.dump(answer[1])]
@@ -228,7 +228,7 @@ def read_answer(decision: Decision, answer: Any) -> Any:
     match decision.call[:1]:
         case ("pop",):
             return None if answer is None else (serializer.load(answer[0]),)
-        case ("pop_last",):
+        case ("pop_end",):
             if answer is None:
                 return None
             return serializer.load_key(answer[0]), serializer.load(answer[1])

@@ -7,7 +7,8 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Unpack
+from html import escape
+from typing import NoReturn, Unpack
 from weakref import WeakSet
 
 from imap_wal.checks import check_seconds, location
@@ -46,6 +47,7 @@ class Serving:
         self._url, self._endpoint = url, endpoint
         # Whoever serves next can compact: the others wait for it meanwhile.
         self._options: OpenOptions = {"auto_rewrite_close_s": 0, **options}
+        self.url = str(location(url))
         self._mutex = threading.Lock()
         self._clock: Clock = options.get("clock") or SystemClock()
         self._process = os.getpid()
@@ -75,6 +77,7 @@ class Serving:
                 return False
             try:
                 store = opening.open(self._url, **self._options)
+                store.is_closed_at_exit()
                 try:
                     self.server = Server(store, self._endpoint, lock)
                 except BaseException:
@@ -165,7 +168,7 @@ class ConnectedStore(Store):
         options: OpenOptions,
         serves: bool,
     ) -> None:
-        self._serving = serving
+        self._serving, self.url = serving, serving.url
         elect: Callable[[], object] = serving.elect if serves else lambda: None
         self._client = Client(
             endpoint,
@@ -190,13 +193,19 @@ class ConnectedStore(Store):
         serializer: Serializer | None = None,
         raw: bool = False,
         disable_wal: bool = False,
+        sorted: bool = False,
     ) -> DurableMap:
-        """As for `Store.map`, without `disable_wal`."""
+        """As for `Store.map`, without `disable_wal` and `sorted`."""
         self.changes.check_open()
         check_map_name(name)
         demand_serializer(serializer)
         if disable_wal:
             raise InvalidSetting("a map of `connect` is in the log of another process")
+        if sorted:
+            raise InvalidSetting(
+                "a map of `connect` cannot be sorted: its keys are in the process that serves; "
+                "read them with `items(prefix=…)`, or sort them after that"
+            )
         wanted = RawSerializer() if raw else serializer
         label = self._client.ask("label", (name, "" if wanted is None else wanted.name))
         own: tuple[Serializer, ...] = (self._serializer, MsgpackSerializer(), RawSerializer())
@@ -206,6 +215,17 @@ class ConnectedStore(Store):
                 f"map {name!r} was written by serializer {label!r}; pass it to map()"
             )
         return DurableMap(self.changes, RemoteState(name, used, self._client))
+
+    def queue(self, name: str, *, serializer: Serializer | None = None) -> NoReturn:
+        """Raises `InvalidSetting`: the log is in the process that serves."""
+        _ = self.changes.log
+        raise AssertionError("unreachable")
+
+    def __repr__(self) -> str:
+        return f"<ConnectedStore {self.url!r}{' closed' if self.closed else ''}>"
+
+    def _repr_html_(self) -> str:
+        return escape(repr(self))
 
     def maps(self) -> list[str]:
         """As for `Store.maps`."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import TypeVar
 
 from imap_wal.errors import Fenced, ImapWalError, NotAppended, OutcomeUnknown, TooLarge
 from imap_wal.format import COUNT_MAX, PAYLOAD_BYTES_MAX, Position
@@ -27,6 +28,8 @@ from imap_wal.write.commit_statistics import CommitCounts, CommitStatistics
 from imap_wal.write.node_log import NodeLog, RewindPoint
 from imap_wal.write.ring import RingBuffer
 from storage_backends import StorageError
+
+T = TypeVar("T")
 
 LOOK_AGAIN_S = 0.5
 """How often a waiting thread checks whether there is a leader: an interrupted leader may have woken
@@ -121,6 +124,20 @@ class Committer:
     def commit_ready(self) -> None:
         """Commit all batches in the ring."""
         self._lead(self._commit_ready)
+
+    def at_rest(self, work: Callable[[Position], T]) -> T:
+        """Commit all batches in the ring. Then, before any other commit, call `work` with the end
+        of the log, and return its answer. Raises the error of a commit that failed."""
+        answers: list[T] = []
+
+        def run() -> None:
+            self._commit_ready()
+            if self._failure is not None:
+                raise self._failure
+            answers.append(work(self.log.end))
+
+        self._lead(run)
+        return answers[0]
 
     def sync(self) -> None:
         """Durability barrier: everything acknowledged before is safe when this returns, at any

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -27,9 +29,9 @@ from imap_wal.errors import (
 from imap_wal.log import LogReader
 from storage_backends import Unavailable
 from storage_backends.local import LocalStore
-from storage_backends.memory import MemoryStore
+from storage_backends.memory import MemoryStore, forget
 from tests.kit import disks
-from tests.support import copy_files, embedded
+from tests.support import contents, copy_files, embedded
 
 
 @pytest.fixture
@@ -475,3 +477,34 @@ def test_a_root_may_have_folders_that_cannot_be_read(
     monkeypatch.setattr(LocalStore, "folders", refused)
     with imap_wal.open(tmp_path) as store:
         store.map("orders")["a"] = 1
+
+
+# ---- a store that was never closed ----
+
+
+def test_a_store_that_was_never_closed_warns(memory: MemoryStore) -> None:
+    store = embedded(memory)
+    m = store.map("m")
+    m["a"] = 1
+    with pytest.warns(ResourceWarning, match="was never closed") as warned:
+        del store
+    assert memory.url in str(warned[0].message)
+    m["b"] = 2  # the map still works
+    assert contents(memory) == {"a": 1, "b": 2}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with embedded(MemoryStore()) as store:
+            pass
+        del store
+        gc.collect()
+
+
+def test_memory_without_a_name_is_private() -> None:
+    with imap_wal.open("memory://") as one, imap_wal.open("memory://") as other:
+        one.map("m")["a"] = 1
+        assert len(other.map("m")) == 0
+    for number in range(2):
+        with imap_wal.open("memory://test-shared-name") as store:
+            assert len(store.map("m")) == number
+            store.map("m")[number] = number
+    forget("test-shared-name")

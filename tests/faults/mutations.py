@@ -14,6 +14,7 @@ from tests.faults.entry_mutations import OF_ENTRIES
 from tests.faults.identity_mutations import OF_IDENTITIES
 from tests.faults.mutation import Mutation
 from tests.faults.process_mutations import OF_PROCESSES
+from tests.faults.reading_mutations import OF_READING
 from tests.faults.refusal_mutations import OF_REFUSALS
 from tests.faults.retention_mutations import OF_RETENTION
 from tests.faults.snapshot_mutations import OF_SNAPSHOTS
@@ -460,6 +461,7 @@ MUTATIONS = (
     *OF_IDENTITIES,
     *OF_ATOMIC_CHANGES,
     *OF_PROCESSES,
+    *OF_READING,
     *OF_ENTRIES,
     *OF_REFUSALS,
     *OF_SNAPSHOTS,
