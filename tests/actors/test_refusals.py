@@ -334,7 +334,7 @@ REASONS: dict[str, Reason] = {
         forgotten,
         accepts=_OF_OTHERS,
     ),
-    "locked": Reason(locked, accepts=_TAKEOVERS | _OF_OTHERS),
+    "locked": Reason(locked, accepts=_TAKEOVERS | _READS),
     "settings": Reason(with_setting(durability="sometimes"), accepts=_UNSET),
     "read-only": Reason(failing(Unavailable, f"{CREATES}|{DELETES}")),
     "full": Reason(failing(NoSpace, CREATES)),
