@@ -45,9 +45,9 @@ def location(
             "Python a dict"
         )
     if not text.strip() and (text or name == "url"):
-        given = f"{name} is {text!r}, which is blank" if text else f"{name} is empty"
+        problem = f"{name} is {text!r}, which is blank" if text else f"{name} is empty"
         raise InvalidSetting(
-            f'{given}; pass a folder or a URL, as in "/var/lib/maps", "~/maps", '
+            f'{problem}; pass a folder or a URL, as in "/var/lib/maps", "~/maps", '
             '"file:///var/lib/maps" or "s3://bucket/maps"'
         )
     try:
@@ -84,13 +84,13 @@ def mode(text: Any, name: str) -> int:
 
 def existing_folder(path: Any, name: str) -> Path:
     """A local folder from a user. Raises `InvalidSetting` if it does not exist."""
-    found = Path(location(path, name)).expanduser()
-    if not os.fspath(path) or not found.is_dir():
+    folder = Path(location(path, name)).expanduser()
+    if not os.fspath(path) or not folder.is_dir():
         raise InvalidSetting(
             f"{name} is {os.fspath(path)!r}; there is no such folder: create it, or leave "
             f"{name} out"
         )
-    return found
+    return folder
 
 
 def check_seconds(value: Any, name: str) -> None:
@@ -126,11 +126,11 @@ def check_source(text: str) -> None:
         )
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """Text for the error about an unknown name: the most similar known name, or all known names."""
-    known = sorted(known)
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]}?" if near else f"the known names are {', '.join(known)}"
+    names = sorted(names)
+    near = difflib.get_close_matches(name, names, 1)
+    return f"did you mean {near[0]}?" if near else f"the known names are {', '.join(names)}"
 
 
 def refuse_wrong_types(settings: Any) -> None:

@@ -107,12 +107,12 @@ class Decoder:
     def _schemas(self) -> Iterable[Schema]:
         """The valid schemas. Each invalid one is reported once."""
         sound, bad = sound_schemas(self._metadata)
-        for what in bad:
-            if what not in self._named:
-                self._named.add(what)
+        for reason in bad:
+            if reason not in self._named:
+                self._named.add(reason)
                 self._note(
                     "a schema in the log is not used, so values that need it are shown as "
-                    f"bytes: {what}"
+                    f"bytes: {reason}"
                 )
         return sound.values()
 
@@ -150,8 +150,8 @@ def _data_reader(schemas: Iterable[Schema]) -> Callable[[bytes], Any]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | Pairs:
-    found = dict(pairs)
-    return found if len(found) == len(pairs) else Pairs(tuple(pairs))
+    fields = dict(pairs)
+    return fields if len(fields) == len(pairs) else Pairs(tuple(pairs))
 
 
 _LEVELS_MAX = 100
@@ -165,18 +165,18 @@ def _is_small(value: Any, data_bytes: int) -> bool:
     left = _SHOWN_BYTES_MIN + _SHOWN_FACTOR * data_bytes
     waiting = [(value, 1)]
     while waiting:
-        each, level = waiting.pop()
+        part, level = waiting.pop()
         inner: Iterable[Any] = ()
-        if isinstance(each, str | bytes | bytearray):
-            left -= len(each)
-        elif isinstance(each, int):
-            left -= each.bit_length() // 8
-        elif isinstance(each, dict):
-            inner = chain(each.keys(), each.values())
-        elif isinstance(each, Pairs):
-            inner = chain.from_iterable(each.pairs)
-        elif isinstance(each, list | tuple | set | frozenset):
-            inner = each
+        if isinstance(part, str | bytes | bytearray):
+            left -= len(part)
+        elif isinstance(part, int):
+            left -= part.bit_length() // 8
+        elif isinstance(part, dict):
+            inner = chain(part.keys(), part.values())
+        elif isinstance(part, Pairs):
+            inner = chain.from_iterable(part.pairs)
+        elif isinstance(part, list | tuple | set | frozenset):
+            inner = part
         left -= 8
         if left < 0 or level > _LEVELS_MAX:
             return False

@@ -62,9 +62,9 @@ def key_of(row: Row, decoder: Decoder, lost: set[str] | None = None) -> Any:
     key = decoder.key(row)
     if isinstance(key, Opaque):
         return plain(key, lost)
-    found: set[str] = set()
-    shown = plain(key, found)
-    if not found and _is_exact(row, key):
+    inexact: set[str] = set()
+    shown = plain(key, inexact)
+    if not inexact and _is_exact(row, key):
         return shown
     return {"key": shown, "hex": row[KEY].hex()}
 

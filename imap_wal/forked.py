@@ -15,11 +15,11 @@ from imap_wal.errors import Closed, Fenced
 class Openness:
     """Whether a store or log can be used: not after it was closed, and not in a forked child."""
 
-    def __init__(self, what: str) -> None:
-        """`what`: its name in errors, such as "store"."""
+    def __init__(self, noun: str) -> None:
+        """`noun`: its name in errors, such as "store"."""
         self.closed = False
         """Also in a forked child."""
-        self._what, self._parent = what, 0
+        self._what, self._parent = noun, 0
         _open.add(self)
 
     def check(self) -> None:
@@ -41,8 +41,8 @@ _open: WeakSet[Openness] = WeakSet()
 
 
 def _in_child() -> None:
-    for each in list(_open):
-        each.closed, each._parent = True, each._parent or os.getppid()
+    for handle in list(_open):
+        handle.closed, handle._parent = True, handle._parent or os.getppid()
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -58,10 +58,10 @@ def _causes(exception: BaseException) -> Iterator[BaseException]:
     argument of its exception."""
     waiting = [exception]
     while waiting:
-        each = waiting.pop(0)
-        yield each
-        waiting += [argument for argument in each.args if isinstance(argument, BaseException)]
-        waiting += [each.__cause__] if each.__cause__ is not None else []
+        cause = waiting.pop(0)
+        yield cause
+        waiting += [argument for argument in cause.args if isinstance(argument, BaseException)]
+        waiting += [cause.__cause__] if cause.__cause__ is not None else []
 
 
 def _text(message: str, name: str) -> str:

@@ -64,12 +64,14 @@ _DISPOSABLE = re.compile(
 )
 
 
-def _numbers(found: re.Match[str] | None, *groups: int) -> list[int] | None:
+def _numbers(matched: re.Match[str] | None, *groups: int) -> list[int] | None:
     """The numbers in these groups of a name (0: there is none); None if imap-wal gives no such
     name."""
-    numbers = [] if found is None else [number_in(found[group] or f"{0:08d}") for group in groups]
-    known = [number for number in numbers if number is not None]
-    return known if known and len(known) == len(groups) else None
+    numbers = (
+        [] if matched is None else [number_in(matched[group] or f"{0:08d}") for group in groups]
+    )
+    valid = [number for number in numbers if number is not None]
+    return valid if valid and len(valid) == len(groups) else None
 
 
 def is_disposable(path: str) -> bool:
@@ -181,26 +183,26 @@ def original_wal_path(header: SegmentHeader) -> str:
 
 def parse_wal_path(path: str) -> tuple[int, int] | None:
     """(epoch, segment) of a segment's path; None for another file."""
-    found = _numbers(_WAL.search(path), 1, 2, 3)
-    return (found[0], found[1]) if found else None
+    numbers = _numbers(_WAL.search(path), 1, 2, 3)
+    return (numbers[0], numbers[1]) if numbers else None
 
 
 def recovered_by(path: str) -> int:
     """The epoch whose recovery made this copy of a segment; 0 for an original."""
-    found = _numbers(_WAL.search(path), 1, 2, 3)
-    return found[2] if found else 0
+    numbers = _numbers(_WAL.search(path), 1, 2, 3)
+    return numbers[2] if numbers else 0
 
 
 def without_replaced(names: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
     """The (epoch, segment) names that count. If a later epoch has the same or a lower segment
     number, a fenced writer created the file: nothing in it was acknowledged."""
-    kept: set[tuple[int, int]] = set()
+    counting: set[tuple[int, int]] = set()
     newest = 0
     for epoch, segment in sorted(names, key=lambda name: (name[1], -name[0])):
         if epoch >= newest:
-            kept.add((epoch, segment))
+            counting.add((epoch, segment))
             newest = epoch
-    return kept
+    return counting
 
 
 def log_path(folder: str, log_id: str) -> str:
@@ -223,8 +225,8 @@ def claim_path(cluster: str, incarnation: int) -> str:
 
 def parse_claim_path(path: str) -> int | None:
     """The incarnation of a permit, or None for another file."""
-    found = _numbers(_CLAIM.search(path), 1)
-    return found[0] if found else None
+    numbers = _numbers(_CLAIM.search(path), 1)
+    return numbers[0] if numbers else None
 
 
 def readers_folder(cluster: str) -> str:
@@ -256,8 +258,8 @@ def present_path(cluster: str, node: str, epoch: int, number: int) -> str:
 
 def parse_sign_path(path: str) -> str | None:
     """The node of a file in the folders `alive` and `present`, or None for another file."""
-    found = _SIGN.search(path)
-    return decode(found[1]) if found else None
+    matched = _SIGN.search(path)
+    return decode(matched[1]) if matched else None
 
 
 def opened_folder(cluster: str) -> str:
@@ -272,21 +274,21 @@ def opened_path(cluster: str, directory: str, epoch: int) -> str:
 
 def parse_opened_path(path: str) -> tuple[str, int] | None:
     """(log directory, epoch) of such a file, or None for another file."""
-    found = _OPENED.search(path)
-    epoch = _numbers(found, 2)
-    return (found[1], epoch[0]) if found and epoch else None
+    matched = _OPENED.search(path)
+    epoch = _numbers(matched, 2)
+    return (matched[1], epoch[0]) if matched and epoch else None
 
 
 def parse_writer_path(path: str) -> int | None:
     """The epoch of a writer's permit, or None for another file."""
-    found = _numbers(_WRITER.search(path), 1)
-    return found[0] if found else None
+    numbers = _numbers(_WRITER.search(path), 1)
+    return numbers[0] if numbers else None
 
 
 def parse_lost_path(path: str) -> int | None:
     """The epoch whose recovery put this file aside; None for another file."""
-    found = _numbers(_LOST.search(path), 1)
-    return found[0] if found else None
+    numbers = _numbers(_LOST.search(path), 1)
+    return numbers[0] if numbers else None
 
 
 def is_wal(path: str) -> bool:
@@ -348,8 +350,8 @@ def list_name(number: int, nonce: str) -> str:
 
 def list_number(path: str) -> int:
     """The number of that manifest, from the path of a list file; 0 for another file."""
-    found = _LIST.search(path)
-    return int(found[1]) if found else 0
+    matched = _LIST.search(path)
+    return int(matched[1]) if matched else 0
 
 
 def list_name_of(path: str) -> str:
@@ -381,12 +383,12 @@ class ArchiveName(NamedTuple):
 
 def parse_archive_path(path: str) -> ArchiveName | None:
     """The fields of an archive's path; None for another file."""
-    found = _ARCHIVE.search(path)
-    epoch = _numbers(found, 3)
-    if found is None or epoch is None:
+    matched = _ARCHIVE.search(path)
+    epoch = _numbers(matched, 3)
+    if matched is None or epoch is None:
         return None
     try:
-        name = ArchiveName(Position.parse(found[1]), Position.parse(found[2]), epoch[0])
+        name = ArchiveName(Position.parse(matched[1]), Position.parse(matched[2]), epoch[0])
     except ValueError:
         return None
     return name if max(*name.first[:2], *name.last[:2]) <= NUMBER_MAX else None

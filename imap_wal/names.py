@@ -43,20 +43,20 @@ def decode(component: str) -> str:
     return unquote(component)
 
 
-def check_name(name: str, what: str) -> None:
+def check_name(name: str, noun: str) -> None:
     """Raises `InvalidSetting` if the name of a namespace, cluster or node cannot be a folder name
     on every storage. It is called where a user gives a name; a longer name of an existing log is
     still read."""
     if type(name) is not str:
-        raise InvalidSetting(f"the name of a {what} is {name!r}; it takes text")
+        raise InvalidSetting(f"the name of a {noun} is {name!r}; it takes text")
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise InvalidSetting(f"the name of a {what}: {not_text(error)}") from error
+        raise InvalidSetting(f"the name of a {noun}: {not_text(error)}") from error
     size = len(encode(name))
     if size > NAME_BYTES_MAX:
         raise InvalidSetting(
-            f"the name of a {what} takes {size} bytes as a folder name, at most {NAME_BYTES_MAX} "
+            f"the name of a {noun} takes {size} bytes as a folder name, at most {NAME_BYTES_MAX} "
             "are possible; shorten it: letters, digits, _ and - take 1 byte, every other character "
             f"3 or more: {name[:40]!r}…"
         )
@@ -97,15 +97,15 @@ def is_hashed(component: str) -> bool:
     return "~" in component
 
 
-def map_of(component: str, known: Iterable[str]) -> str:
-    """The map name of a path component. For a component with a hash, the name in `known` with this
-    component, or "" if there is none."""
+def map_of(component: str, map_names: Iterable[str]) -> str:
+    """The map name of a path component. For a component with a hash, the name in `map_names` with
+    this component, or "" if there is none."""
     if not is_hashed(component):
         return decode(component)
     return next(
         (
             name
-            for name in known
+            for name in map_names
             if len(encode(name)) > MAP_COMPONENT_BYTES_MAX and map_component(name) == component
         ),
         "",

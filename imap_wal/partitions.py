@@ -41,9 +41,9 @@ class Partitions:
                 f"the connection's hello has partition_count {self.count!r}; it takes a "
                 "number from 1"
             )
-        for each in self.wanted:
-            if type(each) is not int or not 0 <= each < self.count:
-                raise ValueError(f"there is no partition {each!r} of {self.count}")
+        for partition in self.wanted:
+            if type(partition) is not int or not 0 <= partition < self.count:
+                raise ValueError(f"there is no partition {partition!r} of {self.count}")
 
     @property
     def all(self) -> bool:
@@ -52,7 +52,7 @@ class Partitions:
 
     def have(self, keys: Sequence[bytes]) -> list[bool]:
         """For each key, whether it is in one of them."""
-        return [each in self.wanted for each in partition_ids(keys, self.count)]
+        return [partition in self.wanted for partition in partition_ids(keys, self.count)]
 
 
 class PartitionedKeys:
@@ -78,7 +78,9 @@ class PartitionedKeys:
             self._known += len(some)
         groups = self._of_partition
         return list(
-            chain.from_iterable(groups[each] for each in partitions.wanted if each in groups)
+            chain.from_iterable(
+                groups[partition] for partition in partitions.wanted if partition in groups
+            )
         )
 
 
@@ -99,7 +101,7 @@ def partition_ids(keys: Iterable[bytes], count: int) -> list[int]:
         else int.from_bytes(key[:4], "big", signed=True)
         for key in keys
     ]
-    return [0 if each == LOWEST else abs(each) % count for each in hashes]
+    return [0 if number == LOWEST else abs(number) % count for number in hashes]
 
 
 def partition_id(key: bytes, count: int) -> int:
@@ -110,8 +112,8 @@ def partition_id(key: bytes, count: int) -> int:
 def partition_number(key: bytes) -> int:
     """The partition is this number modulo the number of partitions. It is the absolute value of the
     key's hash; 0 for the lowest hash, whose absolute value Java cannot represent."""
-    given = int.from_bytes(key[:4], "big", signed=True) if len(key) >= DATA else 0
-    hashed = given or _murmur3()(key[DATA:], SEED)
+    stored_hash = int.from_bytes(key[:4], "big", signed=True) if len(key) >= DATA else 0
+    hashed = stored_hash or _murmur3()(key[DATA:], SEED)
     return 0 if hashed == LOWEST else abs(hashed)
 
 

@@ -14,8 +14,8 @@ EVERY_S = 5.0
 class Progress:
     """The progress of one operation. An operation shorter than `EVERY_S` writes no line."""
 
-    def __init__(self, clock: Clock, what: str) -> None:
-        self._clock, self._what = clock, what
+    def __init__(self, clock: Clock, subject: str) -> None:
+        self._clock, self._what = clock, subject
         self._start = self._reported_at = clock.monotonic()
         self._reported = False
 

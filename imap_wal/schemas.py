@@ -63,10 +63,10 @@ class Schema:
         """A signed 64-bit integer."""
         content = [_packed(self.type_name, "<"), struct.pack("<i", len(self.fields))]
         content += [_packed(name, "<") + struct.pack("<i", kind) for name, kind in self.fields]
-        found = _EMPTY
+        crc = _EMPTY
         for byte in b"".join(content):
-            found = (found >> 8) ^ _TABLE[(found ^ byte) & 0xFF]
-        return found - (1 << 64) if found >> 63 else found
+            crc = (crc >> 8) ^ _TABLE[(crc ^ byte) & 0xFF]
+        return crc - (1 << 64) if crc >> 63 else crc
 
     def to_bytes(self) -> bytes:
         """The bytes for the log."""
@@ -125,10 +125,10 @@ class _Read:
 
     def get(self, key: tuple[int, bytes]) -> Schema | None:
         with self._lock:
-            found = self._found.pop(key, None)
-            if found is not None:
-                self._found[key] = found  # now the last to be evicted
-            return found
+            schema = self._found.pop(key, None)
+            if schema is not None:
+                self._found[key] = schema  # now the last to be evicted
+            return schema
 
     def put(self, key: tuple[int, bytes], schema: Schema) -> None:
         with self._lock:
@@ -195,9 +195,9 @@ def _parsed(schema_id: int, data: bytes) -> Schema:
     return schema
 
 
-def check_known(schema_id: int, schema: Schema, known: Mapping[int, Schema]) -> None:
+def check_known(schema_id: int, schema: Schema, schemas: Mapping[int, Schema]) -> None:
     """Raises `BadSchema` if another schema has this id."""
-    before = known.get(schema_id, schema)
+    before = schemas.get(schema_id, schema)
     if before != schema:
         fields = ", ".join(name for name, _ in before.fields)
         raise BadSchema(
@@ -209,7 +209,7 @@ def sound_schemas(metadata: Iterable[tuple[Any, ...]]) -> tuple[dict[int, Schema
     """The valid schemas of a log's metadata by their ids, and a text for each of the others: its id
     and what is wrong. If two schemas have the same id, neither is valid, because it is not known
     which of them the values were written with."""
-    found: dict[int, Schema] = {}
+    sound: dict[int, Schema] = {}
     ambiguous: set[int] = set()
     bad: list[str] = []
     for item in metadata:
@@ -225,11 +225,11 @@ def sound_schemas(metadata: Iterable[tuple[Any, ...]]) -> tuple[dict[int, Schema
             bad.append(f"Compact schema {schema_id}: {error}")
             continue
         try:
-            check_known(schema_id, schema, found)
+            check_known(schema_id, schema, sound)
         except BadSchema as error:
             bad.append(f"Compact schema {schema_id}: {error}")
             ambiguous.add(schema_id)
-        found.setdefault(schema_id, schema)
+        sound.setdefault(schema_id, schema)
     return {
-        schema_id: schema for schema_id, schema in found.items() if schema_id not in ambiguous
+        schema_id: schema for schema_id, schema in sound.items() if schema_id not in ambiguous
     }, bad

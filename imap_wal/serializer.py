@@ -101,15 +101,17 @@ _LEVELS_MAX = 500
 _SHOWN_MAX = 60
 
 
-def demand_serializer(given: object) -> None:
+def demand_serializer(serializer: object) -> None:
     """Raise `InvalidSetting` unless it is None or a serializer: a name or a class would fail only
     when entries are read."""
-    if given is not None and (isinstance(given, type) or not isinstance(given, Serializer)):
+    if serializer is not None and (
+        isinstance(serializer, type) or not isinstance(serializer, Serializer)
+    ):
         raise InvalidSetting(
-            f"serializer is {given!r}; it takes an object, such as imap_wal.RawSerializer()"
+            f"serializer is {serializer!r}; it takes an object, such as imap_wal.RawSerializer()"
         )
-    name = None if given is None else given.name
-    if given is not None and not (type(name) is str and name and name.isprintable()):
+    name = None if serializer is None else serializer.name
+    if serializer is not None and not (type(name) is str and name and name.isprintable()):
         raise InvalidSetting(f"the name of the serializer is {name!r}; it takes printable text")
 
 
@@ -154,11 +156,11 @@ class MsgpackSerializer:
 
     def demand_key(self, key: bytes) -> None:
         """Raise ValueError unless these are bytes that `dump_key` returns."""
-        found = self.load_key(key)
-        if self.dump_key(found) != key:
+        loaded = self.load_key(key)
+        if self.dump_key(loaded) != key:
             raise ValueError(
                 f"the key {shown(key)} is not the bytes that the default serializer writes for "
-                f"{shown(found)}"
+                f"{shown(loaded)}"
             )
 
     def load(self, data: bytes) -> Any:
@@ -178,16 +180,16 @@ class MsgpackSerializer:
         if level > _LEVELS_MAX:
             return "", f"it has more than {_LEVELS_MAX} levels"
         if isinstance(value, dict):
-            for key, each in value.items():
+            for key, item in value.items():
                 if isinstance(key, tuple) or self._leaf_problem(key):
-                    what = self._leaf_problem(key) or f"a {type(key).__name__}"
-                    return "", f"{what} is a key of a dict"
-                place, problem = self._problem(each, level + 1)
+                    refused = self._leaf_problem(key) or f"a {type(key).__name__}"
+                    return "", f"{refused} is a key of a dict"
+                place, problem = self._problem(item, level + 1)
                 if problem:
                     return f"{_step(key)}{place}", problem
         if isinstance(value, list):
-            for number, each in enumerate(value):
-                place, problem = self._problem(each, level + 1)
+            for number, item in enumerate(value):
+                place, problem = self._problem(item, level + 1)
                 if problem:
                     return f"[{number}]{place}", problem
         return "", "" if isinstance(value, list | dict) else self._leaf_problem(value)
@@ -204,10 +206,10 @@ class MsgpackSerializer:
         return ""
 
 
-def _no_msgpack(what: str, data: bytes, error: Exception) -> ValueError:
+def _no_msgpack(noun: str, data: bytes, error: Exception) -> ValueError:
     # Some errors of msgpack have no text.
     why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return ValueError(f"the {what} {shown(data)} is not msgpack ({why}): another program wrote it")
+    return ValueError(f"the {noun} {shown(data)} is not msgpack ({why}): another program wrote it")
 
 
 def _step(key: Any) -> str:
@@ -238,7 +240,7 @@ def _plain_key(key: Any) -> Any:
         hash(key)
         return key.tobytes()
     if isinstance(key, tuple):
-        return [_plain_key(each) for each in key]
+        return [_plain_key(part) for part in key]
     if isinstance(key, float):
         if key != key:
             raise NotSerializable("NaN equals no key")

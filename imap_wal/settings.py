@@ -229,13 +229,13 @@ def _most(name: str) -> int:
     return SECONDS_MAX if name.endswith(("_s", "_ms", "_seconds")) else _AT_MOST.get(name, 2**62)
 
 
-def choose(given: Mapping[str, object], others: Iterable[str] = ()) -> Settings:
+def choose(arguments: Mapping[str, object], others: Iterable[str] = ()) -> Settings:
     """The settings from the keyword arguments of a caller. Raises `InvalidSetting` for an unknown
     one, with the most similar name. `others`: the caller's other options."""
-    known = {field.name for field in fields(Settings)}
-    for name in given:
-        if name not in known:
+    names = {field.name for field in fields(Settings)}
+    for name in arguments:
+        if name not in names:
             raise InvalidSetting(
-                f"there is no setting {name!r}; {nearest(name, known | {*others})}"
+                f"there is no setting {name!r}; {nearest(name, names | {*others})}"
             )
-    return Settings(**cast("dict[str, Any]", given))
+    return Settings(**cast("dict[str, Any]", arguments))

@@ -20,11 +20,11 @@ def storage_now(store: SegmentStore, cluster_folder: str, randomness: Randomness
     path = f"{folder}/{randomness.name()}"
     store.create(path, b"")
     try:
-        found = {file.path: file.modified_ms for file in store.list(folder)}
+        times = {file.path: file.modified_ms for file in store.list(folder)}
     finally:
         store.delete(path)
-    now_ms = found.get(path, 0)
-    for left, modified_ms in found.items():
+    now_ms = times.get(path, 0)
+    for left, modified_ms in times.items():
         if 0 < modified_ms < now_ms - PROBE_MS_MAX:
             store.delete(left)
     return now_ms

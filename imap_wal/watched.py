@@ -75,7 +75,7 @@ class Watched(Generic[T]):
         if self._path is None:
             return ()
         try:
-            found = os.stat(self._path)
+            status = os.stat(self._path)
         except OSError:
             return ()
-        return found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode, found.st_uid
+        return status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode, status.st_uid

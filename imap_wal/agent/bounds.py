@@ -105,8 +105,8 @@ def raise_file_limit(connections_max: int) -> None:
     """Raise this process's limit of open files to `wanted_files`, as far as the hard limit
     allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = wanted_files(connections_max)
+    files = wanted_files(connections_max)
     if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        files = min(files, hard)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))

@@ -247,15 +247,17 @@ class AgentConfig:
 
     def _locate(self) -> None:
         """Move the options out of the URLs, and add those of the credentials file."""
-        known = Credentials.read(self.credentials) if self.credentials else Credentials()
+        credentials = Credentials.read(self.credentials) if self.credentials else Credentials()
         url = location(self.url, "url", self.storage_options, self.log.file_mode)
         wal_dir = location(self.wal_dir, "wal_dir", self.wal_dir_options)
-        object.__setattr__(self, "url", known.given_to(url).with_keys(self.log.encryption_keys))
+        object.__setattr__(
+            self, "url", credentials.given_to(url).with_keys(self.log.encryption_keys)
+        )
         if self.wal_dir_is_local and wal_dir:
             _demand_a_disk(wal_dir, url)
             folder = Identity(self.namespace, self.cluster, self.node).node_folder
             wal_dir = wal_dir.as_disk_of(folder)
-        object.__setattr__(self, "wal_dir", known.given_to(wal_dir))
+        object.__setattr__(self, "wal_dir", credentials.given_to(wal_dir))
 
     @property
     def start_rules(self) -> StartRules:
@@ -278,10 +280,10 @@ class AgentConfig:
             raise InvalidSetting(
                 f"{file}: log is {without_secrets(repr(log))}; it takes a table, [log]"
             )
-        known = {each.name for each in fields(cls)} - {"takeover"}
-        known_log = {each.name for each in fields(Settings)}
-        _refuse_unknown(table, known, file, "", dict.fromkeys(known_log, "under [log]"))
-        _refuse_unknown(log, known_log, file, "log.", dict.fromkeys(known, "above the tables"))
+        settings = {field.name for field in fields(cls)} - {"takeover"}
+        known_log = {field.name for field in fields(Settings)}
+        _refuse_unknown(table, settings, file, "", dict.fromkeys(known_log, "under [log]"))
+        _refuse_unknown(log, known_log, file, "log.", dict.fromkeys(settings, "above the tables"))
         if "url" not in table:
             raise InvalidSetting(f"{file}: url is missing")
         try:
@@ -325,13 +327,13 @@ def _whole(place: Location) -> str:
 
 def _refuse_unknown(
     table: Mapping[str, Any],
-    known: set[str],
+    names: set[str],
     file: str,
     prefix: str,
     elsewhere: Mapping[str, str],
 ) -> None:
     """`elsewhere`: settings of another table → where they belong."""
     for key in table:
-        if key not in known:
-            hint = f"{key} belongs {elsewhere[key]}" if key in elsewhere else nearest(key, known)
+        if key not in names:
+            hint = f"{key} belongs {elsewhere[key]}" if key in elsewhere else nearest(key, names)
             raise InvalidSetting(f"{file}: unknown setting {prefix}{key}; {hint}")

@@ -115,8 +115,8 @@ class RequestHandler:
     def take_up(self, pending: list[Pending]) -> None:
         """Serve the hellos whose look is done or takes too long, as many as fit into a turn."""
         until = self._clock.monotonic() + TURN_S
-        for kept in self.kept.take_due(self._sessions.start.looked):
-            self.handle(kept.message, pending, kept)
+        for hello in self.kept.take_due(self._sessions.start.looked):
+            self.handle(hello.message, pending, hello)
             if self._clock.monotonic() >= until:
                 return
 
@@ -148,11 +148,11 @@ class RequestHandler:
             trace_commit(tracer, self._committer, self._clock, began, pending)
 
     def handle(
-        self, message: Message, pending: list[Pending], kept: KeptHello | None = None
+        self, message: Message, pending: list[Pending], kept_hello: KeptHello | None = None
     ) -> None:
         """Answer a request, or queue it for its answer. Never raises, whatever the message is."""
         try:
-            self._serve(message, pending, kept)
+            self._serve(message, pending, kept_hello)
             self._sessions.heard(message.sender)
         except TooLarge as error:
             self.refuse(message, "too-large", _text(error), pending)
@@ -171,7 +171,7 @@ class RequestHandler:
                 )
             )
         except NotLooked as error:
-            self._keep(message, kept, error, pending)
+            self._keep(message, kept_hello, error, pending)
         except Waits as error:
             self.refuse(message, "not-ready", _text(error), pending)
         except NotAllowed as error:
@@ -200,7 +200,9 @@ class RequestHandler:
             self._lines.exception("request failed", (message.kind, _text(error)), kind=message.kind)
             self.refuse(message, "not-ready", f"{type(error).__name__}: {_text(error)}", pending)
 
-    def _serve(self, message: Message, pending: list[Pending], kept: KeptHello | None) -> None:
+    def _serve(
+        self, message: Message, pending: list[Pending], kept_hello: KeptHello | None
+    ) -> None:
         sender, request, peer = message.sender, message.request, self._router.peer(message.user)
         demand(peer, request)
         if Right.WRITE not in peer.rights:
@@ -210,7 +212,9 @@ class RequestHandler:
         elif isinstance(request, Append | Metadata):
             self._append(message, request, pending)
         elif isinstance(request, Hello):
-            self._hello(message, request, peer, look=kept.number if kept is not None else 0)
+            self._hello(
+                message, request, peer, look=kept_hello.number if kept_hello is not None else 0
+            )
         elif isinstance(request, Stat):
             self._router.send(sender, ["stat", request.number, self._statistics()])
         elif isinstance(request, OfDisk):
@@ -348,8 +352,8 @@ class RequestHandler:
             batch = CommitRequest([payload], count, kind=METADATA)
         else:
             first, last = request.first, request.first + count - 1
-            known = self._log.now.node_log.requests.get(session, 0)
-            if last <= known:
+            last_logged = self._log.now.node_log.requests.get(session, 0)
+            if last <= last_logged:
                 self.duplicates += count
                 pending.append(Pending(sender, number, first, count))
                 return
@@ -365,8 +369,11 @@ class RequestHandler:
             if checked.clears and connection is not None:
                 self._clear_counts.demand({connection.partition_count})
             entries = count
-            if first <= known:  # its first changes are in the log already
-                payload, entries = without_front(payload, known - first + 1), last - known
+            if first <= last_logged:  # its first changes are in the log already
+                payload, entries = (
+                    without_front(payload, last_logged - first + 1),
+                    last - last_logged,
+                )
                 self.duplicates += count - entries
             batch = CommitRequest(
                 [payload],
@@ -381,17 +388,19 @@ class RequestHandler:
         pending.append(Pending(sender, number, first, count, batch))
 
     def _answer(self, pending: list[Pending]) -> None:
-        for each in pending:
-            error = None if each.batch is None else each.batch.error
-            if each.refusal[0]:
-                self.error(each.sender, each.number, *each.refusal)
+        for waiting in pending:
+            error = None if waiting.batch is None else waiting.batch.error
+            if waiting.refusal[0]:
+                self.error(waiting.sender, waiting.number, *waiting.refusal)
             elif error is None:
-                self._router.send(each.sender, ["ack", each.number, each.first, each.count])
+                self._router.send(
+                    waiting.sender, ["ack", waiting.number, waiting.first, waiting.count]
+                )
             else:
-                self._sessions.shut(each.sender)
+                self._sessions.shut(waiting.sender)
                 self.error(
-                    each.sender,
-                    each.number,
+                    waiting.sender,
+                    waiting.number,
                     "full" if isinstance(error, NotAppended | Fenced) else "outcome-unknown",
                     str(error),
                 )

@@ -42,9 +42,9 @@ class KeptHellos:
     def __iter__(self) -> Iterator[KeptHello]:
         return iter(list(self._kept.values()))
 
-    def is_late(self, kept: KeptHello) -> bool:
+    def is_late(self, hello: KeptHello) -> bool:
         """Whether it has waited for too long."""
-        return self._clock.monotonic() >= kept.until
+        return self._clock.monotonic() >= hello.until
 
     def keep(self, message: Message, number: int, before: KeptHello | None) -> bool:
         """Keep a hello until the look with this number has ended. `before`: how it was kept until
@@ -57,19 +57,19 @@ class KeptHellos:
 
     def take(self, sender: bytes) -> KeptHello | None:
         """Remove and return the hello of this connection; None: there is none."""
-        kept = self._kept.pop(sender, None)
-        if kept is not None:
-            self._room.leave(kept.message.memory)
-        return kept
+        hello = self._kept.pop(sender, None)
+        if hello is not None:
+            self._room.leave(hello.message.memory)
+        return hello
 
     def take_all(self) -> list[Message]:
         """Remove and return all of them."""
-        return [kept.message for kept in self if self.take(kept.message.sender)]
+        return [hello.message for hello in self if self.take(hello.message.sender)]
 
     def take_due(self, looked: Callable[[int], bool]) -> Iterator[KeptHello]:
         """Remove and return, one after the other, those whose look is done, and those that have
         waited for too long."""
-        for kept in self:
-            if looked(kept.number) or self.is_late(kept):
-                self.take(kept.message.sender)
-                yield kept
+        for hello in self:
+            if looked(hello.number) or self.is_late(hello):
+                self.take(hello.message.sender)
+                yield hello

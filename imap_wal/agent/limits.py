@@ -27,9 +27,9 @@ class Limit(Generic[T]):
     have not been read since the start. `what`, `advice`: for the text of the error."""
 
     def __init__(
-        self, what: str, most: int, of_log: Callable[[], AbstractSet[T] | None], advice: str
+        self, noun: str, most: int, of_log: Callable[[], AbstractSet[T] | None], advice: str
     ) -> None:
-        self._what, self._most, self._advice = what, most, advice
+        self._what, self._most, self._advice = noun, most, advice
         self._of_log: Callable[[], AbstractSet[T] | None] = of_log
         self._known: set[T] = set()
 
@@ -43,11 +43,11 @@ class Limit(Generic[T]):
             self._known |= of_log
         new = values - self._known
         if new and len(self._known) + len(new) > self._most:
-            what = f"{self._what} {min(new)!r}"
-            found = (
-                f"{what} is new, and there are {len(self._known)} others"
+            value = f"{self._what} {min(new)!r}"
+            reason = (
+                f"{value} is new, and there are {len(self._known)} others"
                 if of_log is not None
-                else f"{what} may be new: the logs have not been read since the start"
+                else f"{value} may be new: the logs have not been read since the start"
             )
-            raise TooMany(f"{found}; the limit is {self._most}. {self._advice}")
+            raise TooMany(f"{reason}; the limit is {self._most}. {self._advice}")
         self._known |= new

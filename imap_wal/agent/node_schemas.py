@@ -28,9 +28,9 @@ class NodeSchemas:
         """Check the schemas of a metadata message, and add them. `others`: of all logs. Raises
         ValueError, and `BadSchema` if one is not valid, if another one has its id, or if there are
         too many."""
-        found = schemas_of(payload, count, {**others, **self._known})
-        new = {number: each for number, each in found.items() if number not in self._known}
-        size = sum(len(each.to_bytes()) for each in new.values())
+        schemas = schemas_of(payload, count, {**others, **self._known})
+        new = {number: schema for number, schema in schemas.items() if number not in self._known}
+        size = sum(len(schema.to_bytes()) for schema in new.values())
         if len(self._known) + len(new) > SCHEMAS_MAX or self._bytes + size > SCHEMAS_BYTES_MAX:
             raise BadSchema(
                 f"this node has {len(self._known)} schemas of {self._bytes} bytes; the limits "
@@ -38,8 +38,8 @@ class NodeSchemas:
             )
         self._add(new)
 
-    def _add(self, found: Mapping[int, Schema]) -> None:
-        for number, schema in found.items():
+    def _add(self, schemas: Mapping[int, Schema]) -> None:
+        for number, schema in schemas.items():
             if number not in self._known:
                 self._known[number] = schema
                 self._bytes += len(schema.to_bytes())

@@ -53,10 +53,10 @@ class OpenLog:
         for reserve in reserves(all_logs.store)[-1:]:
             # Where segments are. Each attempt to open would use some of the space.
             reserve.demand(config.node)
-        what = f"imap-wal agent at {config.endpoint}"
+        holder = f"imap-wal agent at {config.endpoint}"
         self.node_log = open_node_log(
             context,
-            what=what,
+            what=holder,
             takeover=takeover,
             maps=True,
             also=partial(prove_keys, all_logs, config.node),

@@ -102,21 +102,21 @@ def _check_count(count: int, of_hello: int) -> None:
         )
 
 
-def schemas_of(payload: bytes, count: int, known: Mapping[int, Schema]) -> dict[int, Schema]:
+def schemas_of(payload: bytes, count: int, stored: Mapping[int, Schema]) -> dict[int, Schema]:
     """The schemas of a metadata message by their ids. Raises `BadSchema` if one is not valid, or if
     another schema is known by its id."""
-    found: dict[int, Schema] = {}
-    what = 'a metadata array is ["schema", a signed number of 64 bits, bytes]'
+    schemas: dict[int, Schema] = {}
+    shape = 'a metadata array is ["schema", a signed number of 64 bits, bytes]'
     for value in _values(payload, count):
-        _, number, content = _read(_decode_schema, value, what)
+        _, number, content = _read(_decode_schema, value, shape)
         try:
             schema = read_schema(number, content)
-            check_known(number, schema, known)
-            check_known(number, schema, found)
+            check_known(number, schema, stored)
+            check_known(number, schema, schemas)
         except BadSchema as error:
             raise BadSchema(f"Compact schema {number}: {error}") from error
-        found[number] = schema
-    return found
+        schemas[number] = schema
+    return schemas
 
 
 _decode_schema = Decoder(
@@ -126,14 +126,14 @@ _decode_schema = Decoder(
 T = TypeVar("T")
 
 
-def _read(decode: Callable[[bytes], T], value: bytes, what: str) -> T:
+def _read(decode: Callable[[bytes], T], value: bytes, shape: str) -> T:
     """A value of the shape that `decode` knows. No object is made from any other value, because it
-    could take a hundred times its bytes in memory. Raises ValueError with the text `what`, and
+    could take a hundred times its bytes in memory. Raises ValueError with the text `shape`, and
     UnicodeDecodeError."""
     try:
         return decode(value)
     except (MsgspecError, RecursionError) as error:
-        raise ValueError(what) from error
+        raise ValueError(shape) from error
 
 
 def without_front(payload: bytes, count: int) -> bytes:

@@ -311,7 +311,7 @@ def _malformed(header: bytes, error: Exception) -> Malformed:
     text = (
         "it is nested too deeply"
         if isinstance(error, RecursionError)
-        else _PLACE.sub(lambda found: _named(kind, found), _shortened(str(error)))
+        else _PLACE.sub(lambda place: _named(kind, place), _shortened(str(error)))
     )
     return Malformed(
         kind, number, f"{kind}: {text}; docs/protocol.md has the shape of this request"

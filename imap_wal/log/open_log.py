@@ -86,18 +86,18 @@ class Log:
         classes, times and partitions are kept; their order is replaced by this log's. Returns and
         raises the same as `append`."""
         self._check_open()
-        given = list(entries)
-        if not given:
+        appended = list(entries)
+        if not appended:
             raise InvalidSetting("an append takes at least one change")
-        for each in given:
-            self._check(each)
-        kind = CLEARS if any(map(is_clear, given)) else ENTRIES
+        for entry in appended:
+            self._check(entry)
+        kind = CLEARS if any(map(is_clear, appended)) else ENTRIES
         incarnation, session = self._incarnation, self._session
         with self._order_lock:
             request = self._request
             rows = [
-                pack(each._replace(order=(incarnation, 0, session, request + number)))
-                for number, each in enumerate(given, 1)
+                pack(entry._replace(order=(incarnation, 0, session, request + number)))
+                for number, entry in enumerate(appended, 1)
             ]
             batch = CommitRequest(
                 [b"".join(rows)],
@@ -176,8 +176,8 @@ class Log:
             Closed: this log was closed.
         """
         self._check_open()
-        given = Position.parse(upto) if isinstance(upto, str) else upto
-        limit = END if given is None else self._log.demand(given)
+        position = Position.parse(upto) if isinstance(upto, str) else upto
+        limit = END if position is None else self._log.demand(position)
         with storage_errors(f"shrinking {self}"):
             removed = self._writer.shrink(limit, uncovered=uncovered)
         return self._log.marked(removed).after() if removed > START else START

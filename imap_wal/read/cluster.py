@@ -400,24 +400,24 @@ class ClusterLog:
             for node in sorted((state or self.state()).nodes)
         }
 
-    def _end(self, node: str, known: Position) -> Position:
+    def _end(self, node: str, at_least: Position) -> Position:
         for _ in range(ATTEMPTS):
             log = self.node(node)
             # The checkpoint may be in a segment that was not uploaded. Its node may come back: then
             # what follows the part must not seem to be read.
             checkpoint = START if log.missing else log.manifest.checkpoint
             try:
-                return self.end_of(log, max(known, checkpoint))
+                return self.end_of(log, max(at_least, checkpoint))
             except NotFound:
                 continue
         raise NotFound(
             "the log changes too fast to find its end; try again", self.node_folder(node)
         )
 
-    def end_of(self, log: NodeState, known: Position) -> Position:
-        """Position of the last entry of a log as it was read, at least `known`. Raises `NotFound`
-        if its files changed since."""
-        end = max([known, *(archive.last for archive in log.manifest.archives)])
+    def end_of(self, log: NodeState, at_least: Position) -> Position:
+        """Position of the last entry of a log as it was read, at least `at_least`. Raises
+        `NotFound` if its files changed since."""
+        end = max([at_least, *(archive.last for archive in log.manifest.archives)])
         # The newest may have no whole frame yet.
         for index in range(len(log.segments) - 1, -1, -1):
             segment = log.segments[index]

@@ -29,8 +29,12 @@ def find_cutoffs(log: ClusterLog) -> Cutoffs:
         cuts = dict.fromkeys(state.missing, END)
         try:
             for name in state.nodes:
-                found = log.node(name)  # its disk may have become unreachable since
-                cuts[name] = END if found.missing else log.end_of(found, found.manifest.checkpoint)
+                node_state = log.node(name)  # its disk may have become unreachable since
+                cuts[name] = (
+                    END
+                    if node_state.missing
+                    else log.end_of(node_state, node_state.manifest.checkpoint)
+                )
             for name in covered:
                 part = state.parts[name]
                 cuts[name] = log.end_of(part, part.manifest.removed)

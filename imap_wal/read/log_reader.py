@@ -66,7 +66,7 @@ class _Place:
     """The progress of a reader: everything below `wanted` was yielded. `segment` is the one being
     read, from byte `offset` on (0: its start)."""
 
-    wanted: Position
+    next: Position
     epochs: tuple[Epoch, ...] = ()
     directory: str = ""
     segment: SegmentFile | None = None
@@ -264,10 +264,10 @@ class LogReader:
     # ---- one pass, up to the present end ----
 
     def _catch_up(self, place: _Place) -> Iterator[Record]:
-        """Yields the entries from `place.wanted` on, and updates `place`."""
+        """Yields the entries from `place.next` on, and updates `place`."""
         attempts = 0
         while True:
-            wanted, limit = place.wanted, self._bound.limit()
+            begun_at, limit = place.next, self._bound.limit()
             try:
                 segments = self._following(place)
                 if segments is None:
@@ -276,7 +276,7 @@ class LogReader:
                     segments = [
                         segment
                         for segment in state.segments
-                        if (segment.epoch, segment.number) >= place.wanted[:2]
+                        if (segment.epoch, segment.number) >= place.next[:2]
                     ]
                 for index, segment in enumerate(segments):
                     if limit is not None and limit[:2] < (segment.epoch, segment.number):
@@ -288,14 +288,14 @@ class LogReader:
                 return
             except CorruptLog:
                 # The log may have been replaced: then its manifest has other epochs.
-                known, place.segment = place.epochs, None
+                former_epochs, place.segment = place.epochs, None
                 self._look(place)
-                if place.epochs == known:
+                if place.epochs == former_epochs:
                     raise
             except NotFound as error:
                 # Archived or removed while it was read: look in the manifest.
                 place.segment = None
-                attempts = attempts + 1 if place.wanted == wanted else 0
+                attempts = attempts + 1 if place.next == begun_at else 0
                 if attempts == ATTEMPTS:
                     raise self._log.lost(error) from error
 
@@ -307,15 +307,17 @@ class LogReader:
             return None
         last = place.epochs[-1].number if place.epochs else 0
         wal = wal_folder(self._store, self._log.node_folder(self.node), begins=place.begins)
-        found = [segment for segment in wal.segments if segment.number >= current.number]
-        if not found or [each.number for each in found] != list(
-            range(current.number, current.number + len(found))
+        segments = [segment for segment in wal.segments if segment.number >= current.number]
+        if not segments or [segment.number for segment in segments] != list(
+            range(current.number, current.number + len(segments))
         ):
             return None
-        if 0 < last < found[-1].epoch:  # only the manifest says whether it follows what was read
+        if 0 < last < segments[-1].epoch:  # only the manifest says whether it follows what was read
             return None
         return (
-            found if (found[0].epoch, found[0].number) == (current.epoch, current.number) else None
+            segments
+            if (segments[0].epoch, segments[0].number) == (current.epoch, current.number)
+            else None
         )
 
     def _look(self, place: _Place) -> NodeState:
@@ -334,10 +336,10 @@ class LogReader:
         )
         if state.missing and not self._partial:
             raise MissingNode(state.missing, MISSING_ADVICE)
-        if START < manifest.removed >= place.wanted:
+        if START < manifest.removed >= place.next:
             oldest = marked(manifest.epochs, manifest.removed).after()
-            raise PositionGone(str(place.wanted), str(oldest))
-        demand(manifest.epochs, place.wanted, f"node {self.node!r} in {self.url}")
+            raise PositionGone(str(place.next), str(oldest))
+        demand(manifest.epochs, place.next, f"node {self.node!r} in {self.url}")
         # A log of records has no cluster lifetimes, and needs no manifest of the cluster.
         if manifest.kind != LOG:
             lifetimes = self._log.manifest().lifetimes
@@ -360,19 +362,22 @@ class LogReader:
     def _segment(
         self, place: _Place, segment: SegmentFile, following: str, limit: Position | None
     ) -> Iterator[Record]:
-        here = (segment.epoch, segment.number)
-        known = place.segment is not None and (place.segment.epoch, place.segment.number) == here
+        segment_name = (segment.epoch, segment.number)
+        is_current = (
+            place.segment is not None
+            and (place.segment.epoch, place.segment.number) == segment_name
+        )
         start = (
             place.offset
-            if known
-            else self._offset(segment.path, place.wanted)
-            if place.wanted[:2] == here
+            if is_current
+            else self._offset(segment.path, place.next)
+            if place.next[:2] == segment_name
             else 0
         )
         place.segment, place.offset = segment, start
         known_ids = ids(place.epochs, segment.epoch)
         if (
-            known
+            is_current
             and start
             and (
                 not self._appends
@@ -405,12 +410,12 @@ class LogReader:
             yield from _records(place, zip(changes.positions or (), changes.rows, strict=True))
             place.offset = changes.next_offset
 
-    def _offset(self, path: str, wanted: Position) -> int:
-        """The offset to begin at in a segment: the frame that `wanted` names, or the start if there
-        is no frame."""
-        if wanted.frame:
+    def _offset(self, path: str, position: Position) -> int:
+        """The offset to begin at in a segment: the frame that `position` names, or the start if
+        there is no frame."""
+        if position.frame:
             for frame in SegmentReader(self._store, path).whole_frames(
-                wanted.frame, wanted.frame + 1
+                position.frame, position.frame + 1
             ):
                 return frame.offset
         return 0
@@ -419,7 +424,7 @@ class LogReader:
 
     def _archived(self, place: _Place, archives: Sequence[Archive]) -> Iterator[Record]:
         waiting = sorted(
-            (archive for archive in archives if archive.last >= place.wanted),
+            (archive for archive in archives if archive.last >= place.next),
             key=lambda archive: archive.first,
         )
         while waiting:
@@ -447,13 +452,13 @@ class LogReader:
             checksum=archive.checksum,
             epochs=between(place.epochs, archive.first.epoch, archive.last.epoch),
         )
-        wanted = place.wanted
+        begun_at = place.next
         for changes in read_scan(self._log.context, scan, positions=True):
-            if changes.last >= wanted:
+            if changes.last >= begun_at:
                 yield from (
                     placed
                     for placed in zip(changes.positions or (), changes.rows, strict=True)
-                    if placed[0] >= wanted
+                    if placed[0] >= begun_at
                 )
 
     def _merged(self, sources: Sequence[Iterator[_Placed]]) -> Iterator[_Placed]:
@@ -482,21 +487,21 @@ def _spilled(file: BinaryIO, placed: Iterator[_Placed]) -> Iterator[_Placed]:
     )
 
 
-def _records(place: _Place, found: Iterable[_Placed]) -> Iterator[Record]:
-    """The records from `place.wanted` on. Each record moves `place.wanted` forward."""
-    for position, row in found:
-        if position >= place.wanted:
-            place.wanted = position.after()
+def _records(place: _Place, placed: Iterable[_Placed]) -> Iterator[Record]:
+    """The records from `place.next` on. Each record moves `place.next` forward."""
+    for position, row in placed:
+        if position >= place.next:
+            place.next = position.after()
             yield Record(position, DataEntry(*row))
 
 
 @contextmanager
-def storage_errors(what: str) -> Iterator[None]:
-    """Raises `StorageUnavailable` for errors of a storage. `what`: the beginning of its text."""
+def storage_errors(beginning: str) -> Iterator[None]:
+    """Raises `StorageUnavailable` for errors of a storage. `beginning`: of its text."""
     try:
         yield
     except StorageError as error:
-        raise StorageUnavailable(f"{what}: {error}") from error
+        raise StorageUnavailable(f"{beginning}: {error}") from error
 
 
 __all__ = ["START", "Bound", "LogReader", "Position", "Record", "storage_errors"]

@@ -68,7 +68,7 @@ class MapNames:
 
 
 def why_no_map(
-    logs: Iterable[ClusterLog], wanted: Collection[str], *, may_be_new: bool = False
+    logs: Iterable[ClusterLog], maps: Collection[str], *, may_be_new: bool = False
 ) -> str:
     """The maps that none of the logs has, with those that they have, as text for an error. "": they
     have all of them, or a file that cannot be read may have them. `may_be_new`: also if the logs
@@ -78,14 +78,14 @@ def why_no_map(
         StorageError: The storage failed.
         EncryptionError: The keys do not fit a file.
     """
-    left = set(wanted)
+    left = set(maps)
     if not left:
         return ""
     every = [MapNames(log) for log in logs]
     for look in (MapNames.in_manifests, MapNames.in_segments):
         for names in every:
-            for found in look(names):
-                left -= found
+            for new_names in look(names):
+                left -= new_names
                 if not left:
                     return ""
     if not all(names.complete for names in every):

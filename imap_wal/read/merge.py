@@ -184,34 +184,37 @@ class Merge(Generic[S]):
         have more to read. None: everything must be examined. If nothing changed, this is a listing
         and a read for each node, and one more listing."""
         log, nodes, moved = self._log, dict(state.nodes), set()
-        for name, known in state.nodes.items():
-            manifest = known.manifest
-            wal = wal_folder(log.store, known.folder, manifest.archived, manifest.begins)
+        for name, former in state.nodes.items():
+            manifest = former.manifest
+            wal = wal_folder(log.store, former.folder, manifest.archived, manifest.begins)
             # Without a known segment, one may have been written and archived since.
-            same = known.segments and [segment.path for segment in wal.segments] == [
-                segment.path for segment in known.segments
+            same = former.segments and [segment.path for segment in wal.segments] == [
+                segment.path for segment in former.segments
             ]
             if not same or not manifest.is_whole(wal):
-                found = log.node(name)
-                if found == known:
+                node_state = log.node(name)
+                if node_state == former:
                     continue
                 if (
-                    found.missing
-                    or found.manifest.directory != manifest.directory
-                    or found.manifest.cluster.newer_than(state.seen)
+                    node_state.missing
+                    or node_state.manifest.directory != manifest.directory
+                    or node_state.manifest.cluster.newer_than(state.seen)
                 ):
                     return None
-                if mark_beyond(name, found.manifest, found.last, state.manifest):
+                if mark_beyond(name, node_state.manifest, node_state.last, state.manifest):
                     return None
-                nodes[name] = found
+                nodes[name] = node_state
                 moved.add(name)
-            elif known.segments and self._has_more(name, known.segments[-1].path):
+            elif former.segments and self._has_more(name, former.segments[-1].path):
                 moved.add(name)
         for name in state.missing:
-            found = log.node(name)
-            if name in state.parts and found.segments != state.parts[name].segments:
+            node_state = log.node(name)
+            if name in state.parts and node_state.segments != state.parts[name].segments:
                 return None  # it has uploaded more
-            if not found.missing and found.manifest.directory == state.manifest.nodes[name]:
+            if (
+                not node_state.missing
+                and node_state.manifest.directory == state.manifest.nodes[name]
+            ):
                 return None  # it has returned
         # After the nodes, as in `ClusterLog.state`: anything removed from a node is in a snapshot
         # that is already published.
@@ -326,8 +329,8 @@ class Merge(Generic[S]):
     def _heed_lifetimes(self, state: ClusterState) -> None:
         """Start again if a new lifetime voids merged entries: their bytes were written after the
         cut, but before its manifest."""
-        known, lifetimes = self._lifetimes, state.manifest.lifetimes
-        new = [lifetime for lifetime in lifetimes if lifetime not in known]
+        former, lifetimes = self._lifetimes, state.manifest.lifetimes
+        new = [lifetime for lifetime in lifetimes if lifetime not in former]
         if any(
             cursor.position > lifetime.cuts.get(node, START)
             for lifetime in new
@@ -348,10 +351,10 @@ class Merge(Generic[S]):
     def _maps_to_read_again(self, state: ClusterState) -> list[str]:
         """Maps whose new snapshot must be read: it is the first one that is merged here, the map
         was dropped, or the snapshot covers unmerged entries, which may be pruned."""
-        found = []
+        maps = []
         for name, snapshot in state.manifest.snapshots.items():
-            known = self._generations.get(name, 0)
-            if snapshot.generation == known:
+            generation = self._generations.get(name, 0)
+            if snapshot.generation == generation:
                 continue
             ahead = any(
                 mark.position > cursor.position
@@ -359,9 +362,9 @@ class Merge(Generic[S]):
                 if (cursor := self._cursors.get(node, _Cursor(mark.directory))).directory
                 == mark.directory
             )
-            if known == 0 or snapshot.dropped > known or ahead:
-                found.append(name)
-        return found
+            if generation == 0 or snapshot.dropped > generation or ahead:
+                maps.append(name)
+        return maps
 
 
 def _left(scan: FileScan) -> int:

@@ -197,20 +197,20 @@ class _SegmentPass:
                     return
                 frames = reader.frames(self._keys, end, stop)
                 continue
-            found = self._check_tail(reader)
-            if not found.is_damage and not found.frames_after:
+            verdict = self._check_tail(reader)
+            if not verdict.is_damage and not verdict.frames_after:
                 return
             if reader.end != stuck_at:
-                if stuck_at >= 0 and found.is_tail:  # a writer, which may continue in this way
+                if stuck_at >= 0 and verdict.is_tail:  # a writer, which may continue in this way
                     looks += 1
                     if looks > LOOKS_MAX:
                         return
                 stuck_at, pauses = reader.end, iter(PAUSES_S)
             pause = None if scan.next_path else next(pauses, None)
             if pause is None:
-                if found.is_damage:
-                    raise found.error()
-                self._warn_of_tail(found)
+                if verdict.is_damage:
+                    raise verdict.error()
+                self._warn_of_tail(verdict)
                 return
             time.sleep(pause)
             frames = reader.frames(self._keys, reader.end, stop)
@@ -235,18 +235,18 @@ class _SegmentPass:
             return None
         for frame in reader.whole_frames(scan.since.frame, scan.since.frame + 1):
             return frame.end
-        what = f"there is no frame at {scan.since}, after which reading should continue"
-        raise CutBack(scan.path, scan.since.frame, what)
+        reason = f"there is no frame at {scan.since}, after which reading should continue"
+        raise CutBack(scan.path, scan.since.frame, reason)
 
     def _borders(self) -> list[int]:
         """Frame offsets after which another rule applies, greatest first."""
-        here = (self._scan.epoch, self._scan.number)
+        name = (self._scan.epoch, self._scan.number)
         places = [
             *self._scan.covered.values(),
             *(cut for _, cut in self._scan.cuts),
             self._scan.complete,
         ]
-        return sorted({place.frame for place in places if place[:2] == here}, reverse=True)
+        return sorted({place.frame for place in places if place[:2] == name}, reverse=True)
 
     def _position(self, frame: Frame) -> Position:
         return Position(self._scan.epoch, self._scan.number, frame.offset, max(frame.count - 1, 0))
@@ -255,8 +255,10 @@ class _SegmentPass:
         try:
             items: list[Any] = list(entry.rows(frame.payload))
         except (ValueError, TypeError, msgpack.UnpackException) as error:
-            what = f"the checksum of this frame is right, but its content is not msgpack ({error})"
-            raise CorruptLog(self._scan.path, frame.offset, what) from error
+            reason = (
+                f"the checksum of this frame is right, but its content is not msgpack ({error})"
+            )
+            raise CorruptLog(self._scan.path, frame.offset, reason) from error
         if not all(map(_is_metadata, items)):
             raise CorruptLog(
                 self._scan.path,
@@ -339,12 +341,12 @@ class _SegmentPass:
             lambda: 0 if objects else said_by(self._store, scan.directory, [scan.next_path]),
         )
 
-    def _warn_of_tail(self, found: Verdict) -> None:
+    def _warn_of_tail(self, verdict: Verdict) -> None:
         _log.warning(
             "%s at byte %d: a torn commit with %d whole frames after it, none of which was "
             "synced; they are not read, and the next open of node %s cuts them off and puts them "
             "aside",
-            self._scan.path, found.end, found.frames_after, self._scan.node,
+            self._scan.path, verdict.end, verdict.frames_after, self._scan.node,
         )  # fmt: skip
 
 
@@ -366,7 +368,7 @@ def demand_entries(path: str, first: Position, frame: Frame) -> None:
         entry.decoded(frame.payload, frame.count)
         return
     except ValueError as error:
-        what = f"the entries of this frame cannot be used: {error}"
+        reason = f"the entries of this frame cannot be used: {error}"
     try:
         rows = list(entry.rows(frame.payload))
     except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: a list as a key
@@ -384,6 +386,6 @@ def demand_entries(path: str, first: Position, frame: Frame) -> None:
             entry.check(row)
         except ValueError as error:
             place = first._replace(index=index)
-            what = f"the entry at {place} cannot be used: {error}"
+            reason = f"the entry at {place} cannot be used: {error}"
             break
-    raise CorruptLog(path, frame.offset, what)
+    raise CorruptLog(path, frame.offset, reason)

@@ -29,14 +29,14 @@ def cluster_scans(
     """The files to read, snapshots first, then node by node in log order. `covered=True` also
     reads what a snapshot covers, if it still exists. `metadata=False` leaves out segments in which
     only metadata is not covered."""
-    found: list[FileScan] = []
+    scans: list[FileScan] = []
     if snapshots:
         for name, snapshot in sorted(state.manifest.snapshots.items()):
             if maps is None or name in maps:
-                found += snapshot_scans(name, snapshot)
+                scans += snapshot_scans(name, snapshot)
     for node in sorted(state.nodes):
         if nodes is None or node in nodes:
-            found += node_scans(
+            scans += node_scans(
                 state,
                 node,
                 since=(since or {}).get(node),
@@ -45,7 +45,7 @@ def cluster_scans(
                 covered=covered,
                 metadata=metadata,
             )
-    return found
+    return scans
 
 
 def node_scans(
@@ -136,8 +136,8 @@ def _segments(
     )
     below = max(since or START, all_covered)
     for index, segment in enumerate(log.segments):
-        here = (segment.epoch, segment.number)
-        if here >= below[:2] and (until is None or here <= until[:2]):
+        segment_name = (segment.epoch, segment.number)
+        if segment_name >= below[:2] and (until is None or segment_name <= until[:2]):
             yield index
 
 
@@ -148,25 +148,25 @@ def replacing_scans(
     its node. Raises `NotFound` if a snapshot covers the entries and their log was removed, or if
     nothing replaced the file."""
     node, manifest = state.nodes[scan.node], state.manifest
-    here = (scan.epoch, scan.number)
-    end = scan.last if scan.kind == ARCHIVE else Position(*here, END.epoch, END.epoch)
+    own_name = (scan.epoch, scan.number)
+    end = scan.last if scan.kind == ARCHIVE else Position(*own_name, END.epoch, END.epoch)
     until = end if scan.until is None else min(end, scan.until)
     start = max(place or START, scan.since or START, scan.first._replace(index=-1))
     if scan.kind == SEGMENT:
-        start = max(start, Position(*here, -1, 0))
+        start = max(start, Position(*own_name, -1, 0))
     for name, snapshot in manifest.snapshots.items():
         mark = snapshot.marks.get(scan.node)
-        wanted = name == scan.map if scan.map else maps is None or name in maps
-        known = max(start, scan.covered.get(name, START))
-        if wanted and mark is not None and mark.position > known < node.manifest.removed:
-            what = f"a newer snapshot covers map {name!r}, and its log was removed; begin again"
-            raise NotFound(what, scan.path)
-    found = []
+        is_read = name == scan.map if scan.map else maps is None or name in maps
+        covered_to = max(start, scan.covered.get(name, START))
+        if is_read and mark is not None and mark.position > covered_to < node.manifest.removed:
+            reason = f"a newer snapshot covers map {name!r}, and its log was removed; begin again"
+            raise NotFound(reason, scan.path)
+    replacing = []
     names = (scan.map,) if scan.map else maps
     for node_scan in node_scans(
         state, scan.node, since=start, until=until, maps=names, covered=True
     ):
-        same = node_scan.kind == SEGMENT and (node_scan.epoch, node_scan.number) == here
+        same = node_scan.kind == SEGMENT and (node_scan.epoch, node_scan.number) == own_name
         if node_scan.kind == SEGMENT and not same and scan.kind == SEGMENT:
             continue
         rules = replace(
@@ -180,10 +180,10 @@ def replacing_scans(
         )
         if same:  # with the original bounds, so that its end is checked
             rules = replace(rules, until=scan.until, since=place)
-        found.append(rules)
-    if not found and (scan.kind == ARCHIVE or here > node.manifest.archived):
+        replacing.append(rules)
+    if not replacing and (scan.kind == ARCHIVE or own_name > node.manifest.archived):
         raise NotFound("this file of the log is missing, and none replaced it", scan.path)
-    return found
+    return replacing
 
 
 def segment_scan(log: NodeState, index: int, since: Position | None) -> FileScan:

@@ -22,15 +22,15 @@ def schemas_of(log: ClusterLog, state: ClusterState) -> tuple[Metadata, ...]:
     """Those of all nodes: of their manifests, and of their segments, whose entries are not decoded.
     Raises `NotFound`, `CorruptLog`."""
     scans = cluster_scans(state, snapshots=False, covered=True)
-    found = (
+    stored = (
         item
         for scan in scans
         if scan.kind == SEGMENT
         for changes in read_scan(log.context, scan, ())
         for item in changes.metadata
     )
-    return _schemas((*known_schemas(state), *found))
+    return _schemas((*known_schemas(state), *stored))
 
 
-def _schemas(found: Iterable[Metadata]) -> tuple[Metadata, ...]:
-    return tuple(item for item in dict.fromkeys(found) if item[0] == "schema")
+def _schemas(metadata: Iterable[Metadata]) -> tuple[Metadata, ...]:
+    return tuple(item for item in dict.fromkeys(metadata) if item[0] == "schema")

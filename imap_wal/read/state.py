@@ -449,5 +449,5 @@ class ClusterState:
 
 def _refuse(missing: Mapping[str, str]) -> None:
     if missing:
-        what = "; ".join(f"node {node!r}: {why}" for node, why in missing.items())
-        raise MissingNode(what, MISSING_ADVICE)
+        reasons = "; ".join(f"node {node!r}: {why}" for node, why in missing.items())
+        raise MissingNode(reasons, MISSING_ADVICE)

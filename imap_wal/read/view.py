@@ -140,9 +140,9 @@ class MaterializedView:
         number."""
         with self._lock:
             self._check_open()
-            found = self._index.get(name, keys, bytes_max)
+            rows = self._index.get(name, keys, bytes_max)
             self._noted.note(self._index.conflicts())
-        return live([row for row in found if row is not None], self._expired_until_ms()), len(found)
+        return live([row for row in rows if row is not None], self._expired_until_ms()), len(rows)
 
     def digest(self, name: str, salt: bytes, partitions: Partitions) -> bytes | None:
         """The digest of a map's live entries in some partitions (`imap_wal.read.newest.digest`);

@@ -100,7 +100,7 @@ class SegmentCipher:
                 payload=self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], context)
             )
         except (InvalidTag, ValueError):  # ValueError: the payload is too short
-            what = (
+            reason = (
                 "the checksum of this frame is right, but it was not encrypted for this place: "
                 "it was forged or moved here"
             )
@@ -108,7 +108,7 @@ class SegmentCipher:
                 "find out who can write to this storage; bring the file back from a copy, or "
                 "write a repaired copy with `imap-wal repair`"
             )
-            raise Forged(file, frame.offset, what, advice) from None
+            raise Forged(file, frame.offset, reason, advice) from None
 
 
 def sealed(
@@ -143,14 +143,14 @@ def cipher_of(
         keys.find(file, header.key_id), header.segment_id, header.home
     )
     if not hmac.compare_digest(header.key_check, _check(header_key, head)):
-        what = (
+        reason = (
             f"the key {header.key_id!r} that is given is not the one it was written with, or its "
             "header was forged"
         )
         raise EncryptionError(
             file,
             header.key_id,
-            what,
+            reason,
             f"bring back the key that had the id {header.key_id!r}; nothing was changed",
         )
     return SegmentCipher(frame_key, randomness or SystemRandomness())
@@ -233,14 +233,14 @@ def opened_border(keys: Keys, text: str) -> bytes:
     name, separator, sealed = text.rpartition(":")
     if not separator:
         return bytes.fromhex(text)
-    found = keys.key_ring.keys.get(name)
-    if found is None:
+    named_key = keys.key_ring.keys.get(name)
+    if named_key is None:
         raise ValueError(f"there is no key {name!r}")
     data = base64.b64decode(sealed, validate=True)
     from cryptography.exceptions import InvalidTag
 
     try:
-        key = _border_keys(found)[0]
+        key = _border_keys(named_key)[0]
         return _library()(key).decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], None)
     except InvalidTag as error:
         raise ValueError("a border was changed, or encrypted with another key") from error
@@ -257,8 +257,8 @@ def _derived(key: bytes, salt: bytes, purpose: bytes, length: int) -> bytes:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    found: Any = HKDF(SHA256(), length, salt or None, purpose).derive(key)
-    return bytes(found)
+    derived: Any = HKDF(SHA256(), length, salt or None, purpose).derive(key)
+    return bytes(derived)
 
 
 def _library() -> type[AESGCM]:

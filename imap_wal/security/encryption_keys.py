@@ -137,14 +137,14 @@ class Keys:
     def demand_plain(self, file: str) -> None:
         """Raises `EncryptionError` unless unencrypted files are allowed."""
         if not self.key_ring.allows_plain:
-            what = (
+            reason = (
                 "it is not encrypted, but the keys require it: it was written before encryption "
                 "was turned on, or without the key"
             )
             raise EncryptionError(
                 file,
                 "",
-                what,
+                reason,
                 f"if it was written before that, add the word {PLAIN!r} to the end of the keys",
             )
 
@@ -194,10 +194,10 @@ def _file(name: str) -> str:
 
 def _variable(name: str) -> str:
     # Settings are not read from the environment, but this setting names a variable of it.
-    found = os.environ.get(name)
-    if found is None:
+    value = os.environ.get(name)
+    if value is None:
         raise InvalidSetting(f"encryption_keys: the environment variable {name} is not set")
-    return found
+    return value
 
 
 def _command(line: str) -> str:

@@ -46,17 +46,17 @@ def read_trusted_file(path: str | Path) -> bytes:
     return _read(path, "says who may connect", 0o022)
 
 
-def _read(path: str | Path, what: str, refused: int) -> bytes:
-    about = f"{path} {what}, and"
+def _read(path: str | Path, purpose: str, refused: int) -> bytes:
+    about = f"{path} {purpose}, and"
     with Path(_resolved(os.fspath(path), about)).open("rb") as file:
-        found = os.fstat(file.fileno())
-        _check_owner(str(path), found, about)
-        if found.st_uid == 0:
+        status = os.fstat(file.fileno())
+        _check_owner(str(path), status, about)
+        if status.st_uid == 0:
             refused &= ~0o040
-        if found.st_mode & refused:
+        if status.st_mode & refused:
             may, remedy = ("open it", "go=") if refused & 0o004 else ("change it", "go-w")
             raise InvalidSetting(
-                f"{about} other users may {may} ({stat.filemode(found.st_mode)}); run: chmod "
+                f"{about} other users may {may} ({stat.filemode(status.st_mode)}); run: chmod "
                 f"{remedy} {path}"
             )
         return file.read(BYTES_MAX)
@@ -72,22 +72,22 @@ def _resolved(path: str, about: str) -> str:
         if part == "..":
             at = os.path.dirname(at)
             continue
-        here = os.path.join(at, part)
-        found = os.lstat(here)
-        if stat.S_ISLNK(found.st_mode):
-            _check_owner(here, found, about)
+        joined = os.path.join(at, part)
+        status = os.lstat(joined)
+        if stat.S_ISLNK(status.st_mode):
+            _check_owner(joined, status, about)
             if _DESCRIPTORS.fullmatch(at):
-                return here  # a pipe, as in `--key-file <(command)`, has no path
+                return joined  # a pipe, as in `--key-file <(command)`, has no path
             links += 1
             if links > LINKS_MAX:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            target = os.readlink(here)
+            target = os.readlink(joined)
             at = "/" if target.startswith("/") else at
             left += _parts(target)
             continue
-        if stat.S_ISDIR(found.st_mode):
-            _check_folder(here, found, about)
-        at = here
+        if stat.S_ISDIR(status.st_mode):
+            _check_folder(joined, status, about)
+        at = joined
     return at
 
 
@@ -96,21 +96,21 @@ def _parts(path: str) -> list[str]:
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
-def _check_owner(here: str, found: os.stat_result, about: str) -> None:
+def _check_owner(place: str, status: os.stat_result, about: str) -> None:
     # Numbers, not names: looking up a name may need a server, and the agent's loop may be waiting.
     own = os.geteuid()
-    if found.st_uid not in (0, own):
+    if status.st_uid not in (0, own):
         allowed = "root" if own == 0 else f"root or user {own}, who runs this process"
         raise InvalidSetting(
-            f"{about} {here} belongs to user {found.st_uid}, not to {allowed}; check it, "
-            f"then run: chown -h {own} {here}"
+            f"{about} {place} belongs to user {status.st_uid}, not to {allowed}; check it, "
+            f"then run: chown -h {own} {place}"
         )
 
 
-def _check_folder(here: str, found: os.stat_result, about: str) -> None:
-    _check_owner(here, found, about)
-    if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+def _check_folder(folder: str, status: os.stat_result, about: str) -> None:
+    _check_owner(folder, status, about)
+    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
         raise InvalidSetting(
-            f"{about} other users may write to the folder {here} "
-            f"({stat.filemode(found.st_mode)}); run: chmod go-w {here}"
+            f"{about} other users may write to the folder {folder} "
+            f"({stat.filemode(status.st_mode)}); run: chmod go-w {folder}"
         )

@@ -41,45 +41,47 @@ BOTH_ADVICE = (
 
 def checksum(store: SegmentStore, path: str, size: int | None = None) -> int:
     """CRC-32C of a whole file, or of its first `size` bytes."""
-    found = offset = 0
+    crc = offset = 0
     while size is None or offset < size:
-        wanted = CHUNK_BYTES if size is None else min(CHUNK_BYTES, size - offset)
-        chunk = store.read(path, offset, wanted)
+        length = CHUNK_BYTES if size is None else min(CHUNK_BYTES, size - offset)
+        chunk = store.read(path, offset, length)
         if not chunk:
             break
-        found = google_crc32c.extend(found, chunk)
+        crc = google_crc32c.extend(crc, chunk)
         offset += len(chunk)
-    return found
+    return crc
 
 
 def demand_disk_is_right(store: OwnDiskStore, path: str, directory: str) -> None:
     """Return if the segment on the disk is the one to keep; raise `CorruptLog` if it is not. For
     two files that differ. `directory`: the log's. Raises `NotFound`."""
     assert store.disk is not None
-    here, there = _verdict(store.disk, path, directory), _verdict(store.root, path, directory)
+    on_disk, there = _verdict(store.disk, path, directory), _verdict(store.root, path, directory)
     advice = ADVICE
-    if here.status == there.status == CLEAN:
-        both = min(here.end, there.end)
+    if on_disk.status == there.status == CLEAN:
+        both = min(on_disk.end, there.end)
         if checksum(store.disk, path, both) != checksum(store.root, path, both):
-            what, advice = "both are whole, but have different entries", BOTH_ADVICE
-        elif here.end >= there.end:
+            difference, advice = "both are whole, but have different entries", BOTH_ADVICE
+        elif on_disk.end >= there.end:
             return
         else:
-            what = f"it ends at byte {here.end}, and the uploaded copy at byte {there.end}"
-    elif here.status == CLEAN:
-        if here.end >= there.size:
+            difference = f"it ends at byte {on_disk.end}, and the uploaded copy at byte {there.end}"
+    elif on_disk.status == CLEAN:
+        if on_disk.end >= there.size:
             return
-        what = f"it ends at byte {here.end}, and the uploaded copy, {there.size} bytes, is damaged"
+        difference = (
+            f"it ends at byte {on_disk.end}, and the uploaded copy, {there.size} bytes, is damaged"
+        )
         advice = BOTH_ADVICE
     elif there.status == CLEAN:
-        what = f"it is damaged ({here.what}), and the uploaded copy is whole"
+        difference = f"it is damaged ({on_disk.what}), and the uploaded copy is whole"
     else:
-        what, advice = f"both are damaged ({here.what}; {there.what})", BOTH_ADVICE
+        difference, advice = f"both are damaged ({on_disk.what}; {there.what})", BOTH_ADVICE
     files = (
         f"the segment {store.disk.url}/{path} differs from its uploaded copy "
         f"{store.root.url}/{path}"
     )
-    raise CorruptLog(path, min(here.end, there.end), f"{files}: {what}", advice)
+    raise CorruptLog(path, min(on_disk.end, there.end), f"{files}: {difference}", advice)
 
 
 def demand_same(

@@ -173,5 +173,5 @@ def _tables(power: int) -> _Tables:
 def _table(columns: list[int]) -> tuple[int, ...]:
     table = [0]
     for column in columns:
-        table += [column ^ known for known in table]
+        table += [column ^ row for row in table]
     return tuple(table)

@@ -76,19 +76,21 @@ def sorted_out(
             elif file.path.endswith(".log"):
                 logs.add(file.path.rpartition("/")[2].removesuffix(".log"))
             continue
-        found = SegmentFile(*name, file.path, file.size)
+        segment = SegmentFile(*name, file.path, file.size)
         if name <= archived:
-            below.append(found)
+            below.append(segment)
             continue
-        known = newest.setdefault(name, found)
-        if known is not found:
-            older, younger = sorted((known, found), key=lambda each: layout.recovered_by(each.path))
+        former = newest.setdefault(name, segment)
+        if former is not segment:
+            older, younger = sorted(
+                (former, segment), key=lambda file: layout.recovered_by(file.path)
+            )
             newest[name] = younger
             copied.append(older)
     epoch, first = begins
     counting = layout.without_replaced(
         name for name in newest if name[0] >= epoch or name[1] < first
     )
-    void = tuple(each for name, each in newest.items() if name not in counting)
-    segments = sorted((newest[name] for name in counting), key=lambda each: each.number)
+    void = tuple(segment for name, segment in newest.items() if name not in counting)
+    segments = sorted((newest[name] for name in counting), key=lambda segment: segment.number)
     return WalFolder(tuple(segments), tuple(below), tuple(copied), void, frozenset(logs), permits)

@@ -110,9 +110,9 @@ def scan_segment(context: Context, path: str, home: Home) -> Scan:
         raise
     except LogError:
         first = min(format.header_bytes_needed(data), len(data))
-        found = _find_seed(data, home)
-        if found is not None:
-            seed, first = found
+        seed_and_end = _find_seed(data, home)
+        if seed_and_end is not None:
+            seed, first = seed_and_end
     if header is not None and not home.admits(header.home):
         return Scan(
             header, data[:first], None, first, [], [Gap(0, len(data.rstrip(b"\0")))], len(data)
@@ -175,9 +175,9 @@ def _find_cipher(
         frame = next(FrameSearch(seed, data).after(first), NoFrame("end"))
     if not isinstance(frame, Frame):
         return None
-    found = cipher_that_opens(keys, data[_ID_AT : _ID_AT + _ID_BYTES], home, frame, path)
-    if found is None and format.says_encrypted(data):
-        what = (
+    cipher = cipher_that_opens(keys, data[_ID_AT : _ID_AT + _ID_BYTES], home, frame, path)
+    if cipher is None and format.says_encrypted(data):
+        reason = (
             f"its header is damaged and it is encrypted, {keys.known_ids}: its key is "
             "missing, or it is not of this place"
         )
@@ -186,10 +186,10 @@ def _find_cipher(
             f"{keys.advice}. If all keys are given, move the file away. The log "
             f"directory of this place is {log}"
         )
-        raise EncryptionError(path, "", what, advice, is_missing=True)
-    if found is None:
+        raise EncryptionError(path, "", reason, advice, is_missing=True)
+    if cipher is None:
         keys.demand_plain(path)
-    return found
+    return cipher
 
 
 def last_lost(epoch: int, number: int, gap: Gap) -> Position | None:

@@ -135,10 +135,10 @@ class Verdict:
             FORGED: Forged,
         }
         changed = ": bytes in the middle of the log have changed" if self.status == CORRUPT else ""
-        what = f"{self.what}{changed}; first lost position {self.lost}{more and f', {more}'}"
+        reason = f"{self.what}{changed}; first lost position {self.lost}{more and f', {more}'}"
         if self.status == UNSUPPORTED:
-            what = self.what  # nothing is lost
-        return kinds.get(self.status, CorruptLog)(self.place.path, self.end, what, self.advice)
+            reason = self.what  # nothing is lost
+        return kinds.get(self.status, CorruptLog)(self.place.path, self.end, reason, self.advice)
 
 
 def judge(
@@ -179,34 +179,34 @@ def begin(store: SegmentStore, place: Place, attempts: int = 2) -> SegmentReader
         size = store.size(place.path)
         if not _followed(place) and place.known < place.number:
             if is_header_torn(store, place.path):
-                what = "the file ends inside its header: a crash before its first commit"
-                return Verdict(HEADER_TORN, place, 0, size, what)
+                reason = "the file ends inside its header: a crash before its first commit"
+                return Verdict(HEADER_TORN, place, 0, size, reason)
             if attempts > 1:
                 return begin(store, place, attempts - 1)
         status = SHORT if isinstance(error, ShortLog) else CORRUPT
         return Verdict(status, place, 0, size, error.what)
     header = reader.header
     if not _at_home(reader, place.directory):
-        what = (
+        reason = (
             f"this is segment {header.epoch}-{header.number} of node {header.node!r} of "
             f"{header.namespace}/"
             f"{header.cluster}, log directory {header.directory}"
         )
         if layout.original_wal_path(header) != layout.original_path(place.path):
-            what += ", under another name: it was copied here or renamed"
+            reason += ", under another name: it was copied here or renamed"
         else:
-            what += f", but this log has the directory {place.directory}: it was copied here"
+            reason += f", but this log has the directory {place.directory}: it was copied here"
         advice = (
             "move it back to its place and name, and restore the file that belongs here from a copy"
         )
-        return Verdict(FOREIGN, place, 0, store.size(place.path), what, advice=advice)
+        return Verdict(FOREIGN, place, 0, store.size(place.path), reason, advice=advice)
     if place.epoch_ids and header.epoch_id not in place.epoch_ids:
-        what = (
+        reason = (
             f"this is a segment of epoch {header.epoch} with id {header.epoch_id}, but in the "
             f"manifest of this log that epoch has id {place.epoch_ids[-1]}: the segment is from "
             "another copy of the log, which was written too"
         )
-        return Verdict(FOREIGN, place, 0, store.size(place.path), what, advice=HISTORY_ADVICE)
+        return Verdict(FOREIGN, place, 0, store.size(place.path), reason, advice=HISTORY_ADVICE)
     return reader
 
 
@@ -219,44 +219,44 @@ def at_end(reader: SegmentReader, place: Place, said: Callable[[], int] = lambda
         :2
     ] and tail.end <= place.checkpoint.frame
     if tail.status == "corrupt" or (tail.status == "torn-tail" and (_followed(place) or named)):
-        what = f"a damaged frame ({tail.frames_after} whole frames after it)"
+        reason = f"a damaged frame ({tail.frames_after} whole frames after it)"
         if tail.cut_bytes:
-            what = f"{tail.cut_bytes:,} bytes were cut out: a later, synced frame is in their place"
-        if named:
-            what = (
-                f"the frame that the manifest names as the last good one is damaged or cut: {what}"
+            reason = (
+                f"{tail.cut_bytes:,} bytes were cut out: a later, synced frame is in their place"
             )
-        return Verdict(CORRUPT, place, tail.end, tail.size, what, *after)
+        if named:
+            reason = f"the frame that the manifest names as the last good one is damaged or cut: {reason}"
+        return Verdict(CORRUPT, place, tail.end, tail.size, reason, *after)
     if named:
-        what = "the frame that the manifest names as the last good one is missing"
-        return Verdict(SHORT, place, tail.end, tail.size, what)
+        reason = "the frame that the manifest names as the last good one is missing"
+        return Verdict(SHORT, place, tail.end, tail.size, reason)
     if tail.status == "torn-tail":
-        what = INCOMPLETE
+        reason = INCOMPLETE
         if tail.frames_after:
-            what = (
+            reason = (
                 f"damage above the last synced position, with {tail.frames_after} whole frames "
                 "after it: a power loss"
             )
-        return Verdict(TORN, place, tail.end, tail.size, what, *after)
-    known = reader.continues_from
-    if place.followed and known is not None and not continues(known, said()):
+        return Verdict(TORN, place, tail.end, tail.size, reason, *after)
+    checksum = reader.continues_from
+    if place.followed and checksum is not None and not continues(checksum, said()):
         return cut_end(place, tail.end, tail.size)
     return Verdict(CLEAN, place, tail.end, tail.size)
 
 
 def cut_end(place: Place, end: int, size: int = 0) -> Verdict:
     """The verdict on a segment whose successor continues from a later frame than its last."""
-    what = (
+    reason = (
         "the next segment continues from a later frame: the end of this one is missing, or it "
         "was replaced"
     )
-    return Verdict(SHORT, place, end, size or end, what)
+    return Verdict(SHORT, place, end, size or end, reason)
 
 
-def continues(known: int | None, said: int) -> bool:
+def continues(before: int | None, said: int) -> bool:
     """Whether a segment whose header has the checksum `said` of the frame before it can follow a
-    frame with the checksum `known`; 0 or `NOTHING_BEFORE`: no frame is before it, None: unknown."""
-    return known is None or said in (0, NOTHING_BEFORE, known)
+    frame with the checksum `before`; 0 or `NOTHING_BEFORE`: no frame is before, None: unknown."""
+    return before is None or said in (0, NOTHING_BEFORE, before)
 
 
 def _at_home(reader: SegmentReader, directory: str) -> bool:

@@ -88,8 +88,8 @@ OF_ENTRIES = (
     Mutation(
         "two keys have one text",
         "imap_wal/encoder.py",
-        "    if not found and _is_exact(row, key):\n",
-        "    if not found:\n",
+        "    if not inexact and _is_exact(row, key):\n",
+        "    if not inexact:\n",
         "tests/cli/test_any_entry.py::test_two_keys_never_have_one_text",
     ),
     Mutation(

@@ -412,7 +412,7 @@ MUTATIONS = (
     Mutation(
         "an uploaded segment is not compared with the one on the disk",
         "imap_wal/agent/own_disk/uploads.py",
-        "if here != there:",
+        "if on_disk != there:",
         "if False:",
         "tests/disks/test_uploads.py::test_a_damaged_upload_is_deleted_and_made_again",
     ),

@@ -56,8 +56,8 @@ PICKED = (
     Mutation(
         "a log that was removed up to a reader counts as lost",
         "imap_wal/read/scan_list.py",
-        "if wanted and mark is not None and mark.position > known < node.manifest.removed:",
-        "if wanted and mark is not None and mark.position > known <= node.manifest.removed:",
+        "if is_read and mark is not None and mark.position > covered_to < node.manifest.removed:",
+        "if is_read and mark is not None and mark.position > covered_to <= node.manifest.removed:",
         "tests/restore/test_removed_logs.py::test_a_log_removed_up_to_a_reader_is_no_loss",
     ),
     Mutation(
@@ -70,8 +70,8 @@ PICKED = (
     Mutation(
         "the first snapshot of a map is not merged",
         "imap_wal/read/merge.py",
-        "if known == 0 or snapshot.dropped > known or ahead:",
-        "if known != 0 or snapshot.dropped > known or ahead:",
+        "if generation == 0 or snapshot.dropped > generation or ahead:",
+        "if generation != 0 or snapshot.dropped > generation or ahead:",
         "tests/restore/test_merged_snapshots.py::test_a_snapshot_of_merged_entries_is_not_read_again",
     ),
     Mutation(
@@ -224,8 +224,8 @@ PICKED = (
     Mutation(
         "the first message of a connection is refused",
         "imap_wal/agent/transport/door.py",
-        "            if known is None:",
-        "            if known is not None:",
+        "            if connection is None:",
+        "            if connection is not None:",
         "tests/agent/test_append.py::test_a_change_is_acknowledged_when_it_is_in_the_log",
     ),
     Mutation(

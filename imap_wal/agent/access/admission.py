@@ -202,12 +202,12 @@ class ClientKeys:
         self._clients = clients
 
     def judge(self, address: str, public: bytes) -> Admission:
-        found = self.clients().get(public.hex())
-        if found is None:
+        peer = self.clients().get(public.hex())
+        if peer is None:
             return Admission(
                 f"key {public.hex()} at {address}", "this key is not among the clients"
             )
-        return Admission(f"{found.name} at {address}", user=public.hex())
+        return Admission(f"{peer.name} at {address}", user=public.hex())
 
     def clients(self) -> Mapping[str, Peer]:
         return self._clients.known()

@@ -62,13 +62,13 @@ class KeyPair:
         return "\n".join([*lines, ""])
 
 
-def key_bytes(text: Any, what: str) -> bytes:
+def key_bytes(text: Any, where: str) -> bytes:
     """The bytes of a key. Raises `InvalidSetting` if this is not a key; the error does not show it,
     because it may be a secret."""
     if isinstance(text, str) and re.fullmatch(r"[0-9a-fA-F]{64}", text):
         return bytes.fromhex(text)
     raise InvalidSetting(
-        f"{what} is not a key: a key has {2 * KEY_BYTES} hexadecimal digits; `imap-wal keys "
+        f"{where} is not a key: a key has {2 * KEY_BYTES} hexadecimal digits; `imap-wal keys "
         "show FILE` prints a public one"
     )
 
@@ -139,7 +139,7 @@ def write_new(path: Path, text: str, mode: int) -> None:
 def read_clients(path: str | Path) -> dict[str, Peer]:
     """The clients in a file, by their public keys. Raises `InvalidSetting` if the file is not
     valid, or if another user may change it."""
-    found: dict[str, Peer] = {}
+    peers: dict[str, Peer] = {}
     for name, entry in _toml(_text(path, read_trusted_file), path).items():
         where = f"{path}: [{checked_name(name, str(path))}]"
         if not isinstance(entry, Mapping) or set(entry) != {"public-key", "rights"}:
@@ -147,20 +147,20 @@ def read_clients(path: str | Path) -> dict[str, Peer]:
                 f'{where} takes public-key = "…" and rights = ["read", "write", "claim"]'
             )
         public = key_bytes(entry["public-key"], f"{where} public-key").hex()
-        if public in found:
+        if public in peers:
             raise InvalidSetting(
-                f"{where} has the same key as {found[public].name}; each client needs its own key"
+                f"{where} has the same key as {peers[public].name}; each client needs its own key"
             )
-        found[public] = Peer(name, rights_of(entry["rights"], where))
-    return found
+        peers[public] = Peer(name, rights_of(entry["rights"], where))
+    return peers
 
 
 def rights_of(words: Any, where: str) -> frozenset[Right]:
     """The rights of these names. Raises `InvalidSetting`."""
-    known = [str(right) for right in Right]
-    if not isinstance(words, list | tuple) or not words or any(word not in known for word in words):
+    names = [str(right) for right in Right]
+    if not isinstance(words, list | tuple) or not words or any(word not in names for word in words):
         raise InvalidSetting(
-            f"{where}: rights are {words!r}; they take one or more of {', '.join(known)}"
+            f"{where}: rights are {words!r}; they take one or more of {', '.join(names)}"
         )
     return frozenset(Right(word) for word in words)
 

@@ -288,7 +288,7 @@ class Claims:
         if (
             who.view
             or not is_new
-            or any(known.rpartition("/")[0] == who.plugin for known in plugins)
+            or any(entered.rpartition("/")[0] == who.plugin for entered in plugins)
         ):
             raise _followed(claims, claimed)
         return True
@@ -314,10 +314,10 @@ def reserve(cluster: ClusterLog) -> int:
 def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
     """Publish the lifetime of the newest claim. Returns False if a later one has begun."""
     incarnation = claims.newest
-    found: tuple[object, Cutoffs] | None = None
+    cutoffs: tuple[object, Cutoffs] | None = None
 
     def publish(manifest: ClusterManifest) -> ClusterManifest | None:
-        nonlocal found
+        nonlocal cutoffs
         if any(lifetime.incarnation >= incarnation for lifetime in manifest.lifetimes):
             # An older lifetime must not begin after a later one: its cutoffs could void entries of
             # the later one.
@@ -325,9 +325,9 @@ def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
         # The cutoffs must not be below those of an earlier lifetime, and the other logs that cover
         # a missing one must not have changed.
         basis = manifest.lifetimes, manifest.losses
-        if found is None or found[0] != basis:
-            found = basis, cutoffs_of(cluster, claims)
-        cuts, covered = found[1]
+        if cutoffs is None or cutoffs[0] != basis:
+            cutoffs = basis, cutoffs_of(cluster, claims)
+        cuts, covered = cutoffs[1]
         # An earlier lifetime with the same cuts voids nothing that the new one does not void. So
         # any number of claims without appends between them leaves one record.
         earlier = [lifetime for lifetime in manifest.lifetimes if lifetime.cuts != cuts]
@@ -400,8 +400,8 @@ def _lacks(claims: ClaimManifest, who: Greeting) -> str:
 
 
 def _has_token(claims: ClaimManifest, who: Greeting) -> bool:
-    given = token_hash(who.token)
-    return any(compare_digest(given, token) for token in claims.tokens)
+    hashed = token_hash(who.token)
+    return any(compare_digest(hashed, token) for token in claims.tokens)
 
 
 def _demand_admitted(claims: ClaimManifest, who: Greeting) -> None:

@@ -74,21 +74,21 @@ def _first_above(
     cluster: ClusterLog, scans: Iterable[FileScan], cuts: Mapping[int, Position]
 ) -> dict[int, int]:
     """Session → its first request in an entry above its cutoff."""
-    found: dict[int, int] = {}
+    firsts: dict[int, int] = {}
     for scan in scans:
         raw = replace(scan, cuts=())
         try:
-            _look(cluster, raw, cuts, found)
+            _look(cluster, raw, cuts, firsts)
         except CutBack:  # an open removed the frame that was the last one at the cutoff
-            _look(cluster, replace(raw, since=None), cuts, found)
-    return found
+            _look(cluster, replace(raw, since=None), cuts, firsts)
+    return firsts
 
 
 def _look(
-    cluster: ClusterLog, scan: FileScan, cuts: Mapping[int, Position], found: dict[int, int]
+    cluster: ClusterLog, scan: FileScan, cuts: Mapping[int, Position], firsts: dict[int, int]
 ) -> None:
     for changes in read_scan(cluster.context, scan, positions=True):
         for row, place in zip(changes.rows, changes.positions or (), strict=True):
             _, _, session, request = row[ORDER]
             if session in cuts and place > cuts[session]:
-                found[session] = min(request, found.get(session, request))
+                firsts[session] = min(request, firsts.get(session, request))

@@ -201,9 +201,9 @@ def _refusal(node: str, missing: str, lost: Loss) -> str:
     more = f" and {len(lost.files) - 1} more files" if lost.files[1:] else ""
     number = "an unknown number of entries" if str(lost) == "unknown" else f"{lost} entries"
     where = f"{number} of {lost.files[0]}{more}, which no snapshot covers" if lost.files else number
-    what = f"{missing}, {where}" if missing else where
+    loss = f"{missing}, {where}" if missing else where
     way_out = "bring its log back" if missing else "run `imap-wal rewrite` first"
-    return f"node {node!r} has entries that would be lost: {what}; {way_out}, or pass --lose"
+    return f"node {node!r} has entries that would be lost: {loss}; {way_out}, or pass --lose"
 
 
 def _end(log: ClusterLog, state: ClusterState, node: str, left: NodeManifest) -> Position:
@@ -244,19 +244,19 @@ class _Count:
     def add(self, scan: FileScan) -> None:
         """Add the entries of a file that count and that no snapshot covers. A damaged file may have
         more than can be read."""
-        found = 0
+        count = 0
         try:
             if scan.kind == ARCHIVE and scan.first > scan.covered.get(scan.map, START):
-                found = scan.records
+                count = scan.records
             else:
                 for changes in read_scan(self.context, scan):
-                    found += len(changes.rows)
+                    count += len(changes.rows)
         except LogError:
             self.whole = False
             self.files.append(scan.path)
         else:
-            self.files += [scan.path] if found else []
-        self.entries += found
+            self.files += [scan.path] if count else []
+        self.entries += count
 
     @property
     def loss(self) -> Loss:
@@ -340,15 +340,15 @@ def _clear(
     number, manifest = manifests.read()
     if manifest.directory != directory and number:
         return ()
-    kept = {manifests.next_path(number - 1)} if manifest.empty and number else set()
+    remaining = {manifests.next_path(number - 1)} if manifest.empty and number else set()
     if not log.store.capabilities.durable_append:
         in_wal = [file for file in listed if file.path.startswith(f"{folder}/wal/")]
-        kept |= {
+        remaining |= {
             path
             for path in sorted(layout.fences(in_wal, manifest.epoch + 1))
             if holds_nothing(log.store, path)
         }
-    files = [file.path for file in listed if file.path not in kept]
+    files = [file.path for file in listed if file.path not in remaining]
     former = [path for path in files if path.startswith(f"{folder}/manifest/")]
     others = [path for path in files if path not in former]
     if manifest.empty and number:  # a new log may be about to begin
@@ -388,7 +388,11 @@ def _unregister(log: ClusterLog, node: str, directory: str, end: Position) -> No
             raise _replaced(node)
         return replace(
             manifest.with_loss(node),
-            nodes={name: known for name, known in manifest.nodes.items() if name != node},
+            nodes={
+                name: log_directory
+                for name, log_directory in manifest.nodes.items()
+                if name != node
+            },
             forgotten=dict([*manifest.forgotten.items(), (directory, end)][-FORGOTTEN_KEPT:]),
         )
 

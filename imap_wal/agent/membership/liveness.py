@@ -223,11 +223,11 @@ def signs(store: SegmentStore, cluster: str) -> list[str]:
 def present(store: SegmentStore, cluster: str) -> dict[str, str]:
     """Nodes whose agents run, or ran until they were killed, and hear no member of the cluster that
     has the log → the id of their member's cluster ("": none was heard)."""
-    found: dict[str, str] = {}
+    clusters: dict[str, str] = {}
     for path in _files(store, layout.present_folder(cluster)):
         with suppress(NotFound):
-            found[str(layout.parse_sign_path(path))] = _cluster_id(store.read(path))
-    return found
+            clusters[str(layout.parse_sign_path(path))] = _cluster_id(store.read(path))
+    return clusters
 
 
 def remove_signs(store: SegmentStore, cluster: str, node: str) -> None:
@@ -368,14 +368,14 @@ class Watch:
         if not self.timeout_s:
             return ""
         now, before = self._clock.monotonic(), self._since
-        found = {path: before.get(path, now) for path in signs(self._store, self._cluster)}
-        for path, since in found.items():
+        since_of = {path: before.get(path, now) for path in signs(self._store, self._cluster)}
+        for path, since in since_of.items():
             if now - since >= self.timeout_s and not self._store.exists(path):
-                found[path] = now  # it was renewed, and the listing is outdated
-        self._since = found
+                since_of[path] = now  # it was renewed, and the listing is outdated
+        self._since = since_of
         ages = {
             str(layout.parse_sign_path(path)): now - since
-            for path, since in found.items()
+            for path, since in since_of.items()
             if now - since < self.timeout_s
         }
         return ", ".join(
@@ -386,21 +386,21 @@ class Watch:
     def _see(self) -> None:
         """Update what is known about the running agents."""
         now, before, first = self._clock.monotonic(), self._seen, not self._looked
-        found: dict[str, _Seen] = {}
+        sights: dict[str, _Seen] = {}
         for path in _files(
             self._store, layout.present_folder(self._cluster)
         ):  # sorted: the newest file of a node comes last
             node = str(layout.parse_sign_path(path))
-            known = before.get(node)
-            found[node] = (
-                known
-                if known is not None and known.path == path
-                else _Seen(path, now, fresh=known is not None or not first)
+            former = before.get(node)
+            sights[node] = (
+                former
+                if former is not None and former.path == path
+                else _Seen(path, now, fresh=former is not None or not first)
             )
-        for node, seen in found.items():
+        for node, seen in sights.items():
             if now - seen.since >= self.timeout_s and not self._store.exists(seen.path):
-                found[node] = _Seen(seen.path, now, fresh=True)  # as in `alive`
-        self._seen, self._looked = found, True
+                sights[node] = _Seen(seen.path, now, fresh=True)  # as in `alive`
+        self._seen, self._looked = sights, True
 
     def _presence(self, node: str) -> Presence:
         now, seen = self._clock.monotonic(), self._seen.get(node)

@@ -39,9 +39,9 @@ class Reports:
     def counts(self) -> dict[str, int]:
         """How many of each kind the members use, at least: names that a member has only counted may
         be the same as names of another member."""
-        found = dict.fromkeys(KINDS, 0)
+        counts = dict.fromkeys(KINDS, 0)
         for index, kind in enumerate(KINDS):
             kinds = [report[index] for report in list(self._by_sender.values())]
             names = {name for _, listed in kinds for name in listed}
-            found[kind] = max([len(names), *(count for count, _ in kinds)])
-        return found
+            counts[kind] = max([len(names), *(count for count, _ in kinds)])
+        return counts

@@ -135,7 +135,7 @@ class SessionRegistry:
         if self.sign is not None and self.claims.may_count(who):
             self.sign.greeted(who.cluster_id)
         incarnation = self.claims.enter(
-            who, not any(known == plugin for known, _ in self._by_plugin), look
+            who, not any(uuid == plugin for uuid, _ in self._by_plugin), look
         )
         session = self._by_plugin.get((plugin, incarnation))
         new = session is None
@@ -180,13 +180,13 @@ class SessionRegistry:
         be written, and acknowledged after their next hello. Losses count only in the newest
         incarnation: nothing of older ones is acknowledged any more."""
         newest, sessions = self.claims.known.newest, list(self._by_number.values())
-        known = [
+        all_losses = [
             session.losses
             for session in sessions
             if session.losses is not None and session.incarnation >= newest
         ]
         acks = min((session.acks for session in sessions), default=COPIES_MAX)
-        return acks, min(known, default=losses)
+        return acks, min(all_losses, default=losses)
 
     def hello_to_read(self, sender: bytes, about: About, peer: Peer) -> ReadSession:
         """The session of a client that may not write. Changes nothing outside this object, and only
@@ -195,10 +195,10 @@ class SessionRegistry:
         who = Greeting(
             about.cluster_id, about.member_uuid, about.plugin_uuid, about.view, about.token, peer
         )
-        found = ReadSession(self.claims.of_reader(who), about.partition_count or 0)
+        read_session = ReadSession(self.claims.of_reader(who), about.partition_count or 0)
         self.gone(sender)
-        self._readers[sender] = found
-        return found
+        self._readers[sender] = read_session
+        return read_session
 
     def demote(self, sender: bytes) -> None:
         """The peer of this connection has lost the right to write: it is no longer a member."""
@@ -227,26 +227,30 @@ class SessionRegistry:
         for which the node's manifest already has this. Raises `NotAppended`."""
         manifest = self._log.manifests.read()[1]
         incarnations = {
-            number: int(each.rpartition("/")[2]) for each, number in manifest.plugins.items()
+            number: int(entered.rpartition("/")[2]) for entered, number in manifest.plugins.items()
         }
         ended = {
             number: own
             for number, own in incarnations.items()
             if own < incarnation and number not in manifest.former
         }
-        found = counted_requests.last_that_count(self._log, self._cluster, ended) if ended else {}
-        if found and self.claims.newest() != incarnation:
+        last_requests = (
+            counted_requests.last_that_count(self._log, self._cluster, ended) if ended else {}
+        )
+        if last_requests and self.claims.newest() != incarnation:
             raise NotAppended(
                 f"incarnation {incarnation} was followed by another one during this hello; the "
                 "plug-in has to say hello again"
             )
-        return found
+        return last_requests
 
     def former(self, plugin: str) -> list[tuple[int, int]]:
         """(session, last request that counts) of the earlier sessions of a plug-in."""
         manifest = self._log.manifests.read()[1]
         numbers = sorted(
-            number for each, number in manifest.plugins.items() if each.rpartition("/")[0] == plugin
+            number
+            for entered, number in manifest.plugins.items()
+            if entered.rpartition("/")[0] == plugin
         )
         return [
             (number, last)
@@ -279,17 +283,17 @@ class SessionRegistry:
         last known state if the storage cannot be reached."""
         with suppress(StorageError):
             self.claims.newest()
-        known, alive = self.claims.known, self.start.alive()
+        claims, alive = self.claims.known, self.start.alive()
         if alive:  # a member that was left out asks again until it is not
             self.start.look_again()
-        return {"cluster_id": known.cluster_id, "incarnation": known.newest, "alive": alive}
+        return {"cluster_id": claims.cluster_id, "incarnation": claims.newest, "alive": alive}
 
     def members(self) -> list[dict[str, Any]]:
         """The members that are connected and have said hello, for `stat`: UUID, name of the peer,
         number of connections, the session in which it may append here (0: in none), how many
         partitions it still compares with the log, whether another cluster has claimed the log, and
         which of its maps are durable (None: it has not reported that)."""
-        found: dict[str, dict[str, Any]] = {}
+        members_by_plugin: dict[str, dict[str, Any]] = {}
         lost = self._superseded()
         for sender, connection in list(self._connections.items()):
             who = connection.who
@@ -302,20 +306,20 @@ class SessionRegistry:
                 "superseded": lost.get(who.plugin, False),
                 "maps": None,
             }
-            member = found.setdefault(who.plugin, about)
+            member = members_by_plugin.setdefault(who.plugin, about)
             member["connections"] += 1
             member["settling"] += self.settling.of(sender)
             member["maps"] = self.reports.of(sender) or member["maps"]
         for session in list(self._by_number.values()):
-            if session.writer and session.plugin in found:
-                found[session.plugin]["session"] = session.number
-        return list(found.values())
+            if session.writer and session.plugin in members_by_plugin:
+                members_by_plugin[session.plugin]["session"] = session.number
+        return list(members_by_plugin.values())
 
     def connected(self) -> tuple[int, int]:
         """How many members are connected, and how many of them have lost the log to another
         cluster. Safe to call from any thread; asks nothing of the storage."""
-        found = self._superseded()
-        return len(found), sum(found.values())
+        by_plugin = self._superseded()
+        return len(by_plugin), sum(by_plugin.values())
 
     def _superseded(self) -> dict[str, bool]:
         """Of each connected plug-in, whether another cluster has claimed the log, as far as is
@@ -325,11 +329,13 @@ class SessionRegistry:
         followed = self.sign.followed if self.sign is not None else None
         if followed is not None and followed[0] == newest:  # else it is older than the known claims
             cluster_id = followed[1]
-        found: dict[str, bool] = {}
+        by_plugin: dict[str, bool] = {}
         for connection in list(self._connections.values()):
             is_former = connection.who.cluster_id != cluster_id
-            found[connection.who.plugin] = found.get(connection.who.plugin, True) and is_former
-        return found
+            by_plugin[connection.who.plugin] = (
+                by_plugin.get(connection.who.plugin, True) and is_former
+            )
+        return by_plugin
 
     def shut(self, sender: bytes) -> None:
         """Refuse all appends of this connection until its next hello. A plug-in may have sent a
@@ -413,8 +419,8 @@ class SessionRegistry:
             return "superseded", "a later connection of this plug-in has taken over"
         newest = self.claims.known.newest
         if session.incarnation != newest:
-            what = f"this cluster's incarnation {session.incarnation} was followed by {newest}"
-            return "void-incarnation", f"{what}; the plug-in has to say hello again"
+            reason = f"this cluster's incarnation {session.incarnation} was followed by {newest}"
+            return "void-incarnation", f"{reason}; the plug-in has to say hello again"
         if sender in self._shut:
             refused = "an earlier append of this connection was refused"
             return "not-ready", f"{refused}; the plug-in has to say hello again"
@@ -431,8 +437,8 @@ class SessionRegistry:
         for batch in batches:
             own = self._by_number[batch.session].incarnation if batch.session else current
             if own != current:
-                what = (
+                reason = (
                     f"this log was claimed after incarnation {own}, by another cluster or for a "
                     "newer view of this one"
                 )
-                batch.error = OutcomeUnknown(what)
+                batch.error = OutcomeUnknown(reason)

@@ -199,8 +199,8 @@ class Start:
         nodes = self._watch.sight.nodes
         away = {
             node: why
-            for node, each in nodes.items()
-            if node != self._node and (why := _why_not(each, cluster_id))
+            for node, sight in nodes.items()
+            if node != self._node and (why := _why_not(sight, cluster_id))
         }
         return away if len(nodes) - len(away) < self._enough(len(nodes)) else {}
 
@@ -238,7 +238,7 @@ class Start:
 
     def statistics(self, claims: ClaimManifest) -> dict[str, Any]:
         """The part of the answer to `stat`. `waiting`: "" if no cluster waits here."""
-        found: dict[str, Any] = {
+        statistics: dict[str, Any] = {
             "policy": str(self._policy),
             "timeout_s": self._timeout_s,
             "waiting": "",
@@ -250,14 +250,14 @@ class Start:
         }
         wait, now = self._wait, self._clock.monotonic()
         if wait is None or wait.newest != claims.newest:
-            return found
+            return statistics
         alive, away = self._watch.sight.alive, self._away(wait.cluster_id) if wait.nodes else {}
         over = "nothing any more: its next request gets the log"
         why = (
             _still_alive(claims.cluster_id, alive) if alive else self._text(away) if away else over
         )
         waited = now - wait.since
-        return found | {
+        return statistics | {
             "waiting": why,
             "cluster_id": wait.cluster_id,
             "waited_s": waited,

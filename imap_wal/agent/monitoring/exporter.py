@@ -77,10 +77,10 @@ def _histogram(metric: AgentMetric, value: Distribution) -> Metric:
     for index, count in enumerate(value.counts):
         total += count
         bound = f"{float(value.bounds[index])}" if index < len(value.bounds) else "+Inf"
-        kept = value.exemplars.get(index)
-        if kept is None:
+        exemplar = value.exemplars.get(index)
+        if exemplar is None:
             buckets.append((bound, float(total)))
         else:
-            known = Exemplar({"trace_id": kept.trace_id}, kept.value, kept.at_s)
-            buckets.append((bound, float(total), known))
+            shown = Exemplar({"trace_id": exemplar.trace_id}, exemplar.value, exemplar.at_s)
+            buckets.append((bound, float(total), shown))
     return HistogramMetricFamily(metric.name, metric.help, buckets=buckets, sum_value=value.sum)

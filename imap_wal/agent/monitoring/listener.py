@@ -101,8 +101,8 @@ class HttpListener:
         """End the thread, and close all connections."""
         if not self.worker.stop(DEADLINE_S):
             return
-        for each in list(self._open):
-            self._end(each)
+        for connection in list(self._open):
+            self._end(connection)
         if self._socket is not None:
             self._socket.close()
         self._selector.close()
@@ -145,12 +145,14 @@ class HttpListener:
         """Close connections that have reached the deadline, and if there is no room, the oldest
         silent one."""
         now = self._clock.monotonic()
-        for each in [each for each in self._open if now - each.since >= DEADLINE_S]:
+        for each in [
+            connection for connection in self._open if now - connection.since >= DEADLINE_S
+        ]:
             self._end(each)
         if len(self._open) >= CONNECTIONS_MAX:
-            for each in self._open:
-                if each.unsent is None and now - each.since >= CROWDED_S:
-                    self._end(each)
+            for connection in self._open:
+                if connection.unsent is None and now - connection.since >= CROWDED_S:
+                    self._end(connection)
                     return
 
     def _accept_if(self, room: bool) -> None:
@@ -241,7 +243,7 @@ def _accepted(path: str, page: HttpPage, request: bytes) -> tuple[str, HttpPage]
         if line.lower().startswith(b"accept:")
     ]
     for kind, other in page.others.items():
-        if any(kind in each for each in accepted):
+        if any(kind in kinds for kinds in accepted):
             return f"{path} {kind}", other
     return path, page
 

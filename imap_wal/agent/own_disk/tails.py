@@ -65,15 +65,15 @@ class AgentTails:
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         parts: list[bytes] = []
         while length is None or length > 0:
-            wanted = TAIL_BYTES_MAX if length is None else min(length, TAIL_BYTES_MAX)
-            header, payload = self._ask(node_of_wal(path), "tail-read", path, offset, wanted)
+            part_bytes = TAIL_BYTES_MAX if length is None else min(length, TAIL_BYTES_MAX)
+            header, payload = self._ask(node_of_wal(path), "tail-read", path, offset, part_bytes)
             count = header[2] if len(header) > 2 else -1
-            if type(count) is not int or not len(payload) <= count <= wanted:
+            if type(count) is not int or not len(payload) <= count <= part_bytes:
                 raise Unavailable(
                     "its agent's answer does not have the form of docs/protocol.md", path
                 )
             parts += [payload, bytes(count - len(payload))]
-            if count < wanted:
+            if count < part_bytes:
                 break
             offset, length = offset + count, None if length is None else length - count
         return b"".join(parts)

@@ -179,9 +179,9 @@ class Uploads:
         writing = self._log.unsealed  # first: a segment begun after this is not sealed
         self._archived = self._log.manifests.read()[1].archived
         listed = [file for file in self._root.list(self._folder) if _number(file) < 2**32]
-        known, in_root = self._in_root, {file.path: file.size for file in listed}
+        former, in_root = self._in_root, {file.path: file.size for file in listed}
         self._in_root = in_root
-        self._advanced = known is not None and not in_root.keys() <= known.keys()
+        self._advanced = former is not None and not in_root.keys() <= former.keys()
         on_disk = self._disk.list(self._folder)
         self._sweep([*in_root, *(file.path for file in on_disk)], self._archived)
         sealed = self._sealed(on_disk, writing)
@@ -250,18 +250,18 @@ class Uploads:
         except NotFound:
             return False
         try:
-            here = checksum(self._disk, path)
+            on_disk = checksum(self._disk, path)
         except NotFound:
             return False
         there = checksum(self._root, path)
-        if here != there:
+        if on_disk != there:
             demand_disk_is_right(self._store, path, self._log.manifests.read()[1].directory)
             self._root.delete(path)
             if self._in_root is not None:
                 self._in_root.pop(path, None)
             raise Unavailable(
-                f"the uploaded copy has checksum {there:08x}, the segment on the disk {here:08x}; "
-                "the copy was deleted, and the next run uploads the segment again",
+                f"the uploaded copy has checksum {there:08x}, the segment on the disk "
+                f"{on_disk:08x}; the copy was deleted, and the next run uploads the segment again",
                 path,
             )
         return new

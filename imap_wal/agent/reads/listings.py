@@ -146,8 +146,8 @@ class Listings:
             listing = Listing(token, name, partitions, self._view, limit)
         else:
             token, number = cursor
-            found = self._listings.get(token)
-            if found is None or found.what != (name, partitions) or not found.has(number):
+            begun = self._listings.get(token)
+            if begun is None or begun.what != (name, partitions) or not begun.has(number):
                 raise ListingGone(
                     f"page {number} of a listing of the keys of map {name!r} was requested; "
                     "this agent has no such listing, or can no longer return that page: "

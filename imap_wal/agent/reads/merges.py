@@ -216,10 +216,10 @@ class Merges:
             return
         self.schemas, bad = sound_schemas(metadata)
         self._metadata = len(metadata)
-        for what in bad:
-            if what not in self._named:
-                self._named.add(what)
+        for reason in bad:
+            if reason not in self._named:
+                self._named.add(reason)
                 _log.error(
                     "a schema in the log is not used; values that need it cannot be read",
-                    schema=what,
+                    schema=reason,
                 )

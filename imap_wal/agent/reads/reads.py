@@ -134,16 +134,16 @@ class Reads:
         if not self._ended and (self.worker.state.alive or self.worker.stopping.is_set()):
             return []
         taken, self._taken = self._taken, None
-        found = [asked.message for asked in self._waiting]
+        messages = [asked.message for asked in self._waiting]
         self._waiting.clear()
         while not self._queue.empty():
             asked = self._queue.get()
             if isinstance(asked, _Asked):
-                found.append(asked.message)
-        for message in found:
+                messages.append(asked.message)
+        for message in messages:
             self._room.leave(message.memory)
         self._queued.clear()
-        return found if taken is None else [taken, *found]
+        return messages if taken is None else [taken, *messages]
 
     def close(self) -> bool:
         """End the thread; a running merge ends at its next batch. Returns False if the thread waits
@@ -176,12 +176,12 @@ class Reads:
         """The oldest request that can be answered now."""
         if self._unsent.full:
             return None
-        found = next(
+        oldest = next(
             (asked for asked in self._waiting if asked.message.sender not in self._unsent), None
         )
-        if found is not None:
-            self._waiting.remove(found)
-        return found
+        if oldest is not None:
+            self._waiting.remove(oldest)
+        return oldest
 
     def _listen(self) -> bool:
         """Wait for a request, for room, or until a merge is due."""
@@ -331,15 +331,15 @@ class Reads:
 
     def _digests(self, asked: _Asked, request: Digests) -> tuple[list[Any], bytearray]:
         """The digests of the first partitions: as many as are ready in time, at least one."""
-        name, wanted, count = request.map, request.partitions, asked.partition_count
+        name, numbers, count = request.map, request.partitions, asked.partition_count
         check_map_name(name)
         self._catch_up(asked.arrived)
         pack = msgpack.Packer(use_bin_type=True).pack
         payload = self._payload(asked)
         until = self._clock.monotonic() + PART_S
         taken = 0
-        while taken < len(wanted) and (not taken or self._clock.monotonic() < until):
-            one = Partitions(frozenset(wanted[taken : taken + 1]), count, asked.is_of_member)
+        while taken < len(numbers) and (not taken or self._clock.monotonic() < until):
+            one = Partitions(frozenset(numbers[taken : taken + 1]), count, asked.is_of_member)
             payload += pack(self._view.digest(name, request.salt, one))
             taken += 1
         return ["digests", request.number, taken], payload
@@ -381,8 +381,8 @@ class Reads:
             except InvalidSetting as error:
                 wrong[name] = str(error)
         self._catch_up(asked.arrived)
-        known = self._view.known([name for name in request.names if name not in wrong])
-        return ["maps", request.number, known, wrong], self._payload(asked)
+        names = self._view.known([name for name in request.names if name not in wrong])
+        return ["maps", request.number, names, wrong], self._payload(asked)
 
     def _schemas(self, asked: _Asked, request: Schemas) -> tuple[list[Any], bytearray]:
         """The schemas with the next higher ids, as many as fit into an answer, and the last of

@@ -128,9 +128,9 @@ class Door:
                 return False
             if event.accepted:
                 self._enter(event.fd)
-            elif (known := self._open.get(event.fd)) is not None:
-                known.reported = self._clock.monotonic()
-                self._ending.append(known)
+            elif (connection := self._open.get(event.fd)) is not None:
+                connection.reported = self._clock.monotonic()
+                self._ending.append(connection)
             self._remove_ended(CLOSED_S)
         return True
 
@@ -138,57 +138,64 @@ class Door:
         """Remove the ended connections that were reported at least `after` seconds ago."""
         until = self._clock.monotonic() - after
         while self._ending and self._ending[0].reported <= until:
-            known = self._ending.popleft()
-            if self._open.get(known.fd) is known and self._inode(known.fd) != known.inode:
-                self._leave(known.fd)
+            connection = self._ending.popleft()
+            if (
+                self._open.get(connection.fd) is connection
+                and self._inode(connection.fd) != connection.inode
+            ):
+                self._leave(connection.fd)
 
     def _enter(self, fd: int) -> None:
         was_open = fd in self._open
-        known = self._admit(fd)
-        if known is None and not was_open and fd not in self._shut_down:
+        connection = self._admit(fd)
+        if connection is None and not was_open and fd not in self._shut_down:
             self._report_silent("")  # it ended before this thread examined it
-        if known is None or len(self._open) <= self._most:
+        if connection is None or len(self._open) <= self._most:
             return
         self._remove_ended()
         now = self._clock.monotonic()
         if len(self._open) > self._most and now - self._swept >= SWEEP_S:
             self._swept = now
-            for each in list(self._open.values()):
-                if self._inode(each.fd) != each.inode:
-                    self._leave(each.fd)
+            for other in list(self._open.values()):
+                if self._inode(other.fd) != other.inode:
+                    self._leave(other.fd)
         if len(self._open) > self._most:
             before = now - GREETING_S
             silent = next(
-                (each for each in self._open.values() if not each.greeted and each.since < before),
-                known,
+                (
+                    other
+                    for other in self._open.values()
+                    if not other.greeted and other.since < before
+                ),
+                connection,
             )
             self._shut(silent)
             self._lines.warning("too many connections", most=self._most, refused=self._refused)
 
     def _admit(self, fd: int) -> _Known | None:
         """The current connection on this descriptor; None: it is closed, or was shut down."""
-        (inode, address), known = self._look(fd), self._open.get(fd)
+        (inode, address), connection = self._look(fd), self._open.get(fd)
         if inode and self._shut_down.get(fd) == inode:
             return None
         self._shut_down.pop(fd, None)
-        if known is not None and known.inode == inode:
-            return known
-        if known is not None:
+        if connection is not None and connection.inode == inode:
+            return connection
+        if connection is not None:
             self._leave(fd)
         if not inode:
             return None
-        known = self._open[fd] = _Known(fd, inode, self._clock.monotonic(), address)
-        return known
+        connection = self._open[fd] = _Known(fd, inode, self._clock.monotonic(), address)
+        return connection
 
     def _leave(self, fd: int) -> None:
-        known = self._open.pop(fd, None)
-        if known is None:
+        connection = self._open.pop(fd, None)
+        if connection is None:
             return
-        if known.sender:
-            self._by_sender.pop(known.sender, None)
-            self._gone.append(known.sender)
-        elif self._shut_down.get(fd) != known.inode:
-            self._report_silent(known.address)
+        if connection.sender:
+            self._by_sender.pop(connection.sender, None)
+            self._gone.append(connection.sender)
+        elif self._shut_down.get(fd) != connection.inode:
+            self._report_silent(connection.address)
 
     def _report_silent(self, address: str) -> None:
         """Log that a connection ended before a request. `address`: as in `_Known`."""
@@ -196,12 +203,12 @@ class Door:
             peer = f"a peer at {address or 'an unknown address'}"
             self._lines.warning("peer refused", (SILENT, peer), peer=peer, reason=SILENT)
 
-    def _shut(self, known: _Known) -> None:
+    def _shut(self, connection: _Known) -> None:
         """Shut down its socket; libzmq then closes it."""
         self._refused += 1
-        if self._inode(known.fd, shut=known.inode) == known.inode:
-            self._shut_down[known.fd] = known.inode
-        self._leave(known.fd)
+        if self._inode(connection.fd, shut=connection.inode) == connection.inode:
+            self._shut_down[connection.fd] = connection.inode
+        self._leave(connection.fd)
 
     def _inode(self, fd: int, shut: int = 0) -> int:
         """The inode of an accepted connection's socket; 0: the descriptor is not one any more.
@@ -216,18 +223,18 @@ class Door:
         except OSError:
             return 0, ""
         try:
-            with socket.socket(fileno=self._spare) as found:
+            with socket.socket(fileno=self._spare) as peer_socket:
                 try:
-                    name = found.getsockname()
+                    name = peer_socket.getsockname()
                     if (name[1] if isinstance(name, tuple) else name) != self._place:
                         return 0, ""
                     inode = os.fstat(self._spare).st_ino
                     if inode == shut:
                         with suppress(OSError):  # the peer has disconnected
-                            found.shutdown(socket.SHUT_RDWR)
-                    return inode, _address_of(found)
+                            peer_socket.shutdown(socket.SHUT_RDWR)
+                    return inode, _address_of(peer_socket)
                 finally:
-                    found.detach()
+                    peer_socket.detach()
         except OSError:
             return 0, ""
         finally:
@@ -239,44 +246,46 @@ class Door:
         """The first message of `sender` arrived on this descriptor. Returns whether its connection
         is still open."""
         with self._mutex:
-            known = self._admit(fd)
-            if known is None:
+            connection = self._admit(fd)
+            if connection is None:
                 return False
-            if known.sender and known.sender != sender:
-                if not _later(sender, known.sender):
+            if connection.sender and connection.sender != sender:
+                if not _later(sender, connection.sender):
                     return False  # of a closed connection whose descriptor is reused
-                self._by_sender.pop(known.sender, None)
-                self._gone.append(known.sender)
-                known.greeted = False
-            known.sender = sender
-            self._by_sender[sender] = known
+                self._by_sender.pop(connection.sender, None)
+                self._gone.append(connection.sender)
+                connection.greeted = False
+            connection.sender = sender
+            self._by_sender[sender] = connection
             return True
 
     def greeted(self, sender: bytes) -> None:
         """The hello of this connection was accepted, so it is not closed to make room."""
         with self._mutex:
-            if known := self._by_sender.get(sender):
-                known.greeted = True
+            if connection := self._by_sender.get(sender):
+                connection.greeted = True
 
     def shut(self, sender: bytes, why: str) -> None:
         """Close the connection of this sender, and log the reason."""
         with self._mutex:
-            if known := self._by_sender.get(sender):
+            if connection := self._by_sender.get(sender):
                 self._lines.warning("connection closed", why, reason=why)
-                self._shut(known)
+                self._shut(connection)
 
     def shut_silent(self, why: str) -> None:
         """Close all connections that have sent no message yet, and log the reason."""
         with self._mutex:
-            for known in [each for each in self._open.values() if not each.sender]:
+            for connection in [
+                candidate for candidate in self._open.values() if not candidate.sender
+            ]:
                 self._lines.warning("connection closed", why, reason=why)
-                self._shut(known)
+                self._shut(connection)
 
     def gone(self) -> list[bytes]:
         """The senders whose connections have ended since the last call."""
         with self._mutex:
-            found, self._gone = self._gone, []
-            return found
+            senders, self._gone = self._gone, []
+            return senders
 
     @property
     def statistics(self) -> DoorStatistics:
@@ -285,8 +294,8 @@ class Door:
 
     def close(self) -> None:
         """Release the descriptors. Call it after the thread has ended."""
-        for each in (self._nothing, self._spare):
-            os.close(each)
+        for fd in (self._nothing, self._spare):
+            os.close(fd)
 
 
 def _address_of(connection: socket.socket) -> str:

@@ -117,12 +117,12 @@ class EndpointLock:
 
     def _check_place(self, taken: bool) -> None:
         try:
-            found = os.lstat(self._path)
+            status = os.lstat(self._path)
         except FileNotFoundError:
             return
         except OSError as error:
             raise InvalidSetting(f"endpoint {self.endpoint}: {error.strerror}") from error
-        if not stat.S_ISSOCK(found.st_mode):
+        if not stat.S_ISSOCK(status.st_mode):
             raise InvalidSetting(
                 f"endpoint {self.endpoint}: there is something other than a socket at "
                 f"{self._path}; it was not changed: choose another path"
@@ -134,7 +134,7 @@ class EndpointLock:
         except PermissionError:
             raise InvalidSetting(
                 f"endpoint {self.endpoint}: the socket {self._path} belongs to "
-                f"{user_name(found.st_uid)}, and {user_name(os.geteuid())} cannot "
+                f"{user_name(status.st_uid)}, and {user_name(os.geteuid())} cannot "
                 "connect to it to see whether a process still listens there; if none does, "
                 "remove the socket, otherwise choose another path"
             ) from None

@@ -76,15 +76,15 @@ class Gate:
 
     def _judge(self, frames: list[bytes]) -> Admission:
         address, mechanism, credentials = frames[3].decode(errors="replace"), frames[5], frames[6:]
-        wanted = b"CURVE" if self._rules.own is not None else b"NULL"
+        expected = b"CURVE" if self._rules.own is not None else b"NULL"
         if (
             frames[0] != _VERSION
-            or mechanism != wanted
+            or mechanism != expected
             or len(credentials) != (mechanism == b"CURVE")
         ):
             return Admission(
                 f"a peer at {address}",
-                f"it uses mechanism {mechanism!r}, and this endpoint accepts only {wanted!r}",
+                f"it uses mechanism {mechanism!r}, and this endpoint accepts only {expected!r}",
             )
         return self._rules.judge(address, *(credentials or [b""]))
 

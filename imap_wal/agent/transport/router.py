@@ -216,9 +216,9 @@ class Router:
         else:  # libzmq attaches the user to the frames
             frame = self._socket.recv(copy=False)
             sender, user = frame.bytes, str(frame.get("User-Id"))
-        known = self._unanswered.get(sender)
+        unanswered = self._unanswered.get(sender)
         first = (
-            self._socket.recv(copy=known is not None)
+            self._socket.recv(copy=unanswered is not None)
             if self._socket.getsockopt(zmq.RCVMORE)
             else b""
         )
@@ -227,15 +227,15 @@ class Router:
         while self._socket.getsockopt(zmq.RCVMORE):
             part = self._socket.recv()
             payload, others = (part, 0) if others < 0 else (b"", others + 1)
-        if known is None:
-            known = 0
+        if unanswered is None:
+            unanswered = 0
             if not self.door.met(sender, -1 if isinstance(first, bytes) else first.get(zmq.SRCFD)):
                 self._late.append(sender)
             elif user:
                 self._users[sender] = user
-        self._unanswered[sender] = known + 1
-        if known >= REQUESTS_MAX:
-            if known == REQUESTS_MAX:
+        self._unanswered[sender] = unanswered + 1
+        if unanswered >= REQUESTS_MAX:
+            if unanswered == REQUESTS_MAX:
                 self.door.shut(
                     sender,
                     f"a peer sent more than {REQUESTS_MAX} requests without waiting for "
@@ -279,11 +279,11 @@ class Router:
         """Close the connections of revoked keys, and return the senders whose connections have
         ended since the last call."""
         self._end_revoked()
-        found, self._late = self._late + self.door.gone(), []
-        for sender in found:
+        senders, self._late = self._late + self.door.gone(), []
+        for sender in senders:
             self._unanswered.pop(sender, None)
             self._users.pop(sender, None)
-        return found
+        return senders
 
     def _pass_on(self) -> None:
         while True:

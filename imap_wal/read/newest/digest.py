@@ -35,9 +35,9 @@ def digest(salt: bytes, rows: Iterable[Row]) -> bytes:
         )
         begin = (salt, expires, len(key).to_bytes(4, "big"), key)
         if len(value) <= JOINED_BYTES:  # a second call takes longer than a copy
-            found = sha256(b"".join((*begin, value)))
+            hashed = sha256(b"".join((*begin, value)))
         else:
-            found = sha256(b"".join(begin))
-            found.update(value)
-        total += int.from_bytes(found.digest()[:DIGEST_BYTES], "big")
+            hashed = sha256(b"".join(begin))
+            hashed.update(value)
+        total += int.from_bytes(hashed.digest()[:DIGEST_BYTES], "big")
     return (total % (1 << 8 * DIGEST_BYTES)).to_bytes(DIGEST_BYTES, "big")

@@ -104,12 +104,12 @@ class NewestIndex:
                 alone = table.alone = table.alone and not tail
                 new -= len(known_rows) + len(table.rivals)
             key = row[KEY]
-            known = get(key)
-            if known is None:
+            newest = get(key)
+            if newest is None:
                 known_rows[key] = row + tail
             elif not alone:
                 table.offer(key, row + tail)
-            elif known[ORDER] < row[ORDER]:
+            elif newest[ORDER] < row[ORDER]:
                 known_rows[key] = row
         if payload_bytes is None:
             payload_bytes = sum(len(row[KEY]) + len(row[VALUE] or b"") for row in rows)
@@ -151,32 +151,32 @@ class NewestIndex:
     ) -> list[Row | None]:
         """The newest row of each key, including tombstones; None without one. `bytes_max`: only as
         many of the first keys as fit, at least one. It limits the size of keys and values."""
-        found: list[Row | None] = []
+        newest_rows: list[Row | None] = []
         size = 0
         if not self._stored.runs:
             table = self._tables.get(name)
-            for each in (
+            for row in (
                 self._rows_of(name, table, keys) if table is not None else [None] * len(keys)
             ):
                 if bytes_max is not None:
-                    size += len(each[KEY]) + len(each[VALUE] or b"") if each is not None else 0
-                    if size > bytes_max and found:
+                    size += len(row[KEY]) + len(row[VALUE] or b"") if row is not None else 0
+                    if size > bytes_max and newest_rows:
                         break
-                found.append(each)
-            return found
+                newest_rows.append(row)
+            return newest_rows
         entries = {entry[runs.KEY]: entry for entry in self._find(name, keys)}
-        wanted: list[Entry] = []
+        fitting: list[Entry] = []
         taken = 0
         for key in keys:
             if key in entries:
                 size += len(key) + max(0, entries[key][runs.LENGTH])
                 if bytes_max is not None and size > bytes_max and taken:
                     break
-                wanted.append(entries[key])
+                fitting.append(entries[key])
             taken += 1
         rows = {
             row[KEY]: row
-            for row in self._stored.loaded(name, wanted, Values(self._stored.runs, 0))[0]
+            for row in self._stored.loaded(name, fitting, Values(self._stored.runs, 0))[0]
         }
         return [rows.get(key) for key in keys[:taken]]
 
@@ -252,19 +252,19 @@ class NewestIndex:
         self._met = []
         pending: dict[bytes, Conflict] = {}
         for rows, nodes in self.batches_with_nodes(name, ordered=True):
-            pending.update((each.key, each) for each in self.conflicts())
-            here = (
+            pending.update((conflict.key, conflict) for conflict in self.conflicts())
+            in_conflict = (
                 {row[KEY]: pending.pop(row[KEY]) for row in rows if row[KEY] in pending}
                 if pending
                 else {}
             )
-            yield rows, nodes, here
+            yield rows, nodes, in_conflict
 
     def conflicts(self) -> Iterator[Conflict]:
         """The keys in conflict among the rows returned since the last call. Values are read one key
         at a time."""
-        found, self._met = self._met, []
-        return (each for read in found if (each := read()) is not None)
+        met, self._met = self._met, []
+        return (met_conflict for read in met if (met_conflict := read()) is not None)
 
     def every(self, name: str, rows_max: int = 10_000) -> Iterator[tuple[list[Row], list[str]]]:
         """All contenders of every key, for a merge elsewhere."""
@@ -275,13 +275,13 @@ class NewestIndex:
                 )
             return
         table = self._tables.get(name)
-        found = (
+        contenders = (
             []
             if table is None
             else [*table.rows.values(), *chain.from_iterable(table.rivals.values())]
         )
-        for start in range(0, len(found), rows_max):
-            some = found[start : start + rows_max]
+        for start in range(0, len(contenders), rows_max):
+            some = contenders[start : start + rows_max]
             for page in in_pages(
                 some, [len(row[KEY]) + len(row[VALUE] or b"") for row in some], self.page_bytes
             ):
@@ -368,28 +368,32 @@ class NewestIndex:
 
     def _winners(self, name: str, table: Table, keys: Sequence[bytes]) -> list[Owned | None]:
         """The newest row of each key that was not cleared."""
-        found = list(map(table.rows.get, keys))
+        winners = list(map(table.rows.get, keys))
         if name in self._cleared:
-            there = [(index, row) for index, row in enumerate(found) if row is not None]
-            for each in self._cleared.hidden(
+            there = [(index, row) for index, row in enumerate(winners) if row is not None]
+            for place in self._cleared.hidden(
                 name, [row[KEY] for _, row in there], [row[ORDER] for _, row in there]
             ):
-                index, row = there[each]
-                found[index] = next(iter(self._contenders_of(name, table, row[KEY])), None)
-        return found
+                index, row = there[place]
+                winners[index] = next(iter(self._contenders_of(name, table, row[KEY])), None)
+        return winners
 
     def _contenders_of(self, name: str, table: Table, key: bytes) -> list[Owned]:
         """The contenders that were not cleared, the winner first."""
-        found = table.of(key)
-        hidden = self._cleared.hidden(name, [key] * len(found), [row[ORDER] for row in found])
-        return [row for index, row in enumerate(found) if index not in hidden]
+        contenders = table.of(key)
+        hidden = self._cleared.hidden(
+            name, [key] * len(contenders), [row[ORDER] for row in contenders]
+        )
+        return [row for index, row in enumerate(contenders) if index not in hidden]
 
     def _meet(self, name: str, table: Table, keys: Sequence[bytes]) -> None:
         if table.rivals:
-            found = [self._contenders_of(name, table, key) for key in keys if key in table.rivals]
+            contested = [
+                self._contenders_of(name, table, key) for key in keys if key in table.rivals
+            ]
             self._met += [
                 partial(conflict, name, rows[0][KEY], list(map(table.claim, rows)))
-                for rows in found
+                for rows in contested
                 if rows
             ]
 
@@ -462,14 +466,17 @@ class NewestIndex:
         name: str,
         winners: Iterable[Entry],
         rivals: dict[bytes, list[Entry]],
-        here: dict[int, Run],
+        current_runs: dict[int, Run],
     ) -> None:
         """Removes these winners' entries from `rivals`."""
         for entry in winners if rivals else ():
             if entry[runs.KEY] in rivals:
                 self._met.append(
                     partial(
-                        self._stored.conflict, name, [entry, *rivals.pop(entry[runs.KEY])], here
+                        self._stored.conflict,
+                        name,
+                        [entry, *rivals.pop(entry[runs.KEY])],
+                        current_runs,
                     )
                 )
 
@@ -480,7 +487,7 @@ class NewestIndex:
         after the last key, not at a place: the index may change between two pages."""
         after: bytes | None = None
         while True:
-            version, here = self._moves(), dict(self._stored.runs)
+            version, current_runs = self._moves(), dict(self._stored.runs)
             held: list[Entry] = []
             rivals: dict[bytes, list[Entry]] = {}
             size = 0
@@ -490,12 +497,12 @@ class NewestIndex:
             ) -> list[int]:
                 if not rivals:
                     return sizes(entries)
-                found = zip(
+                weights = zip(
                     sizes(entries),
                     (rivals.get(entry[runs.KEY], []) for entry in entries),
                     strict=True,
                 )
-                return [own + sum(sizes(others)) for own, others in found]
+                return [own + sum(sizes(others)) for own, others in weights]
 
             for entries in self._ended(runs.merged(self._sources(name, after))):
                 winners, others = self._stored.newest(name, entries)
@@ -507,8 +514,8 @@ class NewestIndex:
                 for start in range(0, len(held), rows_max):
                     some = held[start : start + rows_max]
                     for page in in_pages(some, weighed(some), self.page_bytes):
-                        self._meet_stored(name, page, rivals, here)
-                        yield page, here
+                        self._meet_stored(name, page, rivals, current_runs)
+                        yield page, current_runs
                         after = page[-1][runs.KEY]
                         if self._moves() != version:
                             break
@@ -528,7 +535,7 @@ class NewestIndex:
 
     def _stored_rows(self, name: str, rows_max: int) -> Iterator[tuple[list[Row], list[str]]]:
         values = Values({}, 0)
-        for entries, here in self._stored_pages(name, rows_max):
-            if values.runs is not here:
-                values = Values(here, self._stored.window_bytes)
+        for entries, current_runs in self._stored_pages(name, rows_max):
+            if values.runs is not current_runs:
+                values = Values(current_runs, self._stored.window_bytes)
             yield self._stored.loaded(name, entries, values)

@@ -73,8 +73,8 @@ class Noted:
         return len(self._named)
 
     def note(self, conflicts: Iterable[Conflict]) -> None:
-        for each in conflicts:
-            if self._full or (each.map, each.key) in self._named:
+        for conflict in conflicts:
+            if self._full or (conflict.map, conflict.key) in self._named:
                 continue
             if len(self._named) == NAMED_MAX:
                 self._full = True
@@ -82,10 +82,10 @@ class Noted:
                     "more than %d keys are in conflict; `imap-wal verify` counts them", NAMED_MAX
                 )
                 continue
-            self._named.add((each.map, each.key))
+            self._named.add((conflict.map, conflict.key))
             _log.warning(
                 "conflict of order: %s. The others are kept. `imap-wal verify` names files "
                 "and positions; %s",
-                each.text(),
+                conflict.text(),
                 ADVICE,
             )

@@ -118,38 +118,38 @@ class Run:
             stop = max(block + 1, bisect_right(offsets, offsets[block] + window_bytes) - 1)
             unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=0)
             unpacker.feed(self._read(offsets[block], offsets[stop]))
-            found: list[Entry] = []
+            unpacked: list[Entry] = []
             for entries in unpacker:
-                found += entries
+                unpacked += entries
             if after is not None and block == first:
-                found = found[bisect_right(found, after, key=key_of) :]
-            if found:
-                yield found
+                unpacked = unpacked[bisect_right(unpacked, after, key=key_of) :]
+            if unpacked:
+                yield unpacked
             block = stop
 
     def find(self, name: str, keys: Sequence[bytes]) -> list[Entry]:
         """The entries of those keys, which must be sorted."""
         section = self.sections.get(name)
-        found: list[Entry] = []
+        matching: list[Entry] = []
         if section is None:
-            return found
+            return matching
         first_keys, offsets, unpack = section.first_keys, section.offsets, msgpack.unpackb
-        here = -1
+        loaded = -1
         entries: tuple[Entry, ...] = ()
         for key in keys:
             block = bisect_right(first_keys, key) - 1
             if block < 0:
                 continue
-            if block != here:
-                here, entries = (
+            if block != loaded:
+                loaded, entries = (
                     block,
                     unpack(self._read(offsets[block], offsets[block + 1]), use_list=False),
                 )
             index = bisect_left(entries, key, key=key_of)
             while index < len(entries) and entries[index][KEY] == key:
-                found.append(entries[index])
+                matching.append(entries[index])
                 index += 1
-        return found
+        return matching
 
     def value(self, offset: int, length: int) -> bytes:
         """`length` bytes of the values, fewer at the end."""
@@ -224,7 +224,7 @@ class Values:
     def each(self, entries: Iterable[Entry]) -> Iterator[bytes | None]:
         """The value of each entry."""
         runs, windows, window_bytes = self.runs, self._windows, self._window_bytes
-        here, start, data = IN_MEMORY, 0, b""
+        loaded, start, data = IN_MEMORY, 0, b""
         for run, offset, length in map(_place_of, entries):
             if run == IN_MEMORY:
                 yield offset[3]
@@ -233,8 +233,8 @@ class Values:
             elif length >= window_bytes:
                 yield runs[run].value(offset, length)
             else:
-                if run != here:
-                    here = run
+                if run != loaded:
+                    loaded = run
                     start, data = windows.get(run, (0, b""))
                 at = offset - start
                 if at < 0 or at + length > len(data):
@@ -258,21 +258,21 @@ def merged(sources: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
     while windows:
         # Below the first end of a window no entry can come from elsewhere.
         bound = min(window[0][-1][KEY] for window in windows)
-        found: list[Entry] = []
+        merged_entries: list[Entry] = []
         slices = 0
         for window in windows:
             entries, start, source = window
             stop = bisect_right(entries, bound, start, key=key_of)
             if stop > start:
-                found += entries[start:stop]
+                merged_entries += entries[start:stop]
                 slices += 1
                 window[1] = stop
             if stop == len(entries):
                 window[0], window[1] = next(source, None), 0
         windows = [window for window in windows if window[0] is not None]
         if slices > 1:
-            found.sort(key=key_of)  # Timsort only merges the sorted slices
-        yield found
+            merged_entries.sort(key=key_of)  # Timsort only merges the sorted slices
+        yield merged_entries
 
 
 def newest(

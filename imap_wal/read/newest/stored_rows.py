@@ -121,7 +121,7 @@ class StoredRows:
                     ),
                 )
             run = writer.finish()
-        self.runs = {number: each for number, each in self.runs.items() if number not in by_number}
+        self.runs = {number: run for number, run in self.runs.items() if number not in by_number}
         self.runs[run.number] = run
         self.version += 1
 
@@ -131,30 +131,30 @@ class StoredRows:
         """`newest` of those keys, in key order."""
         with suppress(StorageUnavailable):  # a full disk only makes lookups slower
             self.limit_runs(1)
-        wanted = sorted(set(keys))
-        found = [entry for run in self.runs.values() for entry in run.find(name, wanted)]
+        sorted_keys = sorted(set(keys))
+        entries = [entry for run in self.runs.values() for entry in run.find(name, sorted_keys)]
         if table is not None and table.rows:
-            found += [
+            entries += [
                 self._entry(table, row)
-                for key in wanted
+                for key in sorted_keys
                 if key in table.rows
                 for row in table.of(key)
             ]
-        found.sort(key=runs.key_of)
-        return self.newest(name, found)
+        entries.sort(key=runs.key_of)
+        return self.newest(name, entries)
 
     def sources(
         self, name: str, table: Table | None, after: bytes | None
     ) -> list[Iterator[list[Entry]]]:
         """All sources of a map's entries above a key."""
-        found = [
+        windows = [
             run.windows(name, after, self.window_bytes)
             for run in self.runs.values()
             if name in run.sections
         ]
         if table is not None and table.rows:
-            found.append(self._memory_windows(table, after))
-        return found
+            windows.append(self._memory_windows(table, after))
+        return windows
 
     def contenders(
         self, name: str, sources: Sequence[Iterator[list[Entry]]]
@@ -185,11 +185,11 @@ class StoredRows:
         return runs.newest(entries, self._labels.words)
 
     def pages_of(
-        self, name: str, entries: list[Entry], page: PageLimits, here: dict[int, Run]
+        self, name: str, entries: list[Entry], page: PageLimits, current_runs: dict[int, Run]
     ) -> Iterator[tuple[list[Row], list[str]]]:
-        """The rows and nodes of those entries, in pages. `here`: the runs that have their
+        """The rows and nodes of those entries, in pages. `current_runs`: the runs that have their
         values."""
-        values = Values(here, self.window_bytes)
+        values = Values(current_runs, self.window_bytes)
         for start in range(0, len(entries), page.rows):
             some = entries[start : start + page.rows]
             for part in in_pages(some, runs.sizes(some), page.bytes):
@@ -220,9 +220,11 @@ class StoredRows:
         )
         return list(zip(repeat(name), *columns, strict=False)), list(nodes)
 
-    def conflict(self, name: str, contenders: list[Entry], here: dict[int, Run]) -> Conflict | None:
+    def conflict(
+        self, name: str, contenders: list[Entry], current_runs: dict[int, Run]
+    ) -> Conflict | None:
         """The conflict of one key among those entries."""
-        rows, nodes = self.loaded(name, contenders, Values(here, 0))
+        rows, nodes = self.loaded(name, contenders, Values(current_runs, 0))
         return conflict(name, rows[0][KEY], list(zip(rows, nodes, strict=True)))
 
     def _chunks(self, table: Table) -> Iterator[Chunk]:

@@ -44,13 +44,13 @@ class Table:
 
     def keys_in(self, partitions: Partitions) -> list[bytes]:
         """The keys of some partitions. Only new keys are hashed."""
-        known = self._partitioned
-        if known is None or known.count != partitions.count:
+        partitioned = self._partitioned
+        if partitioned is None or partitioned.count != partitions.count:
             if not partitions.is_remembered:
                 keys = list(self.rows)
                 return list(compress(keys, partitions.have(keys)))
-            known = self._partitioned = PartitionedKeys(partitions.count)
-        return known.within(partitions, self.rows)
+            partitioned = self._partitioned = PartitionedKeys(partitions.count)
+        return partitioned.within(partitions, self.rows)
 
     def remove(self, keys: Iterable[bytes]) -> None:
         for key in keys:
@@ -117,16 +117,16 @@ class Table:
             ]
 
 
-def in_pages(found: list[T], sizes: Sequence[int], bytes_max: int) -> Iterator[list[T]]:
+def in_pages(items: list[T], sizes: Sequence[int], bytes_max: int) -> Iterator[list[T]]:
     """Cuts a list where `sizes` add up to more than `bytes_max`; no page is empty."""
     if sum(sizes) <= bytes_max:
-        if found:
-            yield found
+        if items:
+            yield items
         return
     start = size = 0
-    for index, each in enumerate(sizes):
-        if size + each > bytes_max and index > start:
-            yield found[start:index]
+    for index, item_size in enumerate(sizes):
+        if size + item_size > bytes_max and index > start:
+            yield items[start:index]
             start, size = index, 0
-        size += each
-    yield found[start:]
+        size += item_size
+    yield items[start:]
