@@ -225,7 +225,10 @@ def at_end(reader: SegmentReader, place: Place, said: Callable[[], int] = lambda
                 f"{tail.cut_bytes:,} bytes were cut out: a later, synced frame is in their place"
             )
         if named:
-            reason = f"the frame that the manifest names as the last good one is damaged or cut: {reason}"
+            reason = (
+                "the frame that the manifest names as the last good one is damaged or cut: "
+                f"{reason}"
+            )
         return Verdict(CORRUPT, place, tail.end, tail.size, reason, *after)
     if named:
         reason = "the frame that the manifest names as the last good one is missing"
