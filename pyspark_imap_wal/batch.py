@@ -24,7 +24,7 @@ from imap_wal.read.schemas import schemas_of
 from imap_wal.read.state import ClusterState
 from imap_wal.retention.history import at_positions, at_time
 from imap_wal.storage_clock import SKEW_MS_MAX
-from pyspark_imap_wal.columns import Query, read_columns
+from pyspark_imap_wal.columns import EntryQuery, read_columns
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.latest import read_latest
 from pyspark_imap_wal.latest import tasks as latest_tasks
@@ -205,12 +205,12 @@ class ImapWalReader(ClusterReader):
         finally:
             context.store.close()
 
-    def _wanted(self, metadata: tuple[Metadata, ...]) -> Query:
+    def _wanted(self, metadata: tuple[Metadata, ...]) -> EntryQuery:
         options, filters = self._options, self._filters
         as_of = options.as_of.time_ms if options.as_of is not None else None
         if as_of is not None and options.mode != LATEST:
             filters.until(as_of)
-        return Query(
+        return EntryQuery(
             schema_of(self._kinds),
             filters.only("map", options.maps),
             filters.only("node", options.nodes),

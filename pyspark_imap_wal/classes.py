@@ -16,7 +16,7 @@ from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.view import MaterializedView
 from imap_wal.rules.valid import demand_known_class
 from imap_wal.settings import Settings
-from pyspark_imap_wal.columns import Query, read_columns
+from pyspark_imap_wal.columns import EntryQuery, read_columns
 
 _COLUMNS = pa.schema(
     [
@@ -34,7 +34,7 @@ def classes_of(log: ClusterLog, names: Iterable[str]) -> dict[str, set[str]]:
     classes: dict[str, set[str]] = {name: set() for name in names}
     if not classes:
         return classes
-    query = Query(_COLUMNS, maps=tuple(classes))
+    query = EntryQuery(_COLUMNS, maps=tuple(classes))
     for scan, source in ahead(log.context, cluster_scans(log.state(), maps=tuple(classes))):
         for batch in read_columns(log, scan, query, source):
             rows = pa.Table.from_batches([batch.filter(pc.invert(batch["deleted"]))])

@@ -40,7 +40,7 @@ _OF_LOG = ("namespace", "cluster")
 
 
 @dataclass(frozen=True)
-class Query:
+class EntryQuery:
     """What a reader wants. `schema`: of Arrow, with the columns in their order. `nodes`: only rows
     of these; (): of all. `metadata`: for the columns of text. `in_order`: entries of an archive in
     the order of the log."""
@@ -68,7 +68,7 @@ class Query:
 def read_columns(
     log: ClusterLog,
     scan: FileScan,
-    query: Query,
+    query: EntryQuery,
     context: Context | None = None,
     attempts: int = ATTEMPTS,
 ) -> Iterator[Any]:
@@ -94,7 +94,9 @@ def read_columns(
         yield from read_columns(log, following, query, attempts=attempts - 1)
 
 
-def _parts(context: Context, scan: FileScan, query: Query) -> Iterator[tuple[Position, Any | None]]:
+def _parts(
+    context: Context, scan: FileScan, query: EntryQuery
+) -> Iterator[tuple[Position, Any | None]]:
     """Position of the last entry that was looked at, and a batch of those that count."""
     if scan.kind == SEGMENT:
         yield from _segment(context, scan, query)
@@ -105,7 +107,7 @@ def _parts(context: Context, scan: FileScan, query: Query) -> Iterator[tuple[Pos
 
 
 def _segment(
-    context: Context, scan: FileScan, query: Query
+    context: Context, scan: FileScan, query: EntryQuery
 ) -> Iterator[tuple[Position, Any | None]]:
     names = sorted(query.needed)
     for changes in read_scan(context, scan, query.maps or None, positions=query.wants_positions):
@@ -146,7 +148,7 @@ def of_rows(
     return _batch(made, names, len(rows))
 
 
-def _archive(context: Context, scan: FileScan, query: Query) -> Iterator[Any]:
+def _archive(context: Context, scan: FileScan, query: EntryQuery) -> Iterator[Any]:
     limits = scan.map, scan.first, scan.last
     if not may_count(scan, *limits) or (query.maps and scan.map not in query.maps):
         return
@@ -160,7 +162,7 @@ def _archive(context: Context, scan: FileScan, query: Query) -> Iterator[Any]:
         yield batch.append_column("node", _repeated(scan.node, len(batch)))
 
 
-def _snapshot(context: Context, scan: FileScan, query: Query) -> Iterator[Any]:
+def _snapshot(context: Context, scan: FileScan, query: EntryQuery) -> Iterator[Any]:
     if not _has_times(context, scan, query):
         return
     needed = query.needed - POSITION_COLUMNS.keys()
@@ -192,7 +194,7 @@ def _batches(
     )
 
 
-def _has_times(context: Context, scan: FileScan, query: Query) -> bool:
+def _has_times(context: Context, scan: FileScan, query: EntryQuery) -> bool:
     """Whether a Parquet file may have a row in the wanted range of time: its footer says so."""
     limits = query.filters.ranges.get("timestamp_ms") if query.filters else None
     if limits is None or is_segment(scan.path):
@@ -215,7 +217,7 @@ def _has_times(context: Context, scan: FileScan, query: Query) -> bool:
     return False
 
 
-def shaped(log: ClusterLog, batch: Any, query: Query) -> Any:
+def shaped(log: ClusterLog, batch: Any, query: EntryQuery) -> Any:
     """The wanted rows and columns of a batch, as Spark expects them."""
     if query.filters is not None and query.filters.condition is not None:
         batch = pa.RecordBatch.from_arrays(
@@ -233,7 +235,7 @@ def shaped(log: ClusterLog, batch: Any, query: Query) -> Any:
     return pa.RecordBatch.from_arrays(columns, schema=query.schema)
 
 
-def _texts(batch: Any, query: Query) -> dict[str, Any]:
+def _texts(batch: Any, query: EntryQuery) -> dict[str, Any]:
     """The columns key_text and value_text, if they are wanted."""
     names = [name for name in query.schema.names if name in DECODED_COLUMNS]
     if not names:

@@ -42,7 +42,7 @@ from imap_wal.rules.dropped import TombstonePolicy
 from imap_wal.security.encryption_keys import Keys
 from imap_wal.segment.snapshot import is_segment
 from imap_wal.settings import Settings
-from pyspark_imap_wal.columns import Query, of_rows, shaped
+from pyspark_imap_wal.columns import EntryQuery, of_rows, shaped
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.options import Options
 from pyspark_imap_wal.tables.schemas import POSITION_COLUMNS
@@ -123,7 +123,7 @@ def tasks(
         return
     rest = filters.narrowed(cluster_scans(state, maps=maps or None, until=until))
     rest = [scan for scan in rest if scan.map not in cut]
-    # Query keys are found by the row groups that have them: footers need not be read to cut.
+    # EntryQuery keys are found by the row groups that have them: footers need not be read to cut.
     large = {scan.map for scan in rest} - {""} if filters.keys() is None else set()
     for name in sorted(large):
         own = [scan for scan in rest if scan.map in (name, "")]
@@ -214,7 +214,7 @@ class _Rules:
 def read_latest(
     log: ClusterLog,
     task: LatestPartition,
-    query: Query,
+    query: EntryQuery,
     buckets: int,
     time_ms: int | None,
 ) -> Iterator[Any]:
@@ -231,7 +231,7 @@ def read_latest(
 
 
 def _by_columns(
-    log: ClusterLog, task: LatestPartition, query: Query, time_ms: int | None
+    log: ClusterLog, task: LatestPartition, query: EntryQuery, time_ms: int | None
 ) -> Iterator[Any]:
     moment = task.now_ms if time_ms is None else time_ms
     rules = _Rules(
@@ -261,7 +261,7 @@ def _by_columns(
 def _by_rows(
     log: ClusterLog,
     task: LatestPartition,
-    query: Query,
+    query: EntryQuery,
     buckets: int,
     time_ms: int | None,
     keys: Collection[bytes] | None,

@@ -44,7 +44,7 @@ from pyspark_imap_wal.changes.known import (
     planned,
     with_base,
 )
-from pyspark_imap_wal.columns import Query, read_columns
+from pyspark_imap_wal.columns import EntryQuery, read_columns
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.offsets import Offset, demand_unpruned, limited
 from pyspark_imap_wal.options import (
@@ -264,7 +264,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         context = open_context(known(partition.place))
         try:
             log = ClusterLog(context, partition.namespace, partition.cluster)
-            query = Query(
+            query = EntryQuery(
                 schema_of(self._kinds),
                 self._options.maps,
                 metadata=partition.metadata,
@@ -471,7 +471,7 @@ def _of_older(log: ClusterLog, scans: list[FileScan], incarnation: int) -> list[
     """Positions after a cut of entries of an older incarnation. Removed files were covered by a
     snapshot, which does not have such entries, so those are unknown."""
     names = dict.fromkeys(("incarnation", "epoch", "segment", "frame", "index"), "bigint")
-    query = Query(schema_of(names))
+    query = EntryQuery(schema_of(names))
     return [
         str(Position(*(line[name] for name in ("epoch", "segment", "frame", "index"))))
         for scan in scans

@@ -17,7 +17,7 @@ from imap_wal.read.state import ClusterState
 from pyspark_imap_wal.batch import ClusterReader, schema_of
 from pyspark_imap_wal.changes.images import ChangesPartition, read_images
 from pyspark_imap_wal.changes.known import planned
-from pyspark_imap_wal.columns import Query
+from pyspark_imap_wal.columns import EntryQuery
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.offsets import demand_unpruned
 from pyspark_imap_wal.options import LATEST, Options, known
@@ -57,7 +57,7 @@ def read_task(
     try:
         log = ClusterLog(context, task.namespace, task.cluster)
         maps = filters.only("map", options.maps)
-        query = Query(schema_of(dict(kinds)), maps, (), filters, task.metadata)
+        query = EntryQuery(schema_of(dict(kinds)), maps, (), filters, task.metadata)
         yield from read_images(log, task, query)
     finally:
         context.store.close()

@@ -30,7 +30,7 @@ from imap_wal.read.schemas import schemas_of
 from pyspark_imap_wal.batch import ClusterReader, schema_of
 from pyspark_imap_wal.changes.images import BATCH_BYTES, BATCH_ROWS, MEMORY_BYTES
 from pyspark_imap_wal.changes.sorter import Clears, EntrySorter, Placed, place_of, subject_of
-from pyspark_imap_wal.columns import Query, of_rows, read_columns, shaped
+from pyspark_imap_wal.columns import EntryQuery, of_rows, read_columns, shaped
 from pyspark_imap_wal.options import known
 from pyspark_imap_wal.tables.schemas import (
     DECODED_COLUMNS,
@@ -39,7 +39,7 @@ from pyspark_imap_wal.tables.schemas import (
     VERSION_COLUMNS,
 )
 
-_WHOLE = Query(schema_of(ENTRY_COLUMNS | POSITION_COLUMNS))
+_WHOLE = EntryQuery(schema_of(ENTRY_COLUMNS | POSITION_COLUMNS))
 
 
 @dataclass
@@ -105,7 +105,7 @@ class HistoryReader(ClusterReader):
         context = open_context(known(partition.place))
         try:
             log = ClusterLog(context, partition.namespace, partition.cluster)
-            query = Query(
+            query = EntryQuery(
                 schema_of(self._kinds), filters=self._filters, metadata=partition.metadata
             )
             with closing(EntrySorter(MEMORY_BYTES)) as sorter:
@@ -120,7 +120,7 @@ class HistoryReader(ClusterReader):
         keys, buckets = self._filters.keys(), self._options.buckets
         maps = self._filters.only("map", self._options.maps)
         clears = Clears()
-        whole = Query(_WHOLE.schema, maps)
+        whole = EntryQuery(_WHOLE.schema, maps)
         for scan, source in ahead(log.context, task.scans):
             for batch in read_columns(log, scan, whole, source):
                 places = _places(scan, batch)
@@ -181,7 +181,7 @@ def _position(version: Version, task: HistoryPartition) -> str | None:
     return str(marked(task.epochs.get(version.node, ()), Position(*version.position)))
 
 
-def _batch(versions: list[Version], task: HistoryPartition, query: Query) -> Any:
+def _batch(versions: list[Version], task: HistoryPartition, query: EntryQuery) -> Any:
     nodes = [version.node for version in versions]
     batch = of_rows(
         [_of_key(version) for version in versions],

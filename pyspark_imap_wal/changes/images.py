@@ -20,7 +20,7 @@ from imap_wal.read.scan import ahead
 from imap_wal.rules.newer import Claim
 from pyspark_imap_wal.changes.chain import Image, KeyState
 from pyspark_imap_wal.changes.sorter import Clears, EntrySorter, place_of, subject_of
-from pyspark_imap_wal.columns import Query, of_rows, shaped
+from pyspark_imap_wal.columns import EntryQuery, of_rows, shaped
 from pyspark_imap_wal.tables.schemas import CHANGE_COLUMNS
 
 MEMORY_BYTES = 256 * 1024 * 1024
@@ -51,7 +51,7 @@ class ChangesPartition(InputPartition):
     place: str
 
 
-def read_images(log: ClusterLog, task: ChangesPartition, query: Query) -> Iterator[Any]:
+def read_images(log: ClusterLog, task: ChangesPartition, query: EntryQuery) -> Iterator[Any]:
     """The images of a task, as record batches. Raises `NotFound`, `LogError`, `MissingNode`, and
     `StorageUnavailable` if this machine has no room to sort them."""
     with closing(EntrySorter(MEMORY_BYTES)) as sorter:
@@ -65,7 +65,7 @@ def read_images(log: ClusterLog, task: ChangesPartition, query: Query) -> Iterat
 class _Entries:
     """The entries of a task."""
 
-    def __init__(self, task: ChangesPartition, query: Query, sorter: EntrySorter) -> None:
+    def __init__(self, task: ChangesPartition, query: EntryQuery, sorter: EntrySorter) -> None:
         self._task, self._sorter = task, sorter
         self._maps = query.maps or None
         self._only = query.filters.keys() if query.filters is not None else None
@@ -166,7 +166,7 @@ def _parts(images: Iterator[Image]) -> Iterator[list[Image]]:
         yield held
 
 
-def _batch(images: list[Image], query: Query) -> Any:
+def _batch(images: list[Image], query: EntryQuery) -> Any:
     names = sorted(query.needed - CHANGE_COLUMNS.keys())
     rows, nodes = [image.row for image in images], [image.node for image in images]
     batch = of_rows(rows, nodes, names)

@@ -29,7 +29,7 @@ from imap_wal.parquet.columns import to_batch
 from imap_wal.parquet.decoded_columns import DecodedColumns
 from imap_wal.read.scan_list import cluster_scans
 from pyspark_imap_wal.batch import schema_of
-from pyspark_imap_wal.columns import Query, read_columns
+from pyspark_imap_wal.columns import EntryQuery, read_columns
 from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS
 from rewrite_cli.cli import group
 from storage_backends import open_store
@@ -131,7 +131,7 @@ def test_any_bytes_are_a_row_of_every_reader(
     columns = [
         each
         for scan in cluster_scans(made.state())
-        for batch in read_columns(made, scan, Query(schema_of(DECODED_COLUMNS)))
+        for batch in read_columns(made, scan, EntryQuery(schema_of(DECODED_COLUMNS)))
         for each in batch.to_pylist()
     ]
     texts = DecodedColumns(["m"]).added(to_table(rows))

@@ -34,7 +34,7 @@ from imap_wal.rewrite.run import rewrite
 from imap_wal.write.node_log import NodeLog
 from pyspark_imap_wal import columns as columns_module
 from pyspark_imap_wal.batch import ImapWalReader, by_bytes, schema_of
-from pyspark_imap_wal.columns import Query, read_columns
+from pyspark_imap_wal.columns import EntryQuery, read_columns
 from pyspark_imap_wal.data_source import ImapWalDataSource
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.options import AsOf, Options
@@ -49,7 +49,7 @@ from tests.support import FakeClock
 pytestmark = pytest.mark.spark
 
 KINDS = ENTRY_COLUMNS | POSITION_COLUMNS
-ALL = Query(schema_of(KINDS))
+ALL = EntryQuery(schema_of(KINDS))
 _numbers = itertools.count()
 
 
@@ -61,7 +61,7 @@ def archive(log: NodeLog) -> None:
     )
 
 
-def found(log: ClusterLog, scans: list[FileScan], wanted: Query = ALL) -> list[dict[str, Any]]:
+def found(log: ClusterLog, scans: list[FileScan], wanted: EntryQuery = ALL) -> list[dict[str, Any]]:
     return [
         line
         for scan in scans
@@ -171,7 +171,9 @@ def test_columns_have_the_rows_of_every_other_reader(
             assert found(log, part, replace(ALL, in_order=True)) == expected(log, part)
             asked = Filters()
             asked.push([made for made, _ in filters])
-            wanted = Query(schema_of(KINDS), asked.only("map", ()), asked.only("node", ()), asked)
+            wanted = EntryQuery(
+                schema_of(KINDS), asked.only("map", ()), asked.only("node", ()), asked
+            )
             scans = [scan for scan in asked.narrowed(whole) if asked.wants(scan)]
             kept = [line for line in rows if all(rule(line) for _, rule in filters)]
             assert in_order(found(log, scans, wanted)) == in_order(kept)

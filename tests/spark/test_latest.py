@@ -26,7 +26,7 @@ from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
 from pyspark_imap_wal import latest
 from pyspark_imap_wal.batch import ImapWalReader
-from pyspark_imap_wal.columns import Query
+from pyspark_imap_wal.columns import EntryQuery
 from pyspark_imap_wal.latest import LatestPartition
 from pyspark_imap_wal.options import Options
 from storage_backends.memory import MemoryStore, forget
@@ -113,7 +113,7 @@ def test_the_tasks_have_the_map_over_random_histories(
         ]
 
 
-def rows_of(log: ClusterLog, task: LatestPartition, wanted: Query, time: int | None) -> Any:
+def rows_of(log: ClusterLog, task: LatestPartition, wanted: EntryQuery, time: int | None) -> Any:
     return latest._by_rows(log, task, wanted, 1, time, None)
 
 
