@@ -150,7 +150,7 @@ class Cluster:
                 Identity("ns", "c.1", node),
                 self.settings,
             ),
-            what="the history",
+            holder="the history",
         )
         self.logs[node] = log
         self.sessions[node] = log.new_session()

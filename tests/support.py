@@ -114,7 +114,7 @@ def node_log(
             IDENTITY,
             Settings(**settings),
         ),
-        what="the test",
+        holder="the test",
         takeover=takeover,
     )
 

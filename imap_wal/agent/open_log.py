@@ -56,7 +56,7 @@ class OpenLog:
         holder = f"imap-wal agent at {config.endpoint}"
         self.node_log = open_node_log(
             context,
-            what=holder,
+            holder=holder,
             takeover=takeover,
             maps=True,
             also=partial(prove_keys, all_logs, config.node),

@@ -527,10 +527,10 @@ class AsyncMap(MapReads):
     ) -> asyncio.Future[None]:
         """Set several keys in one commit. Returns a future, as `set` does. Arguments and errors as
         for `DurableMap.update`."""
-        given = [*pairs(other), *more.items()]
-        if not given:
+        items = [*pairs(other), *more.items()]
+        if not items:
             return self._nothing_to_do()
-        return self._store.enqueue(lambda: self._inner.changes(given, ttl))
+        return self._store.enqueue(lambda: self._inner.changes(items, ttl))
 
 
 class aopen:  # noqa: N801  # used as a function, beside `imap_wal.open`

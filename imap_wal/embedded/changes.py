@@ -86,7 +86,7 @@ class MapState:
         else:
             self.expires.pop(key, None)
         if len(self._deadlines) > 2 * len(self.expires) + HEAP_SPARE:
-            self._deadlines = [(at, each) for each, at in self.expires.items()]
+            self._deadlines = [(at, other) for other, at in self.expires.items()]
             heapq.heapify(self._deadlines)
 
     def _remove(self, key: bytes) -> None:

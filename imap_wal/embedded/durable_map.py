@@ -298,5 +298,5 @@ def pairs(other: Any) -> Iterable[tuple[Any, Any]]:
         return other.items()
     if hasattr(other, "keys"):
         return ((key, other[key]) for key in other.keys())  # noqa: SIM118  # it may not be iterable itself
-    given: Iterable[tuple[Any, Any]] = other
-    return given
+    key_values: Iterable[tuple[Any, Any]] = other
+    return key_values

@@ -236,12 +236,12 @@ class InOrder:
     def _demand_one_label(self, name: str, rows: Sequence[Row]) -> None:
         """The label of a map's serializer is that of any entry that was ever written."""
         labels = set(map(itemgetter(KEY_CLASS), rows)) - {""}
-        known = self._labels.get(name)
-        if known is not None:
-            labels.add(known)
+        label = self._labels.get(name)
+        if label is not None:
+            labels.add(label)
         if len(labels) > 1:
             raise NotInOrder
-        if labels and known is None:
+        if labels and label is None:
             self._labels[name] = labels.pop()
 
 
@@ -252,4 +252,4 @@ def _by_map(rows: Sequence[Row]) -> list[tuple[str, Sequence[Row]]]:
     name = rows[0][MAP]
     if len(set(map(itemgetter(MAP), rows))) == 1:
         return [(name, rows)]
-    return [(each, list(some)) for each, some in groupby(rows, itemgetter(MAP))]
+    return [(map_name, list(some)) for map_name, some in groupby(rows, itemgetter(MAP))]

@@ -178,7 +178,7 @@ def open(  # the public name: imap_wal.open
 
         log = open_node_log(
             log_context,
-            what=f"imap_wal.open({url!r})",
+            holder=f"imap_wal.open({url!r})",
             takeover=takeover,
             embedded=True,
             maps=True,

@@ -292,4 +292,4 @@ class MapValues(_View, ValuesView[Any]):
         return (load(value) for _, value in self._entries(reverse=True))
 
     def __contains__(self, value: object) -> bool:
-        return any(each is value or each == value for each in self)
+        return any(own is value or own == value for own in self)

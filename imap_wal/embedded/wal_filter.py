@@ -81,7 +81,7 @@ def filtered(
             del table.rows[keys[index]]
             table.rivals.pop(keys[index], None)
         noted.note(
-            found for key in table.rivals if (found := table.conflict(name, key)) is not None
+            conflict for key in table.rivals if (conflict := table.conflict(name, key)) is not None
         )
     return {
         name: {key: DataEntry(*table.claim(row)[0]) for key, row in table.rows.items()}

@@ -168,7 +168,7 @@ def _open(url: str, context: LogContext, takeover: bool) -> Log:
 
     log = open_node_log(
         context,
-        what=f"imap_wal.log.open({url!r})",
+        holder=f"imap_wal.log.open({url!r})",
         takeover=takeover,
         embedded=True,
         also=prove,

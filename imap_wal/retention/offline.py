@@ -28,7 +28,7 @@ def archive_offline(context: Context, identity: Identity, node_folder: str) -> A
     try:
         log = open_node_log(
             LogContext(context, identity, Settings()),
-            what="imap-wal archive",
+            holder="imap-wal archive",
             also=partial(prove_keys, logs, identity.node),
         )
     except WriterLocked as error:

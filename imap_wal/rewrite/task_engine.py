@@ -129,7 +129,7 @@ class TaskEngine(ABC):
         start = clock.monotonic()
         answers = self._answers(plan, step, work, inputs, size)
         results = taken(answers, len(inputs))
-        counts = [records(each) for each in results]
+        counts = [records(result) for result in results]
         self._steps.append(report_of(step, answers, counts, clock.monotonic() - start))
         return results
 

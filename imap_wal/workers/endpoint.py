@@ -54,8 +54,8 @@ class Endpoint:
         self._folder, self._name = os.path.split(self.path)
         with suppress(FileExistsError):
             os.makedirs(self._folder, mode=0o700)
-        found = os.stat(self._folder)
-        if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
+        status = os.stat(self._folder)
+        if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
             raise InvalidSetting(
                 f"socket {self.path}: other users can write to its folder, so they could replace "
                 "the socket; choose a folder that only this user can write to"
@@ -121,8 +121,8 @@ class Sockets:
 
     @staticmethod
     def _after_fork_in_child() -> None:
-        for each in list(Sockets._open):
-            each.close()
+        for sockets in list(Sockets._open):
+            sockets.close()
 
 
 os.register_at_fork(after_in_child=Sockets._after_fork_in_child)

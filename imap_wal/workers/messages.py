@@ -165,15 +165,15 @@ def _change(message: Any, state_of: StateOf, known_only: bool) -> WriteBatch:
             made = [_change(change, state_of, known_only) for change in changes]
             if any(isinstance(change, Decision) for change in made):
                 raise ValueError("changes that are made together depend on nothing")
-            known: Mapping[MapState, dict[bytes, bytes | None]] = {
+            required: Mapping[MapState, dict[bytes, bytes | None]] = {
                 state_of((_text(of), _text(kind))): {
                     _bytes(key): None if value is None else _bytes(value) for key, value in values
                 }
                 for (of, kind), values in reads
             }
-            if not (made or known):
+            if not (made or required):
                 raise ValueError("there is no change")
-            return decisions.together(made, known)
+            return decisions.together(made, required)
         case ("clear",):
             return decisions.clear(state, known_only=known_only)
     raise ValueError(f"{name!r} is not a change")
@@ -259,7 +259,7 @@ def error_of(name: Any, text: Any) -> Exception:
     return _BUILT_IN.get(name, ImapWalError)(str(text))
 
 
-def demand(condition: object, what: str) -> None:
+def demand(condition: object, reason: str) -> None:
     """Raises `InvalidSetting`."""
     if not condition:
-        raise InvalidSetting(what)
+        raise InvalidSetting(reason)

@@ -244,11 +244,11 @@ class Server:
             of, label = name
             if of == REQUESTS:
                 raise InvalidSetting(f"map {REQUESTS!r} is for imap-wal; choose another name")
-            known: dict[str, Serializer] = {
+            by_label: dict[str, Serializer] = {
                 kind.name: kind
                 for kind in (MsgpackSerializer(), RawSerializer(), self.store.serializer)
             }
-            serializer = known.get(label, _Opaque(label)) if label else None
+            serializer = by_label.get(label, _Opaque(label)) if label else None
             state = self._states[name] = self.store.map(of, serializer=serializer)._state
         return state
 

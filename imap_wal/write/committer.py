@@ -355,9 +355,11 @@ class Committer:
             return
         # Drivers can raise anything; a part of a frame may be written, and callers wait.
         except Exception as error:  # noqa: BLE001
-            known = isinstance(error, StorageError | TooLarge) and not commit.written
+            unwritten = isinstance(error, StorageError | TooLarge) and not commit.written
             certain = (
-                known and self.log.bytes_written == commit.mark.bytes_written and self.log.rewind()
+                unwritten
+                and self.log.bytes_written == commit.mark.bytes_written
+                and self.log.rewind()
             )
             self._poison(error, "sync" if commit.written else "write")
             outcome = _not_appended if certain else _unknown

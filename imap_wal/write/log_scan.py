@@ -50,7 +50,7 @@ class LogScan:
         self,
         context: LogContext,
         manifest: NodeManifest,
-        found: WalFolder,
+        wal: WalFolder,
         *,
         fenced: bool = False,
     ) -> None:
@@ -58,7 +58,7 @@ class LogScan:
         self._store, self._identity = context.store, context.identity
         self._keys = context.context.keys
         self._manifest, self._mode = manifest, context.settings.recovery_mode
-        self.files, self._fenced = found.segments, fenced
+        self.files, self._fenced = wal.segments, fenced
         skips = self._mode is RecoveryMode.POINT_IN_TIME
         start = START if skips or self._mode is RecoveryMode.ABSOLUTE else manifest.checkpoint
         self._start = start
@@ -122,14 +122,14 @@ class LogScan:
         self._progress.over(self.records)
         return damage
 
-    def again(self, found: WalFolder, *, fenced: bool = False) -> LogScan:
+    def again(self, wal: WalFolder, *, fenced: bool = False) -> LogScan:
         """A scan of a later listing of this log. It does not read again what this scan has read and
         what cannot have changed since: objects and files that have a successor."""
-        known = self._sure or self
-        if known._damaged or known.files[: known._next] != found.segments[: known._next]:
-            return LogScan(self._context, self._manifest, found, fenced=fenced)
-        scan = known._copy()
-        scan.files, scan._fenced = found.segments, fenced
+        earlier = self._sure or self
+        if earlier._damaged or earlier.files[: earlier._next] != wal.segments[: earlier._next]:
+            return LogScan(self._context, self._manifest, wal, fenced=fenced)
+        scan = earlier._copy()
+        scan.files, scan._fenced = wal.segments, fenced
         return scan
 
     def _copy(self) -> LogScan:
@@ -148,8 +148,8 @@ class LogScan:
                 break
             files.append(file)
             expected += 1
-        wanted = ((file, file.path, file.bytes) for file in files)
-        with closing(read_ahead(self._store, wanted)) as sources:
+        stored = ((file, file.path, file.bytes) for file in files)
+        with closing(read_ahead(self._store, stored)) as sources:
             for index, (file, store) in enumerate(sources, self._next):
                 if index == len(self.files) - 1 and not self._fenced:
                     self._sure = self._copy()
@@ -189,8 +189,8 @@ class LogScan:
                 expected,
                 followed=True,
             )
-            what = f"segment {expected} is missing: the log continues after it"
-            return Damage(after, Verdict(SHORT, place, 0, what=what))
+            reason = f"segment {expected} is missing: the log continues after it"
+            return Damage(after, Verdict(SHORT, place, 0, what=reason))
         return None
 
     def _scan_file(
@@ -207,8 +207,8 @@ class LogScan:
             return Damage(index - 1, cut_end(self._place(index - 1), self.whole))
         # Now, not at the segment's end: damage may begin before its first frame. Then the next
         # segment continues from the same frame as this one.
-        known = reader.continues_from
-        self.checksum = self.checksum if known is None else known
+        checksum = reader.continues_from
+        self.checksum = self.checksum if checksum is None else checksum
         frames = reader.frames(self._keys, first_frame)
         while True:
             try:
@@ -225,32 +225,32 @@ class LogScan:
                 try:
                     self._note_requests(frame)
                 except ValueError as error:
-                    what = (
+                    reason = (
                         "the checksum of this frame is right, but its content is not entries "
                         f"({error!r})"
                     )
                     return Damage(
-                        index, Verdict(CORRUPT, place, frame.offset, store.size(file.path), what)
+                        index, Verdict(CORRUPT, place, frame.offset, store.size(file.path), reason)
                     )
                 self.records += frame.count
                 self._progress.reached(self.records)
             self.frames += 1
             self.checksum = frame.checksum
             self.end = end
-        found = at_end(reader, place)
-        self.whole = found.end
-        if found.status != CLEAN:
-            return Damage(index, found)
-        if found.size > found.end and place.followed:
-            self.loose.append((file.path, found.end))
+        verdict = at_end(reader, place)
+        self.whole = verdict.end
+        if verdict.status != CLEAN:
+            return Damage(index, verdict)
+        if verdict.size > verdict.end and place.followed:
+            self.loose.append((file.path, verdict.end))
         return None
 
     def _note_requests(self, frame: Frame) -> None:
-        found: dict[int, int] = {}
+        newest: dict[int, int] = {}
         for row in entry.decoded(frame.payload, frame.count):
             _, _, session, request = row[entry.ORDER]
-            found[session] = max(request, found.get(session, 0))
-        for session, request in found.items():
+            newest[session] = max(request, newest.get(session, 0))
+        for session, request in newest.items():
             self.requests[session] = max(request, self.requests.get(session, 0))
 
     def _place(self, index: int) -> Place:

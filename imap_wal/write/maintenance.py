@@ -125,7 +125,7 @@ class Maintenance:
         objects = self._counts_objects(committer.log)
         # Another thread, because syncs and leases must not wait for an archive.
         if archives or objects or _retain_every(settings):
-            left = sum(each.bytes for each in _left(committer.log)) if archives else 0
+            left = sum(segment.bytes for segment in _left(committer.log)) if archives else 0
             if objects:
                 self._objects_at = committer.log.end.segment + 1
             self._header_bytes = _header_bytes(committer.log)
@@ -193,7 +193,7 @@ class Maintenance:
         except (StorageError, ImapWalError):
             left = ()  # the next commits notice it too
         room = self._settings.archive_objects - len(left)
-        if room <= 0 and sum(each.bytes for each in left) <= SMALL_BYTES * len(left):
+        if room <= 0 and sum(segment.bytes for segment in left) <= SMALL_BYTES * len(left):
             return True
         room = room if room > 0 else self._settings.archive_objects
         self._objects_at = segment + room

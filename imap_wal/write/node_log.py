@@ -390,15 +390,15 @@ class NodeLog:
                     manifest.plugins.items(),
                     key=lambda item: (item[1] in self.requests, _incarnation(item[0]), item[1]),
                 )
-                kept = dict(
+                plugins = dict(
                     sorted([*by_use[-(PLUGINS_KEPT - 1) :], (plugin, session)], key=itemgetter(1))
                 )
-                known = {
+                last_requests = {
                     earlier: last
                     for earlier, last in {**manifest.former, **(former or {})}.items()
-                    if earlier in kept.values()
+                    if earlier in plugins.values()
                 }
-                return replace(manifest, plugins=kept, former=known)
+                return replace(manifest, plugins=plugins, former=last_requests)
 
             manifest = self.manifests.update(change)
             return manifest.plugins.get(plugin, manifest.session)
@@ -418,11 +418,11 @@ class NodeLog:
                 session: max(request, manifest.requests.get(session, 0))
                 for session, request in requests.items()
             }
-            known = manifest.known_requests({**manifest.requests, **last})
+            latest = manifest.known_requests({**manifest.requests, **last})
             return replace(
                 manifest,
                 clean=clean or manifest.clean,
-                requests=known,
+                requests=latest,
                 checkpoint=max(end, manifest.checkpoint),
             )
 
@@ -434,7 +434,7 @@ class NodeLog:
         files = self.store.list(f"{self._folder}/wal")
         there = {name[1] for file in files if (name := layout.parse_wal_path(file.path))}
         first = max(manifest.checkpoint.segment, manifest.begins[1])
-        missing = [each for each in range(first, end.segment + 1) if each not in there]
+        missing = [number for number in range(first, end.segment + 1) if number not in there]
         # An archive run deletes an object after it has published the archive.
         if missing and missing[-1] > self.manifests.read()[1].archived[1]:
             path = layout.wal_path(self._folder, end.epoch, missing[-1])

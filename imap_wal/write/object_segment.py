@@ -98,12 +98,20 @@ def shut_out(context: LogContext, manifest: NodeManifest) -> None:
         # the scan reports; it is not filled here.
         names = filter(None, (layout.parse_wal_path(file.path) for file in files))
         number = max(
-            [first - 1, manifest.archived[1], *(number for each, number in names if each == epoch)]
+            [
+                first - 1,
+                manifest.archived[1],
+                *(number for segment_epoch, number in names if segment_epoch == epoch),
+            ]
         )
     else:  # opened by a version that does not record where an epoch begins
         counting = sorted_out(files, manifest.archived).segments
         number = max(
-            [manifest.archived[1], manifest.checkpoint.segment, *(each.number for each in counting)]
+            [
+                manifest.archived[1],
+                manifest.checkpoint.segment,
+                *(segment.number for segment in counting),
+            ]
         )
     path = layout.wal_path(folder, epoch, number)
     while not holds_nothing(store, path):

@@ -66,16 +66,16 @@ def check_new_log(context: LogContext) -> None:
     NodeOpening(context).check_before()
 
 
-def holder_text(what: str, clock: Clock) -> str:
+def holder_text(holder: str, clock: Clock) -> str:
     """A process's name in a lock: what it is, its number, its machine, and since when."""
     since = utc(clock.now_ms()).partition(".")[0]
-    return f"{what} (process {os.getpid()} on {socket.gethostname()}, since {since}Z)"
+    return f"{holder} (process {os.getpid()} on {socket.gethostname()}, since {since}Z)"
 
 
 def open_node_log(
     context: LogContext,
     *,
-    what: str = "imap-wal",
+    holder: str = "imap-wal",
     takeover: bool = False,
     embedded: bool = False,
     directory: str | None = None,
@@ -112,7 +112,7 @@ def open_node_log(
     """
     return NodeOpening(
         context, takeover=takeover, embedded=embedded, directory=directory, maps=maps, also=also
-    ).open(what)
+    ).open(holder)
 
 
 def _check_durability(store: SegmentStore, durability: Durability) -> None:
@@ -233,14 +233,14 @@ class NodeOpening:
         self.check_before()
         self._attempt(self._examine)
 
-    def open(self, what: str) -> NodeLog:
+    def open(self, holder_name: str) -> NodeLog:
         """As `open_node_log`. What `prove` has read is not read again."""
         store, identity, takeover = self._store, self._identity, self._takeover
         if takeover:
             self.prove()
         else:
             self.check_before()
-        holder = holder_text(what, self._context.clock)
+        holder = holder_text(holder_name, self._context.clock)
         lock = _locked(store, identity, holder, takeover=takeover)
         try:
             manifest, recovered = self.run()
@@ -278,16 +278,16 @@ class NodeOpening:
             "while it was opened; stop the process that archives or prunes it, and open again"
         )
 
-    def _examine(self, number: int, found: NodeManifest) -> _Examined:
+    def _examine(self, number: int, manifest: NodeManifest) -> _Examined:
         """Raise the error that refuses this open, if any. Changes nothing."""
-        self._demand_same(found)
-        cluster_number, cluster = self._current_cluster_of(found)
+        self._demand_same(manifest)
+        cluster_number, cluster = self._current_cluster_of(manifest)
         key_checks.demand_same(self._context.key_ring, cluster.keys, self.clusters.folder)
-        self._registration.check_whose(cluster, found)
-        self._registration.check(cluster, found.directory)
+        self._registration.check_whose(cluster, manifest)
+        self._registration.check(cluster, manifest.directory)
         self._opened = opened_epochs(self._store, self._identity.cluster_folder)
-        wal = self._wal_of(found, cluster)
-        before, lose = self._registration.check_place(found, wal, cluster)
+        wal = self._wal_of(manifest, cluster)
+        before, lose = self._registration.check_place(manifest, wal, cluster)
         demand_current(self._store.list(self._folder), self._folder, before, wal)
         self._demand_no_better(before, wal)
         covered = max(
@@ -298,25 +298,25 @@ class NodeOpening:
             ),
             default=START,
         )
-        known = self._recovery
-        if known is None or (known.manifest, known.covered) != (before, covered):
-            self._recovery = known = Recovery(self._context, before, covered)
-        if self._fences(found):
-            known.prove(wal, fenced=self._fences_by_object(found))
+        recovery = self._recovery
+        if recovery is None or (recovery.manifest, recovery.covered) != (before, covered):
+            self._recovery = recovery = Recovery(self._context, before, covered)
+        if self._fences(manifest):
+            recovery.prove(wal, fenced=self._fences_by_object(manifest))
         if self._also is not None:
             self._also()
             self._also = None
         first_session = self._registration.first_session(cluster, cluster_number)
-        return _Examined(before, wal, known, first_session, lose)
+        return _Examined(before, wal, recovery, first_session, lose)
 
-    def _open(self, number: int, found: NodeManifest) -> tuple[NodeManifest, RecoveredState]:
-        if self._epoch not in (None, found.epoch):
+    def _open(self, number: int, manifest: NodeManifest) -> tuple[NodeManifest, RecoveredState]:
+        if self._epoch not in (None, manifest.epoch):
             raise WriterLocked(self._identity.node, "a process that opened it at the same moment")
-        self._epoch = found.epoch
-        examined = self._examine(number, found)
+        self._epoch = manifest.epoch
+        examined = self._examine(number, manifest)
         claimed = self._claimed(examined.before, examined.first_session)
         try:
-            return self._written(number, found, claimed, examined)
+            return self._written(number, manifest, claimed, examined)
         except BaseException:
             if claimed.permit and not self._published:
                 with suppress(StorageError):
@@ -324,14 +324,14 @@ class NodeOpening:
             raise
 
     def _written(
-        self, number: int, found: NodeManifest, claimed: NodeManifest, examined: _Examined
+        self, number: int, former: NodeManifest, claimed: NodeManifest, examined: _Examined
     ) -> tuple[NodeManifest, RecoveredState]:
         """Do what writes, after all that can refuse the open was examined."""
         before, wal, recovery, _, lose = examined
-        if self._fences(found):
+        if self._fences(former):
             # Its own permit first: if the storage cannot store it, the former writer keeps its own.
             self._create_permit(claimed)
-            self._shut_out(found)
+            self._shut_out(former)
             # Listed again, after the fence: with the earlier listing, segments were lost that the
             # former writer began and acknowledged in between (decision 22).
             wal = wal_folder(self._store, self._folder, before.archived, before.begins)
@@ -351,13 +351,13 @@ class NodeOpening:
         self._registration.enter(manifest, self._opened)
         return manifest, recovered
 
-    def _fences(self, found: NodeManifest) -> bool:
+    def _fences(self, manifest: NodeManifest) -> bool:
         """Whether a former writer may still write. This is possible without a takeover too: if this
         open was paused between lock and manifest, its successor may write now."""
-        return bool(found.directory) and (self._takeover or not found.clean)
+        return bool(manifest.directory) and (self._takeover or not manifest.clean)
 
-    def _fences_by_object(self, found: NodeManifest) -> bool:
-        return not self._store.capabilities.durable_append and fences_by_object(found)
+    def _fences_by_object(self, manifest: NodeManifest) -> bool:
+        return not self._store.capabilities.durable_append and fences_by_object(manifest)
 
     def _demand_no_better(self, before: NodeManifest, wal: WalFolder) -> None:
         """Refuse an own disk whose segments are older than their uploaded copies, or damaged."""
@@ -372,11 +372,11 @@ class NodeOpening:
         """Refuse a log of another kind, and one that is being forgotten."""
         self._demand_kind(before)
         if self.directory not in (None, before.directory):
-            what = (
+            reason = (
                 f"node {self._identity.node!r} was forgotten or replaced by another process at "
                 "the same time"
             )
-            raise LostRace(f"{what}; nothing was changed; run this again")
+            raise LostRace(f"{reason}; nothing was changed; run this again")
         if before.forgotten and before.directory:
             raise MissingNode(
                 f"node {self._identity.node!r} is being forgotten (imap-wal forget-node): "

@@ -25,7 +25,7 @@ def not_closed(context: LogContext) -> list[Identity]:
 def prove_others(context: LogContext) -> dict[str, NodeOpening]:
     """Raise the error that would refuse `shut_out_others`, before the claim. Changes nothing.
     Returns the opening of each log that is not closed, to be passed to `shut_out_others`."""
-    found = {}
+    openings = {}
     for other, manifest in _not_closed(context, embedded=False):
         opening = _opening(context, other, manifest)
         try:
@@ -36,29 +36,29 @@ def prove_others(context: LogContext) -> dict[str, NodeOpening]:
             if context.settings.recovery_policy is RecoveryPolicy.FULL:
                 raise
         else:
-            found[other.node] = opening
-    return found
+            openings[other.node] = opening
+    return openings
 
 
 def shut_out_others(
     log: NodeLog,
-    what: str,
+    holder: str,
     *,
     embedded: bool = False,
     proved: Mapping[str, NodeOpening] = NOT_PROVED,
 ) -> list[str]:
     """Take over and close the log of every other node that is not closed. `embedded`: only logs
     that programs opened, not agents. `proved`: from `prove_others`. Call it after a claim that a
-    later open sees. Returns the names of those nodes. `what`: the new owner's name, for their
+    later open sees. Returns the names of those nodes. `holder`: the new owner's name, for their
     writers. Raises the errors of `open_node_log`; `MissingNode` only if `recovery_policy` is
     full."""
-    found = []
+    shut_out = []
     for other, manifest in _not_closed(log.context, embedded=embedded):
         opening = proved.get(other.node)
         if opening is None or opening.directory != manifest.directory:
             opening = _opening(log.context, other, manifest)
         try:
-            opening.open(what).close()
+            opening.open(holder).close()
         except LostRace:
             if _newest(log.context, other).directory == manifest.directory:
                 raise
@@ -67,8 +67,8 @@ def shut_out_others(
             if log.settings.recovery_policy is RecoveryPolicy.FULL:
                 raise
         else:
-            found.append(other.node)
-    return found
+            shut_out.append(other.node)
+    return shut_out
 
 
 def _not_closed(context: LogContext, *, embedded: bool) -> Iterator[tuple[Identity, NodeManifest]]:

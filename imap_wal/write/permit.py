@@ -118,9 +118,9 @@ class Permit:
 
     def replaced(self, path: str) -> Fenced:
         """The error for a writer whose file, or folder, is not the one that it had."""
-        what = "deleted or moved away, or its folder was replaced"
+        reason = "deleted or moved away, or its folder was replaced"
         return Fenced(
-            f"{path} of node {self._identity.node!r} was {what}, while this process had it open",
+            f"{path} of node {self._identity.node!r} was {reason}, while this process had it open",
             advice=(
                 "close this writer. Changes that it acknowledged are in the former folder or file: "
                 "stop all writers, and bring that back before you open the log again"
@@ -138,12 +138,12 @@ class Permit:
                 self._directory in self._clusters.read()[1].forgotten
                 or self._manifests.read()[1].forgotten
             ):
-                what = (
+                reason = (
                     f"node {self._identity.node!r} was forgotten (imap-wal forget-node): no "
                     "restore reads its log any more"
                 )
                 return Fenced(
-                    what, advice="close this one; an open under this node name begins a new log"
+                    reason, advice="close this one; an open under this node name begins a new log"
                 )
             who = lock_holder(self._store, layout.lock_path(self._folder))
             by_other_node = who.startswith(OTHER_NODE)

@@ -97,24 +97,24 @@ class Recovery:
         self._only_end = manifest.clean and self._mode is RecoveryMode.TORN_TAIL
         self._proof: LogScan | None = None
 
-    def prove(self, found: WalFolder, *, fenced: bool) -> None:
-        """Raise the error that `run` would raise for the segments `found`, before their writer is
+    def prove(self, wal: WalFolder, *, fenced: bool) -> None:
+        """Raise the error that `run` would raise for the segments `wal`, before their writer is
         fenced. `fenced`: an object that fences the writer will follow them. Changes nothing, and
         may be called again: it reads again only what may have changed. Raises the errors of `run`,
         and `NotFound` if a segment was removed meanwhile."""
-        if self._only_end and self._scan_of(found).clean_end() is not None:
+        if self._only_end and self._scan_of(wal).clean_end() is not None:
             return
         damage: Damage | None = None
         for _ in range(PROOFS_MAX):
             former = damage
-            self._proof = scan = self._scan_of(found, fenced=fenced)
+            self._proof = scan = self._scan_of(wal, fenced=fenced)
             damage = scan.run()
             if damage is None or self._allows(damage.verdict):
                 return
             if damage == former:
                 raise self._refusal(scan, damage)
             # A writer that is not fenced may have completed its commit between two reads.
-            found = self._listed()
+            wal = self._listed()
         raise LostRace(
             f"{self._identity.node_folder}/wal changed {PROOFS_MAX} times while it was examined; "
             "try again"
@@ -126,16 +126,16 @@ class Recovery:
         are given up; its argument says whether they are. It raises if another process has the log.
         Raises `CorruptLog`, `ShortLog`, `UnsupportedVersion` or `EncryptionError`; nothing was
         changed then."""
-        manifest, found, self._claim = self.manifest, self._listed(), claim
-        if self._fill(found):
-            found = self._listed()
-        self._scan = scan = self._scan_of(found)
+        manifest, wal, self._claim = self.manifest, self._listed(), claim
+        if self._fill(wal):
+            wal = self._listed()
+        self._scan = scan = self._scan_of(wal)
         self._files = scan.files
         numbers = [file.number for file in self._files]
         self._next_segment = (
             max([*numbers, manifest.archived[1], manifest.checkpoint.segment, manifest.newest]) + 1
         )
-        self._copied = [each.path for each in found.copied]
+        self._copied = [segment.path for segment in wal.copied]
         if self._only_end:
             checksum = scan.clean_end()
             if checksum is not None:
@@ -166,10 +166,10 @@ class Recovery:
             self._store, self._identity.node_folder, self.manifest.archived, self.manifest.begins
         )
 
-    def _scan_of(self, found: WalFolder, *, fenced: bool = False) -> LogScan:
+    def _scan_of(self, wal: WalFolder, *, fenced: bool = False) -> LogScan:
         if self._proof is None:
-            return LogScan(self._context, self.manifest, found, fenced=fenced)
-        return self._proof.again(found, fenced=fenced)
+            return LogScan(self._context, self.manifest, wal, fenced=fenced)
+        return self._proof.again(wal, fenced=fenced)
 
     def _allows(self, verdict: Verdict) -> bool:
         """Whether this recovery mode opens a log with this damage."""
@@ -183,11 +183,11 @@ class Recovery:
             recovery, scan.requests, scan.end, self._next_segment, scan.checksum or 0
         )
 
-    def _fill(self, found: WalFolder) -> bool:
+    def _fill(self, wal: WalFolder) -> bool:
         """Create the segments that were given up with a disk, empty: each number that was used has
         a file. Returns whether one was missing."""
         epoch, first, last = self.manifest.given_up
-        there = {segment.number for segment in found.segments}
+        there = {segment.number for segment in wal.segments}
         missing = {*range(max(first, self.manifest.archived[1] + 1), last + 1)} - there
         if not last or not missing:
             return False
@@ -263,7 +263,7 @@ class Recovery:
         size = self._store.size(file.path)
         lost = None
         if verdict.frames_after:
-            kept = self._put_aside([file])
+            put_aside = self._put_aside([file])
             last = verdict.lost._replace(frame=verdict.last_after)
             lost = Lost(
                 file.path,
@@ -274,7 +274,7 @@ class Recovery:
                 verdict.frames_after,
                 verdict.records_after,
                 size - verdict.end,
-                kept,
+                put_aside,
             )
             self._log_lost(lost)
         if verdict.status == HEADER_TORN:
@@ -295,12 +295,12 @@ class Recovery:
 
     def _give_up(self, damage: Damage) -> RecoveredState:
         files, verdict = self._files[damage.file :], damage.verdict
-        kept = self._put_aside(files)
+        put_aside = self._put_aside(files)
         frames, records, last = self._scan.count(damage)
         size = sum(self._store.size(file.path) for file in files) - verdict.end
         path = layout.original_path(verdict.place.path)
         lost = Lost(
-            path, verdict.end, verdict.what, verdict.lost, last, frames, records, size, kept
+            path, verdict.end, verdict.what, verdict.lost, last, frames, records, size, put_aside
         )
         # The damaged one last: until then, a crash leaves a log with the same damage. Every used
         # number gets a file, including numbers that are missing after the damage.
@@ -348,15 +348,15 @@ class Recovery:
         return missing
 
     def _put_aside(self, files: Sequence[SegmentFile]) -> tuple[str, ...]:
-        kept = []
+        paths = []
         for file in files:
             path = layout.lost_path(self._identity.node_folder, self.manifest.epoch + 1, file.path)
             try:
                 self._store.create(path, self._store.read(file.path))
             except AlreadyExists:
                 pass  # of an earlier recovery that did not finish
-            kept.append(path)
-        return tuple(kept)
+            paths.append(path)
+        return tuple(paths)
 
     def _empty(self, file: SegmentFile) -> bytes:
         identity = self._identity

@@ -56,13 +56,13 @@ class Registration:
                 "restores no longer read its log; "
                 f"move {self._folder} away to begin a new one under this name"
             )
-        known = cluster.nodes.get(self._context.identity.node)
+        registered = cluster.nodes.get(self._context.identity.node)
         if (
-            known not in (None, directory)
+            registered not in (None, directory)
             and self._context.settings.recovery_policy is RecoveryPolicy.FULL
         ):
             raise MissingNode(
-                f"node {self._context.identity.node!r} is registered with log {known}, but "
+                f"node {self._context.identity.node!r} is registered with log {registered}, but "
                 f"{self._folder} has {directory or 'no manifest'}: "
                 "its log was lost or replaced",
                 MISSING_ADVICE,
@@ -73,34 +73,36 @@ class Registration:
         allow an open without a missing log, but not with another one. A log without archives, whose
         only segments are empty ones that fence a writer, comes from an open that ended before it
         registered the log."""
-        known, folder = cluster.nodes.get(self._context.identity.node), self._folder
-        if not before.directory or known == before.directory:
+        registered, folder = cluster.nodes.get(self._context.identity.node), self._folder
+        if not before.directory or registered == before.directory:
             return
-        owner = next((node for node, each in cluster.nodes.items() if each == before.directory), "")
+        owner = next(
+            (node for node, log_id in cluster.nodes.items() if log_id == before.directory), ""
+        )
         if owner:
-            what = (
+            reason = (
                 f"{folder} has the log of node {owner!r} (log directory {before.directory}): "
                 "this folder was copied or renamed"
             )
             raise MissingNode(
-                what,
+                reason,
                 "move it away, or back to "
                 f"{layout.node_folder(self._context.identity.cluster_folder, owner)}",
             )
         segments = wal_folder(self._context.store, folder).segments
         gone = before.newest > max((segment.number for segment in segments), default=0)
-        if known and (
+        if registered and (
             gone
             or before.archives
             or before.archived[1]
             or not all(holds_nothing(self._context.store, segment.path) for segment in segments)
         ):
-            what = (
-                f"node {self._context.identity.node!r} is registered with log {known}, but "
+            reason = (
+                f"node {self._context.identity.node!r} is registered with log {registered}, but "
                 f"{folder} has another one, {before.directory}"
             )
             raise MissingNode(
-                what,
+                reason,
                 f"bring the right folder back; to continue without it, move {folder} away "
                 f"first, {WITHOUT}",
             )
@@ -116,17 +118,17 @@ class Registration:
             return before, _nothing
         if before.address and (not wal.logs or self._is_empty_disk()):
             return self._on_new_disk(before, wal, cluster)
-        what = (
+        reason = (
             f"node {self._context.identity.node!r}: {foreign_wal(self._folder, before, wal.logs)}"
         )
         if wal.segments or wal.archived:
             raise MissingNode(
-                what,
+                reason,
                 "bring the right folder back; to continue without it, move "
                 f"{self._folder}/wal away first, {WITHOUT}",
             )
         if self._context.settings.recovery_policy is RecoveryPolicy.FULL:
-            raise MissingNode(what, MISSING_ADVICE)
+            raise MissingNode(reason, MISSING_ADVICE)
         numbers = [mark.position.segment for mark in cluster.covered(self._context.identity.node)]
         number = max(
             [
@@ -140,7 +142,7 @@ class Registration:
 
         def lose() -> None:
             _log.warning(
-                "%s; this node continues without the entries that only those segments had", what
+                "%s; this node continues without the entries that only those segments had", reason
             )
             self.count_loss()
 
@@ -173,12 +175,12 @@ class Registration:
         unseen = before.unseen(wal)
         if not unseen:
             return replace(before, wal_id=""), _nothing
-        what = (
+        reason = (
             f"node {self._context.identity.node!r}: its disk is new or another one: there is no "
             f"file {self._folder}/wal/{before.wal_id}.log; {unseen_text(before, wal)} were only on "
             "the former disk"
         )
-        lost = _LostDisk(before, unseen, what)
+        lost = _LostDisk(before, unseen, reason)
         self._demand_dispensable(lost, cluster)
         without = replace(
             before,

@@ -76,7 +76,7 @@ class RingBuffer(Generic[T]):
     def waiting(self) -> list[T]:
         """The published items that are not consumed, in order."""
         with self._mutex:
-            slots = [self._slots[each & self._mask] for each in range(self._free, self._next)]
+            slots = [self._slots[number & self._mask] for number in range(self._free, self._next)]
             return cast("list[T]", slots)  # a published slot has an item
 
     @property

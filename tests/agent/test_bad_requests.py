@@ -264,7 +264,7 @@ def test_a_number_beyond_an_archives_range_is_refused(
             Identity("default", "c", "n1"),
             Settings(),
         ),
-        what="the test",
+        holder="the test",
     )
     assert (
         archive_sealed(Context(store), log.identity.node_folder, "n1", log.manifests).records == 1

@@ -30,7 +30,7 @@ def write(url: str, node: str, values: dict[str, str | None]) -> None:
             Identity("default", "c", node),
             Settings(),
         ),
-        what="the test",
+        holder="the test",
     )
     rows = [put(f"of-{node}", node, (3, 1, 1, number), name) for number, name in enumerate(MAPS)]
     rows += [

@@ -201,6 +201,6 @@ def test_an_idle_agent_notices_that_it_lost_its_log(tmp_path: Path, how: str) ->
             context = LogContext(
                 Context(store, clock=SystemClock(), randomness=randomness), identity, settings.log
             )
-            open_node_log(context, what="another", takeover=True, maps=True).close()
+            open_node_log(context, holder="another", takeover=True, maps=True).close()
         eventually(lambda: agent.snapshot().fenced, "the agent noticed it")
         assert "taken over" in why_not_ready(agent.snapshot())

@@ -12,7 +12,7 @@ OF_REFUSALS = (
     Mutation(
         "the former writer is fenced before the log was proved",
         "imap_wal/write/opening.py",
-        "            known.prove(wal, fenced=self._fences_by_object(found))\n",
+        "            recovery.prove(wal, fenced=self._fences_by_object(manifest))\n",
         "            pass\n",
         f"{REFUSED}[objects-damaged segment]",
     ),
@@ -26,8 +26,8 @@ OF_REFUSALS = (
     Mutation(
         "the former permit is deleted before the new one exists",
         "imap_wal/write/opening.py",
-        "            self._create_permit(claimed)\n            self._shut_out(found)\n",
-        "            self._shut_out(found)\n",
+        "            self._create_permit(claimed)\n            self._shut_out(former)\n",
+        "            self._shut_out(former)\n",
         f"{REFUSED}[files-full]",
     ),
     Mutation(
@@ -61,8 +61,8 @@ OF_REFUSALS = (
     Mutation(
         "what was proved is read again after the fence",
         "imap_wal/write/log_scan.py",
-        "        if known._damaged or known.files",
-        "        if True or known.files",
+        "        if earlier._damaged or earlier.files",
+        "        if True or earlier.files",
         "tests/unit/test_proofs.py::test_an_object_is_read_once_by_an_open",
     ),
     Mutation(

@@ -61,7 +61,7 @@ def opened(url: str) -> NodeLog:
             IDENTITY,
             Settings(preallocate=False),
         ),
-        what="the test",
+        holder="the test",
     )
 
 

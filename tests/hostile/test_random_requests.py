@@ -298,7 +298,7 @@ def read_whole(settings: AgentConfig) -> None:
             Identity("default", "c", "n1"),
             Settings(),
         ),
-        what="the test",
+        holder="the test",
     )
     archive_sealed(Context(store), log.identity.node_folder, "n1", log.manifests)
     log.close()

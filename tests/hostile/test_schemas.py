@@ -199,7 +199,7 @@ def test_a_bad_schema_in_a_log_is_named(
                 identity,
                 Settings(preallocate=False),
             ),
-            what="test",
+            holder="test",
         )
         items = [
             ["schema", ORDER.id, GADGET],

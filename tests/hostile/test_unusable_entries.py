@@ -42,7 +42,7 @@ def append(cluster: Cluster, *pairs: tuple[bytes, bytes]) -> None:
         Identity(*names(cluster), "node-1"),
         Settings(preallocate=False),
     )
-    log = open_node_log(context, what="attack")
+    log = open_node_log(context, holder="attack")
     rows = [
         ["orders", key, "", value, "", False, 1, 0, 7, [1, 2**40, 1, 10**6 + number]]
         for number, (key, value) in enumerate(pairs)

@@ -58,7 +58,7 @@ class Writer:
                 settings,
                 "tcp://nowhere:1",
             ),
-            what="the test",
+            holder="the test",
         )
         self.uploads = Uploads(self.store, self.log, self.clock, self.randomness)
 

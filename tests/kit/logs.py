@@ -28,7 +28,7 @@ def node(store: SegmentStore, name: str = "n1", settings: Settings = SMALL) -> N
             Identity("ns", "c", name),
             settings,
         ),
-        what="the test",
+        holder="the test",
     )
 
 
@@ -39,7 +39,7 @@ def opened(store: SegmentStore, clock: FakeClock, name: str = "n1") -> NodeLog:
             Identity("ns", "c", name),
             SMALL,
         ),
-        what="the test",
+        holder="the test",
     )
 
 

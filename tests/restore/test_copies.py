@@ -226,7 +226,7 @@ def test_a_node_never_continues_the_numbers_of_shared_sessions(
             first.identity,
             SMALL,
         ),
-        what="a test",
+        holder="a test",
         takeover=True,
     )
     assert second.manifests.read()[1].requests == {SESSION: 1, own: 1}

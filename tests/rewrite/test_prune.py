@@ -49,7 +49,7 @@ def node_again(store: MemoryStore) -> NodeLog:
             Identity("ns", "c", "n1"),
             SMALL,
         ),
-        what="the test",
+        holder="the test",
         takeover=True,
     )
 

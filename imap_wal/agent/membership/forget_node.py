@@ -165,7 +165,7 @@ def _taken_over(
             Identity(log.namespace, log.cluster, node),
             Settings(),
         ),
-        what="imap-wal forget-node",
+        holder="imap-wal forget-node",
         takeover=True,
         directory=directory,
     )

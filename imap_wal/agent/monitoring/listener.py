@@ -145,10 +145,10 @@ class HttpListener:
         """Close connections that have reached the deadline, and if there is no room, the oldest
         silent one."""
         now = self._clock.monotonic()
-        for each in [
+        for connection in [
             connection for connection in self._open if now - connection.since >= DEADLINE_S
         ]:
-            self._end(each)
+            self._end(connection)
         if len(self._open) >= CONNECTIONS_MAX:
             for connection in self._open:
                 if connection.unsent is None and now - connection.since >= CROWDED_S:

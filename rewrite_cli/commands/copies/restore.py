@@ -169,7 +169,7 @@ def _copy(cluster: LiveCluster, context: Context) -> dict[str, tuple[int, int]]:
             Identity(view.namespace, view.cluster, NODE),
             Settings(),
         ),
-        what="imap-wal restore",
+        holder="imap-wal restore",
     )
     counts: dict[str, tuple[int, int]] = {}
     clean = False

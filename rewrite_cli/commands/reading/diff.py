@@ -131,7 +131,7 @@ def command(
         shown = [_shown(difference, first, second, alone, losses) for difference in differences]
     if output == out.JSON:
         left_out = {
-            side: [asdict(each) for cluster in state.clusters for each in cluster.left_out]
+            side: [asdict(left_out) for cluster in state.clusters for left_out in cluster.left_out]
             for side, state in ((OLD, first), (NEW, second))
         }
         names = {"old": first.name, "new": second.name}
