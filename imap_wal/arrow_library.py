@@ -20,10 +20,10 @@ def is_installed() -> bool:
         return False
 
 
-def demand_installed(what: str) -> None:
-    """Raises `MissingLibrary`, which begins with `what`, if pyarrow is not installed."""
+def demand_installed(purpose: str) -> None:
+    """Raises `MissingLibrary`, which begins with `purpose`, if pyarrow is not installed."""
     if not is_installed():
-        raise MissingLibrary(f"{what}: {MissingExtra('pyarrow', 'archive')}")
+        raise MissingLibrary(f"{purpose}: {MissingExtra('pyarrow', 'archive')}")
 
 
 def demand_archives(settings: Settings) -> None:
@@ -34,9 +34,9 @@ def demand_archives(settings: Settings) -> None:
 
 
 @contextmanager
-def loading(what: str) -> Iterator[None]:
-    """Imports of modules that need pyarrow. Raises `MissingLibrary`, which begins with `what`."""
+def loading(purpose: str) -> Iterator[None]:
+    """Imports of modules that need pyarrow. The text of `MissingLibrary` begins with `purpose`."""
     try:
         yield
     except MissingExtra as error:
-        raise MissingLibrary(f"{what}: {error}") from None
+        raise MissingLibrary(f"{purpose}: {error}") from None

@@ -36,10 +36,10 @@ class Published(NamedTuple):
 
 def checksum(file: BinaryIO) -> int:
     """CRC-32C of a file, from its current offset."""
-    found = 0
+    crc = 0
     while data := file.read(CHUNK_BYTES):
-        found = google_crc32c.extend(found, data)
-    return found
+        crc = google_crc32c.extend(crc, data)
+    return crc
 
 
 def publish(store: SegmentStore, path: str, local: Path) -> Published:

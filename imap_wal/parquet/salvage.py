@@ -114,11 +114,11 @@ def readable(context: Context, path: str, *, log: str | None) -> Iterator[Rows |
 def _of_segment(source: BinaryIO, path: str, keys: Keys) -> Iterator[Rows | LostRows]:
     """The readable rows of a segment snapshot."""
     try:
-        for found in salvaged(source, path, keys):
-            if isinstance(found, SnapshotRows):
-                yield Rows(found.rows, found.nodes, None)
-            elif found != 0:
-                yield LostRows(found, "some of its frames are damaged or missing")
+        for part in salvaged(source, path, keys):
+            if isinstance(part, SnapshotRows):
+                yield Rows(part.rows, part.nodes, None)
+            elif part != 0:
+                yield LostRows(part, "some of its frames are damaged or missing")
     except (LogError, EncryptionError) as error:
         if isinstance(error, EncryptionError) and not keys.key_ring.keys:
             raise

@@ -55,13 +55,13 @@ class EntryBatch:
 def by_node(rows: list[Row], nodes: list[str], size: int) -> Iterator[EntryBatch]:
     """Rows of a snapshot, in a batch for each node that wrote some. `size`: in bytes."""
     clears = None in map(itemgetter(KEY), rows)
-    found: dict[str, list[Row]] = {}
+    rows_by_node: dict[str, list[Row]] = {}
     if len(set(nodes)) == 1:
-        found[nodes[0]] = rows
+        rows_by_node[nodes[0]] = rows
     else:
         for row, node in zip(rows, nodes, strict=True):
-            found.setdefault(node, []).append(row)
-    for node, own in found.items():
+            rows_by_node.setdefault(node, []).append(row)
+    for node, own in rows_by_node.items():
         yield EntryBatch(node, own, START, START, size * len(own) // len(rows), clears=clears)
 
 

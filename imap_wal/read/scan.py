@@ -101,12 +101,12 @@ def _read_segment_snapshot(context: Context, scan: FileScan) -> Iterator[EntryBa
     """The rows of a segment snapshot, separated by the node that wrote them."""
     records = 0
     with open_checked(context.store, scan.path, scan.checksum) as file:
-        for found in snapshot.read_rows(file, scan.path, context.keys):
-            records += len(found.rows)
-            yield from by_node(found.rows, found.nodes, found.bytes)
+        for snapshot_rows in snapshot.read_rows(file, scan.path, context.keys):
+            records += len(snapshot_rows.rows)
+            yield from by_node(snapshot_rows.rows, snapshot_rows.nodes, snapshot_rows.bytes)
     if scan.records and records != scan.records:
-        what = f"this snapshot has {records} entries, but the manifest says {scan.records}"
-        raise CorruptLog(scan.path, 0, what, "restore it from a copy")
+        difference = f"this snapshot has {records} entries, but the manifest says {scan.records}"
+        raise CorruptLog(scan.path, 0, difference, "restore it from a copy")
 
 
 def ahead(context: Context, scans: Iterable[FileScan]) -> Generator[tuple[FileScan, Context]]:

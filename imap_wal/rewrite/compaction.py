@@ -247,14 +247,14 @@ class Compactor:
         if self.part is None and self._grown < self._growth.at:
             return False
         try:
-            found = self._measured()
+            log_sizes = self._measured()
             if self.part is None and self._grown < self._growth.at:
                 return False
-            self._is_tiny = found.all <= TINY_BYTES and not self._logs.manifest().decoded
+            self._is_tiny = log_sizes.all <= TINY_BYTES and not self._logs.manifest().decoded
         except (ImapWalError, StorageError):  # the next open finds it, too
             return False
         rate = LAST_BYTES_PER_S if is_installed() else LAST_ROW_BYTES_PER_S
-        return found.all <= limit_s * rate
+        return log_sizes.all <= limit_s * rate
 
     def stop(self) -> None:
         """End a running compaction, and the thread."""
@@ -281,10 +281,10 @@ class Compactor:
 
     def _measured(self) -> LogSizes:
         """The sizes of the log, after which it is known when a compaction is due."""
-        found = sizes(self._logs, self._writer.log, self._segment_bytes_min)
+        log_sizes = sizes(self._logs, self._writer.log, self._segment_bytes_min)
         if self._growth.at == -inf:
-            self._growth.at = self._grown + self._allowed(found.snapshots) - found.grown
-        return found
+            self._growth.at = self._grown + self._allowed(log_sizes.snapshots) - log_sizes.grown
+        return log_sizes
 
     def _compact(self, *, automatic: bool) -> Compaction:
         grown = self._grown

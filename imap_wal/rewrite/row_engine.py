@@ -101,8 +101,8 @@ class _Merge:
             merged.append(Merged(name, totals.records, totals.bytes, parts))
         return Result(tuple(merged), tuple(self._tally.pairs.items()))
 
-    def _add(self, scan: FileScan, found: Iterable[EntryBatch]) -> None:
-        for changes in found:
+    def _add(self, scan: FileScan, batches: Iterable[EntryBatch]) -> None:
+        for changes in batches:
             if changes.rows:
                 self._tally.add(changes, count_bytes=not scan.map, settled=scan.kind == "snapshot")
                 rows = self._plan.decisions.counting(changes.node, changes.rows)
@@ -179,7 +179,7 @@ class _PartFile:
         self._clears |= clears
         expiries = [0 if clears else row[EXPIRES_AT_MS] for row in rows]
         self._last_expiry_ms = [latest_expiry((*self._last_expiry_ms, *expiries))]
-        some = [each for each in (self._first_expiry_ms, *expiries) if each]
+        some = [expiry for expiry in (self._first_expiry_ms, *expiries) if expiry]
         self._first_expiry_ms = min(some, default=0)
 
     def end(self) -> Part:

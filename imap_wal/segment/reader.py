@@ -108,19 +108,19 @@ class SegmentReader:
             if isinstance(frame, NoFrame):
                 if frame.reason not in ("short", "end"):
                     return
-                wanted = max(size, frame.needed)
+                length = max(size, frame.needed)
                 size = min(4 * size, WINDOW_BYTES)
                 held = len(window) - (offset - base)
-                window, base = self._store.read(self.path, offset, wanted), offset
+                window, base = self._store.read(self.path, offset, length), offset
                 if len(window) <= held or len(window) < frame.needed:
                     return
                 continue
             if frame.kind not in self._types:
-                what, advice = (
+                reason, advice = (
                     f"a frame of unknown type {frame.kind}",
                     "upgrade imap-wal: a newer version wrote it",
                 )
-                raise UnsupportedVersion(self.path, offset, what, advice)
+                raise UnsupportedVersion(self.path, offset, reason, advice)
             offset = self.end = frame.end
             self.checksum = frame.checksum
             self.synced = max(self.synced, frame.synced)
@@ -146,19 +146,19 @@ class SegmentReader:
             return SegmentTail("clean", self.end, size)
         data = self._store.read(self.path, self.end, size - self.end)
         search = FrameSearch(self._seed, data, self.end, written)
-        found = list(search.after(self.end + 1))
-        synced = max([self.synced, *(frame.synced for frame in found)])
+        frames = list(search.after(self.end + 1))
+        synced = max([self.synced, *(frame.synced for frame in frames)])
         cut_bytes = 0
         if synced <= self.end and (displaced := search.displaced(self.end)) is not None:
             at, frame = displaced
             synced, cut_bytes = frame.synced, frame.offset - at
-        records = sum(frame.count for frame in found if frame.kind in format.OF_ENTRIES)
-        last_after = found[-1].offset if found else 0
+        records = sum(frame.count for frame in frames if frame.kind in format.OF_ENTRIES)
+        last_after = frames[-1].offset if frames else 0
         return SegmentTail(
             "corrupt" if synced > self.end else "torn-tail",
             self.end,
             size,
-            len(found),
+            len(frames),
             records,
             last_after,
             cut_bytes,

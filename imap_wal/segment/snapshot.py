@@ -136,8 +136,8 @@ def open_segment(file: BinaryIO, path: str, keys: Keys) -> SegmentReader:
     reader = SegmentReader(cast(SegmentStore, _OpenFile(file)), path, format.OF_SNAPSHOTS)
     reader.check_keys(keys)
     if reader.header.key_id and reader.header.directory != path:
-        what = f"this file was written as {reader.header.directory!r}: it was moved or replaced"
-        raise Forged(path, 0, what, "bring the right file back from a copy")
+        reason = f"this file was written as {reader.header.directory!r}: it was moved or replaced"
+        raise Forged(path, 0, reason, "bring the right file back from a copy")
     return reader
 
 
@@ -152,17 +152,17 @@ def read_rows(file: BinaryIO, path: str, keys: Keys) -> Iterator[SnapshotRows]:
         if not frame.count:
             promised = _promise(frame, path)
             continue
-        found = _rows(frame, path)
-        records += len(found.rows)
-        yield found
+        rows = _rows(frame, path)
+        records += len(rows.rows)
+        yield rows
     tail = reader.tail()
     if tail.size > reader.end:
         raise CorruptLog(path, reader.end, "there is no whole frame here", ADVICE)
     if promised < 0:
         raise ShortLog(path, reader.end, "this snapshot has no last frame", ADVICE)
     if promised != records:
-        what = f"this snapshot has {records} entries, but its last frame says {promised}"
-        raise CorruptLog(path, reader.end, what, ADVICE)
+        reason = f"this snapshot has {records} entries, but its last frame says {promised}"
+        raise CorruptLog(path, reader.end, reason, ADVICE)
 
 
 def salvaged(file: BinaryIO, path: str, keys: Keys) -> Iterator[SnapshotRows | int | None]:
@@ -180,9 +180,9 @@ def salvaged(file: BinaryIO, path: str, keys: Keys) -> Iterator[SnapshotRows | i
         try:
             opened = frame if cipher is None else cipher.open(frame, path)
             if frame.count:
-                found = _rows(opened, path)
-                records += len(found.rows)
-                yield found
+                rows = _rows(opened, path)
+                records += len(rows.rows)
+                yield rows
             else:
                 promised = _promise(opened, path)
         except CorruptLog:
@@ -217,5 +217,5 @@ _decode_nodes = msgspec.msgpack.Decoder(list[str]).decode
 
 
 def _unusable(frame: Frame, path: str, error: Exception) -> CorruptLog:
-    what = f"the checksum of this frame is right, but its content cannot be used: {error}"
-    return CorruptLog(path, frame.offset, what, ADVICE)
+    reason = f"the checksum of this frame is right, but its content cannot be used: {error}"
+    return CorruptLog(path, frame.offset, reason, ADVICE)
