@@ -67,7 +67,7 @@ class ImapWalDataSource(DataSource):
         return ImapWalStreamReader(chosen, wanted(chosen, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from pyspark_imap_wal.writer import ImapWalWriter, Target
+        from pyspark_imap_wal.backfill_writer import ImapWalWriter, Target
 
         if "path" not in self.options:
             raise InvalidSetting(

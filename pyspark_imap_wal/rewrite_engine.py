@@ -26,7 +26,7 @@ from imap_wal.version import VERSION
 from pyspark_imap_wal.data_source import TASK_MEMORY_BYTES
 from pyspark_imap_wal.progress import Step, Tell, watched
 from pyspark_imap_wal.session import refuse_connect, session, spark_errors
-from pyspark_imap_wal.worker import worker_log
+from pyspark_imap_wal.task_log import worker_log
 from storage_backends import StorageError
 from storage_backends.metered import Meter
 

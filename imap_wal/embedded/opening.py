@@ -22,7 +22,7 @@ from imap_wal.embedded.read_only import ReadOnlyStore, poll_s
 from imap_wal.embedded.store import Store
 from imap_wal.embedded.wal_filter import WalFilter
 from imap_wal.errors import InvalidSetting, StorageUnavailable, WriterLocked
-from imap_wal.inspect.writer import writer_of
+from imap_wal.inspect.running_writer import writer_of
 from imap_wal.layout import Identity
 from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests

@@ -11,8 +11,8 @@ from imap_wal.disposal import ADVICE as LINK_ADVICE
 from imap_wal.disposal import EFFECT as LINK_EFFECT
 from imap_wal.errors import LogError
 from imap_wal.inspect.own_disks import nodes_with_tails
+from imap_wal.inspect.running_writer import writer_of
 from imap_wal.inspect.verify import is_problem, quick
-from imap_wal.inspect.writer import writer_of
 from imap_wal.layout import parse_sign_path
 from imap_wal.manifest.claims import CLOSED_ADVICE
 from imap_wal.read.cluster import ClusterLog

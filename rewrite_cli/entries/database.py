@@ -20,7 +20,7 @@ import click
 
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.output import shown
-from rewrite_cli.entries.columns import Column
+from rewrite_cli.entries.sql_columns import Column
 from storage_backends.extras import needs
 
 T = TypeVar("T")

@@ -19,10 +19,10 @@ from imap_wal.settings import RecoveryPolicy
 from rewrite_cli.console.output import note
 from rewrite_cli.console.progress import Tell
 from rewrite_cli.console.selection import Selection
-from rewrite_cli.entries.columns import LATEST, RAW, Column, FoundEntry, batch
 from rewrite_cli.entries.database import SCHEMAS, Database, Query, fold
 from rewrite_cli.entries.live import MEMORY_BYTES, LiveCluster, Reading, merge_all
 from rewrite_cli.entries.losses import Losses
+from rewrite_cli.entries.sql_columns import LATEST, RAW, Column, FoundEntry, batch
 from storage_backends import NotFound
 
 COLUMNS: Mapping[str, Sequence[Column]] = dict(zip(SCHEMAS, (LATEST, RAW), strict=True))

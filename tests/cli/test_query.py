@@ -21,8 +21,8 @@ from imap_wal.encoder import json_of
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings
-from rewrite_cli.entries.columns import LATEST, FoundEntry, batch
 from rewrite_cli.entries.database import Database, Query
+from rewrite_cli.entries.sql_columns import LATEST, FoundEntry, batch
 from tests.cli.conftest import Run, found
 from tests.kit.effort import every, thorough
 from tests.kit.orders import LIVE

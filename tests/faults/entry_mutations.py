@@ -17,7 +17,7 @@ OF_ENTRIES = (
     ),
     Mutation(
         "tasks of a backfill with two classes are published",
-        "pyspark_imap_wal/writer.py",
+        "pyspark_imap_wal/backfill_writer.py",
         "            self._demand_one_class(log, [message.classes for message in written])\n",
         "",
         "tests/spark/test_backfill.py::test_tasks_of_two_classes_publish_nothing",

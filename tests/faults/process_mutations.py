@@ -18,7 +18,7 @@ OF_PROCESSES = (
     ),
     Mutation(
         "a lease is not taken for a lock",
-        "imap_wal/inspect/writer.py",
+        "imap_wal/inspect/running_writer.py",
         "    if not store.exists(path) and not store.list(path):",
         "    if not store.exists(path):",
         "tests/durable/test_open.py::test_another_node_name_does_not_fence_a_running_writer"

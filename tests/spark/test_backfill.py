@@ -27,8 +27,8 @@ from imap_wal.retention import backfill, ended_backfills
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
-from pyspark_imap_wal import writer as writer_module
-from pyspark_imap_wal.writer import ImapWalWriter, Target
+from pyspark_imap_wal import backfill_writer as writer_module
+from pyspark_imap_wal.backfill_writer import ImapWalWriter, Target
 from rewrite_cli.cli import group
 from storage_backends import open_store
 from tests.encrypted import key_file, other

@@ -12,7 +12,7 @@ import click
 from imap_wal.context import Context, open_context
 from imap_wal.errors import LogError, WriterLocked
 from imap_wal.inspect.inventory import looks_at
-from imap_wal.inspect.writer import writer_of
+from imap_wal.inspect.running_writer import writer_of
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.read.state import ClusterState

@@ -10,7 +10,7 @@ import click
 from imap_wal.agent.membership.forget_node import ForgetReport, forget_node
 from imap_wal.context import Context
 from imap_wal.errors import InvalidSetting
-from imap_wal.inspect.writer import writer_of
+from imap_wal.inspect.running_writer import writer_of
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState
 from rewrite_cli.console import output as out

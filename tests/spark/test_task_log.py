@@ -15,7 +15,7 @@ from imap_wal.read.scan_list import cluster_scans
 from imap_wal.rewrite.plan import prepare
 from imap_wal.version import VERSION
 from pyspark_imap_wal.session import explained
-from pyspark_imap_wal.worker import worker_log
+from pyspark_imap_wal.task_log import worker_log
 from storage_backends.local import LocalStore
 from storage_backends.location import located
 from tests.histories import put
