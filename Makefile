@@ -13,7 +13,9 @@ UV := $(BIN)/python -m uv pip install --quiet --python $(BIN)/python
 VERSIONS := build/versions.txt
 MVN := mvn -q -B -f hazelcast_plugin
 JAR := hazelcast_plugin/target/imap-wal-hazelcast.jar
-JAVA_SOURCES := LICENSE NOTICE hazelcast_plugin/pom.xml $(shell find hazelcast_plugin/src/main -type f 2>/dev/null)
+JAVA_MODULES := hazelcast_plugin/wire hazelcast_plugin/plugin
+POMS := hazelcast_plugin/pom.xml $(JAVA_MODULES:=/pom.xml)
+JAVA_SOURCES := LICENSE NOTICE $(POMS) $(shell find $(JAVA_MODULES:=/src/main) -type f 2>/dev/null)
 PACKAGING := pyproject.toml hatch_build.py imap_wal/version.py requirements/constraints.txt
 SBOM_TOOL := cyclonedx-bom==7.5.0
 SBOM_PLUGIN := 2.9.3
@@ -178,12 +180,12 @@ sbom: $(JAR) $(VERSIONS) ## what both sides are made of, as CycloneDX, in out/sb
 	$(PYTHON) -m venv build/sbom/tool
 	build/sbom/tool/bin/python -m pip install --quiet $(SBOM_TOOL)
 	build/sbom/tool/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o out/sbom/python.cdx.json build/sbom/runtime/bin/python
-	$(MVN) org.cyclonedx:cyclonedx-maven-plugin:$(SBOM_PLUGIN):makeBom -DoutputFormat=json -DoutputName=java.cdx -DoutputDirectory=$(CURDIR)/out/sbom -DincludeTestScope=false
+	$(MVN) package -DskipTests org.cyclonedx:cyclonedx-maven-plugin:$(SBOM_PLUGIN):makeAggregateBom -DoutputReactorProjects=false -DoutputFormat=json -DoutputName=java.cdx -DoutputDirectory=$(CURDIR)/out/sbom -DincludeTestScope=false
 
 reproducible: jar ## builds the jar again in another folder: the bytes must be the same
-	rm -rf build/again && mkdir -p build/again/plugin && cp -r hazelcast_plugin/pom.xml hazelcast_plugin/src build/again/plugin && cp LICENSE NOTICE build/again
-	mvn -q -B -f build/again/plugin package -DskipTests -Dmdep.skip
-	cmp $(JAR) build/again/plugin/target/imap-wal-hazelcast.jar
+	rm -rf build/again && mkdir -p build/again && cp -r --parents LICENSE NOTICE $(POMS) $(JAVA_MODULES:=/src) build/again
+	mvn -q -B -f build/again/hazelcast_plugin package -DskipTests -Dmdep.skip
+	cmp $(JAR) build/again/$(JAR)
 
 wheel: setup ## a wheel with the jar in it, in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
@@ -197,9 +199,9 @@ release: setup ## sdist and wheel in dist/, checked as a package index does
 version: ## write a new version into the files that have it: make version NEW=0.2.0
 	@test -n "$(NEW)" || { echo 'this is $(VERSION); for another one: make version NEW=0.2.0' >&2; exit 1; }
 	sed -i 's/^VERSION = ".*"$$/VERSION = "$(NEW)"/' imap_wal/version.py
-	sed -i '0,/<version>.*<\/version>/s//<version>$(NEW)<\/version>/' hazelcast_plugin/pom.xml
+	sed -i '0,/<version>.*<\/version>/s//<version>$(NEW)<\/version>/' $(POMS)
 	sed -i 's/^\(version\|appVersion\): .*/\1: "$(NEW)"/' charts/imap-wal/Chart.yaml
 	sed -i 's/$(VERSION)/$(NEW)/g' charts/imap-wal/README.md deploy/*.Containerfile examples/compose/compose.yaml docs/how-to/kubernetes.md
 
 clean: ## remove what was built; .venv stays
-	rm -rf build dist site out hazelcast_plugin/target hazelcast_plugin/map_tests/target .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist site out hazelcast_plugin/target hazelcast_plugin/*/target .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -12,8 +12,6 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 JAR = "hazelcast_plugin/target/imap-wal-hazelcast.jar"
 IN_WHEEL = "rewrite_cli/jars/imap-wal-hazelcast.jar"
 HASH = f"{JAR}.sha256"
-SHADED = "io/imapwal/hazelcast/nacl/"
-"""Classes of another library: they have the times of its release."""
 PROPERTIES = "io/imapwal/hazelcast/plugin.properties"
 TIME = (2026, 1, 1, 0, 0, 0)
 """The time of every file in a reproducible jar; see `project.build.outputTimestamp` in pom.xml."""
@@ -34,9 +32,7 @@ class JarBuildHook(BuildHookInterface[Any]):
                 "with `mvn -B -f hazelcast_plugin package` (or `make setup`)"
             )
         with zipfile.ZipFile(jar) as file:
-            if {
-                each.date_time for each in file.infolist() if not each.filename.startswith(SHADED)
-            } != {TIME}:
+            if {entry.date_time for entry in file.infolist()} != {TIME}:
                 raise ValueError(
                     f"{JAR} was not built from this source: its files have other times; run "
                     "`mvn -B -f hazelcast_plugin clean package`"

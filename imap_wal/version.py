@@ -1,4 +1,4 @@
-"""The version of this release. It is also in `hazelcast_plugin/pom.xml` and
-`charts/imap-wal/Chart.yaml`; `make version` writes all of them."""
+"""The version of this release. It is also in the `pom.xml` of `hazelcast_plugin/` and its modules,
+and in `charts/imap-wal/Chart.yaml`; `make version` writes all of them."""
 
 VERSION = "0.1.0"

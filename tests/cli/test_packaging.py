@@ -27,6 +27,18 @@ from tests.kit.effort import thorough
 ROOT = Path(__file__).parents[2]
 
 
+JAVA_8, JAVA_17 = 52, 61
+
+
+def java_versions(jar: zipfile.ZipFile, package: str) -> set[int]:
+    """Of the byte code of its classes."""
+    return {
+        int.from_bytes(jar.read(name)[6:8], "big")
+        for name in jar.namelist()
+        if name.startswith(package) and name.endswith(".class")
+    }
+
+
 def hook(root: Path) -> Any:
     sys.path.insert(0, str(ROOT))
     try:
@@ -124,10 +136,13 @@ def _needed(package: str, extras: set[str]) -> set[str]:
 
 
 def test_plug_in_and_library_have_one_version() -> None:
-    pom = (ROOT / "hazelcast_plugin" / "pom.xml").read_text(encoding="utf-8")
-    found = re.search(r"<artifactId>imap-wal-hazelcast</artifactId>\s*<version>(.*)</version>", pom)
-    assert found is not None
-    assert found[1] == VERSION == imap_wal.__version__, "make version NEW=… writes both"
+    modules = ("", "wire", "plugin")
+    poms = [(ROOT / "hazelcast_plugin" / module / "pom.xml").read_text() for module in modules]
+    versions = re.findall(
+        r"<artifactId>imap-wal-java</artifactId>\s*<version>(.*)</version>", "".join(poms)
+    )
+    assert versions == [VERSION] * 3, "make version NEW=… writes all"
+    assert imap_wal.__version__ == VERSION
 
 
 @thorough
@@ -157,6 +172,8 @@ def test_the_source_archive_is_complete(
         "requirements/constraints.txt",
         "requirements/lowest.txt",
         "hazelcast_plugin/pom.xml",
+        "hazelcast_plugin/wire/pom.xml",
+        "hazelcast_plugin/plugin/pom.xml",
         "hazelcast_plugin/target/imap-wal-hazelcast.jar",
         "imap_wal/py.typed",
         "tests/conftest.py",
@@ -179,20 +196,12 @@ def test_the_wheel_has_packages_and_jar(tmp_path: Path) -> None:
     assert f"imap_wal-{VERSION}.dist-info/METADATA" in names
     with zipfile.ZipFile(io.BytesIO(jar)) as file:
         assert {"META-INF/LICENSE", "META-INF/NOTICE"} <= set(file.namelist())
-        # The classes of another library have the times of its release.
-        ours = [
-            each
-            for each in file.infolist()
-            if not each.filename.startswith("io/imapwal/hazelcast/nacl/")
-        ]
-        assert {each.date_time for each in ours} == {(2026, 1, 1, 0, 0, 0)}, (
+        assert {entry.date_time for entry in file.infolist()} == {(2026, 1, 1, 0, 0, 0)}, (
             "two builds give the same bytes"
         )
-        assert not [
-            name
-            for name in file.namelist()
-            if name.startswith("software/") or name == "module-info.class"
-        ]
+        assert not [name for name in file.namelist() if not name.startswith(("META-INF/", "io/"))]
+        assert java_versions(file, "io/imapwal/wire/") == {JAVA_8}
+        assert java_versions(file, "io/imapwal/hazelcast/") == {JAVA_17}
     assert {
         "imap_wal/__init__.py",
         *(

@@ -25,7 +25,7 @@ def defined() -> tuple[set[str], set[str]]:
     """The classes and the functions of the product."""
     folders = ("storage_backends", "imap_wal", "pyspark_imap_wal", "rewrite_cli")
     files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
-    files += (ROOT / "hazelcast_plugin" / "src" / "main").rglob("*.java")
+    files += (ROOT / "hazelcast_plugin").glob("*/src/main/**/*.java")
     code = "\n".join(file.read_text(encoding="utf-8") for file in files)
     classes = re.findall(r"^[a-z ]*(?:class|interface|record|enum) (\w+)", code, re.MULTILINE)
     aliases = re.findall(r"^([A-Z]\w+)\b[^=(\n]* = ", code, re.MULTILINE)

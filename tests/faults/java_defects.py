@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.faults.mutation import Mutation
 
-_JAVA = "hazelcast_plugin/src/main/java/io/imapwal/hazelcast"
+_JAVA = "hazelcast_plugin/plugin/src/main/java/io/imapwal/hazelcast"
 
 IN_JAVA = (
     Mutation(

@@ -251,7 +251,7 @@ PICKED = (
     ),
 )
 
-_JAVA = "hazelcast_plugin/src/main/java/io/imapwal/hazelcast"
+_JAVA = "hazelcast_plugin/plugin/src/main/java/io/imapwal/hazelcast"
 
 PICKED_IN_JAVA = (
     Mutation(

@@ -19,7 +19,7 @@ from itertools import pairwise
 from tests.faults.mutation import ROOT
 
 PACKAGES = ("write", "read", "rewrite", "retention", "manifest", "agent")
-JAVA = "hazelcast_plugin/src/main/java/io/imapwal/hazelcast"
+JAVA = "hazelcast_plugin/plugin/src/main/java/io/imapwal/hazelcast"
 SETTLEMENT = (
     "settle/Comparison",
     "settle/Departures",

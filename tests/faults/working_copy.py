@@ -16,7 +16,10 @@ from tests.faults.mutation import ROOT, SOURCES, Mutation
 
 JAVA_SOURCES = (
     "hazelcast_plugin/pom.xml",
-    "hazelcast_plugin/src",
+    "hazelcast_plugin/wire/pom.xml",
+    "hazelcast_plugin/wire/src",
+    "hazelcast_plugin/plugin/pom.xml",
+    "hazelcast_plugin/plugin/src",
     "LICENSE",
     "NOTICE",
     "tests/golden",

@@ -19,7 +19,7 @@ def long_names(source: str) -> list[str]:
 
 
 def test_no_line_of_java_is_longer_than_100_columns() -> None:
-    folders = ("hazelcast_plugin/src", "hazelcast_plugin/map_tests/src", "tests")
+    folders = ("hazelcast_plugin/*/src", "tests")
     sources = [path for folder in folders for path in ROOT.glob(f"{folder}/**/*.java")]
     assert sources
     assert [
@@ -31,7 +31,7 @@ def test_no_line_of_java_is_longer_than_100_columns() -> None:
 
 
 def test_no_java_test_name_has_more_than_ten_words() -> None:
-    sources = list(ROOT.glob("hazelcast_plugin/src/test/**/*.java"))
+    sources = list(ROOT.glob("hazelcast_plugin/*/src/test/**/*.java"))
     assert any(_TEST.search(path.read_text("utf-8")) for path in sources)
     assert {
         path.name: found for path in sources if (found := long_names(path.read_text("utf-8")))

@@ -8,7 +8,7 @@ from tests.faults.java_defects import IN_JAVA
 from tests.faults.mutation import ROOT, Mutation
 from tests.faults.picked_defects import PICKED, PICKED_IN_JAVA
 
-JAVA_TESTS = ROOT / "hazelcast_plugin/src/test/java"
+JAVA_TESTS = ROOT / "hazelcast_plugin"
 
 
 @pytest.mark.parametrize(
