@@ -1,7 +1,7 @@
 /**
  * The part of imap-wal that runs inside a Hazelcast member. It encodes, sends, waits and loads. The
  * log itself is with the agent. This package has the errors that callers get; the others, each of
- * which uses only those to its left (docs/decisions/0083):
+ * which uses only those to its left (docs/decisions/0083; wire is another module of Maven):
  *
  * <pre>
  * wire ◀ engine ◀ append, read ◀ settle ◀ transactions ◀ member

@@ -189,8 +189,7 @@ public final class AgentConnection implements Closeable {
         hello.string("plugin_version").string(identity.pluginVersion);
         hello.string("partition_count").integer(identity.partitionCount);
         hello.string("purpose").string(purpose);
-        hello.string("view").integer(identity.view.of(membership.clusterId(),
-                membership.member()));
+        hello.string("view").integer(identity.view.of(membership.clusterId(), membership.member()));
         if (!token.isEmpty()) {
             hello.string("token").string(token);
         }

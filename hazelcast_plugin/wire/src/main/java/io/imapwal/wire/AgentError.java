@@ -5,9 +5,7 @@ import java.util.Arrays;
 import java.util.HashSet;
 import java.util.Set;
 
-/**
- * The agent's {@code error} answer: a code of {@code docs/protocol.md} and a text.
- */
+/** The agent's {@code error} answer: a code of {@code docs/protocol.md} and a text. */
 public final class AgentError extends IOException {
     private static final long serialVersionUID = 1L;
     public static final String VOID = "void-incarnation";

@@ -33,9 +33,9 @@ public final class AgentSettings {
     static final String COPY_AGAIN_BYTES = "copy-again-bytes";
 
     public static final Set<String> KNOWN = new TreeSet<>(
-            Arrays.asList(AGENT, TIMEOUT_MS, AGENT_TIMEOUT_MS, CONNECT_TIMEOUT_MS, RESTORE_TIMEOUT_MS,
-                    READ_THROUGH, RESTORE_CHUNK, SETTLE_TIMEOUT_MS, AGENT_KEY_FILE,
-                    AGENT_PUBLIC_KEY, CLUSTER_TOKEN_FILE, COPIES, ACKS, COPY_AGENTS,
+            Arrays.asList(AGENT, TIMEOUT_MS, AGENT_TIMEOUT_MS, CONNECT_TIMEOUT_MS,
+                    RESTORE_TIMEOUT_MS, READ_THROUGH, RESTORE_CHUNK, SETTLE_TIMEOUT_MS,
+                    AGENT_KEY_FILE, AGENT_PUBLIC_KEY, CLUSTER_TOKEN_FILE, COPIES, ACKS, COPY_AGENTS,
                     COPY_TIMEOUT_MS, COPY_AGAIN_BYTES));
 
     private static final int NAME_BYTES_MAX = 1024;
@@ -215,8 +215,7 @@ public final class AgentSettings {
                     + " give nothing, or for a tcp:// endpoint the agent's public key: 64"
                     + " hexadecimal digits (imap-wal keys show)");
         }
-        if (key == null && !endpoint.isLocal()
-                || key != null && keyFile.isEmpty()) {
+        if (key == null && !endpoint.isLocal() || key != null && keyFile.isEmpty()) {
             throw new IllegalArgumentException(where(COPY_AGENTS, map) + ": " + endpoint
                     + " needs keys: " + AGENT_KEY_FILE + " of this member, and after the endpoint"
                     + " the agent's public key");

@@ -66,8 +66,7 @@ public final class Candidates {
      * @param states what beats say of this member, to its own agent only
      */
     public Candidates(AgentSettings settings, Supplier<Membership> cluster, String version,
-            int partitions,
-            Supplier<Pulse.State> states) {
+            int partitions, Supplier<Pulse.State> states) {
         UUID plugin = UUID.randomUUID();
         KnownView view = new KnownView();
         int acks = settings.copies().shared() ? settings.copies().acks() : 0;

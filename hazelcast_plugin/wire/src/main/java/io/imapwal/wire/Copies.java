@@ -5,9 +5,7 @@ import java.util.List;
 import java.util.Set;
 import java.util.stream.Collectors;
 
-/**
- * How many logs get each change of a map.
- */
+/** How many logs get each change of a map. */
 public final class Copies {
     static final Copies ONE = new Copies(1, 1, 500, 16 << 20, Collections.emptyList());
 
@@ -87,8 +85,7 @@ public final class Copies {
     }
 
     private String text() {
-        return "copies " + count + ", acks " + acks + " and "
-                + (others.isEmpty() ? "no copy-agents"
+        return "copies " + count + ", acks " + acks + " and " + (others.isEmpty() ? "no copy-agents"
                 : "copy-agents " + others.stream().map(other -> other.endpoint.toString())
                     .collect(Collectors.joining(", ")));
     }

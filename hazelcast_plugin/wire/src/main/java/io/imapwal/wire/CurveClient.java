@@ -30,12 +30,13 @@ final class CurveClient {
     private static final byte[] INITIATE = ascii("\10INITIATE");
     private static final byte[] READY = ascii("\5READY");
     private static final byte[] MESSAGE = ascii("\7MESSAGE");
+    private static final int TAG = SecretBox.TAG;
     private static final int SHORT_NONCE = 8;
     private static final int COOKIE = 96;
     private static final int KEY = X25519.BYTES;
-    private static final int WELCOME_SIZE = WELCOME.length + 16 + SecretBox.TAG + KEY + COOKIE;
+    private static final int WELCOME_SIZE = WELCOME.length + 16 + TAG + KEY + COOKIE;
     /** Bytes of a sealed frame without its body. */
-    private static final int OVERHEAD = 8 + SHORT_NONCE + SecretBox.TAG + 1;
+    private static final int OVERHEAD = 8 + SHORT_NONCE + TAG + 1;
     private static final SecureRandom RANDOM = new SecureRandom();
 
     private final AgentSecrets.Own own;
@@ -57,11 +58,11 @@ final class CurveClient {
     /** The first command of a connection. */
     byte[] hello() throws ProtocolException {
         first = new SecretBox(brief, agentKey);
-        ByteBuffer hello = ByteBuffer.allocate(HELLO.length + 2 + 72 + KEY + SHORT_NONCE + SecretBox.TAG
+        ByteBuffer hello = ByteBuffer.allocate(HELLO.length + 2 + 72 + KEY + SHORT_NONCE + TAG
                 + 64);
         long number = ++sent;
-        return hello.put(HELLO).put((byte) 1).put((byte) 0).put(new byte[72]).put(briefPublic).putLong(number)
-                .put(first.seal(nonce("CurveZMQHELLO---", number), new byte[64])).array();
+        return hello.put(HELLO).put((byte) 1).put((byte) 0).put(new byte[72]).put(briefPublic)
+                .putLong(number).put(first.seal(nonce("CurveZMQHELLO---", number), new byte[64])).array();
     }
 
     /**
@@ -93,7 +94,7 @@ final class CurveClient {
 
     /** The metadata of READY. */
     byte[] ready(byte[] ready) throws ProtocolException {
-        if (!startsWith(ready, READY) || ready.length < READY.length + SHORT_NONCE + SecretBox.TAG) {
+        if (!startsWith(ready, READY) || ready.length < READY.length + SHORT_NONCE + TAG) {
             throw new ProtocolException("the agent did not answer with a READY of CURVE");
         }
         received = ByteBuffer.wrap(ready).getLong(READY.length);

@@ -4,8 +4,8 @@ import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 
 /**
- * The authenticator of RFC 8439, 2.5, for one message. A number modulo 2^130 - 5 is five limbs of 26
- * bits, the lowest first.
+ * The authenticator of RFC 8439, 2.5, for one message. A number modulo 2^130 - 5 is five limbs of
+ * 26 bits, the lowest first.
  */
 final class Poly1305 {
     static final int BLOCK = 16;

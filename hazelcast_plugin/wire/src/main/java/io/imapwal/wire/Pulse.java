@@ -110,10 +110,6 @@ public final class Pulse {
         }
     }
 
-    boolean hangs() {
-        return hung != null;
-    }
-
     /**
      * Patience with a request that the agent's loop answers: it may take {@code idleMs} from now
      * on, and longer while the loop answers beats, together at most {@code mostMs}.

@@ -1,7 +1,5 @@
 package io.imapwal.wire;
 
-import java.nio.ByteBuffer;
-import java.nio.ByteOrder;
 import java.util.Arrays;
 
 /**
@@ -12,7 +10,6 @@ import java.util.Arrays;
 final class SecretBox {
     static final int TAG = 16;
 
-    private static final int BLOCK = 64;
     /** The keystream begins with the key of Poly1305. */
     private static final int TAG_KEY = 32;
     private static final int[] CONSTANTS = {0x61707865, 0x3320646e, 0x79622d32, 0x6b206574};
@@ -39,15 +36,12 @@ final class SecretBox {
 
     /** @param nonce 24 bytes, which no other message between both has */
     byte[] seal(byte[] nonce, byte[] message) {
-        ByteBuffer sealed = ByteBuffer.allocate(TAG + message.length)
-                .order(ByteOrder.LITTLE_ENDIAN);
+        byte[] sealed = new byte[TAG + message.length];
+        System.arraycopy(message, 0, sealed, TAG, message.length);
         Keystream stream = new Keystream(nonce);
-        sealed.position(TAG);
-        sealed.put(message);
         stream.apply(sealed);
-        sealed.position(0);
-        sealed.put(stream.tag(sealed.array()));
-        return sealed.array();
+        System.arraycopy(stream.tag(sealed), 0, sealed, 0, TAG);
+        return sealed;
     }
 
     /** The message in the bytes from this offset on; null: they are not sealed with this key. */
@@ -62,7 +56,7 @@ final class SecretBox {
         if (difference != 0) {
             return null;
         }
-        stream.apply(ByteBuffer.wrap(sealed).order(ByteOrder.LITTLE_ENDIAN));
+        stream.apply(sealed);
         return Arrays.copyOfRange(sealed, TAG, sealed.length);
     }
 
@@ -89,22 +83,18 @@ final class SecretBox {
         }
 
         /** Encrypts, or decrypts, what follows the tag. */
-        void apply(ByteBuffer sealed) {
+        void apply(byte[] sealed) {
             int[] words = first;
             int word = TAG_KEY / 4;
-            for (int at = TAG; at < sealed.limit(); at += 4) {
+            for (int at = TAG; at < sealed.length; word++) {
                 if (word == words.length) {
                     words = next();
                     word = 0;
                 }
-                if (sealed.limit() - at >= 4) {
-                    sealed.putInt(at, sealed.getInt(at) ^ words[word]);
-                } else {
-                    for (int i = at; i < sealed.limit(); i++) {
-                        sealed.put(i, (byte) (sealed.get(i) ^ words[word] >> 8 * (i - at)));
-                    }
+                for (int bits = words[word], end = Math.min(at + 4, sealed.length); at < end;
+                        bits >>= 8) {
+                    sealed[at++] ^= (byte) bits;
                 }
-                word++;
             }
         }
 
@@ -161,8 +151,10 @@ final class SecretBox {
 
     static int[] words(byte[] bytes, int from, int count) {
         int[] words = new int[count];
-        ByteBuffer.wrap(bytes, from, 4 * count).order(ByteOrder.LITTLE_ENDIAN).asIntBuffer()
-                .get(words);
+        for (int i = 0, at = from; i < count; i++, at += 4) {
+            words[i] = bytes[at] & 0xff | (bytes[at + 1] & 0xff) << 8 | (bytes[at + 2] & 0xff) << 16
+                    | bytes[at + 3] << 24;
+        }
         return words;
     }
 }

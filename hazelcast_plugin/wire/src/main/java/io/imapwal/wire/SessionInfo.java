@@ -6,9 +6,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.UUID;
 
-/**
- * The agent's answer to a hello.
- */
+/** The agent's answer to a hello. */
 public final class SessionInfo {
     /** Sessions from this number on are in the logs of several nodes. */
     public static final long SHARED = 1L << 62;
@@ -125,8 +123,7 @@ public final class SessionInfo {
         Map<Long, Long> former = new HashMap<>();
         for (Object pair : list instanceof List ? (List<?>) list : Collections.emptyList()) {
             List<?> two = pair instanceof List ? (List<?>) pair : Collections.emptyList();
-            if (two.size() != 2 || !(two.get(0) instanceof Long)
-                    || !(two.get(1) instanceof Long)) {
+            if (two.size() != 2 || !(two.get(0) instanceof Long) || !(two.get(1) instanceof Long)) {
                 throw new ProtocolException("a former session is [session, last_request]");
             }
             former.put((Long) two.get(0), (Long) two.get(1));

@@ -99,8 +99,7 @@ public final class ZmtpConnection implements Closeable {
     }
 
     public static ZmtpConnection open(AgentEndpoint endpoint, AgentSecrets secrets,
-            long deadlineNanos)
-            throws IOException {
+            long deadlineNanos) throws IOException {
         return open(endpoint, secrets, deadlineNanos, () -> Patience.NONE);
     }
 
@@ -111,8 +110,7 @@ public final class ZmtpConnection implements Closeable {
      *                agent itself decides whether it admits this connection, and may be busy
      */
     public static ZmtpConnection open(AgentEndpoint endpoint, AgentSecrets secrets,
-            long deadlineNanos,
-            Supplier<Patience> greeted) throws IOException {
+            long deadlineNanos, Supplier<Patience> greeted) throws IOException {
         AgentSecrets.Own own = secrets.own();
         CurveClient curve = own == null ? null : new CurveClient(own, secrets.agentKey());
         SocketChannel channel = endpoint.open();

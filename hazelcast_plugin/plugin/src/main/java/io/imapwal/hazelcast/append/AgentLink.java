@@ -110,9 +110,7 @@ public final class AgentLink {
         return connection.newest();
     }
 
-    /**
-     * The number of connections that were greeted. A key in doubt waits for another one.
-     */
+    /** The number of connections that were greeted. A key in doubt waits for another one. */
     public long welcomes() {
         return connection.welcomes();
     }
@@ -136,9 +134,7 @@ public final class AgentLink {
         connection.recheck();
     }
 
-    /**
-     * Makes the maps of this link unavailable, until this member has joined a cluster again.
-     */
+    /** Makes the maps of this link unavailable, until this member has joined a cluster again. */
     public void leaveOut(UUID out, String why) {
         identity.view().bar(out, why);
     }

@@ -54,8 +54,7 @@ final class AgentWriter implements InFlightWindow.Sender {
         long written();
 
         /** Sends an append and returns the number of its request. */
-        long send(SessionInfo session, List<Change> changes, long deadlineNanos)
-                throws IOException;
+        long send(SessionInfo session, List<Change> changes, long deadlineNanos) throws IOException;
 
         /** Waits for the acknowledgement of that request. @throws AgentError it was refused */
         void awaitAck(long number, long deadlineNanos) throws IOException;

@@ -54,11 +54,9 @@ public final class Change {
     }
 
     public static byte[] head(byte[] map, byte[] key, byte[] keyClass, byte[] value,
-            byte[] valueClass,
-            long timestampMs, long expiresAtMs, int partition) {
+            byte[] valueClass, long timestampMs, long expiresAtMs, int partition) {
         MsgpackWriter to = new MsgpackWriter(64 + map.length + key.length + keyClass.length
-                + valueClass.length
-                + (value == null ? 0 : value.length));
+                + valueClass.length + (value == null ? 0 : value.length));
         to.array(10).string(map).binary(key).string(keyClass);
         if (value == null) {
             to.nil();

@@ -247,8 +247,7 @@ final class Outcomes {
     NotAppended notAppended(Change change, IOException cause) {
         return new NotAppended(map(change) + "not appended by " + agent.get() + ": "
                 + AgentError.reason(cause)
-                        + ". Nothing was changed; the operation may be repeated as it is",
-                cause);
+                        + ". Nothing was changed; the operation may be repeated as it is", cause);
     }
 
     LogUnavailable unreachable(IOException cause) {

@@ -50,8 +50,7 @@ public final class Placements {
             long order, boolean logged, Data value) {
 
         Placement loggedAs(Data now) {
-            return new Placement(transaction, coordinator, sinceNanos, partition, order, true,
-                    now);
+            return new Placement(transaction, coordinator, sinceNanos, partition, order, true, now);
         }
 
         public Placement notLogged() {

@@ -83,8 +83,7 @@ final class SchemaForm {
         int count = from.getInt();
         if (count < 0 || count > from.remaining() / FIELD_BYTES_MIN) {
             throw new ProtocolException("it announces " + count + " fields in the "
-                    + from.remaining() + " bytes after byte "
-                    + from.position());
+                    + from.remaining() + " bytes after byte " + from.position());
         }
         List<FieldDescriptor> fields = new ArrayList<>(count);
         String last = null;
@@ -113,8 +112,7 @@ final class SchemaForm {
             throws ProtocolException {
         if (found != expected) {
             throw new ProtocolException("the " + what + " before byte " + from.position() + " is "
-                    + found + ", that of a schema is "
-                    + expected);
+                    + found + ", that of a schema is " + expected);
         }
     }
 
@@ -129,8 +127,7 @@ final class SchemaForm {
         int length = from.getInt();
         if (length < 0 || length > from.remaining()) {
             throw new ProtocolException("a name of " + length + " bytes begins at byte "
-                    + from.position() + ", and "
-                    + from.remaining() + " bytes are left");
+                    + from.position() + ", and " + from.remaining() + " bytes are left");
         }
         ByteBuffer text = from.slice().limit(length);
         from.position(from.position() + length);

@@ -128,8 +128,7 @@ public final class JmxBeans {
     }
 
     public void add(Agent bean, String endpoint) {
-        register("type=Agent,instance=" + quoted(instance) + ",agent="
-                + quoted(endpoint), bean);
+        register("type=Agent,instance=" + quoted(instance) + ",agent=" + quoted(endpoint), bean);
     }
 
     public void add(Map bean, String map) {

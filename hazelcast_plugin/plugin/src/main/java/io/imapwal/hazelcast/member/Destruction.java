@@ -98,8 +98,7 @@ final class Destruction {
             throw new LogUnavailable("map \"" + map
                     + "\" was destroyed in memory, but some of it could not be deleted in its log: "
                     + AgentError.reason(cause)
-                    + ". These entries return when the map is opened; destroy it again",
-                    cause);
+                    + ". These entries return when the map is opened; destroy it again", cause);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
             throw new LogUnavailable("map \"" + map

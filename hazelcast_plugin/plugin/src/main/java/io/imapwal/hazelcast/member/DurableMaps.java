@@ -76,8 +76,7 @@ final class DurableMaps {
     /** Whether a section names our map store. */
     static boolean isOurs(MapConfig section) {
         MapStoreConfig store = section.getMapStoreConfig();
-        return store.isEnabled()
-                && FACTORY.equals(store.getFactoryClassName());
+        return store.isEnabled() && FACTORY.equals(store.getFactoryClassName());
     }
 
     private static void requireNotInternal(MapConfig section) {

@@ -24,8 +24,7 @@ public final class ForgetOperation extends PluginOperation implements PartitionA
         AgentLink link = maps.links().of(map);
         if (link == null) {
             throw new LogUnavailable("member " + maps.member().name()
-                    + " has no map-store for map \""
-                    + map + "\"", null);
+                    + " has no map-store for map \"" + map + "\"", null);
         }
         maps.logClear(link, map, getPartitionId());
     }

@@ -23,8 +23,7 @@ final class MapRequirements {
         }
         if (!RecordStores.possible()) {
             throw new InvalidConfigurationException(
-                    "imap-wal does not work with this version of Hazelcast, "
-                    + node.getVersion()
+                    "imap-wal does not work with this version of Hazelcast, " + node.getVersion()
                     + ": its record stores are made in another way. Use a version that imap-wal's"
                     + " documentation names");
         }

@@ -37,8 +37,7 @@ record MemberSettings(Properties store, NamePatterns durable, NamePatterns trans
             + " entries, so they cannot be durable";
 
     private static final String INTERNAL = "__";
-    private static final Set<String> OWN = Set.of(DURABLE_MAPS, TRANSIENT_MAPS,
-            DURABLE_STRUCTURES);
+    private static final Set<String> OWN = Set.of(DURABLE_MAPS, TRANSIENT_MAPS, DURABLE_STRUCTURES);
 
     /** @throws InvalidConfigurationException naming the property */
     static MemberSettings of(Properties properties) {
@@ -67,8 +66,7 @@ record MemberSettings(Properties store, NamePatterns durable, NamePatterns trans
         }
         for (String pattern : durable.texts()) {
             if (isInternal(pattern)) {
-                throw refused(DURABLE_MAPS, "names \"" + pattern + "\": "
-                        + WHY_NOT_INTERNAL);
+                throw refused(DURABLE_MAPS, "names \"" + pattern + "\": " + WHY_NOT_INTERNAL);
             }
         }
         return new MemberSettings(store, durable, NamePatterns.parse(

@@ -16,8 +16,7 @@ public final class PluginServices implements ServiceDescriptorProvider {
     @Override
     public ServiceDescriptor[] createServiceDescriptors() {
         return new ServiceDescriptor[] {
-            service(Composed.NAME, nodeEngine -> Composed.install(nodeEngine,
-                WalPlugin::compose)),
+            service(Composed.NAME, nodeEngine -> Composed.install(nodeEngine, WalPlugin::compose)),
             service(Durability.NAME, Durability::new),
             service(PartitionMoves.NAME, PartitionMoves::new),
             service(MapServiceHooks.NAME, nodeEngine -> new MapServiceHooks())};

@@ -368,8 +368,7 @@ public final class WalMapStore implements EntryStore<Object, Object>,
         byte[] keyBytes = data.toByteArray();
         link.requireSize(map, keyBytes, value);
         byte[] head = Change.head(mapUtf8, keyBytes, ClassNames.of(key), value, valueClass,
-                System.currentTimeMillis(),
-                expiresAtMs, partition);
+                System.currentTimeMillis(), expiresAtMs, partition);
         // As late as possible: the stamp has the owner of the partition when the change is queued.
         return new Change(map, data, head, maps.guard().take(partition));
     }

@@ -46,8 +46,7 @@ public final class KeyListing {
         received += keys;
         if (received != total) {
             throw new ListingGone("the agent sent " + total + " keys of map \"" + map
-                    + "\" up to this page, "
-                    + received + " have arrived", null);
+                    + "\" up to this page, " + received + " have arrived", null);
         }
         cursor = next;
         ended = next == null;

@@ -62,8 +62,7 @@ final class ReadConnection implements Closeable {
     }
 
     /** Returns whether the thread was interrupted meanwhile; its status is then cleared. */
-    private boolean awaitTurn(ReadWait wait, ZmtpConnection.Patience patience)
-            throws IOException {
+    private boolean awaitTurn(ReadWait wait, ZmtpConnection.Patience patience) throws IOException {
         boolean interrupted = false;
         boolean mine = false;
         try {

@@ -7,6 +7,5 @@ import io.imapwal.hazelcast.read.AgentReaders;
 
 /** What the state of each map of a member needs. It is made once. */
 public record Context(ThisMember member, AgentLinks links, AgentReaders readers,
-        Placements placements,
-        PartitionOwnership ownership, Reconciler reconciler) {
+        Placements placements, PartitionOwnership ownership, Reconciler reconciler) {
 }

@@ -61,8 +61,7 @@ record Corrections(List<Data> removed, List<LogEntry> set) {
             read.removed.add(IOUtil.readData(in));
         }
         for (int left = in.readInt(); left > 0; left--) {
-            read.set.add(new LogEntry(IOUtil.readData(in), IOUtil.readData(in),
-                    in.readLong()));
+            read.set.add(new LogEntry(IOUtil.readData(in), IOUtil.readData(in), in.readLong()));
         }
         return read;
     }

@@ -32,8 +32,7 @@ import java.util.concurrent.TimeUnit;
  * listeners and near caches correct. Only keys in doubt have this cost.
  */
 public final class DoubtProcessor
-        implements EntryProcessor<Object, Object, Object>, NodeAware,
-        IdentifiedDataSerializable {
+        implements EntryProcessor<Object, Object, Object>, NodeAware, IdentifiedDataSerializable {
     private String map;
     private Data key;
     /** The transaction of the change in doubt; or null. */

@@ -313,8 +313,7 @@ public final class MapOpening {
                 return;
             } catch (Throwable e) {
                 String why = "map \"" + map + "\" is not available, because its log is not: "
-                        + AgentError.reason(e)
-                        + ". It is available again as soon as its log is";
+                        + AgentError.reason(e) + ". It is available again as soon as its log is";
                 member.logger().warning("imap-wal: " + why);
                 failed(ofGeneration, new LogUnavailable(why,
                         e instanceof LogUnavailable ? e.getCause() : e));

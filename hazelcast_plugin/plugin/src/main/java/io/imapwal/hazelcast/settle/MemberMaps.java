@@ -179,8 +179,7 @@ public final class MemberMaps implements OwnMaps {
     /** Logs that a partition of a map was cleared. This member owns the partition. */
     public void logClear(AgentLink link, String map, int partition) {
         PlacedKeys placed = new PlacedKeys(placements(), map).in(partition);
-        link.append(List.of(
-                Change.clear(map, guard.take(partition), member().partitionCount())));
+        link.append(List.of(Change.clear(map, guard.take(partition), member().partitionCount())));
         placed.end();
     }
 

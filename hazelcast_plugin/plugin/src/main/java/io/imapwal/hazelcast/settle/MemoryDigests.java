@@ -43,9 +43,7 @@ final class MemoryDigests {
         return salt;
     }
 
-    /**
-     * Begins to compute the digests of those partitions that are quiet. Does not wait.
-     */
+    /** Begins to compute the digests of those partitions that are quiet. Does not wait. */
     void begin(Collection<Integer> partitions) {
         if (MemoryWatch.possible()) {
             threads.begin(partitions, partition -> {

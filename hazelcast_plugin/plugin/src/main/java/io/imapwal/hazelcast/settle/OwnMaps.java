@@ -6,7 +6,6 @@ import io.imapwal.hazelcast.engine.ThisMember;
 import io.imapwal.hazelcast.read.LogEntry;
 import io.imapwal.wire.Membership;
 
-import java.util.UUID;
 import java.util.function.Consumer;
 
 /** The maps of a member, as operations that members send each other see them. */

@@ -141,8 +141,7 @@ public final class PartitionMoves implements ManagedService, MigrationAwareServi
             // The other maps too: each later refusal delays all migrations by 3 s.
             closed.stream().limit(OPENED_AT_ONCE).forEach(maps::use);
             throw new RetryableHazelcastException("partition " + partition
-                    + " is migrated when this member has opened map \""
-                    + needed.get() + "\"");
+                    + " is migrated when this member has opened map \"" + needed.get() + "\"");
         }
     }
 

@@ -168,8 +168,7 @@ final class Settlement {
                 throw new ProtocolException("the agent listed a key of partition " + partition
                         + ", which was not asked for");
             }
-            List<LogEntry> part =
-                    waiting.computeIfAbsent(partition, id -> new ArrayList<>());
+            List<LogEntry> part = waiting.computeIfAbsent(partition, id -> new ArrayList<>());
             part.add(entry);
             waitingBytes += size(entry);
             if (part.size() >= PART_ENTRIES) {

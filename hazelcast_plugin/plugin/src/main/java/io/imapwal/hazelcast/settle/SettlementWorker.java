@@ -315,8 +315,7 @@ final class SettlementWorker implements MapState.Settler {
                         + " partition(s) %s from %s: %,d entries compared, %,d set, "
                         + "%,d removed, in %,d ms", state.map(), settled, partitions.size(),
                         state.isLoaded() ? "settled" : "restored",
-                                context.links().of(settings).agent(),
-                        read, set, removed,
+                                context.links().of(settings).agent(), read, set, removed,
                         TimeUnit.NANOSECONDS.toMillis(nanos)));
             }
         }
@@ -324,8 +323,7 @@ final class SettlementWorker implements MapState.Settler {
 
     /** Those that this member owns, and whose former owners have left if that matters. */
     private Map<Integer, Wholeness.Unsettled> ready(Map<Integer, Wholeness.Unsettled> unsettled) {
-        InternalPartitionService partitions =
-                member.nodeEngine().getPartitionService();
+        InternalPartitionService partitions = member.nodeEngine().getPartitionService();
         Map<Integer, Wholeness.Unsettled> ready = new HashMap<>();
         unsettled.forEach((id, reason) -> {
             InternalPartition partition = partitions.getPartition(id, false);

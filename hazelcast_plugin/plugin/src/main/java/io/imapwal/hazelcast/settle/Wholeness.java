@@ -54,9 +54,7 @@ public final class Wholeness {
      */
     static final class Unsettled {
         private final long sinceNanos;
-        /**
-         * The member that must leave before the partition is compared with the log; or null.
-         */
+        /** The member that must leave before the partition is compared with the log; or null. */
         final UUID leaving;
         /** Nothing was lost: the map was not in memory here yet. */
         public final boolean first;

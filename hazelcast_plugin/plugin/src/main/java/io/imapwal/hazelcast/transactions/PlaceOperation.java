@@ -72,8 +72,7 @@ public final class PlaceOperation extends PluginOperation {
         items.forEach(item -> check(item, maps));
         order = maps.guard().place(getPartitionId()).order();
         for (Item item : items) {
-            placements.place(item.map, item.key, uuid, coordinator, getPartitionId(),
-                    order);
+            placements.place(item.map, item.key, uuid, coordinator, getPartitionId(), order);
         }
         Composed.of(getNodeEngine(), TransactionInquiry.class).watch();
         if (maps.member().nodeEngine().getClusterService().getMember(coordinator) == null) {

@@ -90,8 +90,7 @@ final class TransactionCommit {
         try {
             long ttlMs = operation instanceof TxnSetOperation ? TTL.getLong(operation) : 0;
             return new Part(record, operation.getName(), operation.getKey(), operation.getValue(),
-                    ttlMs,
-                    operation.getThreadId(), ((MapTxnOperation) operation).getVersion(),
+                    ttlMs, operation.getThreadId(), ((MapTxnOperation) operation).getVersion(),
                     operation.getPartitionId());
         } catch (IllegalAccessException e) {
             throw new IllegalStateException(e);
@@ -176,8 +175,7 @@ final class TransactionCommit {
             byte[] value = part.value == null ? null : part.value.toByteArray();
             link.requireSize(part.map, key, value);
             heads.add(Change.head(part.map.getBytes(StandardCharsets.UTF_8), key, label(part.key),
-                    value,
-                    label(part.value), now, expiresAtMs(part, now), part.partition));
+                    value, label(part.value), now, expiresAtMs(part, now), part.partition));
             bytes += heads.get(heads.size() - 1).length + ORDER_BYTES;
         }
         if (session.maxMessageBytes() > 0 && bytes > session.maxMessageBytes()) {
@@ -202,8 +200,7 @@ final class TransactionCommit {
 
     private byte[] label(Data data) {
         try {
-            return data == null ? ClassNames.NONE
-                    : ClassNames.of(nodeEngine.toObject(data));
+            return data == null ? ClassNames.NONE : ClassNames.of(nodeEngine.toObject(data));
         } catch (RuntimeException | LinkageError e) {
             // The class name is only a label. Perhaps only other members have the class.
             return ClassNames.NONE;
@@ -242,8 +239,7 @@ final class TransactionCommit {
         failed.forEach(part -> maps.settle(part.map, part.key, transaction));
         unlock(failed);
         throw new OutcomeUnknown(transaction()
-                + ": all of it is in the log, and will be in effect. For "
-                + failed.size()
+                + ": all of it is in the log, and will be in effect. For " + failed.size()
                 + " keys memory may have the former value until the plug-in has settled"
                 + " them from the log: " + AgentError.reason(cause), cause);
     }
