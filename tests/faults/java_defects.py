@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.faults.mutation import Mutation
 
 _JAVA = "hazelcast_plugin/plugin/src/main/java/io/imapwal/hazelcast"
+_WIRE = "hazelcast_plugin/wire/src/main/java/io/imapwal/wire"
 
 IN_JAVA = (
     Mutation(
@@ -34,5 +35,26 @@ IN_JAVA = (
         'return text.equals("refuse");',
         "return false;",
         "StructuresTest#refusedStructuresAreNotCreated",
+    ),
+    Mutation(
+        "a key of low order is accepted: anyone could seal messages of the agent",
+        f"{_WIRE}/SecretBox.java",
+        "        if (bits == 0) {\n",
+        "        if (bits == 256) {\n",
+        "SecretBoxTest#publicKeyOfLowOrderIsRefused",
+    ),
+    Mutation(
+        "a changed message is opened",
+        f"{_WIRE}/SecretBox.java",
+        "difference |= tag[i] ^ sealed[i];",
+        "difference |= tag[i] ^ tag[i];",
+        "SecretBoxTest#anotherImplementationOpensWhatWasSealed",
+    ),
+    Mutation(
+        "a secret key is used with all of its bits",
+        f"{_WIRE}/X25519.java",
+        "        bits[0] &= (byte) 248;\n",
+        "",
+        "SecretBoxTest#pointsOfTheSpecificationAreMultiplied",
     ),
 )

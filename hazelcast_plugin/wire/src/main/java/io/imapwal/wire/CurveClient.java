@@ -62,7 +62,8 @@ final class CurveClient {
                 + 64);
         long number = ++sent;
         return hello.put(HELLO).put((byte) 1).put((byte) 0).put(new byte[72]).put(briefPublic)
-                .putLong(number).put(first.seal(nonce("CurveZMQHELLO---", number), new byte[64])).array();
+                .putLong(number).put(first.seal(nonce("CurveZMQHELLO---", number), new byte[64]))
+                .array();
     }
 
     /**
