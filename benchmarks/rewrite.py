@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import imap_wal
-from imap_wal.context import Context
-from imap_wal.placement import open_store
+from imap_wal.context import open_context
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
@@ -133,7 +132,7 @@ def put(folder: Path, keys: Iterable[int]) -> None:
 
 def rewritten(folder: Path) -> tuple[float, int]:
     """Seconds of a rewrite, and bytes of its new files."""
-    log = ClusterLog(Context(open_store(folder.as_uri())), "default", "embedded")
+    log = ClusterLog(open_context(folder.as_uri()), "default", "embedded")
     report = rewrite(log, LocalEngine())
     return report.seconds, sum(each.bytes_written for each in report.maps)
 

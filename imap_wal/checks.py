@@ -6,13 +6,13 @@ import difflib
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from imap_wal.errors import InvalidSetting, not_text
 from storage_backends import StorageError
-from storage_backends.location import Location, located, without_secrets
+from storage_backends.location import Location, Place, located, without_secrets
 
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "str": ((str,), "text"),
@@ -26,15 +26,15 @@ SECONDS_MAX = 2**31
 
 
 def location(
-    url: str | os.PathLike[str],
+    url: Place,
     name: str = "url",
     options: Mapping[str, Any] | None = None,
     file_mode: str = "",
 ) -> Location:
-    """A folder or URL from a user, as text without its options. The result has the options of the
-    URL, `options` and `file_mode` as attributes. Raises `InvalidSetting` for any other type, and
-    for an empty `url`."""
-    text = os.fspath(url) if isinstance(url, os.PathLike) else url
+    """A folder or URL from a user, with the options of the URL, `options` and `file_mode`. Raises
+    `InvalidSetting` for any other type, and for an empty `url`."""
+    text = url.url if isinstance(url, Location) else url
+    text = os.fspath(text) if isinstance(text, os.PathLike) else text
     if not isinstance(text, str):
         raise InvalidSetting(
             f"{name} is {without_secrets(repr(text))}; it takes text or a pathlib.Path"
@@ -56,17 +56,8 @@ def location(
         # from None: `error` contains the text
         raise InvalidSetting(f"{name}: {without_secrets(not_text(error))}") from None
     try:
-        place = located(text, options)
-        if not file_mode:
-            return place
-        return Location(
-            place,
-            place.options,
-            place.wal_dir,
-            mode(file_mode, "file_mode"),
-            place.place_options,
-            place.encryption_keys,
-        )
+        place = located(url, options)
+        return replace(place, file_mode=mode(file_mode, "file_mode")) if file_mode else place
     except StorageError as error:
         raise InvalidSetting(f"{name}: {error}") from None
 
@@ -84,7 +75,7 @@ def mode(text: Any, name: str) -> int:
 
 def existing_folder(path: Any, name: str) -> Path:
     """A local folder from a user. Raises `InvalidSetting` if it does not exist."""
-    folder = Path(location(path, name)).expanduser()
+    folder = Path(location(path, name).url).expanduser()
     if not os.fspath(path) or not folder.is_dir():
         raise InvalidSetting(
             f"{name} is {os.fspath(path)!r}; there is no such folder: create it, or leave "
@@ -135,10 +126,10 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 def refuse_wrong_types(settings: Any) -> None:
     """Raises `InvalidSetting` for the first field of a dataclass with a value of a wrong type."""
-    for field in fields(settings):
+    for field in (field for field in fields(settings) if field.init):
         value = getattr(settings, field.name)
         kinds, takes = _TYPES.get(str(field.type), ((type(value),), ""))
-        if type(value) not in kinds and not (str in kinds and isinstance(value, Location)):
+        if type(value) not in kinds:
             raise InvalidSetting(
                 f"{field.name} is {without_secrets(repr(value))}; it takes {takes}"
             )

@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from imap_wal.checks import location
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.placement import open_store
+from imap_wal.placement import Placed, open_place
 from imap_wal.placement.own_disk import OwnDiskStore, Tails, Unasked
 from imap_wal.security.encryption import keys_from
 from imap_wal.security.encryption_keys import NO_KEYS, Keys
 from storage_backends import SegmentStore
-from storage_backends.location import Location, located
+from storage_backends.location import Location, Place
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A storage, the keys of its files, and the process's clock and randomness. `own_disk`: the
-    storage again, if each node has its segments on a disk of its own."""
+    """A storage, the keys of its files, and the process's clock and randomness. `own_disk`: see
+    `Placed`. `opened`: the place of the storage; None: its URL is enough to open it."""
 
     store: SegmentStore
     keys: Keys = NO_KEYS
     clock: Clock = field(default_factory=SystemClock)
     randomness: Randomness = field(default_factory=SystemRandomness)
     own_disk: OwnDiskStore | None = None
-
-    def __post_init__(self) -> None:
-        if self.own_disk is None:
-            placed: object = self.store
-            while (inner := getattr(placed, "inner", None)) is not None:
-                placed = inner
-            if isinstance(placed, OwnDiskStore):
-                object.__setattr__(self, "own_disk", placed)
+    opened: Location | None = None
 
     @property
     def place(self) -> Location:
         """Where another process finds the same storage and keys."""
-        return located(self.store.url).with_keys(self.keys.source)
+        opened = self.opened or Location(self.store.url)
+        return replace(opened, encryption_keys=self.keys.source)
 
     def with_fixed_keys(self) -> Context:
         """The same with the current keys, even if their source changes later: for a run that
@@ -51,9 +44,9 @@ class Context:
 
 
 def open_context(
-    url: str | os.PathLike[str],
+    url: Place,
     *,
-    wal_dir: str | os.PathLike[str] = "",
+    wal_dir: Place = "",
     tails: Callable[[SegmentStore], Tails] = Unasked,
     keys: str = "",
     storage: SegmentStore | None = None,
@@ -61,12 +54,19 @@ def open_context(
     randomness: Randomness | None = None,
 ) -> Context:
     """Open a storage. `keys`: their source; default: the one that `url` names. `storage`: an open
-    storage, instead of the one at `url`. Raises the errors of `open_store` and `keys_from`."""
+    storage, instead of the one at `url`. Raises the errors of `open_place` and `keys_from`."""
     place = url if isinstance(url, Location) else location(url)
     opened_keys = keys_from(keys or place.encryption_keys)
+    placed = (
+        open_place(place, wal_dir=wal_dir, tails=tails)
+        if storage is None
+        else Placed(storage, replace(place, url=storage.url))
+    )
     return Context(
-        storage or open_store(place, wal_dir=wal_dir, tails=tails),
+        placed.store,
         opened_keys,
         clock or SystemClock(),
         randomness or SystemRandomness(),
+        placed.own_disk,
+        placed.place,
     )

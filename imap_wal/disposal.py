@@ -16,9 +16,9 @@ from collections.abc import Iterable
 
 from imap_wal import layout
 from storage_backends import SegmentStore
+from storage_backends.gated import parts_of
 from storage_backends.leftovers import sweep_below
 from storage_backends.links import links, local_folder
-from storage_backends.location import located
 
 EFFECT = (
     "files reached through it are not deleted, so archived or covered ones remain there and use "
@@ -61,14 +61,10 @@ def sweep(store: SegmentStore, folder: str) -> None:
     """Delete what killed processes left below a folder: their unfinished files, which no listing
     shows, and empty folders. It is for folders whose names are not used again. It does nothing
     unless the store is a local directory or HDFS. Files that cannot be deleted are left."""
-    root = local_folder(located(store.url))
-    if root:
-        sweep_below(root, folder)
-        return
-    inner: object = store
-    while (wrapped := getattr(inner, "inner", None)) is not None:
-        inner = wrapped
-    if (sweep_store := getattr(inner, "sweep_below", None)) is not None:
+    root = parts_of(store)[0]
+    if local := local_folder(root.url):
+        sweep_below(local, folder)
+    elif (sweep_store := getattr(root, "sweep_below", None)) is not None:
         sweep_store(folder)
 
 
@@ -87,9 +83,9 @@ def log_links(store: SegmentStore, folders: Iterable[str]) -> None:
 
 def _links(store: SegmentStore, folders: Iterable[str]) -> dict[str, str]:
     """The folders that are reached through a link: those of segments may be at another place."""
-    root, folders = located(store.url), set(folders)
+    parts, folders = parts_of(store), set(folders)
     of_wal = {folder for folder in folders if layout.is_wal(folder)}
-    return links(root, folders - of_wal) | links(root.wal_dir or root, of_wal)
+    return links(parts[0].url, folders - of_wal) | links(parts[-1].url, of_wal)
 
 
 def _log_each(paths: Iterable[str]) -> None:

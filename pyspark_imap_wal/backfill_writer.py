@@ -32,6 +32,7 @@ from imap_wal.settings import Settings
 from pyspark_imap_wal.classes import classes_of, demand_class_of_map
 from pyspark_imap_wal.options import known
 from storage_backends import SegmentStore
+from storage_backends.location import Location
 
 BYTES_MAX = Settings().max_value_bytes
 """Of key and value of a row, as of every program that does not raise it."""
@@ -67,7 +68,7 @@ class Target:
     """The destination of a backfill. `map`: of rows without a column map. `place`: the root with
     the options that the driver has."""
 
-    place: str
+    place: Location
     namespace: str
     cluster: str
     map: str = ""

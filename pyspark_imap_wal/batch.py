@@ -38,6 +38,7 @@ from pyspark_imap_wal.options import (
 )
 from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS
 from storage_backends import NotFound
+from storage_backends.location import Location
 
 T = TypeVar("T")
 _ARROW = {
@@ -57,7 +58,7 @@ class FilePartition(InputPartition):
     cluster: str
     scans: list[FileScan]
     metadata: tuple[Metadata, ...]
-    place: str
+    place: Location
 
 
 class Pushes:

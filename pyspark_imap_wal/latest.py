@@ -47,6 +47,7 @@ from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.options import Options
 from pyspark_imap_wal.tables.schemas import POSITION_COLUMNS
 from storage_backends import NotFound
+from storage_backends.location import Location
 
 ROW_BYTES = 128
 """A row counts as at least so many bytes: small rows need time, too."""
@@ -69,7 +70,7 @@ class LatestPartition(InputPartition):
     scans: list[FileScan]
     now_ms: int
     metadata: tuple[Metadata, ...]
-    place: str
+    place: Location
     bucket: int = 0
     maps: tuple[str, ...] = ()
     without: frozenset[str] = field(default_factory=frozenset)

@@ -24,6 +24,7 @@ from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.rewrite.ranges import borders_of
 from pyspark_imap_wal.batch import demand_known, logs_of
 from pyspark_imap_wal.options import Options, known
+from storage_backends.location import Location
 
 _ARROW = {
     "string": pa.string(),
@@ -39,7 +40,7 @@ Line = dict[str, Any]
 class ManifestPartition(InputPartition):
     """The one task of a query. `place`: the root with the options that the driver has."""
 
-    place: str
+    place: Location
 
 
 class MetadataReader(DataSourceReader):
@@ -65,7 +66,7 @@ class MetadataReader(DataSourceReader):
         try:
             lines = [
                 {"namespace": view.namespace, "cluster": view.cluster, **line}
-                for view in take_inventory(context.store, options.namespaces, options.clusters)
+                for view in take_inventory(context, options.namespaces, options.clusters)
                 for line in TABLES[options.table](context, view)
                 if _wanted(line.get("map"), options.maps)
                 and _wanted(line.get("node"), options.nodes)

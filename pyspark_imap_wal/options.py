@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from imap_wal.checks import location
@@ -29,7 +29,7 @@ from pyspark_imap_wal.tables.schemas import (
     VERSION_COLUMNS,
 )
 from storage_backends import SegmentStore
-from storage_backends.location import Location
+from storage_backends.location import Location, Place
 
 RAW, LATEST = "raw", "latest"
 ENTRIES_ONLY, IMAGES = "entries", "images"
@@ -93,7 +93,7 @@ class Options:
     worker reads the keys of an encrypted log (default: IMAP_WAL_ENCRYPTION_KEYS there); `path` has
     it."""
 
-    path: str
+    path: Location
     namespaces: tuple[str, ...] = ()
     clusters: tuple[str, ...] = ()
     maps: tuple[str, ...] = ()
@@ -182,7 +182,7 @@ class Options:
                 "images are of changes of all nodes: leave out the options node and mode"
             )
         made = cls(
-            path=location(texts["path"]).with_keys(texts.get("encryption_keys", "")),
+            path=replace(location(texts["path"]), encryption_keys=texts.get("encryption_keys", "")),
             namespaces=_names(texts.get("namespace")),
             clusters=_names(texts.get("cluster")),
             maps=_names(texts.get("map")),
@@ -296,12 +296,13 @@ def why_none(store: SegmentStore, options: Options) -> str:
     )
 
 
-def known(url: str) -> Location:
+def known(url: Place) -> Location:
     """The root with its options, and those from the file that IMAP_WAL_CREDENTIALS names on this
     machine. Options that the driver has come with the task, and override the file of a worker. Of
     the keys of an encrypted log, Spark sends only the name of their source. Raises `InvalidSetting`
     if the URL is not valid, or if the file cannot be used."""
     file = os.environ.get("IMAP_WAL_CREDENTIALS")
     place = location(url)
-    place = place.with_keys(place.encryption_keys or os.environ.get("IMAP_WAL_ENCRYPTION_KEYS", ""))
+    keys = place.encryption_keys or os.environ.get("IMAP_WAL_ENCRYPTION_KEYS", "")
+    place = replace(place, encryption_keys=keys)
     return Credentials.read(file).given_to(place) if file else place

@@ -82,7 +82,7 @@ class SparkEngine(TaskEngine):
             return replace(cast(Result, measured), steps=tuple(self._steps))
 
     def _start(self, plan: RewritePlan) -> None:
-        if plan.url.startswith("memory:"):
+        if plan.place.scheme == "memory":
             raise InvalidSetting(
                 "Spark's workers cannot see memory:// of this process; use --engine local"
             )

@@ -22,7 +22,7 @@ def worker_log(plan: RewritePlan, version: str, meter: Meter | None = None) -> I
     """The log of a plan, opened with the driver's options and this worker's own credentials.
 
     Args:
-        plan: The plan; its `url` has the options of the storages.
+        plan: The plan; its `place` has the options of the storages.
         version: The version of imap-wal in the driver.
         meter: Counts the bytes that are read and written.
 
@@ -37,7 +37,7 @@ def worker_log(plan: RewritePlan, version: str, meter: Meter | None = None) -> I
             "install the same version, or make a new `imap-wal spark package`"
         )
     try:
-        context = open_context(known(plan.url))
+        context = open_context(known(plan.place))
         context = context.on((meter or Meter()).on(context.store))
     except StorageError as error:
         if type(error) is not StorageError:  # the driver handles the subclasses
@@ -47,7 +47,7 @@ def worker_log(plan: RewritePlan, version: str, meter: Meter | None = None) -> I
         log = ClusterLog(context, plan.namespace, plan.cluster)
         if plan.state.number and not log.manifests.read()[0]:
             # Otherwise a task would write its part files into an empty folder of this machine.
-            raise MissingNode(f"there is no {log.folder}/manifest in {plan.url}")
+            raise MissingNode(f"there is no {log.folder}/manifest in {plan.place}")
         yield log
     except MissingNode as error:
         raise MissingNode(

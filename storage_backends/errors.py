@@ -38,10 +38,10 @@ def unreachable(why: str, path: str, url: str) -> Unavailable:
     )
 
 
-def with_url(url: str, error: BaseException) -> str:
-    """The text of an error of the store at `url`; it names the URL once."""
-    text = str(error)
-    return text if url and url in text else f"{url}: {text}"
+def with_url(url: object, error: BaseException) -> str:
+    """The text of an error of the store at `url`, text or a `Location`; it names the URL once."""
+    text, named = str(error), str(url)
+    return text if named and named in text else f"{named}: {text}"
 
 
 class Linked(StorageError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from storage_backends.errors import Linked
 from storage_backends.interface import (
@@ -76,6 +76,14 @@ class ForwardingStore:
 
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         return self.there(path).lock(path, holder, take=take)
+
+
+def parts_of(store: object) -> tuple[Any, ...]:
+    """The storages below all stores around them: the root first, that of segments last."""
+    while (inner := getattr(store, "inner", None)) is not None:
+        store = inner
+    parts: tuple[Any, ...] = getattr(store, "parts", ())
+    return tuple(lowest for part in parts for lowest in parts_of(part)) or (store,)
 
 
 class GatedStore(ForwardingStore):

@@ -44,7 +44,6 @@ from storage_backends.errors import (
 from storage_backends.held import HeldByAnswer
 from storage_backends.interface import Appender, Capabilities, Held, StoredFile, discard_each
 from storage_backends.lease import DEFAULT_LEASE_MS, LeasedLocks, system_clock_ms
-from storage_backends.location import Location
 from storage_backends.paths import check_path, folder_prefix
 from storage_backends.registry import Opening
 from storage_backends.veil import Veil
@@ -114,11 +113,7 @@ class HdfsStore(LeasedLocks):
             ) from error
         self._root = parts.path.rstrip("/")
         server = f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname
-        named = {"user": parts.username} if parts.username else {}
-        self.url: str = Location(
-            f"{parts.scheme}://{server}{self._root}",
-            {**named, **(storage_options or {})},  # as in `ObjectStore`
-        )
+        self.url = f"{parts.scheme}://{server}{self._root}"
         self.capabilities = Capabilities(
             durable_append=True,
             durable_sync=sync_on_close,

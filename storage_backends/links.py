@@ -6,15 +6,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from storage_backends.location import Location, located
 from storage_backends.registry import backend_of
 
 
 def links(url: str, paths: Iterable[str]) -> dict[str, str]:
     """The paths that are a link, or are reached through one, with the first link on the way (its
-    full path). `paths` are relative to the root. {} if `url` is not a local folder. Raises the
-    error of `located`."""
-    root = local_folder(located(url))
+    full path). `paths` are relative to the root. {} if `url` is not a local folder."""
+    root = local_folder(url)
     seen: dict[str, bool] = {}
     first_links: dict[str, str] = {}
     for path in paths:
@@ -29,9 +27,9 @@ def links(url: str, paths: Iterable[str]) -> dict[str, str]:
     return first_links
 
 
-def local_folder(place: Location) -> str:
-    """The local folder at a place; "" for other storages."""
-    if not backend_of(place).is_folder:
+def local_folder(url: str) -> str:
+    """The local folder at a URL without options; "" for other storages."""
+    if not backend_of(url).is_folder:
         return ""
-    path = place.partition("://")[2].removeprefix("localhost") if "://" in place else str(place)
+    path = url.partition("://")[2].removeprefix("localhost") if "://" in url else url
     return os.path.abspath(os.path.expanduser(path)).rstrip("/")

@@ -44,7 +44,7 @@ from storage_backends.interface import (
 )
 from storage_backends.leftovers import TEMPORARY_PREFIX
 from storage_backends.local_folders import RACES_MAX, LocalFolders
-from storage_backends.location import PRIVATE, Location
+from storage_backends.location import PRIVATE
 from storage_backends.mounts import is_network
 from storage_backends.paths import check_path, one_line
 from storage_backends.registry import Opening
@@ -72,7 +72,7 @@ class LocalStore:
 
     def __init__(self, root: str, file_mode: int = PRIVATE, folder_mode: int = 0) -> None:
         self.root = os.path.abspath(root)
-        self.url: str = Location(f"file://{self.root}", file_mode=file_mode)
+        self.url = f"file://{self.root}"
         self._file_mode = file_mode
         self._folders = LocalFolders(self.root, folder_mode or file_mode | (file_mode & 0o444) >> 2)
         self.capabilities = Capabilities(

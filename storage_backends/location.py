@@ -5,16 +5,18 @@
     /var/lib/maps?                       a path may have a question mark
 
 A URL is split as soon as a user passes it. From then on it is a `Location`, whose text has no
-options, so code that prints, logs, stores or compares it cannot show a secret. Only `open_store`
-uses the options. Drivers have the secrets: `storage_backends.veil` removes them from their errors.
+options, so code that prints or logs it cannot show a secret. Only `open_store` uses the options.
+Drivers have the secrets: `storage_backends.veil` removes them from their errors.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
 
 from storage_backends.errors import StorageError
@@ -28,98 +30,66 @@ _QUERY = re.compile(r"([A-Za-z][\w+.:-]*://[^\s?'\"]*)\?[^\s'\"]+")
 _PASSWORD = re.compile(r"([A-Za-z][\w+.:-]*://[^\s/?:@'\"]*):[^\s/'\"]+@")
 
 
-class Location(str):
-    """A folder or URL without its options; `located` makes it.
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A folder or URL without its options (`url`), and what opens it; `located` makes it. `str`
+    and `repr` show no options.
 
-    `wal_dir`: the place of the segments if the caller named one ("": the root names it).
+    `wal_dir`: the place of the segments if the caller named one (None: the root names it).
     `file_mode`: of new files on a local storage; folders get the same and the right to enter.
     `place_options`: options by place, as in a file of credentials, for segments whose place only
     the root names. `encryption_keys`: where the keys come from, not the keys themselves; used by
     `imap_wal.security.encryption`, not by stores. `disk_of`: of a place of segments: the folder of
     the only node whose segments are there ("": all nodes')."""
 
-    __slots__ = ("disk_of", "encryption_keys", "file_mode", "options", "place_options", "wal_dir")
-    options: Mapping[str, Any]
-    wal_dir: str
-    file_mode: int
-    place_options: Mapping[str, Mapping[str, Any]]
-    encryption_keys: str
-    disk_of: str
+    url: str
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+    wal_dir: Location | None = None
+    file_mode: int = PRIVATE
+    place_options: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict, repr=False, hash=False
+    )
+    encryption_keys: str = ""
+    disk_of: str = ""
 
-    def __new__(
-        cls,
-        text: str,
-        options: Mapping[str, Any] | None = None,
-        wal_dir: str = "",
-        file_mode: int = PRIVATE,
-        place_options: Mapping[str, Mapping[str, Any]] | None = None,
-        encryption_keys: str = "",
-        disk_of: str = "",
-    ) -> Self:
-        made = super().__new__(cls, text)
-        made.options, made.wal_dir, made.file_mode, made.place_options = (
-            dict(options or {}),
-            wal_dir,
-            file_mode,
-            place_options or {},
-        )
-        made.encryption_keys, made.disk_of = encryption_keys, disk_of
-        return made
-
-    def _with(self, text: str | None = None, **changes: Any) -> Location:
-        attributes = {name: getattr(self, name) for name in self.__slots__}
-        return Location(self if text is None else text, **{**attributes, **changes})
-
-    def moved(self, text: str) -> Location:
-        """The same location with another text."""
-        return self._with(text)
-
-    def optioned(self, options: Mapping[str, Any]) -> Location:
-        """The same location with more options, which override its own."""
-        return self._with(options={**self.options, **options})
-
-    def with_wal_dir(self, wal_dir: str) -> Location:
-        """The same root, with its segments at `wal_dir`."""
-        return self._with(wal_dir=wal_dir)
-
-    def with_keys(self, encryption_keys: str) -> Location:
-        """The same root, with keys from `encryption_keys`."""
-        return self._with(encryption_keys=encryption_keys)
-
-    def as_disk_of(self, node_folder: str) -> Location:
-        """The same place of segments, as the own disk of one node."""
-        return self._with(disk_of=node_folder)
+    def __str__(self) -> str:
+        return self.url
 
     def knowing(self, place_options: Mapping[str, Mapping[str, Any]]) -> Location:
-        """The same with the known options for it and for its `wal_dir`; existing options win.
-        Raises the error of `located`."""
-        fitting = [name for name in place_options if self == name or self.startswith(f"{name}/")]
+        """The same with the known options for it and for its `wal_dir`; existing options win."""
+        fitting = [name for name in place_options if f"{self.url}/".startswith(f"{name}/")]
         options = place_options[max(fitting, key=len)] if fitting else {}
-        wal_dir = located(self.wal_dir).knowing(place_options) if self.wal_dir else ""
-        return self._with(
-            options={**options, **self.options}, wal_dir=wal_dir, place_options=place_options
+        return replace(
+            self,
+            options={**options, **self.options},
+            wal_dir=self.wal_dir and self.wal_dir.knowing(place_options),
+            place_options=place_options,
         )
 
     @property
     def scheme(self) -> str:
         """`file` for a path."""
-        return scheme_of(self)
+        return scheme_of(self.url)
 
     @property
     def authority(self) -> str:
         """The server, or the bucket; "" for a local folder."""
-        return "" if backend_of(self).is_folder else self.partition("://")[2].partition("/")[0]
+        is_folder = backend_of(self.url).is_folder
+        return "" if is_folder else self.url.partition("://")[2].partition("/")[0]
 
+
+Place: TypeAlias = str | os.PathLike[str] | Location
+"""Where a storage is, as callers pass it: text may have options."""
 
 _ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
-def located(url: str, options: Mapping[str, Any] | None = None) -> Location:
+def located(place: Place, options: Mapping[str, Any] | None = None) -> Location:
     """Split a URL; `options` override those in it. Raises `StorageError` for unreadable options,
     without showing them."""
-    if isinstance(url, Location):
-        return url.optioned(options or {})
-    url_options: dict[str, Any] = {}
+    if isinstance(place, Location):
+        return replace(place, options={**place.options, **(options or {})})
+    url, url_options = os.fspath(place), dict[str, Any]()
     if "://" in url:
         protocol, _, rest = url.partition("://")
         rest, _, query = rest.partition("?")
@@ -172,7 +142,7 @@ def why_not_followed(root: Location, wal_url: str) -> str:
         return "it has options"
     if place.scheme != root.scheme:
         return f"it is on {place.scheme!r}, but the root is on {root.scheme!r}"
-    if not backend_of(place).names_bucket and place.authority != root.authority:
+    if not backend_of(wal_url).names_bucket and place.authority != root.authority:
         return f"it is on {place.authority!r}, but the root is on {root.authority!r}"
     return ""
 
@@ -181,9 +151,9 @@ def of_wal_dir(root: Location, wal_dir: Location) -> Location:
     """`wal_dir` with the root's mode. On the same server or bucket, and without own options, it
     gets those of the root."""
     same = (root.scheme, root.authority) == (wal_dir.scheme, wal_dir.authority)
-    return Location(
+    return replace(
         wal_dir,
-        root.options if same and not wal_dir.options else wal_dir.options,
+        options=root.options if same and not wal_dir.options else wal_dir.options,
         file_mode=root.file_mode,
-        disk_of=wal_dir.disk_of,
+        place_options={},
     )

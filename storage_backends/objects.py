@@ -45,7 +45,7 @@ from storage_backends.held import HeldByAnswer
 from storage_backends.interface import Capabilities, Held, StoredFile
 from storage_backends.lease import DEFAULT_LEASE_MS, Immutable, system_clock_ms
 from storage_backends.local import LocalStore, folder_of
-from storage_backends.location import PRIVATE, Location
+from storage_backends.location import PRIVATE
 from storage_backends.object_errors import is_unreachable, service_code, translated
 from storage_backends.paths import check_path, folder_prefix
 from storage_backends.registry import Opening, backend_of, scheme_of
@@ -107,7 +107,7 @@ class ObjectStore(Immutable):
         )
         # With its options: another process of this program may have to open it, for example a
         # worker of Spark. Its text does not have them.
-        self.url: str = Location(url.rstrip("/"), storage_options)
+        self.url = url.rstrip("/")
         self.capabilities = Capabilities(
             durable_append=False,
             durable_sync=True,
@@ -401,7 +401,7 @@ class LocalObjects(Immutable, LocalStore):
         file_mode: int = PRIVATE,
     ) -> None:
         super().__init__(root, file_mode)
-        self.url = Location(f"objects+file://{self.root}", file_mode=file_mode)
+        self.url = f"objects+file://{self.root}"
         self.capabilities = Capabilities(
             durable_append=False,
             durable_sync=True,

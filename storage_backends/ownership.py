@@ -7,14 +7,14 @@ import pwd
 import stat
 
 from storage_backends.links import local_folder
-from storage_backends.location import PRIVATE, located
+from storage_backends.location import PRIVATE, Place, located
 
 
-def doubts(url: str) -> list[str]:
+def doubts(url: Place) -> list[str]:
     """Warnings before this user works on the log at `url`. [] for the user's own log, a log that
     does not exist, and storages that are not a local folder. Raises the error of `located`."""
     place = located(url)
-    path = local_folder(place)
+    path = local_folder(place.url)
     if not path:
         return []
     try:
@@ -37,11 +37,11 @@ def doubts(url: str) -> list[str]:
     return found_doubts
 
 
-def mode_of(url: str) -> int:
+def mode_of(url: Place) -> int:
     """The mode of new files in the log at `url`: the users that its root and all its namespaces
     admit. `PRIVATE` if there is no local log. Only the group can get the right to write. Raises the
     error of `located`."""
-    root = local_folder(located(url))
+    root = local_folder(located(url).url)
     if not root:
         return PRIVATE
     try:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from storage_backends.errors import NoSpace
+from storage_backends.gated import parts_of
 
 RESERVE_NAME = ".#reserve"
 ROOM = 4
@@ -184,22 +185,14 @@ def _release(fd: int, size: int) -> None:
 def disks_of(store: object) -> dict[str, DiskState]:
     """The disks of a store's local folders: `root`, and `wal` if segments have one of their own.
     No network storage is read."""
-    parts = zip(("root", "wal"), getattr(_innermost(store), "parts", (store,)), strict=False)
+    parts = zip(("root", "wal"), parts_of(store), strict=False)
     states_of = {name: [reserve.state() for reserve in reserves(part)] for name, part in parts}
     return {
         name: states[0] for name, states in states_of.items() if states and states[0] is not None
     }
 
 
-def _innermost(store: object) -> object:
-    while (inner := getattr(store, "inner", None)) is not None:
-        store = inner
-    return store
-
-
 def reserves(store: object) -> list[Reserve]:
     """The reserves of all local folders that a store consists of."""
-    store = _innermost(store)
-    if isinstance(own := getattr(store, "reserve", None), Reserve):
-        return [own]
-    return [reserve for part in getattr(store, "parts", ()) for reserve in reserves(part)]
+    own = (getattr(part, "reserve", None) for part in parts_of(store))
+    return [reserve for reserve in own if isinstance(reserve, Reserve)]

@@ -24,6 +24,7 @@ from examples.demo.embedded import (
     rewrite_and_prune,
 )
 from examples.demo.playback import Playback
+from imap_wal.checks import location
 from imap_wal.clock import Clock
 from imap_wal.layout import Identity
 from rewrite_cli.console.failures import Failed
@@ -173,7 +174,7 @@ def archive_and_rewrite(url: str, report: Report, playback: Playback) -> None:
     from imap_wal.retention.offline import archive_offline
 
     start = playback.now()
-    with Selection(url).open() as (context, clusters):
+    with Selection(location(url)).open() as (context, clusters):
         for view in clusters:
             for node in view.all_nodes:
                 archive_offline(

@@ -17,7 +17,9 @@ from examples.demo import flights
 from examples.demo.flights import Stream
 from examples.demo.playback import MemoryCheck, Playback, Timeline
 from examples.demo.writer import CLUSTER, NAMESPACE, NODE
+from imap_wal.checks import location
 from imap_wal.clock import Clock
+from imap_wal.context import Context
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
@@ -95,7 +97,9 @@ def measure_bytes(url: str, moment: str) -> Bytes:
     """Bytes on storage. Of a segment, only written bytes count, not reserved space."""
     store = open_store(url)
     try:
-        files = [file for view in take_inventory(store) for file in store.list(view.folder)]
+        files = [
+            file for view in take_inventory(Context(store)) for file in store.list(view.folder)
+        ]
         log = sum(_written(store, file.path) for file in files if file.path.endswith(".wal"))
     finally:
         store.close()
@@ -176,7 +180,7 @@ def rewrite_and_prune(url: str) -> None:
     from imap_wal.rewrite.prune import prune
     from imap_wal.rewrite.run import rewrite
 
-    with Selection(url).open() as (context, clusters):
+    with Selection(location(url)).open() as (context, clusters):
         for view in clusters:
             log = ClusterLog.of(context, view)
             rewrite(log, LocalEngine())

@@ -117,6 +117,8 @@ class AgentConfig:
     clock_offset_ms: int = 0
     takeover: bool = False
     log: Settings = field(default_factory=Settings)
+    place: Location = field(init=False, repr=False)
+    """`url` and `wal_dir` with their options and the source of the keys."""
 
     def __post_init__(self) -> None:
         try:
@@ -248,16 +250,25 @@ class AgentConfig:
     def _locate(self) -> None:
         """Move the options out of the URLs, and add those of the credentials file."""
         credentials = Credentials.read(self.credentials) if self.credentials else Credentials()
-        url = location(self.url, "url", self.storage_options, self.log.file_mode)
-        wal_dir = location(self.wal_dir, "wal_dir", self.wal_dir_options)
-        object.__setattr__(
-            self, "url", credentials.given_to(url).with_keys(self.log.encryption_keys)
-        )
-        if self.wal_dir_is_local and wal_dir:
-            _demand_a_disk(wal_dir, url)
+        root = location(self.url, "url", self.storage_options, self.log.file_mode)
+        segments = location(self.wal_dir, "wal_dir", self.wal_dir_options)
+        for name, value in (
+            ("url", root.url),
+            ("storage_options", root.options),
+            ("wal_dir", segments.url),
+            ("wal_dir_options", segments.options),
+        ):
+            object.__setattr__(self, name, value)
+        if self.wal_dir_is_local and segments.url:
+            _demand_a_disk(segments.url, root.url)
             folder = Identity(self.namespace, self.cluster, self.node).node_folder
-            wal_dir = wal_dir.as_disk_of(folder)
-        object.__setattr__(self, "wal_dir", credentials.given_to(wal_dir))
+            segments = replace(segments, disk_of=folder)
+        place = replace(
+            root,
+            wal_dir=segments if segments.url else None,
+            encryption_keys=self.log.encryption_keys,
+        )
+        object.__setattr__(self, "place", credentials.given_to(place))
 
     @property
     def start_rules(self) -> StartRules:
@@ -280,7 +291,7 @@ class AgentConfig:
             raise InvalidSetting(
                 f"{file}: log is {without_secrets(repr(log))}; it takes a table, [log]"
             )
-        settings = {field.name for field in fields(cls)} - {"takeover"}
+        settings = {field.name for field in fields(cls) if field.init} - {"takeover"}
         known_log = {field.name for field in fields(Settings)}
         _refuse_unknown(table, settings, file, "", dict.fromkeys(known_log, "under [log]"))
         _refuse_unknown(log, known_log, file, "log.", dict.fromkeys(settings, "above the tables"))
@@ -304,25 +315,25 @@ class AgentConfig:
         return cls.from_mapping(data, str(path), **overrides)
 
 
-def _demand_a_disk(wal_dir: Location, url: Location) -> None:
+def _demand_a_disk(wal_dir: str, url: str) -> None:
     """Raises `InvalidSetting` if a `wal_dir` with `wal_dir_is_local` cannot be a disk of its own
     beside `url`."""
     if not backend_of(wal_dir).is_lasting:
         raise InvalidSetting(
-            f"wal_dir is {without_secrets(wal_dir)!r} and wal_dir_is_local is set: memory is lost "
+            f"wal_dir is {wal_dir!r} and wal_dir_is_local is set: memory is lost "
             "with the process; it takes a folder on this machine's disk"
         )
     if _whole(wal_dir) == _whole(url):
         raise InvalidSetting(
-            f"wal_dir and url are both {without_secrets(wal_dir)!r}, and wal_dir_is_local is set: "
+            f"wal_dir and url are both {wal_dir!r}, and wal_dir_is_local is set: "
             "only this node sees wal_dir, and all machines see url; they take different places"
         )
 
 
-def _whole(place: Location) -> str:
-    """A place in one form: a local folder without links."""
-    folder = local_folder(place)
-    return os.path.realpath(folder) if folder else place.rstrip("/")
+def _whole(url: str) -> str:
+    """A URL in one form: a local folder without links."""
+    folder = local_folder(url)
+    return os.path.realpath(folder) if folder else url.rstrip("/")
 
 
 def _refuse_unknown(

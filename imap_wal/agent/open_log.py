@@ -69,13 +69,13 @@ class OpenLog:
                 config.start_rules,
                 look=lambda: self.writer.committer.look(),  # noqa: PLW0108  # made below
             )
-            archiver = writer_for(config.url, config.wal_dir)
+            archiver = writer_for(all_logs.context.place)
             self.writer = LogWriter(self.node_log, all_logs, self.sessions.check_newest, archiver)
             undo.callback(self.writer.stop)
             process = None
             # Another process cannot read the tails on own disks: it would refuse each run.
-            if disk is None and is_reachable(config.url, config.wal_dir):
-                process = OtherProcess(config.url, config.wal_dir, keep_s=KEEP_S)
+            if disk is None and is_reachable(all_logs.context.place):
+                process = OtherProcess(all_logs.context.place, keep_s=KEEP_S)
             self.compactor = Compactor(self.writer, all_logs, process)
             undo.callback(self.compactor.stop)
             self.writer.start(self.archive, self.remove_covered)

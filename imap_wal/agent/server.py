@@ -78,8 +78,7 @@ class Agent:
         self.config = config
         clock, randomness = SystemClock(config.clock_offset_ms), SystemRandomness()
         context = open_context(
-            config.url,
-            wal_dir=config.wal_dir,
+            config.place,
             tails=partial(_tails, config, clock, randomness),
             clock=clock,
             randomness=randomness,

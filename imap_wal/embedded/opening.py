@@ -40,6 +40,7 @@ from imap_wal.write.opening import NodeOpening, open_node_log
 from imap_wal.write.other_writers import not_closed, prove_others, shut_out_others
 from imap_wal.write.permit import OTHER_NODE
 from storage_backends import SegmentStore, StorageError, with_url
+from storage_backends.location import Place
 
 
 class OpenOptions(SettingsOptions, total=False):
@@ -62,7 +63,7 @@ class OpenOptions(SettingsOptions, total=False):
 
 
 def open(  # the public name: imap_wal.open
-    url: str | os.PathLike[str],
+    url: Place,
     *,
     namespace: str = "default",
     cluster: str = "embedded",
@@ -145,12 +146,11 @@ def open(  # the public name: imap_wal.open
         raise InvalidSetting("follow is for stores with read_only=True")
     if read_only and (takeover or shared or wal_filter is not None):
         raise InvalidSetting("read_only goes with none of takeover, shared and wal_filter")
-    url = location(url, options=storage_options, file_mode=chosen.file_mode)
-    wal_dir = location(wal_dir, "wal_dir")
+    place = location(url, options=storage_options, file_mode=chosen.file_mode)
     try:
         context = open_context(
-            url,
-            wal_dir=wal_dir,
+            place,
+            wal_dir=location(wal_dir, "wal_dir"),
             keys=chosen.encryption_keys,
             storage=storage,
             clock=clock,
@@ -178,7 +178,7 @@ def open(  # the public name: imap_wal.open
 
         log = open_node_log(
             log_context,
-            holder=f"imap_wal.open({url!r})",
+            holder=f"imap_wal.open({place.url!r})",
             takeover=takeover,
             embedded=True,
             maps=True,
@@ -191,10 +191,8 @@ def open(  # the public name: imap_wal.open
                 # incarnation then fences the other.
                 shut_out_others(log, f"{OTHER_NODE}, under node name {node!r}", proved=others)
             other = None
-            if storage is None and is_reachable(context.store.url, wal_dir):
-                # With the options of the storage driver, which a store does not show.
-                source = url.moved(context.store.url).with_keys(chosen.encryption_keys)
-                other = OtherProcess(source, wal_dir, keep_s=KEEP_S)
+            if storage is None and is_reachable(context.place):
+                other = OtherProcess(context.place, keep_s=KEEP_S)
             return Store(
                 LogWriter(log, all_logs),
                 all_logs,
@@ -210,7 +208,7 @@ def open(  # the public name: imap_wal.open
             log.close(clean=False)
             raise
     except StorageError as error:
-        raise StorageUnavailable(with_url(url, error)) from error
+        raise StorageUnavailable(with_url(place, error)) from error
 
 
 def demand_no_other_writer(context: LogContext) -> None:

@@ -10,11 +10,10 @@ from imap_wal.manifest.roots import is_cluster
 from imap_wal.names import decode
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState
-from storage_backends import SegmentStore
 
 
 def take_inventory(
-    store: SegmentStore,
+    context: Context,
     namespaces: tuple[str, ...] = (),
     clusters: tuple[str, ...] = (),
     damaged: list[tuple[str, LogError]] | None = None,
@@ -22,7 +21,7 @@ def take_inventory(
     """All clusters under a root, or those with the given names. `damaged` gets those of which a
     newest manifest cannot be read; without it, they are an error."""
     states: list[ClusterState] = []
-    for state in looks_at(store, namespaces, clusters):
+    for state in looks_at(context, namespaces, clusters):
         if not state.lost:
             states.append(state)
             continue
@@ -34,9 +33,10 @@ def take_inventory(
 
 
 def looks_at(
-    store: SegmentStore, namespaces: tuple[str, ...] = (), clusters: tuple[str, ...] = ()
+    context: Context, namespaces: tuple[str, ...] = (), clusters: tuple[str, ...] = ()
 ) -> Iterator[ClusterState]:
     """The same; if a newest manifest cannot be read, with the one before it."""
+    store = context.store
     top = store.folders("")
     if is_cluster(store, top):
         return
@@ -47,5 +47,5 @@ def looks_at(
             if clusters and decode(cluster) not in clusters:
                 continue
             if {"nodes", "manifest", "snapshot"} & set(store.folders(f"{namespace}/{cluster}")):
-                log = ClusterLog(Context(store), decode(namespace), decode(cluster))
+                log = ClusterLog(context, decode(namespace), decode(cluster))
                 yield log.look(everything=True)

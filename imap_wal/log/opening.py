@@ -30,6 +30,7 @@ from imap_wal.settings import Durability, Settings, SettingsOptions, choose
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import check_new_log, open_node_log
 from storage_backends import SegmentStore
+from storage_backends.location import Location
 
 
 def create(
@@ -75,12 +76,12 @@ def create(
     chosen = _settings(settings)
     identity = Identity(namespace, cluster, node)
     identity.check()
-    url = location(url, options=storage_options, file_mode=chosen.file_mode)
-    with storage_errors(url):
-        context = _context(url, wal_dir, identity, chosen, storage, clock, randomness)
+    place = location(url, options=storage_options, file_mode=chosen.file_mode)
+    with storage_errors(place.url):
+        context = _context(place, wal_dir, identity, chosen, storage, clock, randomness)
         check_new_log(context)
         _manifests(context).update(partial(_first_manifest, context, exist_ok))
-        return _open(url, context, takeover=False)
+        return _open(place.url, context, takeover=False)
 
 
 def open(  # the public name: imap_wal.log.open
@@ -126,18 +127,18 @@ def open(  # the public name: imap_wal.log.open
     chosen = _settings(settings)
     identity = Identity(namespace, cluster, node)
     identity.check()
-    url = location(url, options=storage_options, file_mode=chosen.file_mode)
-    with storage_errors(url):
-        context = _context(url, wal_dir, identity, chosen, storage, clock, randomness)
+    place = location(url, options=storage_options, file_mode=chosen.file_mode)
+    with storage_errors(place.url):
+        context = _context(place, wal_dir, identity, chosen, storage, clock, randomness)
         _, manifest = _manifests(context).read()
         if manifest.empty:
             raise NoSuchLog(
-                f"{url} has no log {node!r} in cluster {cluster!r}, namespace {namespace!r}; "
+                f"{place} has no log {node!r} in cluster {cluster!r}, namespace {namespace!r}; "
                 "create it with imap_wal.log.create"
             )
         if manifest.kind != LOG:
             raise _of_maps(identity)
-        return _open(url, context, takeover)
+        return _open(place.url, context, takeover)
 
 
 def _first_manifest(
@@ -201,7 +202,7 @@ def _settings(settings: SettingsOptions) -> Settings:
 
 
 def _context(
-    url: str,
+    place: Location,
     wal_dir: str | os.PathLike[str],
     identity: Identity,
     settings: Settings,
@@ -210,7 +211,7 @@ def _context(
     randomness: Randomness | None,
 ) -> LogContext:
     context = open_context(
-        url,
+        place,
         wal_dir=location(wal_dir, "wal_dir"),
         keys=settings.encryption_keys,
         storage=storage,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import storage_backends
@@ -13,18 +13,40 @@ from imap_wal.placement.router import SplitStore
 from storage_backends import SegmentStore, StorageError
 from storage_backends.factory import at_home
 from storage_backends.lease import system_clock_ms
-from storage_backends.location import located, of_wal_dir, why_not_followed
+from storage_backends.links import local_folder
+from storage_backends.location import Location, Place, located, of_wal_dir, why_not_followed
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The storage of a log. `place`: where another process opens the same. `own_disk`: the storage
+    again, if each node has its segments on a disk of its own."""
+
+    store: SegmentStore
+    place: Location
+    own_disk: OwnDiskStore | None = None
 
 
 def open_store(
-    url: str | os.PathLike[str],
+    url: Place,
     storage_options: Mapping[str, Any] | None = None,
     *,
-    wal_dir: str | os.PathLike[str] = "",
+    wal_dir: Place = "",
+    clock_ms: Callable[[], int] = system_clock_ms,
+) -> SegmentStore:
+    """The store of `open_place`."""
+    return open_place(url, storage_options, wal_dir=wal_dir, clock_ms=clock_ms).store
+
+
+def open_place(
+    url: Place,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    wal_dir: Place = "",
     clock_ms: Callable[[], int] = system_clock_ms,
     tails: Callable[[SegmentStore], Tails] = Unasked,
-) -> SegmentStore:
-    """The store at `url`. Its segments are at another URL if `wal_dir` names one, or if the root
+) -> Placed:
+    """The storage at `url`. Its segments are at another URL if `wal_dir` names one, or if the root
     recorded one at an earlier open. Only that record is written before the first write of data.
 
     `storage_options` override the options of the URL, and may have what does not belong in one:
@@ -36,34 +58,41 @@ def open_store(
     gets no options except those of a file of credentials (`Location.place_options`). Raises
     `StorageError` for any other place, for a URL that no store serves, and for a driver that is not
     installed (the text says what to install)."""
-    place = at_home(located(os.fspath(url), storage_options))
-    segments = at_home(located(os.fspath(wal_dir) or place.wal_dir)).knowing(place.place_options)
+    place = at_home(located(url, storage_options))
+    named = located(wal_dir)
+    named = named if named.url else place.wal_dir or named
+    segments = at_home(named).knowing(place.place_options)
     root = storage_backends.open_store(place, clock_ms=clock_ms)
     try:
-        if segments:
+        # A path that is relative is not the same in other processes.
+        url = root.url if local_folder(place.url) else place.url
+        place = replace(place, url=url, place_options={})
+        if segments.url:
             own_disk = bool(segments.disk_of)
-            record(root, SegmentsPlace("" if own_disk else segments, own_disk))
+            record(root, SegmentsPlace("" if own_disk else segments.url, own_disk))
         else:
             recorded_place = recorded(root) or SegmentsPlace()
             if recorded_place.own_disks:
-                return OwnDiskStore(root, None, "", tails(root))
-            segments = located(recorded_place.url).knowing(place.place_options)
+                disks = OwnDiskStore(root, None, "", tails(root))
+                return Placed(disks, place, disks)
+            segments = located(recorded_place.url).knowing(segments.place_options)
             why = why_not_followed(place, recorded_place.url) if recorded_place.url else ""
             if why:
-                named = repr(str(segments))
+                text = repr(segments.url)
                 raise StorageError(
-                    f"the root says that its segments are at {named}. That place is not used "
-                    f"unless you name it: {why}. If you trust it, pass --wal-dir {named} (in "
+                    f"the root says that its segments are at {text}. That place is not used "
+                    f"unless you name it: {why}. If you trust it, pass --wal-dir {text} (in "
                     "Python and in an agent's configuration: wal_dir)",
                     RECORD,
                 )
-        if not segments:
-            return root
+        if not segments.url:
+            return Placed(root, place)
         segments = of_wal_dir(place, segments)
         wal = storage_backends.open_store(segments, clock_ms=clock_ms)
-        if segments.disk_of:
-            return OwnDiskStore(root, wal, segments.disk_of, tails(root))
-        return SplitStore(root, wal, segments)
+        if not segments.disk_of:
+            return Placed(SplitStore(root, wal), replace(place, wal_dir=segments))
+        disks = OwnDiskStore(root, wal, segments.disk_of, tails(root))
+        return Placed(disks, replace(place, wal_dir=replace(segments, url=wal.url)), disks)
     except BaseException:
         root.close()
         raise

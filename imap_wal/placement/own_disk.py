@@ -34,7 +34,6 @@ from storage_backends import (
     Unavailable,
     Unsupported,
 )
-from storage_backends.location import located
 
 NOT_ASKED = "this process does not ask agents for the segments on their disks"
 
@@ -78,14 +77,12 @@ class OwnDiskStore(PlacementRouter):
         self, root: SegmentStore, disk: SegmentStore | None, own: str, tails: Tails
     ) -> None:
         super().__init__(root)
-        self.disk, self.own, self._tails = disk, own, tails
+        self.disk, self.own, self._tails, self.url = disk, own, tails, root.url
         if disk is None:
             self.parts = (root,)
-            self.url = root.url
             self.capabilities = replace(root.capabilities, durable_append=True, durable_sync=True)
         else:
             self.parts = (root, disk)
-            self.url = located(root.url).with_wal_dir(located(disk.url).as_disk_of(own))
             self.capabilities = common(root, disk)
         self._away: dict[str, str] = {}
         self._served: dict[str, dict[str, int]] = {}

@@ -16,7 +16,6 @@ from dataclasses import replace
 from imap_wal.layout import above_wal, is_wal
 from storage_backends import Capabilities, Linked, SegmentStore, StoredFile
 from storage_backends.gated import ForwardingStore
-from storage_backends.location import located
 
 
 class PlacementRouter(ForwardingStore):
@@ -50,13 +49,11 @@ def common(root: SegmentStore, wal: SegmentStore) -> Capabilities:
 class SplitStore(PlacementRouter):
     """The segments of all nodes at another place than the rest."""
 
-    def __init__(self, root: SegmentStore, wal: SegmentStore, wal_dir: str = "") -> None:
-        """`wal_dir`: the place of `wal` as the root's record names it, so that all processes that
-        open `url` name it alike; "": its own URL."""
+    def __init__(self, root: SegmentStore, wal: SegmentStore) -> None:
         super().__init__(root)
         self._wal = wal
         self.parts = (root, wal)
-        self.url = located(root.url).with_wal_dir(wal_dir or wal.url)
+        self.url = root.url
         self.capabilities = common(root, wal)
 
     def there(self, path: str = "") -> SegmentStore:

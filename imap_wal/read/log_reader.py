@@ -132,7 +132,7 @@ class LogReader:
         partial: bool = False,
     ) -> None:
         place = location(url, options=storage_options)
-        with storage_errors(place):
+        with storage_errors(place.url):
             check_source(encryption_keys)
             context = open_context(
                 place,
@@ -142,7 +142,7 @@ class LogReader:
                 clock=clock,
                 randomness=randomness,
             )
-        self._read_from(ClusterLog(context, namespace, cluster), node, place, bound, partial)
+        self._read_from(ClusterLog(context, namespace, cluster), node, place.url, bound, partial)
         self._owns_store = storage is None
 
     @classmethod

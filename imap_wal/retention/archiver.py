@@ -15,6 +15,7 @@ from pathlib import Path
 from imap_wal.context import Context
 from imap_wal.retention.archive_writer import ArchiveJob, WrittenArchives, write_archives
 from imap_wal.retention.other_process import OtherProcess, Report, is_reachable
+from storage_backends.location import Location
 
 HERE_BYTES_MAX = 1024 * 1024
 """Up to this size, segments are archived in this process."""
@@ -44,6 +45,6 @@ class ArchiverProcess(OtherProcess):
         return written
 
 
-def writer_for(url: str, wal_dir: str = "") -> ArchiverProcess | None:
+def writer_for(place: Location) -> ArchiverProcess | None:
     """An archiver for this storage; None if another process cannot open it."""
-    return ArchiverProcess(url, wal_dir) if is_reachable(url, wal_dir) else None
+    return ArchiverProcess(place) if is_reachable(place) else None

@@ -32,6 +32,7 @@ from typing import Any, BinaryIO, Protocol, TypeAlias
 from imap_wal.collector import collect_rarely
 from imap_wal.context import Context, open_context
 from imap_wal.errors import Closed, ImapWalError
+from storage_backends.location import Location, Place
 
 NICENESS = 10
 """Beside a log that is open, the other process runs at a low priority: commits and Hazelcast come
@@ -80,21 +81,18 @@ class _Done:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    url: str
-    wal_dir: str
+    place: Place
     task: Task
 
 
 class OtherProcess:
-    """Runs tasks on the storage at `url` in another process, one at a time. `keep_s`: how long the
-    process is kept for another task; its start takes longer than many tasks. `niceness`: added to
-    that of this process. `stop` may be called from another thread."""
+    """Runs tasks on the storage at `place` in another process, one at a time. `keep_s`: how long
+    the process is kept for another task; its start takes longer than many tasks. `niceness`: added
+    to that of this process. `stop` may be called from another thread."""
 
-    def __init__(
-        self, url: str, wal_dir: str = "", *, keep_s: float = 0, niceness: int = NICENESS
-    ) -> None:
+    def __init__(self, place: Place, *, keep_s: float = 0, niceness: int = NICENESS) -> None:
         self._niceness = niceness
-        self._url, self._wal_dir, self._keep_s = url, wal_dir, keep_s
+        self._place, self._keep_s = place, keep_s
         self._folder = _working_folder()
         """Relative paths start here, even if the program has changed to another folder since."""
         self._running = threading.RLock()
@@ -107,7 +105,7 @@ class OtherProcess:
     def run(self, task: Task, report: Report = unreported) -> Any:
         """Run the task and return its result. `report`: called by this thread. Raises the same
         errors as the task, `ProcessDied`, and `Closed` after `stop`."""
-        request = pickle.dumps(_Request(self._url, self._wal_dir, task))
+        request = pickle.dumps(_Request(self._place, task))
         with self._running:
             process = self._begin()
             try:
@@ -122,7 +120,7 @@ class OtherProcess:
                 if self._stopped:
                     raise self._closed()
                 raise ProcessDied(
-                    f"a process that worked on {self._url} ended with {code}; nothing is lost"
+                    f"a process that worked on {self._place} ended with {code}; nothing is lost"
                 )
             if self._keep_s:
                 self._keep(process)
@@ -165,7 +163,7 @@ class OtherProcess:
                 )
             except OSError as error:
                 raise ProcessDied(
-                    f"a process to work on {self._url} could not be started: {error}; nothing is "
+                    f"a process to work on {self._place} could not be started: {error}; nothing is "
                     "lost"
                 ) from error
             return self._process
@@ -213,12 +211,12 @@ def _working_folder() -> str:
         return ""
 
 
-def is_reachable(url: str, wal_dir: str = "") -> bool:
+def is_reachable(place: Location) -> bool:
     """Whether another process can open this storage. Not if this program was frozen into one file,
     or if another program contains Python: a second process of it would run the whole program."""
     return (
-        not url.startswith("memory://")
-        and not wal_dir.startswith("memory://")
+        place.scheme != "memory"
+        and (place.wal_dir is None or place.wal_dir.scheme != "memory")
         and Path(sys.executable or "").name.startswith(("python", "pypy"))
         and not getattr(sys, "frozen", False)
     )
@@ -283,7 +281,7 @@ class _Reports:
 def _answer(request: _Request, report: Report) -> Any:
     """The result of a task, or its error."""
     try:
-        context = open_context(request.url, wal_dir=request.wal_dir)
+        context = open_context(request.place)
         try:
             return request.task.run(context, report)
         finally:

@@ -54,6 +54,7 @@ from imap_wal.rules.decided import UNDECIDED, Decisions
 from imap_wal.rules.dropped import TombstonePolicy
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX
+from storage_backends.location import Location
 
 if TYPE_CHECKING:  # a program without pyarrow plans rewrites too
     from imap_wal.parquet.decoded_columns import DecodedColumns
@@ -86,7 +87,7 @@ class MergeRules(Protocol):
 class RewritePlan:
     """All input of an engine; it can be sent to another process. `generation`: 0 for a dry run."""
 
-    url: str
+    place: Location
     namespace: str
     cluster: str
     folder: str
@@ -245,7 +246,7 @@ def prepare(
             lambda manifest: replace(manifest, generation=manifest.generation + 1)
         ).generation
     return RewritePlan(
-        url=log.context.place,
+        place=log.context.place,
         namespace=log.namespace,
         cluster=log.cluster,
         folder=log.folder,

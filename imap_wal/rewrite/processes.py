@@ -32,6 +32,7 @@ from imap_wal.rewrite.report import memory_max_bytes
 from imap_wal.rewrite.sorted_runs import Sizes, read_directly
 from imap_wal.rewrite.task_engine import TaskAnswer, TaskEngine, TaskWork
 from imap_wal.settings import Settings
+from storage_backends.location import Location
 from storage_backends.metered import Meter
 
 MEMORY_BYTES_MIN = 256 * 1024 * 1024
@@ -50,7 +51,7 @@ def useful_processes(plan: RewritePlan, settings: Settings, count: int) -> int:
     """How many processes make a rewrite faster, at most `count`. 1: this process does the rewrite
     alone."""
     count = min(count, settings.restore_memory_bytes // MEMORY_BYTES_MIN)
-    if count < 2 or plan.dry_run or not is_reachable(plan.url):
+    if count < 2 or plan.dry_run or not is_reachable(plan.place):
         return 1
     scans = plan.log_scans()
     direct = read_directly(scans, sizes_of(settings, count))
@@ -89,7 +90,7 @@ class ProcessEngine(TaskEngine):
     def run(self, plan: RewritePlan, log: ClusterLog) -> Result:
         with (
             scratch_errors(self._settings),
-            _processes(plan.url, self._count, self._settings) as self._processes,
+            _processes(plan.place, self._count, self._settings) as self._processes,
         ):
             return self._in_tasks(plan, log)
 
@@ -190,15 +191,15 @@ class _Processes:
 
 
 @contextmanager
-def _processes(url: str, count: int, settings: Settings) -> Iterator[_Processes]:
+def _processes(place: Location, count: int, settings: Settings) -> Iterator[_Processes]:
     """Processes for the tasks of one rewrite. They end with the block, even if it raises."""
     with tempfile.TemporaryDirectory(
         prefix="imap-wal-rewrite-", dir=settings.scratch, ignore_cleanup_errors=True
     ) as folder:
-        places = [Path(folder, str(number)) for number in range(count)]
-        for place in places:
-            place.mkdir()
-        processes = [(OtherProcess(url, keep_s=WAIT_S, niceness=0), place) for place in places]
+        folders = [Path(folder, str(number)) for number in range(count)]
+        for own in folders:
+            own.mkdir()
+        processes = [(OtherProcess(place, keep_s=WAIT_S, niceness=0), own) for own in folders]
         pool = ThreadPoolExecutor(count, "imap-wal-rewrite")
         try:
             yield _Processes(processes, pool)

@@ -23,15 +23,16 @@ from imap_wal.checks import location
 from imap_wal.errors import InvalidSetting
 from storage_backends import Lock
 from storage_backends.local import LocalStore, folder_of
+from storage_backends.location import Place
 
 PATH_BYTES_MAX = 107
 """The kernel's limit for the path of a socket."""
 _PEER = struct.Struct("3i")
 
 
-def default_path(url: str | os.PathLike[str], namespace: str, cluster: str) -> str:
+def default_path(url: Place, namespace: str, cluster: str) -> str:
     """The path of the socket of these maps, in a folder of this user for temporary files."""
-    text: str = location(url)
+    text = location(url).url
     if "://" not in text or text.startswith(("file:", "objects+file:")):
         text = os.path.realpath(os.path.expanduser(folder_of(text)))
     name = hashlib.sha256(f"{text}\0{namespace}\0{cluster}".encode(errors="surrogateescape"))

@@ -31,6 +31,7 @@ from imap_wal.workers.endpoint import Endpoint, default_path
 from imap_wal.workers.server import Server
 from imap_wal.write.opening import holder_text
 from storage_backends import Locked
+from storage_backends.location import Place
 
 TIMEOUT_S = 30.0
 PATIENCE_S = 1.0
@@ -41,9 +42,7 @@ its lock expires only later."""
 class Serving:
     """Serves the maps of a URL from this process, as soon as no other process does. Thread-safe."""
 
-    def __init__(
-        self, url: str | os.PathLike[str], endpoint: Endpoint, options: OpenOptions
-    ) -> None:
+    def __init__(self, url: Place, endpoint: Endpoint, options: OpenOptions) -> None:
         self._url, self._endpoint = url, endpoint
         # Whoever serves next can compact: the others wait for it meanwhile.
         self._options: OpenOptions = {"auto_rewrite_close_s": 0, **options}

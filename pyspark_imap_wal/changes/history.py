@@ -38,6 +38,7 @@ from pyspark_imap_wal.tables.schemas import (
     POSITION_COLUMNS,
     VERSION_COLUMNS,
 )
+from storage_backends.location import Location
 
 _WHOLE = EntryQuery(schema_of(ENTRY_COLUMNS | POSITION_COLUMNS))
 
@@ -55,7 +56,7 @@ class HistoryPartition(InputPartition):
     metadata: tuple[Metadata, ...]
     known_from: dict[str, str]
     epochs: dict[str, tuple[Epoch, ...]]
-    place: str
+    place: Location
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from pyspark_imap_wal.changes.chain import Image, KeyState
 from pyspark_imap_wal.changes.sorter import Clears, EntrySorter, place_of, subject_of
 from pyspark_imap_wal.columns import EntryQuery, of_rows, shaped
 from pyspark_imap_wal.tables.schemas import CHANGE_COLUMNS
+from storage_backends.location import Location
 
 MEMORY_BYTES = 256 * 1024 * 1024
 """Approximate memory, in bytes, of the entries that a task sorts."""
@@ -48,7 +49,7 @@ class ChangesPartition(InputPartition):
     bucket: int
     buckets: int
     metadata: tuple[Metadata, ...]
-    place: str
+    place: Location
 
 
 def read_images(log: ClusterLog, task: ChangesPartition, query: EntryQuery) -> Iterator[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import islice
 from pathlib import Path
@@ -32,7 +32,7 @@ from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.param_type import ParamType
 from storage_backends import SegmentStore, StorageError, with_url
 from storage_backends.links import local_folder
-from storage_backends.location import Location, located
+from storage_backends.location import Location, Place
 from storage_backends.ownership import doubts, mode_of
 from storage_backends.registry import backend_of
 from storage_backends.reserve import reserves
@@ -40,13 +40,15 @@ from storage_backends.reserve import reserves
 GIVEN_UP = "taken again when there is enough free space; until then, appends leave that much free"
 
 
-class Url(ParamType[str]):
+class Url(ParamType[Location]):
     """A folder or URL, with its options from the file of credentials. A blank one is a usage
     error."""
 
     name = "url"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Location:
         options = (ctx.find_root().obj if ctx is not None else None) or {}
         credentials: Path | None = options.get("credentials")
         try:
@@ -57,7 +59,7 @@ class Url(ParamType[str]):
             place = location(place, file_mode=options.get("file_mode") or f"{mode_of(place):04o}")
             keys = options.get("encryption_keys") or ""
             check_source(keys)
-            place = place.with_keys(keys)
+            place = replace(place, encryption_keys=keys)
             return (
                 Credentials.read(credentials).given_to(place) if credentials is not None else place
             )
@@ -97,7 +99,7 @@ _WAL_DIR = (
 class Selection:
     """The selected logs; empty tuples mean all."""
 
-    url: str
+    url: Location
     namespaces: tuple[str, ...] = ()
     clusters: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
@@ -137,11 +139,11 @@ class Selection:
                     f"warning: {self.url}: {RESTORE_UNFINISHED} "
                     f"({layout.RESTORE_MARKER}): {RESTORE_ADVICE}"
                 )
-            views = take_inventory(store, self.namespaces, self.clusters, damaged)
+            views = take_inventory(context, self.namespaces, self.clusters, damaged)
             if damaged and not views:
                 raise damaged[0][1]
             if not views:
-                raise Failed(self.nothing(store))
+                raise Failed(self.nothing(context))
             for kind, selected, present in (
                 ("node", self.nodes, {node.name for view in views for node in view.all_nodes}),
             ):
@@ -182,13 +184,13 @@ class Selection:
         if absent:
             out.note(f"{self.url}: no entries of map {', '.join(map(repr, absent))}")
 
-    def nothing(self, store: SegmentStore) -> str:
+    def nothing(self, context: Context) -> str:
         """The text about an empty selection, for the user."""
-        present = take_inventory(store)
+        present = take_inventory(context)
         if present:
             present_names = out.names(present)
             return f"{self.url}: nothing in that namespace or cluster; found: {present_names}"
-        why = why_no_root(store)
+        why = why_no_root(context.store)
         if why:
             return f"{self.url} {why}"
         root = "the root that was passed to imap_wal.open, or `url` of the agents' configuration"
@@ -200,9 +202,7 @@ def url_argument(command: Callable[..., Any], *, required: bool = True) -> Calla
 
     @wraps(command)
     def wrapper(url: Location | None, wal_dir: Location | None, **rest: Any) -> Any:
-        return command(
-            url=url if url is None or wal_dir is None else url.with_wal_dir(wal_dir), **rest
-        )
+        return command(url=url if url is None else replace(url, wal_dir=wal_dir), **rest)
 
     with_option = click.option("--wal-dir", type=Url(), envvar="IMAP_WAL_WAL_DIR", help=_WAL_DIR)(
         wrapper
@@ -218,7 +218,7 @@ def selection_options(
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def wrapper(
-            url: str,
+            url: Location,
             namespace: tuple[str, ...],
             cluster: tuple[str, ...],
             node: tuple[str, ...] = (),
@@ -243,7 +243,7 @@ def selection_options(
     return decorate
 
 
-def refuse_nested(source: str, target: str) -> None:
+def refuse_nested(source: Location, target: Location) -> None:
     """Raises `Failed` if a copy of a log would be written into the log, or around it."""
     inside, around = _place(target), _place(source)
     if inside[0] != around[0]:
@@ -260,17 +260,17 @@ FOLDERS_MAX = 100
 """At most this many folders of each place are looked at: a bucket may have many."""
 
 
-def refuse_within_log(target: str) -> None:
+def refuse_within_log(target: Location) -> None:
     """Raises `Failed` if a target is the root of any log, or inside one: what removes that log
     would remove the target too."""
-    for place in _upwards(location(target)):
+    for place in _upwards(target):
         try:
             with closing(open_store(place)) as store:
                 folders = [cluster for cluster in islice(_clusters(store), FOLDERS_MAX) if cluster]
         except (StorageError, ImportError):
             continue  # this user may not read it
         if folders:
-            where = "" if place == target else f"inside {place}, which is "
+            where = "" if place.url == target.url else f"inside {place}, which is "
             raise Failed(f"{target} is {where}the root of log {folders[0]}: name a place outside")
 
 
@@ -292,23 +292,22 @@ def _upwards(place: Location) -> Iterator[Location]:
     protocol, parts = _place(place)
     root = "/" if protocol == "file" else f"{protocol}://"
     for end in range(len(parts) - 1, 0, -1):
-        yield place.moved(root + "/".join(parts[:end]))
+        yield replace(place, url=root + "/".join(parts[:end]))
 
 
-def _place(url: str) -> tuple[str, tuple[str, ...]]:
+def _place(place: Location) -> tuple[str, tuple[str, ...]]:
     """Storage, and the components of the path on it."""
-    place = located(url)
-    if backend_of(place).is_folder:
-        return "file", Path(local_folder(place) or "/").resolve().parts[1:]
-    return place.scheme, tuple(filter(None, place.partition("://")[2].split("/")))
+    if backend_of(place.url).is_folder:
+        return "file", Path(local_folder(place.url) or "/").resolve().parts[1:]
+    return place.scheme, tuple(filter(None, place.url.partition("://")[2].split("/")))
 
 
-def open_empty(url: str) -> None:
+def open_empty(url: Place) -> None:
     """Refuse a place that already has logs: the demo and trials must not mix their data with a
     user's. Raises `Failed` then, and if the storage fails."""
     try:
         store = open_store(url)
-        present, begun = take_inventory(store), store.exists(layout.RESTORE_MARKER)
+        present, begun = take_inventory(Context(store)), store.exists(layout.RESTORE_MARKER)
         store.close()
     except (StorageError, ImportError) as error:
         raise Failed(with_url(url, error)) from error

@@ -18,14 +18,14 @@ from rewrite_cli.console.check import OK, PROBLEM, WARNING, Check
 from rewrite_cli.doctor.logs import log_checks
 from storage_backends import SegmentStore, StorageError, with_url
 from storage_backends.links import local_folder
-from storage_backends.location import located
+from storage_backends.location import Location
 from storage_backends.ownership import doubts
 
 DISK_FREE_MIN = 0.1
 
 
 def storage_checks(
-    url: str, key: KeyPair | None = None, failed: Collection[str] = ()
+    url: Location, key: KeyPair | None = None, failed: Collection[str] = ()
 ) -> Iterator[Check]:
     """Whether the storage answers, its capabilities, and each cluster on it. `key`: to ask
     agents what is only on their own disks. `failed`: nodes whose agents run although their logs
@@ -49,7 +49,7 @@ def storage_checks(
             yield Check(
                 "owner", WARNING, doubt, "all agents and programs of a log must run as one user"
             )
-        views = list(looks_at(store))
+        views = list(looks_at(context))
         if views:
             yield Check("logs", OK, ", ".join(map(str, views)))
         else:
@@ -69,7 +69,7 @@ def storage_checks(
         store.close()
 
 
-def _capabilities(store: SegmentStore, url: str) -> Iterator[Check]:
+def _capabilities(store: SegmentStore, url: Location) -> Iterator[Check]:
     can = store.capabilities
     names = [name.replace("_", " ") for name in can.__dataclass_fields__ if getattr(can, name)]
     yield Check("storage", OK, f"{url}: {', '.join(names)}")
@@ -95,7 +95,7 @@ def _capabilities(store: SegmentStore, url: str) -> Iterator[Check]:
         )
 
 
-def _writable(store: SegmentStore, url: str) -> Iterator[Check]:
+def _writable(store: SegmentStore, url: Location) -> Iterator[Check]:
     """Whether this user may write. Nothing is left on the storage, and nothing is created in a
     local folder or in a place without logs."""
     folder = _folder(url)
@@ -136,13 +136,13 @@ def _tried(store: SegmentStore) -> str:
     return ""
 
 
-def _folder(url: str) -> Path | None:
+def _folder(url: Location) -> Path | None:
     """The root as a folder of this machine, if it is one."""
-    folder = local_folder(located(url))
+    folder = local_folder(url.url)
     return Path(folder) if folder else None
 
 
-def _space(url: str) -> Iterator[Check]:
+def _space(url: Location) -> Iterator[Check]:
     path = _folder(url)
     if path is None:
         return

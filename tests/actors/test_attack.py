@@ -77,7 +77,7 @@ def test_a_third_open_succeeds_after_two_that_died(tmp_path: Path) -> None:
 
 def repaired(store: SegmentStore, target: Path) -> dict[str, Any]:
     """The contents of map "m" in a repaired copy."""
-    views = looks_at(store)
+    views = looks_at(Context(store))
     copy = LocalObjects(str(target))
     for view in views:
         repair = ClusterRepair(Context(store), view, SALVAGE, lambda _: True, lambda _: None)

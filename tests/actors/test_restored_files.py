@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import imap_wal
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.embedded.store import Store
 from imap_wal.errors import CorruptLog, ImapWalError, LogError
 from imap_wal.read.cluster import ClusterLog
@@ -143,7 +143,7 @@ def test_a_nodes_folder_from_an_earlier_open_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CorruptLog, match="epoch 2 of this log was opened"):
         imap_wal.open(root)
     with pytest.raises(CorruptLog, match="nodes/embedded/manifest"):
-        ClusterLog(Context(open_store(str(root))), "default", "embedded").state()
+        ClusterLog(open_context(str(root)), "default", "embedded").state()
 
 
 def test_a_cluster_without_its_manifests_is_not_empty(tmp_path: Path) -> None:
@@ -152,4 +152,4 @@ def test_a_cluster_without_its_manifests_is_not_empty(tmp_path: Path) -> None:
         store.map("m")["a"] = 1
     shutil.rmtree(tmp_path / "default/embedded/manifest")
     with pytest.raises(CorruptLog, match="has seen"):
-        ClusterLog(Context(open_store(str(tmp_path))), "default", "embedded").state()
+        ClusterLog(open_context(str(tmp_path)), "default", "embedded").state()

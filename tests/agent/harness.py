@@ -22,8 +22,10 @@ from imap_wal.agent.requests import UUID
 from imap_wal.agent.server import Agent
 from imap_wal.agent.transport.client import Client
 from imap_wal.entry import MAP
+from imap_wal.placement import Placed
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore
+from storage_backends.location import Location
 
 _names = itertools.count(1)
 
@@ -144,11 +146,12 @@ def serve_until_fault(settings: AgentConfig, ready: Any, fault: Fault) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
             raise AssertionError("unreachable")
 
-    def deadly(url: str, **_: Any) -> FaultyStore:
-        return Deadly(LocalStore(url.removeprefix("file://")), Plan((fault,)))
+    def deadly(place: Location, **_: Any) -> Placed:
+        store = LocalStore(place.url.removeprefix("file://"))
+        return Placed(Deadly(store, Plan((fault,))), place)
 
-    assert hasattr(context, "open_store")
-    setattr(context, "open_store", deadly)  # noqa: B010  # it is imported there, and not exported
+    assert hasattr(context, "open_place")
+    setattr(context, "open_place", deadly)  # noqa: B010  # it is imported there, and not exported
     serve_in_process(settings, ready)
 
 

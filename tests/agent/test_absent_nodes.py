@@ -26,7 +26,7 @@ def pair(folder: Path, policy: str = "") -> list[AgentConfig]:
 def of_the_log(settings: AgentConfig) -> list[Check]:
     """What `doctor` finds without asking an agent."""
     store = open_store(settings.url)
-    (view,) = take_inventory(store)
+    (view,) = take_inventory(Context(store))
     return [each for each in log_checks(Context(store), view, None) if "no agent of" in each.what]
 
 

@@ -13,6 +13,7 @@ from imap_wal.agent import mender
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
 from imap_wal.errors import StorageUnavailable
+from imap_wal.placement import Placed
 from storage_backends import SegmentStore, Unavailable
 from storage_backends.faults import AwayStore
 from storage_backends.memory import MemoryStore
@@ -38,7 +39,7 @@ def inner(request: pytest.FixtureRequest, memory: MemoryStore, tmp_path: Path) -
 def away(inner: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> AwayStore:
     """What the agents of this test open."""
     away = AwayStore(inner)
-    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: away)
+    monkeypatch.setattr("imap_wal.context.open_place", lambda place, **_: Placed(away, place))
     monkeypatch.setattr(mender, "REOPEN_S", 0.02)
     monkeypatch.setattr(mender, "REOPEN_S_MAX", 0.1)
     return away
@@ -174,7 +175,7 @@ def test_a_reopen_succeeds_after_a_failure_of_any_call(
 ) -> None:
     """Each storage call of opening the log again fails once; a later attempt succeeds."""
     store = OneCallFails(inner)
-    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: store)
+    monkeypatch.setattr("imap_wal.context.open_place", lambda place, **_: Placed(store, place))
     monkeypatch.setattr(mender, "REOPEN_S", 0.01)
     monkeypatch.setattr(mender, "REOPEN_S_MAX", 0.02)
     settings = config(

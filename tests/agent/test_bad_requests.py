@@ -13,6 +13,7 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.transport.router import parts
 from imap_wal.context import Context
 from imap_wal.layout import Identity
+from imap_wal.placement import Placed
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
@@ -129,7 +130,7 @@ def test_requests_with_wrong_fields_are_answered_and_nothing_is_appended(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = FaultyStore(memory)
-    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: watched)
+    monkeypatch.setattr("imap_wal.context.open_place", lambda place, **_: Placed(watched, place))
     settings = config(tmp_path, url=memory.url)
     with serving(settings), plugin(settings) as member:
         before = [operation for operation in watched.operations if operation.kind == "append"]
@@ -202,7 +203,7 @@ def test_a_malformed_payload_is_refused_as_a_whole(
 ) -> None:
     """Payloads that differ from their header are answered, and no byte of them is appended."""
     watched = FaultyStore(memory)
-    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: watched)
+    monkeypatch.setattr("imap_wal.context.open_place", lambda place, **_: Placed(watched, place))
     settings = config(tmp_path, url=memory.url)
     with serving(settings), plugin(settings) as member:
         before = [operation for operation in watched.operations if operation.kind == "append"]

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from imap_wal.agent.config import AgentConfig
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import compaction
 from imap_wal.rewrite.turn import RewriteRunning, turn
-from storage_backends import open_store
 from tests.agent.harness import Plugin, config, plugin, serving
 from tests.kit.agents import Process, live
 from tests.kit.effort import thorough
@@ -29,7 +28,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def logs(settings: AgentConfig) -> ClusterLog:
-    return ClusterLog(Context(open_store(settings.url)), settings.namespace, settings.cluster)
+    return ClusterLog(open_context(settings.url), settings.namespace, settings.cluster)
 
 
 def write(member: Plugin, numbers: range, prefix: str = "k") -> dict[str, str]:

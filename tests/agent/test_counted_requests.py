@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from imap_wal.agent import server
-from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.membership import counted_requests
 from tests.agent.harness import Plugin, config, identity, serving
 from tests.kit.halves import Halves, greet, member, restored, stranger, view
@@ -80,7 +80,7 @@ def test_former_is_the_same_after_the_agent_was_killed(tmp_path: Path, killed: s
         agent._reads.close()
         agent._router.close()
     # The log was not closed: the next agent takes it over, as after a kill.
-    again = AgentConfig(**{name: getattr(one, name) for name in one.__slots__} | {"takeover": True})
+    again = replace(one, takeover=True)
     with serving(again), stranger(again, "b") as later:
         assert greet(later)[1]["former"] == [[b.session, 1]]
         assert later.put(after="1")[0] == "ack"

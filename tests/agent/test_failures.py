@@ -13,6 +13,7 @@ from imap_wal import format
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
 from imap_wal.errors import Fenced, WriterLocked
+from imap_wal.placement import Placed
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import NoSpace, open_store
 from storage_backends.faults import Fault, FaultyStore, Plan
@@ -30,7 +31,7 @@ def test_a_storage_failure_answers_all_appends_under_way(
     failing = FaultyStore(
         memory, Plan((Fault("error", at=4, kind=kind, path="*/wal/*", error=NoSpace),))
     )
-    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: failing)
+    monkeypatch.setattr("imap_wal.context.open_place", lambda place, **_: Placed(failing, place))
     settings = config(tmp_path, url=memory.url)
     with serving(settings), plugin(settings) as member:
         assert member.put(a="1")[0] == "ack"
@@ -125,7 +126,7 @@ def test_after_a_storage_failure_the_agent_opens_a_new_epoch(
     faulty = FaultyStore(
         memory, Plan((Fault("error", at=4, kind=kind, path="*/wal/*", error=NoSpace),))
     )
-    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: faulty)
+    monkeypatch.setattr("imap_wal.context.open_place", lambda place, **_: Placed(faulty, place))
     monkeypatch.setattr("imap_wal.agent.mender.REOPEN_S", 0.05)
     settings = config(tmp_path, url=memory.url)
     with serving(settings) as agent, plugin(settings) as member:
@@ -156,7 +157,7 @@ def test_an_agent_retries_while_the_storage_fails(
 ) -> None:
     """It answers requests with errors meanwhile, and recovers when the storage works."""
     faulty = FaultyStore(memory)
-    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: faulty)
+    monkeypatch.setattr("imap_wal.context.open_place", lambda place, **_: Placed(faulty, place))
     monkeypatch.setattr("imap_wal.agent.mender.REOPEN_S", 0.01)
     settings = config(tmp_path, url=memory.url)
     with serving(settings) as agent, plugin(settings) as member:

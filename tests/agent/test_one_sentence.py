@@ -12,6 +12,7 @@ from imap_wal.agent.monitoring.status.page import StatusPage
 from imap_wal.agent.server import Agent
 from imap_wal.context import Context
 from imap_wal.inspect.inventory import take_inventory
+from imap_wal.placement import Placed
 from rewrite_cli.console.check import PROBLEM, WARNING
 from rewrite_cli.doctor.agent import agent_checks
 from rewrite_cli.doctor.logs import log_checks
@@ -39,7 +40,7 @@ def test_a_failed_log_is_one_sentence_everywhere(
     """`doctor` knows from the agent that a process has the node, although its log is closed."""
     disk = LocalStore(str(tmp_path / "log"))
     faulty = FaultyStore(disk)
-    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: faulty)
+    monkeypatch.setattr("imap_wal.context.open_place", lambda place, **_: Placed(faulty, place))
     settings = config(tmp_path)
     with (
         structlog.testing.capture_logs() as lines,
@@ -57,7 +58,7 @@ def test_a_failed_log_is_one_sentence_everywhere(
         assert (said.status, failed) == (PROBLEM, {"n1"})
         assert sentence in said.what
         assert sentence in [line.get("state") for line in lines]
-        (view,) = take_inventory(disk)
+        (view,) = take_inventory(Context(disk))
 
         def closed() -> bool:
             return not any(

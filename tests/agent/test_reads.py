@@ -15,6 +15,7 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.monitoring.metrics import METRICS
 from imap_wal.agent.monitoring.metrics.metric import Value
 from imap_wal.agent.server import Agent
+from imap_wal.placement import Placed
 from imap_wal.schemas import Schema
 from rewrite_cli.console.check import PROBLEM
 from rewrite_cli.doctor.agent import agent_checks
@@ -321,7 +322,7 @@ def test_a_read_that_fails_names_the_storage_error(
 ) -> None:
     """The next read works."""
     faulty = FaultyStore(memory)
-    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: faulty)
+    monkeypatch.setattr("imap_wal.context.open_place", lambda place, **_: Placed(faulty, place))
     settings = config(tmp_path, url=memory.url)
     with serving(settings) as agent, plugin(settings) as member:
         member.put(a="1")
@@ -343,7 +344,7 @@ def test_an_agent_without_requests_merges_again_after_a_failure(
     monkeypatch.setattr("imap_wal.agent.reads.merges.AGAIN_S", 0.01)
     monkeypatch.setattr("imap_wal.agent.reads.merges.FRESH_LOOK_S", 0.01)
     faulty = FaultyStore(memory)
-    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: faulty)
+    monkeypatch.setattr("imap_wal.context.open_place", lambda place, **_: Placed(faulty, place))
     settings = config(tmp_path, url=memory.url)
     with serving(settings) as agent, plugin(settings) as member:
         member.put(a="1")
@@ -359,7 +360,7 @@ def test_failing_requests_do_not_delay_the_next_merge(
     member asks no more, the agent notices soon."""
     monkeypatch.setattr("imap_wal.agent.reads.merges.FRESH_LOOK_S", 0.01)
     faulty = FaultyStore(memory)
-    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: faulty)
+    monkeypatch.setattr("imap_wal.context.open_place", lambda place, **_: Placed(faulty, place))
     settings = config(tmp_path, url=memory.url)
     with serving(settings) as agent, plugin(settings) as member:
         member.put(a="1")
@@ -403,7 +404,7 @@ def test_an_agent_on_a_full_disk_still_serves_reads(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faulty = FaultyStore(memory)
-    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: faulty)
+    monkeypatch.setattr("imap_wal.context.open_place", lambda place, **_: Placed(faulty, place))
     settings = config(tmp_path, url=memory.url)
     with serving(settings), plugin(settings) as member:
         member.put(a="1")

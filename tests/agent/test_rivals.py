@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from imap_wal import format
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.entry import pack
 from imap_wal.layout import Identity
-from imap_wal.placement import open_store
 from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
@@ -26,7 +25,7 @@ def write(url: str, node: str, values: dict[str, str | None]) -> None:
     `values` are in one map that both halves changed."""
     log = open_node_log(
         LogContext(
-            Context(open_store(url)),
+            open_context(url),
             Identity("default", "c", node),
             Settings(),
         ),

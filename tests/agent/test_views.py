@@ -12,7 +12,7 @@ import pytest
 
 from imap_wal.agent.membership import claims as claims_module
 from imap_wal.clock import SeededRandomness
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.placement import open_store
@@ -198,7 +198,7 @@ def test_a_late_lifetime_does_not_change_a_later_one(
     assert slept[1] == ["view", 3, ["b"]]
     assert [
         each.incarnation
-        for each in ClusterLog(Context(open_store(halves.url)), "default", "c").manifest().lifetimes
+        for each in ClusterLog(open_context(halves.url), "default", "c").manifest().lifetimes
     ] == [1, 3]
 
 

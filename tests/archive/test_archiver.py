@@ -24,6 +24,7 @@ from imap_wal.retention.archiver import ArchiverProcess, writer_for
 from imap_wal.retention.other_process import OtherProcess, ProcessDied, Report
 from storage_backends import NotFound, Unavailable
 from storage_backends.local import LocalStore
+from storage_backends.location import Location
 from tests.agent.harness import config, plugin, serving
 from tests.support import Threads, eventually, node_log, row
 
@@ -238,9 +239,9 @@ def test_files_of_a_failed_archive_run_are_deleted(tmp_path: Path) -> None:
 
 def test_archiver_process_needs_a_storage_it_can_open() -> None:
     """Only a storage that another process can open is archived by one."""
-    assert writer_for("memory://x") is None
-    assert writer_for("file:///x", "memory://y") is None
-    assert writer_for("s3://bucket/root") is not None
+    assert writer_for(Location("memory://x")) is None
+    assert writer_for(Location("file:///x", wal_dir=Location("memory://y"))) is None
+    assert writer_for(Location("s3://bucket/root")) is not None
 
 
 def test_an_agent_archives_in_a_process_of_its_own(

@@ -13,7 +13,7 @@ from imap_wal.backup import capture
 from imap_wal.backup.checks import FrameCheck
 from imap_wal.backup.run import back_up
 from imap_wal.clock import SystemClock
-from imap_wal.context import Context
+from imap_wal.context import Context, open_context
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import SegmentStore, open_store
@@ -118,7 +118,7 @@ def test_a_commit_under_way_is_not_damage(tmp_path: Path, monkeypatch: pytest.Mo
         return whole if len(looks) == 1 else found(store, path, known)
 
     monkeypatch.setattr(capture, "_front", front)
-    source = ClusterLog(Context(open_store(f"file://{tmp_path}/log")), "default", "embedded")
+    source = ClusterLog(open_context(f"file://{tmp_path}/log"), "default", "embedded")
     target = open_store(f"file://{tmp_path}/b")
     made = back_up([source], target, clock=SystemClock(), holder="test")
     assert not made.backup.damaged

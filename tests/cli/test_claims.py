@@ -132,7 +132,7 @@ def test_a_snapshot_with_adopted_files_is_mixed() -> None:
     former = SnapshotFile(old, 7, 3, 1, "", 0)
     known = Snapshot(1, Listed([former]), {}, 1, 0, 3, 0)
     manifests.update(lambda manifest: manifest.with_snapshot("m", known))
-    (view,) = take_inventory(store)
+    (view,) = take_inventory(Context(store))
     repair = SnapshotRepair(Context(store, clock=FakeClock()), view, lambda _: None, [])
     adopted = repair.adopted("m", [StoredFile(new, 4, 0)])
     assert tuple(adopted.files) == (former, SnapshotFile(new, 0, 4, 0, "", 0))

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 import imap_wal
 from imap_wal import decoder, encoder
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.entry import DELETED, KEY_CLASS
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.parquet import decoded_columns
@@ -143,7 +143,7 @@ def test_every_command_reads_such_files(
         if turn % 2:
             done(run, "archive", url)
         if turn in (2, 4):
-            log = ClusterLog(Context(open_store(url)), "default", "embedded")
+            log = ClusterLog(open_context(url), "default", "embedded")
             rewrite(log, TaskEngine() if turn == 2 else ComparedTasks())
             done(run, "prune", url, "--yes")
         assert {

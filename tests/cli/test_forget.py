@@ -11,7 +11,7 @@ import pytest
 
 import imap_wal
 from imap_wal.agent.membership.forget_node import Loss, forget_node
-from imap_wal.context import Context
+from imap_wal.context import Context, open_context
 from imap_wal.errors import Fenced, ImapWalError, InvalidSetting, MissingNode
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
@@ -21,7 +21,7 @@ from imap_wal.settings import RecoveryPolicy, Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import open_node_log
-from storage_backends import StorageError, Unavailable, open_store
+from storage_backends import StorageError, Unavailable
 from storage_backends.memory import MemoryStore
 from tests.cli.conftest import Run
 from tests.kit.actors import Interrupted
@@ -259,7 +259,7 @@ def uncovered(root: Path) -> None:
     for node in ("n1", "n2"):
         with imap_wal.open(str(root), node=node, shared=True, preallocate=False) as store:
             store.map("m").update({f"{node}-{number}": number for number in range(3)})
-    rewrite(ClusterLog(Context(open_store(str(root))), "default", "embedded"), LocalEngine())
+    rewrite(ClusterLog(open_context(str(root)), "default", "embedded"), LocalEngine())
     with imap_wal.open(str(root), node="n2", shared=True, preallocate=False) as store:
         store.map("m").update({f"a{number}": number for number in range(10)})
         store.archive()

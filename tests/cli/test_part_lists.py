@@ -14,7 +14,7 @@ import pytest
 import imap_wal
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.errors import CorruptLog, LogError, ShortLog
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.list_files import ListFile
@@ -133,7 +133,7 @@ def test_tasks_rewrite_into_part_lists(log: tuple[str, Contents], run: Run) -> N
         store.map("m")["033"] = "new"
     expected["m"]["033"] = "new"
     before = lists(url)
-    rewrite(ClusterLog(Context(open_store(url)), "default", "embedded"), TaskEngine(SPLIT))
+    rewrite(ClusterLog(open_context(url), "default", "embedded"), TaskEngine(SPLIT))
     assert len(set(before) & set(lists(url))) >= len(before) - 2
     check(url)
     rewritten(run, url)

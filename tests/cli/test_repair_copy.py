@@ -116,7 +116,7 @@ def test_an_interrupted_repair_is_not_taken_for_a_log(run: Run, url: str, tmp_pa
         for name in ("create", "create_from"):
             of = getattr(target, name)
             setattr(target, name, lambda path, data, of=of: create(path, data, of))
-        (view,) = looks_at(store_of(url))
+        (view,) = looks_at(Context(store_of(url)))
         repair = ClusterRepair(Context(store_of(url)), view, SALVAGE, always, lambda _: None)
         repair.plan()
         try:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import imap_wal
 from imap_wal import entry, format
-from imap_wal.context import Context
+from imap_wal.context import Context, open_context
 from imap_wal.entry import DELETED, MAP, ORDER, VALUE, Row
 from imap_wal.format import Position
 from imap_wal.read.cluster import ClusterLog
@@ -74,7 +74,7 @@ def history(seed: int, url: str) -> tuple[MemoryStore, list[Written]]:
             from imap_wal.rewrite.local_engine import LocalEngine
             from imap_wal.rewrite.run import rewrite
 
-            rewrite(ClusterLog(Context(open_store(url)), "default", "embedded"), LocalEngine())
+            rewrite(ClusterLog(open_context(url), "default", "embedded"), LocalEngine())
             last = copy_files(open_store(url))
     store = copy_files(open_store(url)) if rng.random() < 0.6 else last
     written = []

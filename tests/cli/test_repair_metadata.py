@@ -9,11 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import imap_wal
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.format import Position
 from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.read.cluster import ClusterLog
-from storage_backends import open_store
 from tests.cli.conftest import Run
 from tests.kit.repairs import damaged_file, flip, frames, repair, values
 
@@ -159,7 +158,7 @@ def test_void_entries_of_a_former_lifetime_stay_void(run: Run, log: Path, tmp_pa
     _, middle, _ = sorted(log.glob("*.wal"))
     all_frames = frames(middle)
     cut = Position(2, 2, all_frames[6].offset, 0)
-    whole = ClusterLog(Context(open_store(f"{tmp_path}/log")), "default", "embedded")
+    whole = ClusterLog(open_context(f"{tmp_path}/log"), "default", "embedded")
     lifetime = IncarnationRecord(
         "c", 3, {"n1": cut}
     )  # the third open's entries count, the second's only up to the cut

@@ -124,14 +124,14 @@ def damage(chance: Random, store: MemoryStore) -> str:
 
 
 def verified(store: MemoryStore) -> list[Finding]:
-    (view,) = take_inventory(store)
+    (view,) = take_inventory(Context(store))
     planned, units = plan(Context(store), view, lambda _: True)
     return planned + check(units, lambda _: None, Deadline(SystemClock(), None))[0]
 
 
 def repaired(store: MemoryStore, mode: str) -> tuple[dict[str, str], MemoryStore]:
     """Path → status; and the copy."""
-    (view,) = looks_at(store)
+    (view,) = looks_at(Context(store))
     repair = ClusterRepair(Context(store), view, mode, lambda _: True, lambda _: None)
     repair.plan()
     copy = MemoryStore(f"verdicts-{next(numbers)}")

@@ -206,7 +206,7 @@ def test_the_lease_of_a_writer_is_not_foreign(tmp_path: Path) -> None:
     with imap_wal.open(tmp_path, node="n1", storage=store, preallocate=False) as opened:
         opened.map("m")["k"] = 1
         assert any("writer.lock/" in file.path for file in store.list("default/embedded/nodes"))
-        (view,) = take_inventory(LocalObjects(str(tmp_path)))
+        (view,) = take_inventory(Context(LocalObjects(str(tmp_path))))
         assert foreign_files(view, lambda _: True) == []
 
 
@@ -373,7 +373,7 @@ def test_an_empty_segment_between_others_is_no_damage(run: Run, tmp_path: Path) 
 
 def test_an_archive_merged_during_verify_is_no_damage(run: Run, url: str) -> None:
     store = open_store(url)
-    (view,) = take_inventory(store)
+    (view,) = take_inventory(Context(store))
     findings, units = plan(Context(store), view, lambda _: True)
     archive = next(unit for unit in units if unit.kind == "archive")
     manifests = node_manifests(store, "prod/eu/nodes/n1", SystemClock(), SystemRandomness())

@@ -19,11 +19,10 @@ import hazelcast
 from hazelcast.errors import HazelcastError
 from hazelcast.proxy.map import BlockingMap
 
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings
-from storage_backends import open_store
 from tests.cluster.cluster import Cluster
 from tests.cluster.configuration import logged_map
 from tests.cluster.values import CLIENT_OPTIONS
@@ -92,7 +91,7 @@ class Scene:
         return bytes(self.client._context.serialization_service.to_data(value).buffer)
 
     def log(self) -> ClusterLog:
-        return ClusterLog(Context(open_store(self.cluster.url)), "default", "dev")
+        return ClusterLog(open_context(self.cluster.url), "default", "dev")
 
     def reads(self) -> int:
         return sum(agent.reads() for agent in self.cluster.agents if agent.running)
@@ -185,6 +184,6 @@ def log_maps(url: str) -> list[str]:
 
 def log_view(url: str, cluster: str = "dev") -> MaterializedView:
     """The contents of the log, read by the test itself."""
-    view = MaterializedView(ClusterLog(Context(open_store(url)), "default", cluster), Settings())
+    view = MaterializedView(ClusterLog(open_context(url), "default", cluster), Settings())
     view.catch_up()
     return view

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 from hazelcast.proxy.map import BlockingMap
 
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.entry import KEY, MAP, ORDER, is_shared
-from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from tests.cluster.cluster import Cluster
 from tests.cluster.configuration import logged_map
@@ -98,7 +97,7 @@ class Writer:
 
 def logs_of(cluster: Cluster) -> dict[tuple[int, ...], set[str]]:
     """Order of a change → the nodes whose log has it, for the newest change of each key."""
-    log = ClusterLog(Context(open_store(cluster.url)), "default", "dev")
+    log = ClusterLog(open_context(cluster.url), "default", "dev")
     newest: dict[bytes, tuple[int, ...]] = {}
     found: dict[tuple[int, ...], set[str]] = {}
     for changes in log.changes():
@@ -282,7 +281,7 @@ def test_one_log_is_enough_if_acks_say_so(tmp_path: Path, classpath: str) -> Non
 def orders_of(cluster: Cluster) -> dict[str, set[tuple[int, ...]]]:
     """Node → the orders of all changes in its log."""
     found: dict[str, set[tuple[int, ...]]] = {}
-    for changes in ClusterLog(Context(open_store(cluster.url)), "default", "dev").changes():
+    for changes in ClusterLog(open_context(cluster.url), "default", "dev").changes():
         some = found.setdefault(changes.node, set())
         some |= {row[ORDER] for row in changes.rows if row[MAP] == NAME}
     return found

@@ -24,12 +24,11 @@ from hazelcast.errors import HazelcastError
 from hazelcast.proxy.map import BlockingMap
 
 from imap_wal import hazelcast as hazelcast_errors
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.entry import KEY, ORDER, VALUE
 from imap_wal.errors import NotAppended, OutcomeUnknown
 from imap_wal.hazelcast import PACKAGE, LogUnavailable
 from imap_wal.read.cluster import ClusterLog
-from storage_backends import open_store
 from tests.cluster.cluster import connect
 from tests.cluster.configuration import logged_map, member_config
 from tests.cluster.gateway import gateway
@@ -323,7 +322,7 @@ def test_memory_equals_the_log_after_kills_of_the_agent(bench: Bench) -> None:
     assert load.differences(bench.contents("plain-load")) == [], f"seed {load.seed}"
     orders = [
         row[ORDER]
-        for changes in ClusterLog(Context(open_store(plain.url)), "default", "dev").changes()
+        for changes in ClusterLog(open_context(plain.url), "default", "dev").changes()
         for row in changes.rows
     ]
     assert len(orders) == len(set(orders)), "a change is in the log twice"
@@ -346,7 +345,7 @@ def test_a_change_sent_again_is_logged_once(bench: Bench, moment: str) -> None:
     caller.join(30)
     assert done == [None]
     entries.put("last", 1)
-    log = ClusterLog(Context(open_store(dying.url)), "default", "dev")
+    log = ClusterLog(open_context(dying.url), "default", "dev")
     rows = [
         row for changes in log.changes() for row in changes.rows if row[KEY] == bench.data(moment)
     ]

@@ -19,9 +19,9 @@ from click.testing import CliRunner
 from imap_wal import context
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.membership.forget_node import forget_node
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.errors import InvalidSetting, MissingNode
-from imap_wal.placement import open_store
+from imap_wal.placement import Placed
 from imap_wal.placement.own_disk import OwnDiskStore
 from imap_wal.placement.record import SegmentsPlace, record
 from imap_wal.read.cluster import ClusterLog
@@ -30,6 +30,7 @@ from rewrite_cli.console.check import OK, PROBLEM
 from rewrite_cli.entries import own_disks
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore
+from storage_backends.location import Location
 from tests.agent.harness import Plugin, plugin, serve_in_process, serving
 from tests.kit.agents import Process
 from tests.kit.effort import every, thorough
@@ -159,7 +160,7 @@ def test_a_clean_stop_leaves_nothing_on_the_disk_alone(tmp_path: Path) -> None:
         written = write(settings)
     for node in NODES:
         shutil.rmtree(tmp_path / f"disk-{node}")
-    assert not ClusterLog(Context(open_store(settings["n1"].url)), "default", "c").state().missing
+    assert not ClusterLog(open_context(settings["n1"].url), "default", "c").state().missing
     with ExitStack() as stack:
         for each in settings.values():
             stack.enter_context(serving(each))
@@ -213,13 +214,15 @@ def serve_until_upload(settings: AgentConfig, ready: Any, fault: Fault) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
             raise AssertionError("unreachable")
 
-    def opened(url: str, wal_dir: Any, tails: Any) -> OwnDiskStore:
-        root = Deadly(LocalStore(url.removeprefix("file://")), Plan((fault,)))
+    def opened(place: Location, wal_dir: Any, tails: Any) -> Placed:
+        root = Deadly(LocalStore(place.url.removeprefix("file://")), Plan((fault,)))
         record(root, SegmentsPlace(own_disks=True))
-        disk = LocalStore(wal_dir.removeprefix("file://"))
-        return OwnDiskStore(root, disk, wal_dir.disk_of, tails(root))
+        assert place.wal_dir is not None
+        disk = LocalStore(place.wal_dir.url.removeprefix("file://"))
+        store = OwnDiskStore(root, disk, place.wal_dir.disk_of, tails(root))
+        return Placed(store, place, store)
 
-    setattr(context, "open_store", opened)  # noqa: B010  # it is imported there, and not exported
+    setattr(context, "open_place", opened)  # noqa: B010  # it is imported there, and not exported
     serve_in_process(settings, ready)
 
 
@@ -350,7 +353,7 @@ def test_a_node_whose_disk_is_lost_is_forgotten(tmp_path: Path) -> None:
     settings = configs(tmp_path)
     processes = {node: Process(each) for node, each in settings.items()}
     written = write(settings)
-    log = ClusterLog(Context(open_store(settings["n1"].url)), "default", "c")
+    log = ClusterLog(open_context(settings["n1"].url), "default", "c")
     try:
         with pytest.raises(InvalidSetting, match="segments"):
             forget_node(log, "n2")

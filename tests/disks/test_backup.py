@@ -22,7 +22,7 @@ from imap_wal.backup import catalogue
 from imap_wal.backup.restore import restore_backup
 from imap_wal.backup.run import BackupProgress, back_up
 from imap_wal.clock import SystemClock
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.errors import MissingNode
 from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
@@ -197,8 +197,8 @@ def test_an_agent_killed_during_a_backup_is_named(tmp_path: Path) -> None:
     settings = configs(tmp_path)
     processes = {node: Process(each) for node, each in settings.items()}
     written = write(settings)
-    store = open_store(settings["n1"].url, tails=tails_with(None))
-    log = ClusterLog(Context(store), "default", "c")
+    context = open_context(settings["n1"].url, tails=tails_with(None))
+    log = ClusterLog(context, "default", "c")
     target = LocalStore(str(tmp_path / "backups"))
 
     def killed(progress: BackupProgress) -> None:
@@ -218,7 +218,7 @@ def test_an_agent_killed_during_a_backup_is_named(tmp_path: Path) -> None:
         number = eventually(lambda: _made(backup), "the agent is asked again")
     finally:
         kill(list(processes.values()))
-        store.close()
+        context.store.close()
     again = open_store(f"file://{tmp_path}/again")
     restore_backup(target, catalogue.read(target, number), again)
     assert restored_by_reading(f"file://{tmp_path}/again") == written

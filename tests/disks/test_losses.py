@@ -15,11 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 from imap_wal.agent.config import AgentConfig
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.errors import MissingNode
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.store import ManifestLog
-from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.cli import group
 from storage_backends import Unavailable
@@ -34,7 +33,7 @@ class Pair:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.log = ClusterLog(Context(open_store(f"file://{folder}/root")), "default", "c")
+        self.log = ClusterLog(open_context(f"file://{folder}/root"), "default", "c")
         self.processes = {node: Process(self.config(node)) for node in ("n1", "n2")}
         self.plugins = ExitStack()
 
@@ -258,7 +257,7 @@ def test_a_repaired_copy_has_no_promises(pair: Pair) -> None:
     assert state.manifest.acks_from("n1", state.parts["n1"].manifest, 1) == 2
     copy = str(pair.folder / "copy")
     done = CliRunner().invoke(group, ["repair", f"{pair.folder}/root", "--to", copy])
-    made = ClusterLog(Context(open_store(f"file://{copy}")), "default", "c").manifest()
+    made = ClusterLog(open_context(f"file://{copy}"), "default", "c").manifest()
     assert made.nodes, done.output
     for node, part in state.parts.items():
         assert made.acks_from(node, part.manifest, 1) == 1

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from imap_wal.agent.membership.forget_node import forget_node
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.entry import COPIES_MAX
 from imap_wal.errors import MissingNode
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest
-from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.segment.listing import SegmentFile, WalFolder
@@ -255,7 +254,7 @@ def test_a_restore_that_is_allowed_lacks_nothing(seed: int) -> None:
 def test_a_session_without_copies_ends_the_promise(tmp_path: Path) -> None:
     """Before its welcome; until a segment begins after it has stopped."""
     config = own_disk_config(tmp_path, "n1")
-    log = ClusterLog(Context(open_store(config.url)), config.namespace, config.cluster)
+    log = ClusterLog(open_context(config.url), config.namespace, config.cluster)
 
     def copied() -> tuple[int, int, int]:
         return log.node("n1").manifest.copied
@@ -296,7 +295,7 @@ def test_a_session_without_copies_ends_the_promise(tmp_path: Path) -> None:
 @pytest.mark.parametrize("acks", [0, 1])
 def test_changes_that_one_agent_may_acknowledge_have_no_promise(tmp_path: Path, acks: int) -> None:
     config = own_disk_config(tmp_path, "n1")
-    log = ClusterLog(Context(open_store(config.url)), config.namespace, config.cluster)
+    log = ClusterLog(open_context(config.url), config.namespace, config.cluster)
     with serving(config), plugin(config, greet=False) as member:
         member.hello(shared=True, acks=acks)
         member.put(a="1")
@@ -306,7 +305,7 @@ def test_changes_that_one_agent_may_acknowledge_have_no_promise(tmp_path: Path, 
 def test_a_forgotten_node_ends_the_promises_of_others(tmp_path: Path) -> None:
     """Copies of their changes were in its log."""
     first, second = (own_disk_config(tmp_path, node) for node in ("n1", "n2"))
-    log = ClusterLog(Context(open_store(first.url)), first.namespace, first.cluster)
+    log = ClusterLog(open_context(first.url), first.namespace, first.cluster)
     with serving(first), serving(second), plugin(first, greet=False) as member:
         member.hello(shared=True, acks=2)
         member.put(a="1")

@@ -12,8 +12,6 @@ from statistics import median
 
 import pytest
 
-from imap_wal.clock import SeededRandomness
-from imap_wal.context import Context
 from imap_wal.errors import MissingNode
 from imap_wal.placement.own_disk import OwnDiskStore, Unasked
 from imap_wal.read.cluster import ClusterLog
@@ -27,9 +25,8 @@ from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore, forget
 from storage_backends.testing import check_segment_store
-from tests.kit.disk_writer import NODE, Writer, restored
+from tests.kit.disk_writer import NODE, Writer, disk_context, restored
 from tests.kit.effort import every, thorough
-from tests.support import FakeClock
 
 SEEDS = range(int(os.environ.get("DISK_SEED", "0")), int(os.environ.get("DISK_SEED", "0")) + 40)
 _names = itertools.count()
@@ -189,11 +186,7 @@ def test_a_rewrite_without_the_tail_keeps_deleted_keys_deleted() -> None:
     writer.put("deleted", None, 4)
     writer.log.close()  # its checkpoint is in the tail
     reader = ClusterLog(
-        Context(
-            OwnDiskStore(root, None, "", Unasked(root)),
-            clock=FakeClock(),
-            randomness=SeededRandomness(9),
-        ),
+        disk_context(OwnDiskStore(root, None, "", Unasked(root))),
         "ns",
         "c",
     )
@@ -205,8 +198,9 @@ def test_a_rewrite_without_the_tail_keeps_deleted_keys_deleted() -> None:
     writer.uploads.finish(60)
     assert not rewrite(reader, LocalEngine()).missing
     prune(reader)
-    for store in (reader.store, writer.store):
-        assert restored(store)[0] == {"kept": "1", "uploaded": "1"}
+    for own_disk in (reader.context.own_disk, writer.store):
+        assert own_disk is not None
+        assert restored(own_disk)[0] == {"kept": "1", "uploaded": "1"}
 
 
 def test_own_disks_keep_every_promise_of_a_store(tmp_path: Path) -> None:

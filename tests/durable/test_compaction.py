@@ -17,6 +17,7 @@ import pytest
 import imap_wal
 from imap_wal import context
 from imap_wal.errors import Closed
+from imap_wal.placement import Placed
 from imap_wal.retention.other_process import ProcessDied
 from imap_wal.rewrite.compaction import Compactor
 from storage_backends.memory import MemoryStore
@@ -258,12 +259,11 @@ def test_the_other_process_gets_the_options_of_the_storage(
 ) -> None:
     """A store of objects does not show them in its `url`."""
     objects = LocalObjects(str(tmp_path))
-    monkeypatch.setattr(objects, "url", "s3://bucket/root")
-    monkeypatch.setattr(context, "open_store", lambda *_, **__: objects)
+    monkeypatch.setattr(context, "open_place", lambda place, **_: Placed(objects, place))
     with imap_wal.open("s3://bucket/root", node="n1", storage_options={"key": "k"}) as store:
         assert store._compactor._process is not None
-        url = pickle.loads(pickle.dumps(store._compactor._process._url))
-        assert (str(url), url.options) == ("s3://bucket/root", {"key": "k"})
+        place = pickle.loads(pickle.dumps(store._compactor._process._place))
+        assert (str(place), place.options) == ("s3://bucket/root", {"key": "k"})
 
 
 def test_relative_paths_survive_a_change_of_folder(

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from imap_wal.agent.config import AgentConfig
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.entry import KEY, VALUE
 from imap_wal.log import LogReader
 from imap_wal.read.cluster import ClusterLog
@@ -23,7 +23,6 @@ from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
-from storage_backends import open_store
 from tests.agent.harness import Plugin, config, plugin, serve_in_process
 from tests.kit.effort import every
 from tests.support import eventually
@@ -61,9 +60,7 @@ def logged(settings: AgentConfig) -> list[tuple[str, str | None, int]]:
 
 
 def restored(settings: AgentConfig) -> dict[str, str]:
-    view = MaterializedView(
-        ClusterLog(Context(open_store(settings.url)), "default", "c"), Settings()
-    )
+    view = MaterializedView(ClusterLog(open_context(settings.url), "default", "c"), Settings())
     view.catch_up()
     found = {
         row[KEY].decode(): row[VALUE].decode()
@@ -112,7 +109,7 @@ def test_resent_put_does_not_undo_a_later_put(tmp_path: Path, end: int, meanwhil
             with agent(settings, signal.SIGTERM):
                 eventually(lambda: not list((tmp_path / "log").rglob("*.wal")), "all is archived")
         if meanwhile.endswith("pruned"):
-            log = ClusterLog(Context(open_store(settings.url)), "default", "c")
+            log = ClusterLog(open_context(settings.url), "default", "c")
             rewrite(log, LocalEngine(Settings()))
             assert prune(log).archives or not logged(settings)
             once = []

@@ -11,6 +11,7 @@ import pytest
 import imap_wal
 from imap_wal.context import Context
 from imap_wal.errors import Closed
+from imap_wal.placement import Placed
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.retention import overlap
@@ -104,7 +105,7 @@ def test_agent_stop_ends_an_archive_run_at_next_call(
                 == "ack"
             )
     storage = Held(memory, "create_from", "imap-wal-archive")
-    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: storage)
+    monkeypatch.setattr("imap_wal.context.open_place", lambda place, **_: Placed(storage, place))
     with serving(config(tmp_path, url=memory.url, archive_interval_s=3600)) as agent:
         assert storage.reached.wait(20)
         maintenance = agent._log.writer.maintenance
@@ -145,7 +146,7 @@ def test_stopped_agent_does_not_wait_for_its_restore(
         for number in range(50):
             member.put(**{f"k{number}": "x" * 100})
     storage = Held(memory, "read", "imap-wal-reads")
-    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: storage)
+    monkeypatch.setattr("imap_wal.context.open_place", lambda place, **_: Placed(storage, place))
     with serving(settings) as agent:
         assert storage.reached.wait(20)
         agent.stop()

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import imap_wal
 from imap_wal.clock import SystemClock
-from imap_wal.context import Context
+from imap_wal.context import Context, open_context
 from imap_wal.disposal import dispose
 from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
@@ -25,6 +25,7 @@ from rewrite_cli.console.check import WARNING
 from rewrite_cli.doctor.storage import storage_checks
 from storage_backends import Linked
 from storage_backends.local import LocalStore
+from storage_backends.location import Location
 from tests.kit.effort import every
 from tests.kit.folders import files
 
@@ -153,7 +154,7 @@ def test_a_root_of_another_user_is_warned_about(
     def said() -> list[str]:
         return [
             check.what
-            for check in storage_checks(str(tmp_path / "log"))
+            for check in storage_checks(Location(str(tmp_path / "log")))
             if check.name == "owner" and check.status == WARNING
         ]
 
@@ -165,7 +166,7 @@ def test_a_root_of_another_user_is_warned_about(
     monkeypatch.undo()
     (tmp_path / "log").chmod(0o777)
     assert any("may write" in text for text in said())
-    assert ClusterLog(Context(open_store(str(tmp_path / "log"))), "default", "embedded")
+    assert ClusterLog(open_context(str(tmp_path / "log")), "default", "embedded")
 
 
 @pytest.mark.parametrize("linked", ["nodes/n2", "nodes/n2/wal", "nodes/n2/archive"])
@@ -222,7 +223,7 @@ def test_what_cannot_be_deleted_stays_in_the_manifest(
     shutil.move(place, elsewhere)
     place.symlink_to(elsewhere)
     assert CliRunner().invoke(group, ["rewrite", str(root)], catch_exceptions=False).exit_code == 0
-    log = ClusterLog(Context(open_store(str(root))), "default", "embedded")
+    log = ClusterLog(open_context(str(root)), "default", "embedded")
     before, linked_files = log.state().nodes["n2"], files(elsewhere)
     if how == "retention":
         later = ClusterLog(
@@ -282,7 +283,7 @@ def test_links_are_reported_at_an_open_and_by_doctor(
             store.archive()
     assert len(caplog.records) == len(expected)
     assert "wal_dir" in caplog.text
-    said = [check for check in storage_checks(str(root)) if "symbolic link" in check.what]
+    said = [check for check in storage_checks(Location(str(root))) if "symbolic link" in check.what]
     assert [check.what.partition(":")[0] for check in said] == expected
     assert all(check.status == WARNING and "wal_dir" in check.advice for check in said)
 

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from imap_wal import entry
-from imap_wal.context import Context
+from imap_wal.context import Context, open_context
 from imap_wal.entry import KEY
 from imap_wal.errors import CorruptLog
 from imap_wal.format import CLEARS, ENTRIES, Position
@@ -21,7 +21,6 @@ from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import open_node_log
-from storage_backends import open_store
 from tests.cli.conftest import Run, run
 from tests.kit.effort import every
 
@@ -57,7 +56,7 @@ NUMBERS: list[tuple[str, Any]] = [
 def opened(url: str) -> NodeLog:
     return open_node_log(
         LogContext(
-            Context(open_store(url)),
+            open_context(url),
             IDENTITY,
             Settings(preallocate=False),
         ),
@@ -76,7 +75,7 @@ def written(url: str, *rows: Any, kind: int = ENTRIES, clean: bool = True) -> Po
 
 def restored(url: str) -> dict[bytes, entry.Row]:
     """What a restore reads."""
-    cluster = ClusterLog(Context(open_store(url)), "default", "c")
+    cluster = ClusterLog(open_context(url), "default", "c")
     found = {}
     for scan in node_scans(cluster.state(), "n1"):
         for changes in read_scan(Context(cluster.store), scan):

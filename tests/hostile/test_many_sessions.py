@@ -14,7 +14,7 @@ from imap_wal.agent import kept_hellos
 from imap_wal.agent.membership.sessions import IDLE_SESSIONS_KEPT, SessionRegistry
 from imap_wal.agent.membership.start import Start
 from imap_wal.agent.requests import About, Wish
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.errors import TooLarge
 from imap_wal.manifest.claims import MEMBERS_MAX, ClaimManifest
 from imap_wal.read.cluster import ClusterLog
@@ -173,11 +173,7 @@ def test_views_without_changes_leave_one_lifetime(tmp_path: Path) -> None:
             answer, _ = member.client.ask("view", wish)
             assert answer[:3] == ["view", answer[1], 2 + number]
             sizes.append(
-                len(
-                    ClusterLog(Context(open_store(settings.url)), "default", "c")
-                    .manifest()
-                    .lifetimes
-                )
+                len(ClusterLog(open_context(settings.url), "default", "c").manifest().lifetimes)
             )
         assert set(sizes) == {2}
         member.hello(view=31)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from imap_wal import format, layout
 from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
 from imap_wal.errors import EncryptionError, ImapWalError, LogError
 from imap_wal.format import Frame, Home
 from imap_wal.inspect.inventory import looks_at
@@ -129,7 +130,7 @@ def contents_of(store: SegmentStore, recovery: str) -> set[str]:
 
 
 def repaired(store: SegmentStore, mode: str, key: str = "a") -> MemoryStore:
-    (view,) = looks_at(store)
+    (view,) = looks_at(Context(store))
     repair = ClusterRepair(keyed(store, key), view, mode, lambda _: True, lambda _: None)
     repair.plan()
     forget("repaired")
@@ -256,7 +257,7 @@ def test_a_segment_that_was_put_there_stops_no_repair(key: str, change: str) -> 
     )
     path = layout.wal_path(IDENTITY.node_folder, home.epoch, home.number)
     store.create(path, strange)
-    (view,) = looks_at(store)
+    (view,) = looks_at(Context(store))
     repair = ClusterRepair(keyed(store, "a"), view, SALVAGE, lambda _: True, lambda _: None)
     repair.plan()
     (item,) = [each for each in repair.items if each.file == path]
@@ -295,7 +296,7 @@ def test_a_segment_without_encryption_stops_no_repair(where: str, directory: str
     overwrite(store, path, strange)
     gone = {"own-2", "own-3"} if where == "in its place" else set[str]()
     assert keys_after_repair(store, SALVAGE) == {f"own-{number}" for number in range(6)} - gone
-    (view,) = looks_at(store)
+    (view,) = looks_at(Context(store))
     repair = ClusterRepair(keyed(store, "a"), view, SALVAGE, lambda _: True, lambda _: None)
     repair.plan()
     (item,) = [each for each in repair.items if each.file == path]

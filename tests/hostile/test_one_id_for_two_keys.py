@@ -246,7 +246,7 @@ def test_a_copy_has_the_keys_that_the_repair_compared(
     content = store.read(path)
     overwrite(store, path, content[:40] + bytes([content[40] ^ 1]) + content[41:])
     file, copy = Path(source.removeprefix("file:")), str(tmp_path / "copy")
-    (view,) = looks_at(store)
+    (view,) = looks_at(Context(store))
     repair = ClusterRepair(context, view, SALVAGE, lambda _: True, lambda _: None)
     repair.plan()
     file.write_text(other("a"))

@@ -160,7 +160,7 @@ def test_the_file_of_credentials_reaches_the_place_of_the_segments(
     file.chmod(0o600)
     expected = {"s3://slow/maps": {"key": "a"}, "s3://fast/wal": {"key": "b"}}
     place = Credentials.read(file).given_to(
-        Location("s3://slow/maps", wal_dir="s3://fast/wal" if named else "")
+        Location("s3://slow/maps", wal_dir=Location("s3://fast/wal") if named else None)
     )
     open_store(location(place, file_mode="0600"))
     assert found == expected
@@ -181,9 +181,8 @@ def test_the_file_of_credentials_reaches_the_place_of_the_segments(
     assert found == expected
     found.clear()
     monkeypatch.setenv("IMAP_WAL_CREDENTIALS", str(file))
-    open_store(
-        data_source.known(Location("s3://slow/maps", wal_dir="s3://fast/wal" if named else ""))
-    )
+    segments = Location("s3://fast/wal") if named else None
+    open_store(data_source.known(Location("s3://slow/maps", wal_dir=segments)))
     assert found == expected
     found.clear()
     plain = located("s3://slow/maps?key=z").knowing({"s3://fast": {"key": "b"}})

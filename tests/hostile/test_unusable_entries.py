@@ -9,7 +9,7 @@ import hazelcast.errors
 import msgpack
 import pytest
 
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.entry import KEY, VALUE
 from imap_wal.format import ENTRIES
 from imap_wal.layout import Identity
@@ -17,7 +17,6 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
-from storage_backends import open_store
 from tests.cluster.cluster import Cluster
 from tests.cluster.configuration import logged_map
 from tests.kit.effort import thorough
@@ -38,7 +37,7 @@ def names(cluster: Cluster) -> tuple[str, str]:
 def append(cluster: Cluster, *pairs: tuple[bytes, bytes]) -> None:
     """Entries as an agent accepts them, newer than all others, in the log of the first node."""
     context = LogContext(
-        Context(open_store(cluster.url)),
+        open_context(cluster.url),
         Identity(*names(cluster), "node-1"),
         Settings(preallocate=False),
     )
@@ -63,7 +62,7 @@ def test_unusable_entries_do_not_keep_a_map_from_the_others(tmp_path: Path, clas
         for number in range(50):
             orders.set(f"k{number}", f"v{number}")
         cluster.kill_everything()
-        log = ClusterLog(Context(open_store(cluster.url)), *names(cluster))
+        log = ClusterLog(open_context(cluster.url), *names(cluster))
         key = next(
             row[KEY]
             for changes in log.changes()

@@ -10,7 +10,7 @@ from typing import Any
 from imap_wal import entry as entries
 from imap_wal import format
 from imap_wal.agent.config import AgentConfig
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.entry import KEY, ORDER, VALUE
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
@@ -43,7 +43,7 @@ def logged(settings: AgentConfig) -> list[tuple[str, Any, tuple[int, ...]]]:
 def live(settings: AgentConfig, name: str = "orders") -> dict[str, str]:
     """What a restore of the cluster returns."""
     view = MaterializedView(
-        ClusterLog(Context(open_store(settings.url)), settings.namespace, settings.cluster),
+        ClusterLog(open_context(settings.url), settings.namespace, settings.cluster),
         Settings(),
     )
     view.catch_up()

@@ -51,8 +51,9 @@ class Writer:
                 Context(
                     self.store,
                     keys_of(*keys) if keys else NO_KEYS,
-                    clock=self.clock,
-                    randomness=self.randomness,
+                    self.clock,
+                    self.randomness,
+                    own_disk=self.store,
                 ),
                 identity,
                 settings,
@@ -78,10 +79,14 @@ class Writer:
         )
 
 
-def restored(store: SegmentStore, policy: str = "full") -> tuple[dict[str, str], dict[str, str]]:
+def disk_context(store: OwnDiskStore) -> Context:
+    return Context(store, clock=FakeClock(), randomness=SeededRandomness(9), own_disk=store)
+
+
+def restored(store: OwnDiskStore, policy: str = "full") -> tuple[dict[str, str], dict[str, str]]:
     """What a restore has, and which nodes it leaves out."""
     view = MaterializedView(
-        ClusterLog(Context(store, clock=FakeClock(), randomness=SeededRandomness(9)), "ns", "c"),
+        ClusterLog(disk_context(store), "ns", "c"),
         Settings(recovery_policy=policy),  # type: ignore[arg-type]
     )
     try:

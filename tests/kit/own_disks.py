@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from imap_wal.agent.config import AgentConfig
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.entry import KEY, VALUE
-from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings
@@ -91,7 +90,7 @@ def kill(processes: list[Process]) -> None:
 
 def restored_by_reading(url: str) -> dict[str, str]:
     """What a process that sees the root alone restores."""
-    view = MaterializedView(ClusterLog(Context(open_store(url)), "default", "c"), Settings())
+    view = MaterializedView(ClusterLog(open_context(url), "default", "c"), Settings())
     try:
         view.catch_up()
         return {

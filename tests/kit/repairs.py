@@ -26,7 +26,7 @@ def repaired(store: SegmentStore, name: str, mode: str = SALVAGE) -> tuple[Memor
     plans = []
     target = MemoryStore(name)
     for dry_run in (True, False):
-        views = looks_at(store)
+        views = looks_at(Context(store))
         items: list[Any] = []
         for view in views:
             repair = ClusterRepair(Context(store), view, mode, always, lambda _: None)

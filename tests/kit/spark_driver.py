@@ -18,14 +18,13 @@ from typing import Any
 
 from pyspark import TaskContext
 
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.run import rewrite
 from imap_wal.rewrite.sorted_runs import Sizes
 from imap_wal.rewrite.task_engine import Merging
 from pyspark_imap_wal import rewrite_engine
 from pyspark_imap_wal.rewrite_engine import SparkEngine
-from storage_backends import open_store
 
 
 def waiting(once: Any, gate: str, mode: str) -> Any:
@@ -64,7 +63,7 @@ def main(root: str, gate: str, mode: str, rows: str, *properties: str) -> None:
     rewrite_engine._answering = waiting(rewrite_engine._answering, gate, mode)
     sizes = Sizes(range_bytes=1, group_rows=int(rows))
     engine = SparkEngine(properties=dict(each.split("=", 1) for each in properties), sizes=sizes)
-    log = ClusterLog(Context(open_store(root)), "ns", "c")
+    log = ClusterLog(open_context(root), "ns", "c")
     print(rewrite(log, engine, skew_ms_max=2**60).maps)
 
 

@@ -14,6 +14,7 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.monitoring import health
 from imap_wal.agent.monitoring.listener import CONNECTIONS_MAX
 from imap_wal.agent.server import Agent
+from imap_wal.placement import Placed
 from rewrite_cli.console.check import WARNING
 from rewrite_cli.doctor.agent import agent_checks
 from storage_backends import NoSpace
@@ -82,7 +83,7 @@ def test_an_agent_is_unready_only_while_its_log_fails(
 ) -> None:
     """It is alive all the time: a restart would not help."""
     faulty = FaultyStore(memory)
-    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: faulty)
+    monkeypatch.setattr("imap_wal.context.open_place", lambda place, **_: Placed(faulty, place))
     monkeypatch.setattr("imap_wal.agent.mender.REOPEN_S", 0.01)
     settings = with_http(config(tmp_path, url=memory.url))
     with serving(settings), plugin(settings) as member:
@@ -104,7 +105,7 @@ def test_health_is_answered_while_the_loop_waits_for_the_storage(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(memory)
-    monkeypatch.setattr("imap_wal.context.open_store", lambda url, **_: gate)
+    monkeypatch.setattr("imap_wal.context.open_place", lambda place, **_: Placed(gate, place))
     monkeypatch.setattr(health, "STUCK_S", 1.0)
     settings = with_http(config(tmp_path, url=memory.url))
     with serving(settings), plugin(settings) as member:

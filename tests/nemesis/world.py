@@ -18,8 +18,7 @@ from typing import Any
 
 import hazelcast
 
-from imap_wal.context import Context
-from imap_wal.placement import open_store
+from imap_wal.context import open_context
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.local_cluster import jars
 from tests.cluster.cluster import LIFETIME_TIMEOUT_S, Cluster, connect
@@ -128,7 +127,7 @@ class World:
             agent.configure(**(disk.settings if disk else {}))
             agent.defect = defect
             agents.append(agent)
-        log = ClusterLog(Context(open_store(self.logs.as_uri())), "default", "dev")
+        log = ClusterLog(open_context(self.logs.as_uri()), "default", "dev")
         self.disks = Disks(each_own, agents, log, self.say)
         return agents
 

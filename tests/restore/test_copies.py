@@ -47,7 +47,7 @@ names = itertools.count(1)
 
 def _verified(store: SegmentStore) -> list[Finding]:
     """Findings of files with entries. (The manifest of claims is an agent's.)"""
-    (view,) = take_inventory(store)
+    (view,) = take_inventory(Context(store))
     _, units = plan(Context(store), view, lambda _: True)
     return check(units, lambda _: None, Deadline(SystemClock(), None))[0]
 

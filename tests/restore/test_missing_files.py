@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import imap_wal
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.errors import CorruptLog, ShortLog
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import LogReader
@@ -17,7 +17,7 @@ from imap_wal.read.view import MaterializedView
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
-from storage_backends import NotFound, open_store
+from storage_backends import NotFound
 from tests.kit.effort import every
 
 NODE = "default/embedded/nodes/n1"
@@ -29,7 +29,7 @@ def url(tmp_path: Path) -> str:
     url = f"file://{tmp_path}/log"
     with imap_wal.open(url, node="n1", preallocate=False) as store:
         store.map("a")["k"] = 1
-    rewrite(ClusterLog(Context(open_store(url)), "default", "embedded"), LocalEngine())
+    rewrite(ClusterLog(open_context(url), "default", "embedded"), LocalEngine())
     for number in range(3):
         with imap_wal.open(url, node="n1", preallocate=False) as store:
             store.map("b")[number] = number
@@ -70,7 +70,7 @@ READERS: tuple[Callable[[str], Any], ...] = (read_embedded, read_view, read_chan
 
 
 def log_of(url: str) -> ClusterLog:
-    return ClusterLog(Context(open_store(url)), "default", "embedded")
+    return ClusterLog(open_context(url), "default", "embedded")
 
 
 def remove(url: str, path: str) -> str:

@@ -265,7 +265,7 @@ def test_only_large_sorted_archives_of_small_maps_are_runs(
 BOUND = 32 << 20
 WORK = f"""
 import sys
-from imap_wal.context import Context
+from imap_wal.context import Context, open_context
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import sorted_runs
 from imap_wal.rewrite.columns import merge
@@ -285,7 +285,7 @@ def peak():
 merge.COLUMN_ROWS = 1
 sorted_runs.is_absorbable = lambda *_: False
 rewrite_engine.SETTINGS = Settings(restore_memory_bytes={BOUND})
-log = ClusterLog(Context(open_store(sys.argv[1])), "default", "embedded")
+log = ClusterLog(open_context(sys.argv[1]), "default", "embedded")
 with open("/proc/self/clear_refs", "w") as refs:
     refs.write("5")  # reset the peak
 base = peak()

@@ -28,7 +28,7 @@ WORK = f"""
 import sys
 import pyarrow.parquet
 from imap_wal.entry import KEY, VALUE
-from imap_wal.context import Context
+from imap_wal.context import Context, open_context
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings
@@ -43,7 +43,7 @@ def peak():
 
 what, url = sys.argv[1:]
 settings = Settings(restore_memory_bytes={BOUND})
-log = ClusterLog(Context(open_store(url)), "default", "embedded")
+log = ClusterLog(open_context(url), "default", "embedded")
 with open("/proc/self/clear_refs", "w") as refs:
     refs.write("5")  # reset the peak
 base = peak()

@@ -28,6 +28,7 @@ from imap_wal.rewrite.processes import ProcessEngine, useful_processes
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
 from storage_backends.local import LocalStore
+from storage_backends.location import Location
 from tests.histories import put
 from tests.kit import process_works
 from tests.kit.effort import every, thorough
@@ -122,7 +123,7 @@ def test_a_task_whose_process_is_killed_runs_once_more(tmp_path: Path, times: in
     plan = _plan(tmp_path / "root")
     (tmp_path / "scratch").mkdir()
     settings = Settings(scratch=tmp_path / "scratch")
-    with processes._processes(plan.url, 1, settings) as two:
+    with processes._processes(plan.place, 1, settings) as two:
         work = Killed(str(gate), times)
         if times == 1:
             assert [each.result for each in two.run(plan, work, ["a"])] == ["a"]
@@ -139,7 +140,7 @@ def test_each_attempt_has_an_empty_folder(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.mkdir()
     plan = _plan(tmp_path / "root")
-    with processes._processes(plan.url, 1, Settings(scratch=tmp_path)) as one:
+    with processes._processes(plan.place, 1, Settings(scratch=tmp_path)) as one:
         work = Leaves(str(gate))
         assert [each.result for each in one.run(plan, work, ["a"])] == [0]
         assert len(list(gate.iterdir())) == 2, "the first attempt was killed"
@@ -153,7 +154,7 @@ def test_tasks_of_a_step_read_one_plan(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.mkdir()
     plan = _plan(tmp_path / "root")
-    with processes._processes(plan.url, 1, Settings(scratch=tmp_path)) as one:
+    with processes._processes(plan.place, 1, Settings(scratch=tmp_path)) as one:
         answers = one.run(plan, Counted(str(gate)), list(range(20)))
         assert sorted(each.result for each in answers) == list(range(20))
     assert len(list(gate.iterdir())) == 1
@@ -175,7 +176,7 @@ def test_the_error_of_a_task_ends_the_others(tmp_path: Path) -> None:
     gate.mkdir()
     with (
         pytest.raises(CorruptLog, match="a defect"),
-        processes._processes(plan.url, 2, Settings(scratch=tmp_path)) as two,
+        processes._processes(plan.place, 2, Settings(scratch=tmp_path)) as two,
     ):
         list(two.run(plan, Fails(str(gate)), ["waits", "fails", "waits"]))
     assert not any(_is_alive(pid) for pid in _started(gate, 2))
@@ -259,4 +260,4 @@ def test_processes_are_used_only_if_they_help(tmp_path: Path) -> None:
     assert count(*archives[:7]) == 1, "little to do"
     assert count(*archives, segment, segment) == 1, "segments are decoded first"
     assert count(*archives, dry_run=True) == 1
-    assert count(*archives, url="memory://x") == 1
+    assert count(*archives, place=Location("memory://x")) == 1

@@ -253,7 +253,7 @@ def test_verify_notices_a_damaged_segment_snapshot(log: MemoryStore) -> None:
 
 
 def verified(store: SegmentStore) -> list[Finding]:
-    (view,) = take_inventory(store)
+    (view,) = take_inventory(Context(store))
     units = plan(Context(store), view, lambda _: True)[1]
     return check(units, lambda _: None, Deadline(SystemClock(), None))[0]
 

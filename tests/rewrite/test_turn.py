@@ -11,12 +11,12 @@ import pytest
 
 import imap_wal
 from imap_wal import layout
-from imap_wal.context import Context
+from imap_wal.context import Context, open_context
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import turn as turns
 from imap_wal.rewrite.turn import RewriteRunning, turn
 from rewrite_cli.commands.upkeep import rewrite as command
-from storage_backends import Locked, SegmentStore, open_store
+from storage_backends import Locked, SegmentStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
 from tests.kit.logs import cluster
@@ -65,11 +65,11 @@ def test_a_second_rewrite_waits_if_it_may(
 
 def test_the_lock_of_a_killed_rewrite_is_free(tmp_path: Path) -> None:
     code = f"""
-from imap_wal.context import Context
+from imap_wal.context import Context, open_context
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.turn import turn
 from storage_backends import open_store
-with turn(ClusterLog(Context(open_store("file://{tmp_path}")), "ns", "c"), "the other"):
+with turn(ClusterLog(open_context("file://{tmp_path}"), "ns", "c"), "the other"):
     print("held", flush=True)
     input()
 """
@@ -77,7 +77,7 @@ with turn(ClusterLog(Context(open_store("file://{tmp_path}")), "ns", "c"), "the 
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert other.stdout is not None
-    log = ClusterLog(Context(open_store(f"file://{tmp_path}")), "ns", "c")
+    log = ClusterLog(open_context(f"file://{tmp_path}"), "ns", "c")
     try:
         assert other.stdout.readline() == b"held\n"
         assert is_held(log)
@@ -118,7 +118,7 @@ def test_the_command_waits_for_a_rewrite(
     monkeypatch.setattr(turns, "LOOK_S", 0.01)
     with imap_wal.open(tmp_path, node="n1") as store:
         store.map("m")["k"] = 1
-    log = ClusterLog(Context(open_store(f"file://{tmp_path}")), "default", "embedded")
+    log = ClusterLog(open_context(f"file://{tmp_path}"), "default", "embedded")
     waits = threading.Event()
     monkeypatch.setattr(command, "_waits", lambda holder: waits.set())
     codes: list[int] = []

@@ -131,7 +131,7 @@ def key_of(number: int) -> bytes:
 
 def verify(context: Context) -> None:
     """`imap-wal verify` finds no damage where there is none; otherwise `Violation`."""
-    for view in take_inventory(context.store):
+    for view in take_inventory(context):
         findings, units = verifier.plan(context, view, lambda node: True)
         read, _ = verifier.check(units, lambda text: None, Deadline(context.clock, None))
         for finding in (*findings, *read):

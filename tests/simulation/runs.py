@@ -249,7 +249,7 @@ def _judge_repair(plan: Plan, stage: Stage, operator: Survivor, mode: str) -> No
     context, media = operator.context(), {"root": Medium()}
     target = open_sim(operator.world, operator.process, media, stage.kind)
     try:
-        for view in looks_at(context.store):
+        for view in looks_at(context):
             repair = ClusterRepair(context, view, mode, lambda _: True, lambda _: None)
             repair.plan()
             repair.write(target)

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
-from imap_wal.context import Context, open_context
+from imap_wal.context import open_context
 from imap_wal.errors import (
     CorruptLog,
     EncryptionError,
@@ -30,7 +30,7 @@ from imap_wal.rewrite.run import rewrite
 from pyspark_imap_wal import backfill_writer as writer_module
 from pyspark_imap_wal.backfill_writer import ImapWalWriter, Target
 from rewrite_cli.cli import group
-from storage_backends import open_store
+from storage_backends.location import Location
 from tests.encrypted import key_file, other
 from tests.kit.effort import every
 from tests.kit.list_files import short_lists
@@ -44,7 +44,9 @@ Line = tuple[str, bytes | None, bytes | None, int]
 
 
 def writer(root: Path, **more: Any) -> ImapWalWriter:
-    return ImapWalWriter(Target(str(root), "default", "embedded"), KINDS, overwrite=False, **more)
+    return ImapWalWriter(
+        Target(Location(str(root)), "default", "embedded"), KINDS, overwrite=False, **more
+    )
 
 
 def batch(*lines: Line) -> Any:
@@ -83,7 +85,7 @@ def test_entries_of_a_backfill_are_there_after_all_tasks(tmp_path: Path) -> None
     with imap_wal.open(str(root)) as store:
         store.map("orders", raw=True)[b"a"] = b"newest"
     there["orders"][b"a"] = b"newest"
-    log = ClusterLog(Context(open_store(str(root))), "default", "embedded")
+    log = ClusterLog(open_context(str(root)), "default", "embedded")
     rewrite(log, LocalEngine(SMALL))
     prune(log)
     assert in_log(root) == there
@@ -94,7 +96,7 @@ def test_backfilled_files_are_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """A full file of a map, the largest of many waiting maps, and what is left at the end."""
     with imap_wal.open(str(tmp_path)) as store:
         store.map("orders", raw=True)[b"old"] = b"1"
-    log = ClusterLog(Context(open_store(str(tmp_path))), "default", "embedded")
+    log = ClusterLog(open_context(str(tmp_path)), "default", "embedded")
     monkeypatch.setattr(writer_module, "FULL", 20_000)
     monkeypatch.setattr(writer_module, "WAITING_BYTES", 30_000)
     monkeypatch.setattr("imap_wal.parquet.archive_rows.GROUP_ROWS", 50)
@@ -165,9 +167,11 @@ def test_wrong_columns_of_a_backfill_are_named(
     tmp_path: Path, kinds: dict[str, str], target: str, word: str
 ) -> None:
     with pytest.raises(InvalidSetting, match=word):
-        ImapWalWriter(Target(str(tmp_path), "default", "e", target), kinds, overwrite=False)
+        ImapWalWriter(
+            Target(Location(str(tmp_path)), "default", "e", target), kinds, overwrite=False
+        )
     with pytest.raises(InvalidSetting, match="append"):
-        ImapWalWriter(Target(str(tmp_path), "default", "e"), KINDS, overwrite=True)
+        ImapWalWriter(Target(Location(str(tmp_path)), "default", "e"), KINDS, overwrite=True)
 
 
 def test_a_row_without_key_or_map_ends_the_task(tmp_path: Path) -> None:
@@ -197,7 +201,9 @@ def test_a_row_that_no_map_writes_ends_the_task(
     tmp_path: Path, line: tuple[Any, ...], word: str
 ) -> None:
     """It was accepted, and then the whole map could not be read."""
-    made = ImapWalWriter(Target(str(tmp_path), "default", "embedded"), CLASSES, overwrite=False)
+    made = ImapWalWriter(
+        Target(Location(str(tmp_path)), "default", "embedded"), CLASSES, overwrite=False
+    )
     names = list(CLASSES)
     good = ("m", b"\xa1g", b"\1", 0, "msgpack", "msgpack")
     rows = [dict(zip(names, each, strict=True)) for each in (good, line)]
@@ -272,7 +278,7 @@ def test_doctor_names_and_prune_removes_unfinished_backfills(
     writer(tmp_path)
     left = writer(tmp_path)
     part = left.of_partition(0, iter([batch(("orders", b"b", b"1", 0))]))
-    files, log = files_of_backfills(tmp_path), ClusterLog(Context(open_store(str(tmp_path))), *LOG)
+    files, log = files_of_backfills(tmp_path), ClusterLog(open_context(str(tmp_path)), *LOG)
     assert not prune(log).backfill_files, "they may still run"
     assert "without success" not in CliRunner().invoke(group, ["doctor", str(tmp_path)]).output
     monkeypatch.setattr(ended_backfills, "ORPHAN_MS", -1)
@@ -299,9 +305,7 @@ def test_a_backfill_that_prune_removed_is_never_published(
         asked.append(manifest)
         if len(asked) == 2:
             monkeypatch.setattr(ended_backfills, "ORPHAN_MS", -1)
-            assert (
-                len(prune(ClusterLog(Context(open_store(str(tmp_path))), *LOG)).backfill_files) == 3
-            )
+            assert len(prune(ClusterLog(open_context(str(tmp_path)), *LOG)).backfill_files) == 3
         demand(log, manifest)
 
     monkeypatch.setattr(backfill, "_demand_closed", pruned_meanwhile)
@@ -311,7 +315,7 @@ def test_a_backfill_that_prune_removed_is_never_published(
 
 
 def test_covered_backfills_leave_no_node_after_a_prune(tmp_path: Path) -> None:
-    log = ClusterLog(Context(open_store(str(tmp_path))), *LOG)
+    log = ClusterLog(open_context(str(tmp_path)), *LOG)
     for number in range(3):
         made = writer(tmp_path)
         lines = batch(("orders", b"%d" % number, b"1", 0))
@@ -327,7 +331,7 @@ def test_covered_backfills_leave_no_node_after_a_prune(tmp_path: Path) -> None:
 
 def test_a_log_lacks_what_a_removed_node_had(tmp_path: Path) -> None:
     """Otherwise a former snapshot and the log above it would look complete."""
-    made, log = writer(tmp_path), ClusterLog(Context(open_store(str(tmp_path))), *LOG)
+    made, log = writer(tmp_path), ClusterLog(open_context(str(tmp_path)), *LOG)
     made.commit([made.of_partition(0, iter([batch(("orders", b"a", b"1", 0))]))])
     (node,) = log.nodes()
     rewrite(log, LocalEngine())
@@ -340,7 +344,7 @@ def test_a_stream_misses_no_backfill_that_a_prune_removed(tmp_path: Path) -> Non
     """The node is gone. A stream that has not read it fails, and no other one does."""
     with imap_wal.open(str(tmp_path)) as store:
         store.map("orders", raw=True)[b"a"] = b"1"
-    log = ClusterLog(Context(open_store(str(tmp_path))), *LOG)
+    log = ClusterLog(open_context(str(tmp_path)), *LOG)
     reading, behind = Engine(str(tmp_path)), Engine(str(tmp_path))
     reading.rest()
     behind.rest()
@@ -387,14 +391,16 @@ def test_a_backfill_into_a_folder_of_a_log_is_refused(tmp_path: Path) -> None:
     inside = tmp_path / "default" / "embedded"
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(InvalidSetting, match="is the folder of one cluster; pass the root"):
-        backfill.begin(ClusterLog(Context(open_store(str(inside))), "default", "embedded"))
+        backfill.begin(ClusterLog(open_context(str(inside)), "default", "embedded"))
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def of_classes(root: Path, *lines: tuple[Any, ...], target: str = "") -> tuple[Any, Any]:
     """A backfill of rows that have classes, and what one task wrote."""
     kinds = {name: kind for name, kind in CLASSES.items() if not target or name != "map"}
-    made = ImapWalWriter(Target(str(root), "default", "embedded", target), kinds, overwrite=False)
+    made = ImapWalWriter(
+        Target(Location(str(root)), "default", "embedded", target), kinds, overwrite=False
+    )
     types = [pa.string(), pa.binary(), pa.binary(), pa.int64(), pa.string(), pa.string()]
     schema = pa.schema(list(zip(CLASSES, types, strict=True)))
     rows = [dict(zip(CLASSES, line, strict=True)) for line in lines]

@@ -17,7 +17,7 @@ from pyspark_imap_wal.batch import ImapWalReader
 from pyspark_imap_wal.options import Options
 from pyspark_imap_wal.rewrite_engine import SparkEngine
 from storage_backends import open_store
-from storage_backends.location import located
+from storage_backends.location import Location
 from tests.encrypted import key_file, keyed
 from tests.kit.effort import every
 from tests.kit.encrypted_maps import SECRET, content, entries
@@ -63,7 +63,7 @@ def test_the_keys_are_read_from_the_workers_variable_too(
 
     monkeypatch.setenv("IMAP_WAL_ENCRYPTION_KEYS", "env:K")
     assert known(place).encryption_keys == "env:K"
-    assert known(located(place).with_keys("env:L")).encryption_keys == "env:L"
+    assert known(Location(place, encryption_keys="env:L")).encryption_keys == "env:L"
 
 
 @pytest.mark.parametrize("what", ["map", "raw", "latest"])

@@ -9,6 +9,7 @@ import pytest
 
 from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.errors import InvalidSetting, LogError, MissingNode
+from imap_wal.placement import Placed
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
 from imap_wal.write.node_log import NodeLog
@@ -132,7 +133,9 @@ def test_a_node_forgotten_at_any_call_of_a_read(
     for number in itertools.count():
         place = copy_files(store)
         gate = AtCall(place, number, lambda place=place: forgotten(place))
-        monkeypatch.setattr("imap_wal.context.open_store", lambda _, gate=gate, **__: gate)
+        monkeypatch.setattr(
+            "imap_wal.context.open_place", lambda place, gate=gate, **_: Placed(gate, place)
+        )
         reader = ImapWalReader(Options.parse({"path": place.url}))
         try:
             found = sorted(keys(reader, list(reader.partitions())))

@@ -80,7 +80,7 @@ def test_history_is_that_of_the_command_over_random_histories(
     played = Cluster(MemoryStore(name))
     try:
         played.play(history)
-        (view,) = take_inventory(played.store)
+        (view,) = take_inventory(Context(played.store))
         every = read(f"memory://{name}", buckets="2")
         for of, key in itertools.product(MAPS, KEYS):
             found = find(

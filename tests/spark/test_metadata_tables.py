@@ -102,7 +102,7 @@ def test_nodes_have_their_state_and_readers(spark: Any, tmp_path: Path, store: A
     place = log.ends()["n2"]
     Reader(store, log.folder, "lake", log.clock, log.randomness).begin({"n2": place})
     first, second = lines(spark, tmp_path, "nodes")
-    (view,) = take_inventory(store)
+    (view,) = take_inventory(Context(store))
     assert (first["node"], first["state"], first["archives"]) == ("n1", "open or crashed", 4)
     assert (second["node"], second["state"], second["segments"]) == ("n2", "closed", 1)
     assert second["readers"] == {"lake": str(place)} and first["readers"].keys() == {"lake"}

@@ -13,6 +13,7 @@ from imap_wal.clock import SystemRandomness
 from imap_wal.context import Context
 from imap_wal.errors import ImapWalError, OtherHistory
 from imap_wal.layout import Identity
+from imap_wal.placement import Placed
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
 from pyspark_imap_wal.options import Options
@@ -67,7 +68,7 @@ def test_a_log_replaced_at_any_call_of_a_stream(
     histories = ("0123", "01456")
     ends: set[Any] = set()
     gate = whole = counted(original)
-    monkeypatch.setattr("imap_wal.context.open_store", lambda _, **__: gate)
+    monkeypatch.setattr("imap_wal.context.open_place", lambda place, **_: Placed(gate, place))
     assert batches(gate, 2) == histories[0]
     for number in range(whole.calls):
         gate = replaced(original, copy, number)

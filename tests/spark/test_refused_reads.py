@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.datasource import EqualTo
 
 from imap_wal.clock import SystemClock
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.errors import InvalidSetting
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.drop import drop_map
@@ -20,7 +20,6 @@ from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from pyspark_imap_wal.batch import ImapWalReader
 from pyspark_imap_wal.data_source import LATEST, Options
-from storage_backends import open_store
 from tests.kit.effort import every, thorough
 from tests.kit.logs import SMALL
 
@@ -180,7 +179,7 @@ def test_empty_logs_and_maps_give_no_rows(spark: Any, tmp_path: Path) -> None:
             store.map(name)["k"] = 1
             del store.map(name)["k"]
     assert count(spark, url, mode="latest", map="orders") == 0
-    log = ClusterLog(Context(open_store(url)), "default", "embedded")
+    log = ClusterLog(open_context(url), "default", "embedded")
     rewrite(log, LocalEngine(SMALL), skew_ms_max=2**60)
     drop_map(log, "dropped")
     prune(log)

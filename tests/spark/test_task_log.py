@@ -9,15 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from imap_wal.context import open_context
 from imap_wal.errors import InvalidSetting, MissingNode
+from imap_wal.placement.record import SegmentsPlace, record
 from imap_wal.placement.router import SplitStore
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.rewrite.plan import prepare
 from imap_wal.version import VERSION
 from pyspark_imap_wal.session import explained
 from pyspark_imap_wal.task_log import worker_log
+from storage_backends import factory
 from storage_backends.local import LocalStore
-from storage_backends.location import located
+from storage_backends.location import Location
+from storage_backends.memory import MemoryStore
 from tests.histories import put
 from tests.kit.logs import append, cluster, node
 
@@ -27,11 +31,14 @@ pytestmark = pytest.mark.spark
 def test_a_worker_without_the_root_or_wal_dir_is_named(tmp_path: Path) -> None:
     """It would write part files into an empty folder of its own machine."""
     store = SplitStore(LocalStore(str(tmp_path / "root")), LocalStore(str(tmp_path / "wal")))
+    wal_dir = Location(f"{tmp_path}/wal")
+    record(store, SegmentsPlace(wal_dir.url))
     append(node(store), put("a", "1", (1, 1, 1, 1)))
-    plan = prepare(cluster(store))
+    place = Location(store.url, wal_dir=wal_dir)
+    plan = replace(prepare(cluster(store)), place=place)
     with worker_log(plan, VERSION) as log:
         assert [len(each.rows) for each in log.read_on(cluster_scans(plan.state)[0])] == [1]
-    nowhere = replace(plan, url=f"{tmp_path}/nowhere")
+    nowhere = replace(plan, place=Location(f"{tmp_path}/nowhere"))
     with (
         pytest.raises(MissingNode, match=r"on worker .*manifest.*every worker"),
         worker_log(nowhere, VERSION),
@@ -56,17 +63,14 @@ def test_a_worker_with_another_version_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_options_go_with_the_plan_and_are_not_shown(tmp_path: Path) -> None:
-    from storage_backends.objects import ObjectStore
-
-    secret = {"skip_instance_cache": True, "secret": "never-shown"}
-    store = SplitStore(
-        ObjectStore(f"file://{tmp_path}/root", secret),
-        ObjectStore(f"file://{tmp_path}/wal", secret),
-    )
-    sent = pickle.loads(pickle.dumps(store.url))
-    assert sent.options == secret and located(sent.wal_dir).options == secret
-    assert "never-shown" not in f"{sent} {sent!r} {sent.wal_dir!r} {store.url!r}"
+def test_options_go_with_the_plan_and_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factory, "open_backend", lambda opening: MemoryStore(opening.url))
+    secret = {"secret": "never-shown"}
+    segments = Location("s3://bucket/wal", secret)
+    context = open_context(Location("s3://bucket/root", secret, wal_dir=segments))
+    sent = pickle.loads(pickle.dumps(context.place))
+    assert sent.options == sent.wal_dir.options == secret
+    assert "never-shown" not in f"{sent} {sent!r} {context!r} {context.store.url}"
 
 
 @pytest.mark.parametrize(

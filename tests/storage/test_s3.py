@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import pytest
 
 import imap_wal
-from imap_wal.context import Context
+from imap_wal.context import Context, open_context
 from imap_wal.errors import Fenced, OutcomeUnknown, StorageUnavailable
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import (
@@ -32,6 +32,7 @@ from storage_backends import (
     open_store,
 )
 from storage_backends.lease import Lease
+from storage_backends.location import located
 from storage_backends.objects import ObjectStore
 from storage_backends.testing import check_segment_store
 from tests.agent.harness import plugin, serving
@@ -351,6 +352,6 @@ def test_two_disks_and_a_root_on_s3(tmp_path: Path, s3: S3) -> None:
             assert member.values() == written, "the tail of n1 is on its disk alone"
     for node in settings:
         shutil.rmtree(tmp_path / f"disk-{node}")
-    assert not ClusterLog(Context(open_store(url, s3.options)), "default", "c").state().missing
+    assert not ClusterLog(open_context(located(url, s3.options)), "default", "c").state().missing
     with serving(settings["n1"]), plugin(settings["n1"], cluster_id="last", uuid="p") as member:
         assert member.values() == written

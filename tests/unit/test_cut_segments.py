@@ -86,7 +86,7 @@ def test_two_acknowledged_commits_that_were_cut_out_are_found(memory: MemoryStor
     path = segments(memory)[2]
     data, at = memory.read(path), offsets(memory, path)
     overwrite(memory, path, data[: at[1]] + data[at[3] :])
-    (view,) = take_inventory(memory)
+    (view,) = take_inventory(Context(memory))
     units = plan(Context(memory), view, lambda _: True)[1]
     findings = check(units, lambda _: None, Deadline(SystemClock(), None))[0]
     assert [each.status for each in findings if each.file == path] == ["corrupt"]

@@ -23,13 +23,12 @@ from click.testing import CliRunner
 
 import imap_wal
 from imap_wal.clock import SeededRandomness
-from imap_wal.context import Context
+from imap_wal.context import open_context
 from imap_wal.manifest import archives, list_files
 from imap_wal.manifest.readers import bases_of_history
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import LogReader
 from rewrite_cli.cli import group
-from storage_backends import open_store
 from tests.kit.golden_logs import CONTENTS, GOLDEN
 from tests.support import FakeClock
 
@@ -125,7 +124,7 @@ def test_a_golden_log_is_read_whole(name: str, tmp_path: Path) -> None:
 def test_a_golden_history_with_lists_is_read(tmp_path: Path) -> None:
     with zipfile.ZipFile(GOLDEN / "log-part-lists.zip") as archive:
         archive.extractall(tmp_path / "log")
-    log = ClusterLog(Context(open_store((tmp_path / "log").as_uri())), "default", "embedded")
+    log = ClusterLog(open_context((tmp_path / "log").as_uri()), "default", "embedded")
     now = log.manifest().snapshots["orders"]
     (base,) = bases_of_history(log.store, log.folder)
     former = base.snapshots["orders"]

@@ -38,7 +38,6 @@ from storage_backends import (
     Unavailable,
 )
 from storage_backends.links import local_folder
-from storage_backends.location import located
 
 LOOK_S = 0.5
 """How often to look for a sealed segment. The storage is read only if there is one."""
@@ -267,7 +266,7 @@ class Uploads:
         return new
 
     def _create(self, path: str) -> None:
-        folder = local_folder(located(self._disk.url))
+        folder = local_folder(self._disk.url)
         file = Path(folder, path)
         if folder and file.is_file():
             self._root.create_from(path, str(file))

@@ -34,6 +34,7 @@ from rewrite_cli.console.selection import (
 from rewrite_cli.console.times import iso
 from rewrite_cli.entries.own_disks import tails_with
 from storage_backends import Locked, SegmentStore, StorageError
+from storage_backends.location import Location
 
 
 @click.command()
@@ -54,7 +55,7 @@ from storage_backends import Locked, SegmentStore, StorageError
 @out.output_option
 def command(
     selection: Selection,
-    target: str,
+    target: Location,
     keep: int | None,
     verify: bool,
     key_file: Path | None,
@@ -103,11 +104,11 @@ def command(
             _note_disks(context, selection, clock.now_ms(), keyless=key_file is None)
             raise
         except Locked as error:
-            raise Locked(target, error.holder) from error
+            raise Locked(target.url, error.holder) from error
         finally:
             place.close()
     if report.removed:
-        audit("backups removed", backups=report.removed, url=target)
+        audit("backups removed", backups=report.removed, url=target.url)
     _print(report, clock.monotonic() - start, output)
     if not report.backup.damaged:
         return CLEAN
@@ -136,7 +137,7 @@ def _say_damage(backup: Backup, *, removing: bool) -> None:
 
 def _note_disks(context: Context, selection: Selection, now_ms: int, *, keyless: bool) -> None:
     """Print how much is only on own disks that cannot be read."""
-    for view in take_inventory(context.store, selection.namespaces, selection.clusters):
+    for view in take_inventory(context, selection.namespaces, selection.clusters):
         for disk in own_disks(view, now_ms):
             age = (
                 "there was no upload yet"
@@ -150,7 +151,7 @@ def _note_disks(context: Context, selection: Selection, now_ms: int, *, keyless:
             )
 
 
-def _opened(target: str) -> SegmentStore:
+def _opened(target: Location) -> SegmentStore:
     try:
         return open_store(target)
     except (StorageError, ImportError) as error:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from contextlib import closing, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
 
-from imap_wal import placement
 from imap_wal.backup import catalogue
 from imap_wal.backup.catalogue import Backup
 from imap_wal.backup.restore import begun, check, restore_backup, unfinished
 from imap_wal.errors import CorruptLog
-from imap_wal.placement import open_store
-from imap_wal.placement.own_disk import OwnDiskStore
+from imap_wal.placement import open_place, open_store
 from imap_wal.placement.record import SegmentsPlace, record
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import CLEAN, FINDINGS, Failed
@@ -49,7 +47,7 @@ from storage_backends.location import Location
 )
 @out.output_option
 def command(
-    backups: str,
+    backups: Location,
     url: Location | None,
     wal_dir: Location | None,
     wal_dir_is_local: bool,
@@ -99,13 +97,13 @@ def command(
             raise Failed(f"{backups}: there is no backup {number}; found: {there}") from error
         code = _verify(store, backup, output, is_last=url is None) if verify else CLEAN
         if url is not None and code == CLEAN:
-            place = url if wal_dir is None else url.with_wal_dir(wal_dir)
+            place = replace(url, wal_dir=wal_dir)
             _restore(store, backup, place, output, own_disks=wal_dir_is_local)
             code = FINDINGS if backup.damaged else CLEAN
         return code
 
 
-def _newest(store: SegmentStore, numbers: list[int], place: str) -> Backup:
+def _newest(store: SegmentStore, numbers: list[int], place: Location) -> Backup:
     """The newest backup. Raises `Failed` if it is damaged, or if there are backups of several logs:
     then the user has to choose."""
     newest = catalogue.read(store, numbers[-1])
@@ -184,15 +182,15 @@ def _verify(store: SegmentStore, backup: Backup, output: str, *, is_last: bool) 
 
 
 def _restore(
-    store: SegmentStore, backup: Backup, url: str, output: str, *, own_disks: bool
+    store: SegmentStore, backup: Backup, url: Location, output: str, *, own_disks: bool
 ) -> None:
     try:
-        target = placement.open_store(url)
+        placed = open_place(url)
     except (StorageError, ImportError) as error:
         raise Failed(with_url(url, error)) from error
     # A restore that was stopped has recorded the own disks.
-    root = target.root if isinstance(target, OwnDiskStore) else target
-    with closing(target), working("writing") as tell:
+    root = placed.store if placed.own_disk is None else placed.own_disk.root
+    with closing(placed.store), working("writing") as tell:
         if not unfinished(root, backup):
             other = begun(root)
             if other:
@@ -214,7 +212,7 @@ def _restore(
             {
                 "backup": backup.number,
                 "bytes": backup.bytes,
-                "to": url,
+                "to": url.url,
                 "damaged": [asdict(file) for file in backup.damaged],
             }
         )

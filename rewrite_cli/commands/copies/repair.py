@@ -25,6 +25,7 @@ from rewrite_cli.console.failures import FINDINGS, Failed
 from rewrite_cli.console.progress import progress as progress_bar
 from rewrite_cli.console.selection import Selection, Url, refuse_nested, selection_options
 from storage_backends import NotFound, SegmentStore, StorageError, with_url
+from storage_backends.location import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Decided:
 @out.output_option
 def command(
     selection: Selection,
-    target_url: str | None,
+    target_url: Location | None,
     mode: str,
     prefer: str | None,
     show_all: bool,
@@ -104,7 +105,7 @@ def command(
     totals = {
         "mode": mode,
         "dry_run": dry_run,
-        "to": target_url,
+        "to": target_url and target_url.url,
         **summary(items),
         "conflicts": in_conflict,
         "preferred": [asdict(decision) for decision in decided],
@@ -127,7 +128,7 @@ class _Outcome(NamedTuple):
 
 def _repair(
     selection: Selection,
-    target_url: str | None,
+    target_url: Location | None,
     mode: str,
     prefer: str | None,
     dry_run: bool,
@@ -138,10 +139,10 @@ def _repair(
     in_conflict: list[str] = []
     decided: list[Decided] = []
     try:
-        if target is not None:
-            _must_be_empty(target, str(target_url))
-            refuse_nested(selection.url, str(target_url))
-        views = list(looks_at(context.store, selection.namespaces, selection.clusters))
+        if target is not None and target_url is not None:
+            _must_be_empty(target, target_url)
+            refuse_nested(selection.url, target_url)
+        views = list(looks_at(context, selection.namespaces, selection.clusters))
         _check_selection(context, views, selection)
         _check_preferred(views, prefer)
         for view in views:
@@ -216,14 +217,14 @@ def _conflicts(context: Context, view: ClusterState, prefer: str | None) -> list
         return []
 
 
-def _open(url: str) -> Context:
+def _open(url: Location) -> Context:
     try:
         return open_context(url)
     except (StorageError, ImportError) as error:
         raise Failed(with_url(url, error)) from error
 
 
-def _must_be_empty(target: SegmentStore, url: str) -> None:
+def _must_be_empty(target: SegmentStore, url: Location) -> None:
     files = target.list("")
     if any(file.path.endswith("/manifest/0000000000.json") for file in files):
         raise Failed(
@@ -239,7 +240,7 @@ def _must_be_empty(target: SegmentStore, url: str) -> None:
 
 def _check_selection(context: Context, views: list[ClusterState], selection: Selection) -> None:
     if not views:
-        raise Failed(selection.nothing(context.store))
+        raise Failed(selection.nothing(context))
     absent = set(selection.nodes) - {node.name for view in views for node in view.all_nodes}
     if absent:
         raise Failed(f"{selection.url}: no node {', '.join(sorted(map(repr, absent)))}")

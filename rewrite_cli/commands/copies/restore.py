@@ -35,6 +35,7 @@ from rewrite_cli.console.times import Moment
 from rewrite_cli.entries.live import LiveCluster, Reading, merge_all, partial_option
 from rewrite_cli.entries.losses import Losses
 from storage_backends import StorageError, with_url
+from storage_backends.location import Location
 
 NODE = "restored"
 FRAME_BYTES = 4 * 1024 * 1024
@@ -53,7 +54,7 @@ FRAME_BYTES = 4 * 1024 * 1024
 @partial_option
 @out.output_option
 def command(
-    selection: Selection, target: str | None, as_of: int | None, partial: bool, output: str
+    selection: Selection, target: Location | None, as_of: int | None, partial: bool, output: str
 ) -> None:
     """Merge all nodes' logs as a restart would, and report what it would load; with --to, write it
     as a clean copy.
@@ -67,7 +68,7 @@ def command(
       imap-wal restore /var/lib/maps --to s3://bucket/maps
       imap-wal restore /var/lib/maps --to file:///tmp/yesterday --as-of 24h
     """
-    suffix = Path(target).suffix[1:] if target and "://" not in target else ""
+    suffix = Path(target.url).suffix[1:] if target and "://" not in target.url else ""
     if target is not None and suffix not in FORMATS:
         open_empty(target)
         refuse_nested(selection.url, target)
@@ -78,7 +79,7 @@ def command(
         merged = merge_all(context, clusters, selection, stack, tell, Reading(partial, as_of))
         selection.note_empty(name for cluster in merged for name in cluster.maps)
         if target is not None and suffix in FORMATS:
-            written = write(suffix, Path(target), records(merged, losses))
+            written = write(suffix, Path(target.url), records(merged, losses))
             losses.end()
             out.note(f"{out.count(written, 'entry', 'entries')} in {target}")
         copied = _open_target(target) if target is not None and suffix not in FORMATS else None
@@ -93,7 +94,7 @@ def command(
                 copied[1].close()
         forecasts = [_forecast(cluster, rows) for cluster in merged]
     if output == out.JSON:
-        out.print_json({"maps": rows, "clusters": forecasts, "to": target})
+        out.print_json({"maps": rows, "clusters": forecasts, "to": target and target.url})
         return
     out.print_table(
         ("namespace", "cluster", "map", "entries", "key and value bytes"),
@@ -150,7 +151,7 @@ def _count(cluster: LiveCluster) -> dict[str, tuple[int, int]]:
     return counts
 
 
-def _open_target(url: str) -> tuple[Context, UnfinishedStore]:
+def _open_target(url: Location) -> tuple[Context, UnfinishedStore]:
     try:
         context = open_context(url)
     except (StorageError, ImportError) as error:

@@ -33,6 +33,7 @@ from rewrite_cli.entries.comparison import (
 from rewrite_cli.entries.live import LiveCluster, Reading, merge_all, partial_option
 from rewrite_cli.entries.losses import Losses
 from storage_backends import StorageError
+from storage_backends.location import Location
 
 DIFFERENT, TROUBLE = 1, 2
 _MARKS = {ADDED: "+", REMOVED: "-", CHANGED: "~"}
@@ -88,7 +89,7 @@ def _trouble(command: Callable[..., int]) -> Callable[..., int]:
 @_trouble
 def command(
     selection: Selection,
-    other: str | None,
+    other: Location | None,
     times: tuple[int, ...],
     limit: int,
     partial: bool,

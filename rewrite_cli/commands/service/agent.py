@@ -74,7 +74,7 @@ def command(
     if check:
         config.access.check_files()
         Keys(config.log.encryption_keys)
-        for place in filter(None, (config.url, config.wal_dir)):
+        for place in filter(None, (config.place, config.place.wal_dir)):
             try:
                 open_store(place).close()
             except StorageError as error:

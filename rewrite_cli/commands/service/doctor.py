@@ -17,6 +17,7 @@ from rewrite_cli.console.selection import Endpoint, url_argument
 from rewrite_cli.doctor.agent import agent_checks
 from rewrite_cli.doctor.environment import environment_checks, java_checks
 from rewrite_cli.doctor.storage import storage_checks
+from storage_backends.location import Location
 
 _STYLES: dict[str, dict[str, Any]] = {
     OK: {"fg": "green"},
@@ -38,7 +39,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 @key_options
 @out.output_option
 def command(
-    url: str | None,
+    url: Location | None,
     endpoints: tuple[str, ...],
     key_file: Path | None,
     agent_key: str | None,

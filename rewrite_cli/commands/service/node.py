@@ -132,7 +132,7 @@ def _typed(text: str) -> Any:
 def start(
     ctx: click.Context,
     members: int,
-    url: str | None,
+    url: Location | None,
     port: int,
     namespace: str,
     cluster: str,
@@ -161,7 +161,7 @@ def start(
     credentials: Path | None = options.get("credentials")
     keys = {"encryption_keys": options["encryption_keys"]} if options.get("encryption_keys") else {}
     _refuse_options(url, credentials)
-    log_url = url or Path(tempfile.mkdtemp(prefix="imap-wal-maps-")).as_uri()
+    log_url = str(url or Path(tempfile.mkdtemp(prefix="imap-wal-maps-")).as_uri())
     plan = ClusterPlan(
         url=log_url,
         credentials=credentials,
@@ -180,14 +180,14 @@ def start(
     _run(Cluster(plan, SystemClock()), timeout, output)
 
 
-def _refuse_options(url: str | None, credentials_file: Path | None) -> None:
+def _refuse_options(url: Location | None, credentials_file: Path | None) -> None:
     """`UsageError` if the URL has options that the file `credentials_file` does not have."""
     if (
-        isinstance(url, Location)
+        url is not None
         and url.options
         and (
             credentials_file is None
-            or Credentials.read(credentials_file).given_to(Location(url)).options != url.options
+            or Credentials.read(credentials_file).given_to(Location(url.url)).options != url.options
         )
     ):
         raise click.UsageError(

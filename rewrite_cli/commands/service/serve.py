@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from imap_wal.checks import location
 from imap_wal.errors import WriterLocked
 from rewrite_cli.console import output as out
 from rewrite_cli.console.selection import Url
+from storage_backends.location import Location
 
 LOOK_S = 1.0
 
@@ -27,7 +27,7 @@ LOOK_S = 1.0
     help="Where to listen; the same in all processes that connect. Otherwise it is derived from "
     "the URL.",
 )
-def command(url: str, namespace: str, cluster: str, node: str, socket: Path | None) -> None:
+def command(url: Location, namespace: str, cluster: str, node: str, socket: Path | None) -> None:
     """Serve the maps of a Python program to all processes of this user on this machine, which call
     imap_wal.connect.
 
@@ -43,9 +43,7 @@ def command(url: str, namespace: str, cluster: str, node: str, socket: Path | No
     from imap_wal.workers.store import Serving
 
     endpoint = Endpoint(socket or default_path(url, namespace, cluster))
-    serving = Serving(
-        location(url), endpoint, {"namespace": namespace, "cluster": cluster, "node": node}
-    )
+    serving = Serving(url, endpoint, {"namespace": namespace, "cluster": cluster, "node": node})
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
