@@ -73,6 +73,7 @@ def add(url: str, threads: int, changes: int, start: Any) -> None:
             thread.start()
         for thread in running:
             thread.join()
+        start.wait()
 
 
 def adds_per_s(folder: Path, processes: int, threads: int, changes: int) -> float:
@@ -85,9 +86,10 @@ def adds_per_s(folder: Path, processes: int, threads: int, changes: int) -> floa
             worker.start()
         start.wait()
         began = time.monotonic()
+        start.wait()
+        seconds = time.monotonic() - began
         for worker in workers:
             worker.join()
-        seconds = time.monotonic() - began
         assert sum(store.map("m").values()) == processes * threads * changes
     return processes * threads * changes / seconds
 
