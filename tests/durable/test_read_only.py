@@ -414,3 +414,26 @@ def test_a_refresh_that_fails_keeps_what_was_shown(memory: MemoryStore) -> None:
             assert follower.map("m")["a"] == 1
             follower.refresh()
             assert follower.map("m")["a"] == 2
+
+
+def test_a_reader_has_sorted_maps(memory: MemoryStore) -> None:
+    with embedded(memory) as writer:
+        m = writer.map("m")
+        m.update({"b": 1, "a": 2})
+        with embedded(memory, read_only=True) as store:
+            shown_map = store.map("m", sorted=True)
+            assert list(shown_map.irange()) == ["a", "b"]
+            m["ab"] = 3
+            del m["b"]
+            store.refresh()
+            assert list(shown_map.irange_items("a")) == [("a", 2), ("ab", 3)]
+            writer.compact()
+            m["c"] = 4
+            store.refresh()
+            assert list(shown_map.keys(prefix="a")) == ["a", "ab"]
+            assert list(reversed(shown_map)) == ["c", "ab", "a"]
+            assert repr(store).startswith("<ReadOnlyStore 'memory")
+            with pytest.raises(InvalidSetting, match="has no watches"):
+                shown_map.watch()
+            with pytest.raises(ReadOnly):
+                store.queue("jobs")

@@ -103,6 +103,25 @@ def test_all_methods_of_a_map_work(stores: Callable[..., Any], tmp_path: Path) -
         assert store.map("m")["z"] == 3 and REQUESTS in store.maps()
 
 
+def test_reading_in_order_needs_the_log(stores: Callable[..., Any]) -> None:
+    """A prefix and the first key are read from another process too."""
+    stores()
+    store = stores()
+    m = store.map("m")
+    m.update({"a1": 1, "b1": 2, "a2": 3})
+    assert dict(m.items(prefix="a")) == {"a1": 1, "a2": 3} and len(m.keys(prefix="b")) == 1
+    assert m.popitem(last=False) == ("a1", 1) and m.popitem() == ("a2", 3)
+    for attempt in (
+        lambda: store.map("m", sorted=True),
+        lambda: store.queue("jobs"),
+        m.watch,
+        m.irange,
+    ):
+        with pytest.raises(InvalidSetting):
+            attempt()
+    assert repr(store).startswith("<ConnectedStore '") and store._repr_html_()
+
+
 def test_errors_are_those_of_a_map(stores: Callable[..., Any]) -> None:
     store = stores(max_value_bytes=1000, serializer=None)
     m = store.map("m")
