@@ -433,8 +433,7 @@ class Store:
         self._unclosed.detach()
         try:
             try:
-                # The main thread has ended: the interpreter shuts down.
-                self._compactor.finish(wait_s if threading.main_thread().is_alive() else 0)
+                self._compactor.finish(wait_s)
             finally:
                 self._compactor.stop()
             self.writer.stop()

@@ -235,9 +235,12 @@ class Compactor:
     def finish(self, limit_s: float) -> None:
         """Before `stop`: wait for an automatic compaction that runs, and for one more if it is due,
         so that the next open has little to read. Together they take at most `limit_s` seconds, and
-        nothing is begun that would take longer."""
+        nothing is begun that would take longer, or while the interpreter shuts down."""
+        if not self.is_automatic or limit_s <= 0 or self.statistics.error:
+            return
         until = self._clock.monotonic() + limit_s
-        if self.is_automatic and limit_s > 0 and not self.statistics.error and self._fits(limit_s):
+        # When the main thread has ended, the interpreter shuts down.
+        if threading.main_thread().is_alive() and self._fits(limit_s):
             self._closing.set()
             self._growth.wake.set()
             self.worker.stop(max(until - self._clock.monotonic(), 0))

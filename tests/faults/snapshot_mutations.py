@@ -59,6 +59,13 @@ OF_SNAPSHOTS = (
         f"{_SMALL}::test_a_block_that_an_error_ends_waits_for_no_compaction",
     ),
     Mutation(
+        "a program that ends waits for a compaction",
+        "imap_wal/rewrite/compaction.py",
+        "if threading.main_thread().is_alive() and self._fits(limit_s):",
+        "if self._fits(limit_s):",
+        f"{_SMALL}::test_a_program_that_ends_waits_for_no_compaction",
+    ),
+    Mutation(
         "a log with Parquet files is opened without pyarrow",
         "imap_wal/read/proof.py",
         "    if parquet:\n",
