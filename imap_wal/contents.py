@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
@@ -42,18 +42,20 @@ def checksum(file: BinaryIO) -> int:
     return crc
 
 
-def publish(store: SegmentStore, path: str, local: Path) -> Published:
-    """Publish a file of this machine under a name that no other run chooses, and remove it here.
+def publish(
+    store: SegmentStore, path: str, local: Path, discard: Callable[[], Published]
+) -> Published:
+    """Publish a file of this machine under a name that no other run chooses, and `discard` it here.
     Raises `AlreadyExists` if another file has that name."""
     try:
         store.create_from(path, str(local))
     except AlreadyExists:
-        published = discard(local)
+        published = discard()
         with store.open_input(path) as there:
             if checksum(there) != published.checksum:
                 raise
         return published  # it is this run's own file: only the response was lost
-    return discard(local)
+    return discard()
 
 
 def discard(local: Path) -> Published:

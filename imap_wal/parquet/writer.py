@@ -123,7 +123,7 @@ class ParquetFile:
                 {PATH: path.encode(), **({LOG: self._log.encode()} if self._log else {})}
             )
         self._close()
-        return contents.publish(store, path, self.local)
+        return contents.publish(store, path, self.local, self.discard)
 
     def discard(self) -> Published:
         """Close it without publishing."""

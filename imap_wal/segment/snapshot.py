@@ -85,7 +85,7 @@ class SnapshotWriter:
     def publish(self, store: SegmentStore) -> Published:
         """Close it and publish it. Raises `AlreadyExists` if another file has its name."""
         self._close()
-        return contents.publish(store, self._path, self._local)
+        return contents.publish(store, self._path, self._local, self.discard)
 
     def discard(self) -> Published:
         """Close it without publishing."""
