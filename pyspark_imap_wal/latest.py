@@ -34,7 +34,7 @@ from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans, snapshot_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.read.view import live
-from imap_wal.rewrite.columns.merge import ColumnMerge, Span
+from imap_wal.rewrite.columns.merge import ColumnMerge, MergeSpan
 from imap_wal.rewrite.ranges import borders_of
 from imap_wal.rules.alive import are_alive
 from imap_wal.rules.decided import UNDECIDED, Decisions
@@ -242,7 +242,7 @@ def _by_columns(
     )
     settings = Settings(restore_memory_bytes=TASK_MEMORY_BYTES)
     with closing(
-        ColumnMerge(rules, log, settings, span=Span(*task.span or ()), newest_ms=time_ms)
+        ColumnMerge(rules, log, settings, span=MergeSpan(*task.span or ()), newest_ms=time_ms)
     ) as merge:
         for scan, source in ahead(log.context, task.scans):
             if scan.kind == SNAPSHOT and scan.keys is None:

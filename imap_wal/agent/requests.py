@@ -145,7 +145,7 @@ class Load(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag
     count: Annotated[int, Meta(ge=0, le=LOAD_KEYS_MAX)]
 
 
-class Maps(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="maps"):
+class MapsRequest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="maps"):
     number: Number
     names: Annotated[list[str], Meta(max_length=NAMES_MAX)]
 
@@ -190,7 +190,7 @@ class TailRead(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
     length: Annotated[int, Meta(ge=1, le=TAIL_BYTES_MAX)]
 
 
-Read: TypeAlias = ListKeys | List | Digests | Load | Maps | Schemas
+Read: TypeAlias = ListKeys | List | Digests | Load | MapsRequest | Schemas
 OfDisk: TypeAlias = Tail | TailRead
 Request: TypeAlias = Hello | View | Append | Metadata | Read | Stat | Beat | Bye | OfDisk
 

@@ -20,7 +20,7 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import FileScan
 from imap_wal.read.scan import read_scan
 from imap_wal.read.scan_list import snapshot_scans
-from imap_wal.rewrite.columns.merge import ColumnMerge, Span, scratch_errors
+from imap_wal.rewrite.columns.merge import ColumnMerge, MergeSpan, scratch_errors
 from imap_wal.rewrite.part_writer import PART_BYTES, PARTS_OF_A_SIZE, KeyRange, PartWriter
 from imap_wal.rewrite.plan import Part, RewritePlan
 from imap_wal.rewrite.publish import read_again
@@ -37,7 +37,7 @@ class RangeTask:
     `KeyRange`."""
 
     map: str
-    span: Span
+    span: MergeSpan
     runs: tuple[tuple[SortedRun, tuple[int, ...]], ...]
     former: tuple[FileScan, ...]
     growth: int = 0
@@ -123,31 +123,33 @@ def plan_map(
     return MapPlan(name, tuple(order))
 
 
-_Files = Sequence[tuple[FileScan, Span]]
+_Files = Sequence[tuple[FileScan, MergeSpan]]
 
 
 def _intervals(
     former: Sequence[FileScan], lowers: Sequence[bytes] | None, unchanged: Mapping[str, KeptPart]
-) -> Iterator[tuple[Span, _Files | KeptPart]]:
+) -> Iterator[tuple[MergeSpan, _Files | KeptPart]]:
     """All keys in order, as spans: each is the span of a kept file, or of the files between two
     kept ones."""
     if lowers is None:
-        yield Span(), [(scan, Span()) for scan in former]
+        yield MergeSpan(), [(scan, MergeSpan()) for scan in former]
         return
-    waiting: list[tuple[FileScan, Span]] = []
+    waiting: list[tuple[FileScan, MergeSpan]] = []
     for scan, lower, upper in zip(former, lowers, [*lowers[1:], None], strict=True):
         if scan.path not in unchanged:
-            waiting.append((scan, Span(lower, upper)))
+            waiting.append((scan, MergeSpan(lower, upper)))
             continue
         if waiting:
-            yield Span(waiting[0][1].lower, lower), waiting
+            yield MergeSpan(waiting[0][1].lower, lower), waiting
             waiting = []
-        yield Span(lower, upper), unchanged[scan.path]
+        yield MergeSpan(lower, upper), unchanged[scan.path]
     if waiting:
-        yield Span(waiting[0][1].lower), waiting
+        yield MergeSpan(waiting[0][1].lower), waiting
 
 
-def _cut(span: Span, runs: Sequence[SortedRun], files: _Files, sizes: Sizes) -> Iterator[Span]:
+def _cut(
+    span: MergeSpan, runs: Sequence[SortedRun], files: _Files, sizes: Sizes
+) -> Iterator[MergeSpan]:
     """Cut a span into ranges of about `range_bytes`."""
     weights = [
         (max(first, span.lower), size)
@@ -159,13 +161,13 @@ def _cut(span: Span, runs: Sequence[SortedRun], files: _Files, sizes: Sizes) -> 
     lower, size = span.lower, 0
     for key, more in sorted(weights):
         if size >= sizes.range_bytes and key > lower:
-            yield Span(lower, key)
+            yield MergeSpan(lower, key)
             lower, size = key, 0
         size += more
-    yield Span(lower, span.upper)
+    yield MergeSpan(lower, span.upper)
 
 
-def _overlap(one: Span, other: Span) -> bool:
+def _overlap(one: MergeSpan, other: MergeSpan) -> bool:
     return (one.upper is None or other.lower < one.upper) and (
         other.upper is None or one.lower < other.upper
     )

@@ -31,7 +31,7 @@ from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT, FileScan
 from imap_wal.read.scan import ahead
 from imap_wal.retention.archive_writer import is_absorbable
 from imap_wal.rewrite.columns.key_columns import KeyBatch
-from imap_wal.rewrite.columns.merge import ColumnMerge, Span, by_columns, scratch_errors
+from imap_wal.rewrite.columns.merge import ColumnMerge, MergeSpan, by_columns, scratch_errors
 from imap_wal.rewrite.plan import RewritePlan
 from imap_wal.rewrite.ranges import borders_of
 from imap_wal.rewrite.tally import Subject, Totals
@@ -85,7 +85,7 @@ class SortedRun:
     sizes: tuple[int, ...]
     last: bytes
 
-    def groups(self, span: Span) -> tuple[int, ...]:
+    def groups(self, span: MergeSpan) -> tuple[int, ...]:
         """The row groups that may have keys of a span."""
         ends = (*self.firsts[1:], self.last)
         return tuple(

@@ -67,7 +67,7 @@ class Url(ParamType[Location]):
             raise click.UsageError(str(error), ctx) from error
 
 
-class Endpoint(ParamType[str]):
+class EndpointType(ParamType[str]):
     """The address on which an agent listens."""
 
     name = "endpoint"

@@ -20,7 +20,7 @@ from rewrite_cli.entries.lines import Line
 from storage_backends import NotFound
 
 
-class Follower:
+class LineFollower:
     """Reads the entries of one cluster in rounds, each entry once."""
 
     def __init__(self, log: ClusterLog, maps: tuple[str, ...], nodes: tuple[str, ...]) -> None:

@@ -272,11 +272,11 @@ class Cluster:
 def ask_stat(
     endpoint: str, timeout_ms: int = 2000, key: KeyPair | None = None, agent_key: str = ""
 ) -> dict[str, Any] | None:
-    """An agent's statistics; None if it does not answer. The errors of `Client.answer`. `key`,
-    `agent_key`: as for `Client`. Raises `NoAgent` if the answer is not an agent's."""
-    from imap_wal.agent.transport.client import Client, NoAgent
+    """An agent's statistics; None if it does not answer. The errors of `AgentClient.answer`. `key`,
+    `agent_key`: as for `AgentClient`. Raises `NoAgent` if the answer is not an agent's."""
+    from imap_wal.agent.transport.client import AgentClient, NoAgent
 
-    client = Client(endpoint, timeout_ms, key, agent_key)
+    client = AgentClient(endpoint, timeout_ms, key, agent_key)
     try:
         header, _ = client.ask("stat")
         if header[0] != "stat":

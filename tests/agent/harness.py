@@ -20,7 +20,7 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.process import run
 from imap_wal.agent.requests import UUID
 from imap_wal.agent.server import Agent
-from imap_wal.agent.transport.client import Client
+from imap_wal.agent.transport.client import AgentClient
 from imap_wal.entry import MAP
 from imap_wal.placement import Placed
 from storage_backends.faults import Fault, FaultyStore, Plan
@@ -93,7 +93,7 @@ def _identity(value: Any) -> Any:
     return identity(value) if isinstance(value, str) else value
 
 
-class NamedClient(Client):
+class NamedClient(AgentClient):
     """Sends UUIDs in place of names, and returns names in place of UUIDs."""
 
     def post(self, kind: str, *fields: Any, payload: bytes = b"") -> int:

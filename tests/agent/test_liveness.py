@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from imap_wal import layout
-from imap_wal.agent.membership.liveness import LEFT_S, SignOfLife, Watch, signs
+from imap_wal.agent.membership.liveness import LEFT_S, SignOfLife, SignWatch, signs
 from storage_backends import SegmentStore, open_store
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import Plugin, config, plugin, serving
@@ -120,7 +120,7 @@ def test_a_killed_member_gives_no_sign_any_more(tmp_path: Path) -> None:
 def test_a_member_that_connects_again_keeps_its_sign(memory: MemoryStore) -> None:
     """Also if another connection of it has ended."""
     clock = FakeClock()
-    store, watch = memory, Watch(memory, FOLDER, LONG_S, clock)
+    store, watch = memory, SignWatch(memory, FOLDER, LONG_S, clock)
     store.create(layout.claim_path(FOLDER, 1), b"")
     sign = SignOfLife(
         store, FOLDER, "n1", 1, LONG_S, watch, clock, claimed_by=str, due=lambda: None
@@ -217,7 +217,7 @@ def test_an_agent_without_members_watches_signs_in_advance(tmp_path: Path) -> No
 def test_a_sign_expires_by_observation_and_not_by_age(memory: MemoryStore) -> None:
     """It counts until it was seen unchanged for the whole time."""
     clock = FakeClock()
-    watch = Watch(memory, FOLDER, 6, clock)
+    watch = SignWatch(memory, FOLDER, 6, clock)
     assert watch.alive() == "", "no sign, no wait"
     memory.create(layout.alive_path(FOLDER, "n1", 1, 1), b"")
     memory.create(layout.alive_path(FOLDER, "n2", 1, 1), b"")
@@ -243,7 +243,7 @@ def test_a_sign_that_only_an_old_listing_shows_was_renewed(
     """A listing may be old, as on NFS; a sign that no longer exists was renewed under another
     name."""
     clock = FakeClock()
-    watch = Watch(memory, FOLDER, 6, clock)
+    watch = SignWatch(memory, FOLDER, 6, clock)
     memory.create(layout.alive_path(FOLDER, "n1", 1, 1), b"")
     listing = memory.list(f"{FOLDER}/claims/alive")
     memory.delete(layout.alive_path(FOLDER, "n1", 1, 1))
@@ -256,7 +256,7 @@ def test_a_sign_that_only_an_old_listing_shows_was_renewed(
 def test_without_a_timeout_no_cluster_waits(memory: MemoryStore) -> None:
     """`lifetime_timeout_s` is 0."""
     memory.create(layout.alive_path(FOLDER, "n1", 1, 1), b"")
-    assert Watch(memory, FOLDER, 0, FakeClock()).alive() == ""
+    assert SignWatch(memory, FOLDER, 0, FakeClock()).alive() == ""
 
 
 def test_a_node_of_any_name_is_found_by_its_sign(memory: MemoryStore) -> None:

@@ -11,7 +11,7 @@ import pytest
 from imap_wal import layout
 from imap_wal.agent import kept_hellos
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.membership.liveness import Watch
+from imap_wal.agent.membership.liveness import SignWatch
 from imap_wal.errors import InvalidSetting
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
@@ -228,9 +228,9 @@ def test_a_storage_that_does_not_answer_delays_only_the_hello(
         plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member,
         plugin(one, greet=False) as other,
     ):
-        look = Watch.look
+        look = SignWatch.look
         monkeypatch.setattr(
-            Watch, "look", lambda watch, begun: hanging.wait(60) and look(watch, begun)
+            SignWatch, "look", lambda watch, begun: hanging.wait(60) and look(watch, begun)
         )
         asked = member.client.post("hello", member.about())
         assert other.stat()["node"] == "n1", "the loop answers"
@@ -279,7 +279,7 @@ def test_a_look_that_fails_is_named_in_the_error(
         raise OSError("the disk is away")
 
     with serving(one), plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member:
-        monkeypatch.setattr(Watch, "alive", broken)
+        monkeypatch.setattr(SignWatch, "alive", broken)
         eventually(
             lambda: "OSError: the disk is away" in member.asked()[2], "the error has the reason"
         )
@@ -294,9 +294,9 @@ def test_while_a_cluster_waits_the_loop_reads_no_signs(
     (one,) = settings_of(tmp_path, "n1")
     looking: set[str] = set()
     for name in ("alive", "_see", "_presence"):
-        method = getattr(Watch, name)
+        method = getattr(SignWatch, name)
         monkeypatch.setattr(
-            Watch,
+            SignWatch,
             name,
             lambda watch, *rest, method=method: (
                 looking.add(threading.current_thread().name) or method(watch, *rest)
@@ -316,16 +316,16 @@ def test_a_look_takes_less_than_the_connect_timeout() -> None:
 # ---- what counts as present ----
 
 
-def seen(watch: Watch, node: str) -> str:
+def seen(watch: SignWatch, node: str) -> str:
     """Why the node does not count as present, after a look."""
     watch.ask()
     watch.look(watch.begin())
     return watch.sight.nodes[node].absent
 
 
-def watching(memory: MemoryStore) -> tuple[Watch, FakeClock]:
+def watching(memory: MemoryStore) -> tuple[SignWatch, FakeClock]:
     clock = FakeClock()
-    return Watch(memory, FOLDER, 6, clock, lambda: ["n2"]), clock
+    return SignWatch(memory, FOLDER, 6, clock, lambda: ["n2"]), clock
 
 
 def test_a_sign_that_a_killed_agent_left_does_not_count(memory: MemoryStore) -> None:

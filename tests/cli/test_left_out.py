@@ -9,7 +9,7 @@ import pytest
 import imap_wal
 from imap_wal.context import open_context
 from imap_wal.read.cluster import ClusterLog
-from rewrite_cli.entries.following import Follower
+from rewrite_cli.entries.following import LineFollower
 from tests.cli.conftest import Run
 from tests.kit.effort import every
 
@@ -73,7 +73,7 @@ def test_a_follower_names_a_node_that_goes_away(
     url: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Once, until it returns."""
-    follower = Follower(ClusterLog(open_context(url), "prod", "eu"), (), ())
+    follower = LineFollower(ClusterLog(open_context(url), "prod", "eu"), (), ())
     assert follower.last(99)
     folder = root / "prod/eu/nodes/n2"
     for _ in range(2):

@@ -13,7 +13,7 @@ from imap_wal.entry import VALUE
 from imap_wal.errors import ImapWalError, OtherHistory
 from imap_wal.log import LogReader, Position
 from imap_wal.read.cluster import ClusterLog
-from rewrite_cli.entries.following import Follower
+from rewrite_cli.entries.following import LineFollower
 from storage_backends.local import LocalStore
 from tests.cli.conftest import Run
 from tests.kit.nth_call import AtCall, counted, replaced
@@ -73,7 +73,7 @@ def test_a_repaired_copy_refuses_what_it_has_changed(tmp_path: Path, run: Run) -
 
 def _followed(gate: AtCall) -> str:
     """What `imap-wal tail` has shown after three rounds."""
-    follower = Follower(ClusterLog(Context(gate), "default", "log"), (), ())
+    follower = LineFollower(ClusterLog(Context(gate), "default", "log"), (), ())
     found = [line.row[VALUE] for line in follower.last(10)]
     for _ in range(2):
         found += [line.row[VALUE] for line in follower.new()]

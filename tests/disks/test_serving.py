@@ -16,7 +16,7 @@ from imap_wal.agent.access.peers import Peer, Right
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.own_disk.serving import TailServer
 from imap_wal.agent.own_disk.tails import AgentTails
-from imap_wal.agent.transport.client import Client
+from imap_wal.agent.transport.client import AgentClient
 from imap_wal.agent.transport.endpoint import EndpointLock
 from imap_wal.agent.transport.router import Router
 from imap_wal.clock import SystemClock, SystemRandomness
@@ -54,7 +54,7 @@ def served(folder: Path, endpoint: str) -> Iterator[LocalStore]:
         server.close()
 
 
-def asked(client: Client, header: bytes) -> bytes:
+def asked(client: AgentClient, header: bytes) -> bytes:
     client._socket.send_multipart([header, b""])
     assert client._socket.poll(20_000), "no answer"
     return client._socket.recv()
@@ -67,7 +67,7 @@ def test_the_answers_have_the_golden_bytes(tmp_path: Path) -> None:
         disk.create(SEGMENT, b"IMA\0\0\0\0\0")
         disk.create(f"{NODE}/wal/0b0f0ee5-9f0c-4c3a-8d1e-0123456789ab.log", b"")
         disk.create(f"{NODE}/wal/00000003-ab.writer", b"")
-        client = Client(endpoint)
+        client = AgentClient(endpoint)
         for request in ("wire-tail", "wire-tail-read"):
             answer = asked(client, golden(request)[0])
             header, payload = golden(f"{request}-answer")
@@ -82,7 +82,7 @@ def test_only_segments_of_this_node_are_served(tmp_path: Path) -> None:
         disk.create(SEGMENT, b"x")
         disk.create("prod/eu/nodes/n2/wal/00000001-00000001.wal", b"x")
         disk.create(f"{NODE}/wal/id.log", b"x")
-        client = Client(endpoint)
+        client = AgentClient(endpoint)
         for path in (
             "../secret",
             f"{NODE}/wal/../../../../../../secret",

@@ -27,10 +27,10 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 
 ASK = """
 import os, sys
-from imap_wal.agent.transport.client import Client
+from imap_wal.agent.transport.client import AgentClient
 from imap_wal.errors import NotAllowed
 os.setgroups([]), os.setgid(int(sys.argv[2])), os.setuid(int(sys.argv[2]))
-client = Client(sys.argv[1], 5000)
+client = AgentClient(sys.argv[1], 5000)
 try:
     print(client.ask("stat")[0][0])
 except NotAllowed as error:

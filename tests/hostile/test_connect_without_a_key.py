@@ -20,7 +20,7 @@ from imap_wal.agent.access.peers import Right
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.lines import WINDOW_S, Lines
 from imap_wal.agent.server import Agent
-from imap_wal.agent.transport.door import SILENT, Door, Event
+from imap_wal.agent.transport.door import SILENT, Door, SocketEvent
 from imap_wal.agent.transport.gate import check_pair
 from imap_wal.clock import SystemClock
 from imap_wal.errors import InvalidSetting, NotAllowed
@@ -132,7 +132,7 @@ def test_a_connection_that_ended_at_once_is_logged() -> None:
     """Its descriptor is closed before the agent examines it."""
     closed = os.dup(0)
     os.close(closed)
-    events = iter([Event(accepted=True, fd=closed)])
+    events = iter([SocketEvent(accepted=True, fd=closed)])
     clock = SystemClock()
     with capture_logs() as lines:
         door = Door(lambda: next(events, None), 1, 10, clock, Lines(clock), has_keys=True)

@@ -17,7 +17,7 @@ from imap_wal.agent.access.peers import Right
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.membership.claims import reserve
 from imap_wal.agent.server import Agent
-from imap_wal.agent.transport.client import Client
+from imap_wal.agent.transport.client import AgentClient
 from imap_wal.agent.transport.router import Message
 from imap_wal.errors import NotAllowed
 from tests.agent.harness import identity, serving
@@ -148,7 +148,7 @@ def test_a_revoked_key_ends_open_connections(settings: AgentConfig, tmp_path: Pa
     assert reasons.count("its key was revoked") == 1
 
 
-def was_refused(client: Client) -> bool:
+def was_refused(client: AgentClient) -> bool:
     """Whether the events of this connection, which sent nothing, end with a refusal."""
     events = client._events
     found = [recv_monitor_message(events)["event"] for _ in iter(lambda: events.poll(0), 0)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from imap_wal.read.file_scan import SNAPSHOT, FileScan
 from imap_wal.rewrite import part_writer
 from imap_wal.rewrite.columns import merge
-from imap_wal.rewrite.columns.merge import Span
+from imap_wal.rewrite.columns.merge import MergeSpan
 from imap_wal.rewrite.plan import prepare
 from imap_wal.rewrite.run import rewrite
 from imap_wal.rewrite.sorted_runs import SortedRun, grouped, touched_by
@@ -132,19 +132,19 @@ def test_each_file_is_sorted_by_one_task(memory: MemoryStore, seed: int) -> None
 @pytest.mark.parametrize(
     ("span", "groups"),
     [
-        (Span(), (0, 1, 2)),
-        (Span(b"", b"b"), ()),
-        (Span(b"b", b"c"), (0,)),
+        (MergeSpan(), (0, 1, 2)),
+        (MergeSpan(b"", b"b"), ()),
+        (MergeSpan(b"b", b"c"), (0,)),
         (
-            Span(b"d", b"e"),
+            MergeSpan(b"d", b"e"),
             (0, 1),
         ),  # a key may be at the end of one group and the start of the next
-        (Span(b"e", b"g"), (1,)),
-        (Span(b"h"), (2,)),
-        (Span(b"i"), ()),
+        (MergeSpan(b"e", b"g"), (1,)),
+        (MergeSpan(b"h"), (2,)),
+        (MergeSpan(b"i"), ()),
     ],
 )
-def test_groups_that_overlap_a_span_are_read(span: Span, groups: tuple[int, ...]) -> None:
+def test_groups_that_overlap_a_span_are_read(span: MergeSpan, groups: tuple[int, ...]) -> None:
     run = SortedRun(FileScan(SNAPSHOT, "", "run"), False, (b"b", b"d", b"g"), (1, 1, 1), b"h")
     assert run.groups(span) == groups
 

@@ -24,7 +24,7 @@ from pyspark_imap_wal.changes.batch import ImagesReader
 from pyspark_imap_wal.changes.history import HistoryReader
 from pyspark_imap_wal.options import Options
 from pyspark_imap_wal.stream import ImapWalStreamReader
-from rewrite_cli.entries.following import Follower
+from rewrite_cli.entries.following import LineFollower
 from tests.agent.harness import Plugin, plugin, serving
 from tests.kit.agents import Process
 from tests.kit.own_disks import own_disk_config
@@ -131,7 +131,7 @@ def test_a_part_ends_where_its_upload_does(log: ClusterLog) -> None:
 
 def test_a_filter_and_a_follower_have_what_was_uploaded(log: ClusterLog) -> None:
     assert set(filtered(log, lambda entry: entry, RecoveryPolicy.FULL)["orders"]) == BOTH
-    shown = {line.row[1] for line in Follower(log, (), ()).last(10)}
+    shown = {line.row[1] for line in LineFollower(log, (), ()).last(10)}
     assert shown == BOTH
 
 

@@ -3,7 +3,7 @@
     SignOfLife   a file of each agent, renewed under the next number: in `claims/alive/` while the
                  agent hears members of the newest incarnation, otherwise in `claims/present/`,
                  with the id of its member's cluster; both have the time (`clocks.py`)
-    Watch        the files of other agents, as one agent sees them: a new lifetime is claimed only
+    SignWatch    the files of other agents, as one agent sees them: a new lifetime is claimed only
                  when no cluster is alive, and when the nodes to wait for (`start.py`) are present
 
 The watching agent checks only whether the files change, by its own monotonic clock. This affects
@@ -45,7 +45,7 @@ class SignOfLife:
         node: str,
         epoch: int,
         timeout_s: float,
-        watch: Watch,
+        watch: SignWatch,
         clock: Clock,
         *,
         claimed_by: Callable[[], str],
@@ -286,7 +286,7 @@ class _Seen:
     fresh: bool
 
 
-class Watch:
+class SignWatch:
     """Watches the files of other agents. `look` reads them, on one thread; other threads use
     `sight`. `timeout_s` 0: no cluster counts as alive, and nothing is read. `belonging` reads the
     names of the nodes to wait for."""

@@ -16,7 +16,7 @@ from imap_wal.agent.access.peers import LOCAL, Peer
 from imap_wal.agent.membership import counted_requests
 from imap_wal.agent.membership.claims import ClaimedView, Claims, Greeting
 from imap_wal.agent.membership.clocks import Clocks
-from imap_wal.agent.membership.liveness import SignOfLife, Watch
+from imap_wal.agent.membership.liveness import SignOfLife, SignWatch
 from imap_wal.agent.membership.reports import Reports
 from imap_wal.agent.membership.settling import Settling
 from imap_wal.agent.membership.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
@@ -89,7 +89,7 @@ class SessionRegistry:
         )
         waits = rules.policy is not StartPolicy.PARTIAL
         self._belonging = Belonging(cluster) if waits else None
-        watch = Watch(log.store, folder, timeout_s, log.clock, self._belonging)
+        watch = SignWatch(log.store, folder, timeout_s, log.clock, self._belonging)
         self.sign = (
             SignOfLife(
                 log.store,

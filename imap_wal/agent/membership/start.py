@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from imap_wal.agent.lines import Lines
-from imap_wal.agent.membership.liveness import Presence, Watch
+from imap_wal.agent.membership.liveness import Presence, SignWatch
 from imap_wal.clock import Clock, utc
 from imap_wal.errors import ImapWalError, LogError
 from imap_wal.manifest.claims import ClaimManifest
@@ -113,7 +113,7 @@ class _Wait:
 class Start:
     """Decides by the result of the last look. Used by the serving thread."""
 
-    def __init__(self, node: str, rules: StartRules, watch: Watch, clock: Clock) -> None:
+    def __init__(self, node: str, rules: StartRules, watch: SignWatch, clock: Clock) -> None:
         self._node = node
         self._policy, self._timeout_s, self._watch, self._clock = (
             rules.policy,

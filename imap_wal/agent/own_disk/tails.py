@@ -9,7 +9,7 @@ from typing import Any
 
 from imap_wal.agent.access.keys import KeyPair
 from imap_wal.agent.bounds import TAIL_BYTES_MAX
-from imap_wal.agent.transport.client import Client, NoAgent
+from imap_wal.agent.transport.client import AgentClient, NoAgent
 from imap_wal.clock import Clock, Randomness
 from imap_wal.errors import LogError, NotAllowed
 from imap_wal.layout import node_of_wal
@@ -29,7 +29,7 @@ class _Peer:
     of `why`."""
 
     address: tuple[str, str] = ("", "")
-    client: Client | None = None
+    client: AgentClient | None = None
     until: float = 0.0
     pause: float = AWAY_S
     why: str = ""
@@ -114,7 +114,7 @@ class AgentTails:
             if peer.client is None:
                 peer.address = address, public = self._address(node)
                 key = self._key if public else None
-                peer.client = Client(address, ANSWER_MS, key, public, waits=False)
+                peer.client = AgentClient(address, ANSWER_MS, key, public, waits=False)
             try:
                 return peer.client.ask(kind, *fields)
             except TimeoutError:

@@ -17,7 +17,7 @@ from imap_wal.agent.reads.listings import ListingGone, Listings, Page
 from imap_wal.agent.reads.merges import Merges
 from imap_wal.agent.reads.unsent import Unsent
 from imap_wal.agent.reads.work import Work
-from imap_wal.agent.requests import Digests, List, ListKeys, Load, Maps, Schemas, keys_of
+from imap_wal.agent.requests import Digests, List, ListKeys, Load, MapsRequest, Schemas, keys_of
 from imap_wal.agent.room import Room
 from imap_wal.agent.transport.payload import Payload
 from imap_wal.agent.transport.router import Message, Outbox
@@ -269,7 +269,7 @@ class Reads:
                     return self._digests(asked, request)
             if isinstance(request, Load):
                 return self._load(asked, request)
-            if isinstance(request, Maps):
+            if isinstance(request, MapsRequest):
                 return self._maps(asked, request)
             assert isinstance(request, Schemas)
             return self._schemas(asked, request)
@@ -370,7 +370,7 @@ class Reads:
             taken += done
         return ["entries", request.number, entries, taken], payload
 
-    def _maps(self, asked: _Asked, request: Maps) -> tuple[list[Any], bytearray]:
+    def _maps(self, asked: _Asked, request: MapsRequest) -> tuple[list[Any], bytearray]:
         """The maps that have entries in the log. For an invalid name, the answer has the reason, so
         that the request for the other maps succeeds. The answer may be as large as the request, so
         its memory is counted, although its payload is empty."""

@@ -24,7 +24,7 @@ class NoAgent(ImapWalError):
     listens there."""
 
 
-class Client:
+class AgentClient:
     """A DEALER socket for tools. `key`: the tool's own key; `agent_key`: the agent's public key;
     both for an endpoint with keys. `waits`: whether to wait for an agent that does not listen yet;
     otherwise that raises `NoAgent` at once. A call raises TimeoutError if no answer arrives,

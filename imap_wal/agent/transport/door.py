@@ -36,7 +36,7 @@ SILENT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class SocketEvent:
     """libzmq has accepted or lost the connection on the descriptor `fd`."""
 
     accepted: bool
@@ -82,7 +82,7 @@ class Door:
 
     def __init__(
         self,
-        next_event: Callable[[], Event | None],
+        next_event: Callable[[], SocketEvent | None],
         place: str | int,
         most: int,
         clock: Clock,

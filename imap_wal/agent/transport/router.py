@@ -15,7 +15,7 @@ from imap_wal.agent.access.peers import LOCAL, UNKNOWN, Peer
 from imap_wal.agent.bounds import HEADER_MEMORY, RECEIVED_BYTES, REQUESTS_MAX, Bounds
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.requests import Malformed, Request, kind_of, read, with_payload
-from imap_wal.agent.transport.door import Door, Ended, Event
+from imap_wal.agent.transport.door import Door, Ended, SocketEvent
 from imap_wal.agent.transport.endpoint import IPC, EndpointLock
 from imap_wal.agent.transport.gate import Gate
 from imap_wal.clock import Clock, SystemClock
@@ -335,12 +335,12 @@ class _Events:
         self._socket.setsockopt(zmq.RCVHWM, 1)  # `UNSEEN_MAX` depends on this
         self._socket.connect(_EVENTS)
 
-    def __call__(self) -> Event | None:
+    def __call__(self) -> SocketEvent | None:
         try:
             while self._socket.poll(100):
                 number, value = _EVENT.unpack(self._socket.recv_multipart()[0])
                 if number in (zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED):
-                    return Event(number == zmq.EVENT_ACCEPTED, value)
+                    return SocketEvent(number == zmq.EVENT_ACCEPTED, value)
         except zmq.ContextTerminated:
             self.close()
             raise Ended from None

@@ -56,7 +56,7 @@ COLUMN_ROWS, COLUMN_BYTES = 4096, 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class MergeSpan:
     """The keys from `lower` on and below `upper`; None: there is no end."""
 
     lower: bytes = b""
@@ -78,7 +78,7 @@ class Span:
         return batch
 
 
-ALL_KEYS = Span()
+ALL_KEYS = MergeSpan()
 
 
 @contextmanager
@@ -105,7 +105,7 @@ class ColumnMerge:
         log: ClusterLog,
         settings: Settings,
         *,
-        span: Span = ALL_KEYS,
+        span: MergeSpan = ALL_KEYS,
         cleared: Cleared | None = None,
         newest_ms: int | None = None,
     ) -> None:

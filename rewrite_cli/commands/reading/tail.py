@@ -13,7 +13,7 @@ from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import CLEAN, FINDINGS
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Duration
-from rewrite_cli.entries.following import Follower
+from rewrite_cli.entries.following import LineFollower
 from rewrite_cli.entries.keys import KeyType, matcher
 from rewrite_cli.entries.lines import Line, show
 from rewrite_cli.entries.losses import Losses, strict_option
@@ -83,7 +83,7 @@ def command(
 
     with selection.open() as (context, clusters):
         followers = [
-            Follower(
+            LineFollower(
                 ClusterLog.of(context, view),
                 selection.maps,
                 selection.nodes,

@@ -13,7 +13,7 @@ from rewrite_cli.console import output as out
 from rewrite_cli.console.agent_keys import key_options, own_key
 from rewrite_cli.console.check import OK, PROBLEM, WARNING
 from rewrite_cli.console.failures import FINDINGS
-from rewrite_cli.console.selection import Endpoint, url_argument
+from rewrite_cli.console.selection import EndpointType, url_argument
 from rewrite_cli.doctor.agent import agent_checks
 from rewrite_cli.doctor.environment import environment_checks, java_checks
 from rewrite_cli.doctor.storage import storage_checks
@@ -32,7 +32,7 @@ _STYLES: dict[str, dict[str, Any]] = {
     "--agent",
     "endpoints",
     metavar="TEXT",
-    type=Endpoint(),
+    type=EndpointType(),
     multiple=True,
     help="The endpoint of an agent to check: ipc:///path or tcp://host:port; may be repeated.",
 )

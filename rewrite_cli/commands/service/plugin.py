@@ -6,7 +6,7 @@ import click
 
 from rewrite_cli.console import output as out
 from rewrite_cli.console.agent_keys import public_key
-from rewrite_cli.console.selection import Endpoint
+from rewrite_cli.console.selection import EndpointType
 from rewrite_cli.local_cluster import hazelcast_yaml, jars
 
 
@@ -36,7 +36,7 @@ def path(output: str) -> None:
 @click.option(
     "--agent",
     metavar="TEXT",
-    type=Endpoint(),
+    type=EndpointType(),
     default="ipc:///run/imap-wal/agent.sock",
     show_default=True,
     help="Where the agent listens: ipc:///path or tcp://host:port.",
