@@ -28,6 +28,7 @@ from imap_wal.errors import (
     MissingNode,
     NoSuchLog,
     NotAppended,
+    NotReadable,
     NotSerializable,
     OutcomeUnknown,
     PositionGone,
@@ -38,8 +39,15 @@ from imap_wal.errors import (
     UnsupportedVersion,
     WriterLocked,
 )
-from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
+from imap_wal.numpy_codec import NumpyCodec
+from imap_wal.serializer import (
+    MsgpackSerializer,
+    PickleSerializer,
+    RawSerializer,
+    Serializer,
+)
 from imap_wal.settings import Durability, RecoveryMode, RecoveryPolicy, Settings
+from imap_wal.typed import Codec, TypedSerializer
 from imap_wal.version import VERSION
 from imap_wal.workers.store import connect
 
@@ -54,6 +62,7 @@ __all__ = [
     "AsyncWatch",
     "Batch",
     "Closed",
+    "Codec",
     "CorruptLog",
     "DataEntry",
     "Durability",
@@ -71,8 +80,11 @@ __all__ = [
     "MsgpackSerializer",
     "NoSuchLog",
     "NotAppended",
+    "NotReadable",
     "NotSerializable",
+    "NumpyCodec",
     "OutcomeUnknown",
+    "PickleSerializer",
     "PositionGone",
     "RawSerializer",
     "ReadOnly",
@@ -85,6 +97,7 @@ __all__ = [
     "Store",
     "TooLarge",
     "Transaction",
+    "TypedSerializer",
     "UnsupportedVersion",
     "WalFilter",
     "Watch",

@@ -17,23 +17,24 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
 
-import msgpack
-
 from imap_wal.entry import (
     KEY,
     KEY_CLASS,
-    MSGPACK,
     ORDER,
+    PICKLE,
     RAW,
     VALUE,
     VALUE_CLASS,
     Row,
     is_clear,
+    is_msgpack,
 )
 from imap_wal.schemas import Schema, sound_schemas
+from imap_wal.serializer import MsgpackSerializer
 from storage_backends.extras import needs
 
 _log = logging.getLogger("imap_wal.inspect")
+_msgpack = MsgpackSerializer()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +77,35 @@ class Decoder:
 
     def key(self, row: Row) -> Any:
         """The decoded key; None for a clear."""
-        return None if is_clear(row) else self._decode(row[KEY], row[KEY_CLASS], row[ORDER][1])
+        if is_clear(row):
+            return None
+        label = row[KEY_CLASS]
+        is_ours = is_msgpack(label) or label == PICKLE
+        return self._decode(row[KEY], label, row[ORDER][1], _msgpack.load_key if is_ours else None)
 
     def value(self, row: Row) -> Any:
         """The decoded value; None for a tombstone."""
-        data = row[VALUE]
-        return None if data is None else self._decode(data, row[VALUE_CLASS], row[ORDER][1])
+        data, label = row[VALUE], row[VALUE_CLASS]
+        if data is None:
+            return None
+        return self._decode(
+            data, label, row[ORDER][1], _msgpack.load if is_msgpack(label) else None
+        )
 
-    def _decode(self, data: bytes, label: str, partition_version: int) -> Any:
+    def _decode(
+        self,
+        data: bytes,
+        label: str,
+        partition_version: int,
+        load: Callable[[bytes], Any] | None,
+    ) -> Any:
         try:
             value: Any = None
             if partition_version:  # only members have partitions
                 value = self._of_member(data)
-            elif label == MSGPACK:
-                value = msgpack.unpackb(data, strict_map_key=False)
-            if partition_version or label == MSGPACK:
+            elif load is not None:
+                value = load(data)
+            if partition_version or load is not None:
                 return value if _is_small(value, len(data)) else Opaque(label, data)
         except ModuleNotFoundError:
             raise  # from hazelcast-python-client: the text names the extra that installs it

@@ -2,7 +2,9 @@
 
     text, number, true, false, null, list    as they are
     bytes                                    {"hex": "00ff"}
-    date, time, decimal, UUID                text
+    date, time, decimal, UUID                text; a time difference as ISO 8601, "P1DT2S"
+    tuple, set                               a list; the items of a set are sorted by their JSON
+    an extension of msgpack                  {"type": 42, "hex": "00ff"}
     NaN and infinities                       "nan", "inf", "-inf"                           lossy
     a dict with keys that are not text       each key is its JSON text; if two keys then have
                                              one text: {"pairs": [[key, value], …]}         lossy
@@ -22,16 +24,17 @@ import json
 import math
 import struct
 from collections.abc import Iterable
-from datetime import date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final
 from uuid import UUID
 
 import msgpack
-from msgpack import ExtType
+from msgpack import ExtType, Timestamp
 
 from imap_wal.decoder import Decoder, Opaque, Pairs
-from imap_wal.entry import KEY, KEY_CLASS, MSGPACK, ORDER, RAW, Row, is_clear
+from imap_wal.entry import KEY, KEY_CLASS, ORDER, PICKLE, RAW, Row, is_clear, is_msgpack
+from imap_wal.extension import duration_text
 
 NUMBERS: Final = "NaN, an infinity or a number of thousands of digits is shown as text"
 DICT_KEYS: Final = "keys of a dict that are not text are shown as text or in pairs"
@@ -136,17 +139,38 @@ def _plain(value: Any, lost: set[str]) -> Any:
             return value.isoformat()
         case Decimal() | UUID():
             return str(value)
+        case timedelta():
+            return duration_text(value)
+        case Timestamp():
+            return _moment(value)
         case dict():
             return _dict(value.items(), lost)
         case Pairs():
             return _dict(value.pairs, lost)
         case ExtType():
             return {"type": value.code, "hex": value.data.hex()}
-        case list() | tuple() | set() | frozenset():
+        case list() | tuple():
             return [_plain(item, lost) for item in value]
+        case set() | frozenset():
+            return sorted((_plain(item, lost) for item in value), key=json_of_plain)
         case _:
             lost.add(OBJECTS)
             return _characters(repr(value), lost)
+
+
+def _moment(value: Timestamp) -> Any:
+    """A timestamp of msgpack, which typed maps have for times with a zone. One that is finer than a
+    microsecond, or before the year 1 or after 9999, has no text."""
+    moment = _EPOCH + timedelta(microseconds=value.nanoseconds // 1000)
+    try:
+        if value.nanoseconds % 1000 == 0:
+            return (moment + timedelta(seconds=value.seconds)).isoformat()
+    except OverflowError:
+        pass
+    return {"type": -1, "hex": value.to_bytes().hex()}
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _dict(items: Iterable[tuple[Any, Any]], lost: set[str]) -> dict[str, Any]:
@@ -185,7 +209,7 @@ def _is_exact(row: Row, key: Any) -> bool:
     data, label = row[KEY], row[KEY_CLASS]
     if row[ORDER][1]:  # of a member
         return _is_exact_of_member(data, label, key)
-    return label == RAW or (label == MSGPACK and _is_exact_msgpack(data, key))
+    return label == RAW or ((is_msgpack(label) or label == PICKLE) and _is_exact_msgpack(data, key))
 
 
 def _is_exact_msgpack(data: bytes, key: Any) -> bool:
@@ -194,7 +218,7 @@ def _is_exact_msgpack(data: bytes, key: Any) -> bool:
 
 
 def _has_type_of_json(key: Any) -> bool:
-    if type(key) is list:
+    if type(key) is tuple:
         return all(map(_has_type_of_json, key))
     return key is None or type(key) in (bool, int, float, str, bytes)
 

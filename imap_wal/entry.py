@@ -54,6 +54,10 @@ RAW = "raw"
 """The class of keys and values that are plain bytes."""
 MSGPACK = "msgpack"
 """The class of keys and values of the default serializer."""
+TYPED = "msgpack["
+"""What the class of a map with types begins with, as in `msgpack[str, Order]`."""
+PICKLE = "pickle"
+"""The class of pickled values; the keys are msgpack."""
 
 
 class DataEntry(NamedTuple):
@@ -94,6 +98,11 @@ def shared_session(plugin: str, incarnation: int) -> int:
 def is_shared(order: Order) -> bool:
     """Whether a change may be in the logs of several nodes, with this order."""
     return order[2] >= SHARED_SESSIONS
+
+
+def is_msgpack(label: str) -> bool:
+    """Whether values of this class are msgpack."""
+    return label == MSGPACK or label.startswith(TYPED)
 
 
 Row: TypeAlias = tuple[str, bytes, str, bytes | None, str, bool, int, int, int, Order]

@@ -6,6 +6,7 @@ ImapWalError
 │   ├── NotSerializable     the key or value has no serialised form; also TypeError, ValueError
 │   ├── TooLarge            the key and value are too large; also a ValueError
 │   └── ReadOnly            the store was opened with read_only=True
+├── NotReadable             stored bytes are not of the map's type; also a ValueError
 ├── OutcomeUnknown          the change may be in the log: read before you try again
 ├── WriterLocked            another process writes this node's log
 ├── Fenced                  another process took over this node's log: the change is not in the log
@@ -91,6 +92,21 @@ class TooLarge(NotAppended, ValueError):
 class ReadOnly(NotAppended):
     """The store was opened with `read_only=True`, and changes nothing. Make changes in the process
     that writes the log."""
+
+
+class NotReadable(ImapWalError, ValueError):
+    """A stored key or value cannot be read: it does not have the type of the map, or another
+    program wrote it. The entry is unchanged. Open the map with types that can read it, or replace
+    or delete the entry: `put` and `Batch.delete` do not read it."""
+
+    def __init__(self, problem: str, data: bytes, place: str = "") -> None:
+        """`data`: the stored bytes. `place`: as for `NotSerializable`."""
+        super().__init__(f"{place}: {problem}" if place else problem)
+        self.problem, self.data, self.place = problem, data, place
+
+    def at(self, before: str) -> NotReadable:
+        """The same error with a longer place."""
+        return NotReadable(self.problem, self.data, before + self.place)
 
 
 class OutcomeUnknown(ImapWalError):

@@ -1,21 +1,29 @@
-"""Converts keys and values of embedded maps to bytes and back. None of these serializers uses
-pickle."""
+"""Converts keys and values of embedded maps to bytes and back. `imap_wal.typed` does it for maps
+with types."""
 
 from __future__ import annotations
 
+import pickle
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from uuid import UUID
 
 import msgpack
 from msgpack import Timestamp
 
-from imap_wal.errors import InvalidSetting, NotSerializable, not_text
+from imap_wal import extension
+from imap_wal.errors import InvalidSetting, NotReadable, NotSerializable, not_text
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @runtime_checkable
-class Serializer(Protocol):
+class Serializer(Protocol[K, V]):
     """Converts keys and values to bytes and back. `dump_key` must always return the same bytes for
     the same key, because the bytes identify the key. A `dump` function should raise
     `NotSerializable` for an object that it cannot convert."""
@@ -24,30 +32,37 @@ class Serializer(Protocol):
     """Stored as the class of keys and values. A map can only be read with a serializer of the same
     name."""
 
-    def dump_key(self, key: Any) -> bytes:
+    def dump_key(self, key: K) -> bytes:
         """The bytes of a key. Raises `NotSerializable`."""
         ...
 
-    def load_key(self, data: bytes) -> Any:
+    def load_key(self, data: bytes) -> K:
         """The key of these bytes. The method of the map that reads the key raises its errors."""
         ...
 
-    def dump(self, value: Any) -> bytes:
+    def dump(self, value: V) -> bytes:
         """The bytes of a value. Raises `NotSerializable`."""
         ...
 
-    def load(self, data: bytes) -> Any:
+    def load(self, data: bytes) -> V:
         """The value of these bytes. The method of the map that reads the value raises its
         errors."""
         ...
 
 
 class _Thread(threading.local):
-    """One packer per thread. It is reused, because creating one takes longer than packing a small
+    """Packers of one thread: one for values, and one for each level of values in them for which
+    `_default` is called. They are reused, because creating one takes longer than packing a small
     value."""
 
     def __init__(self) -> None:
-        self.pack = _new_packer()
+        self.level = 0
+        self.renew()
+
+    def renew(self) -> None:
+        """After a failure, the buffer may be half filled."""
+        self.packers = [_new_packer()]
+        self.pack = self.packers[0] if not self.level else _pack_apart
 
 
 def _new_packer() -> Callable[[Any], bytes]:
@@ -58,13 +73,25 @@ def _new_packer() -> Callable[[Any], bytes]:
 
 
 def _default(value: Any) -> Any:
-    """`_plain`, which calls methods of the value. If one of them, or the handler of a signal, uses
-    a map, that must not use the packer of this thread, which has the first half of a value."""
-    before, _thread.pack = _thread.pack, _pack_apart
+    """What is packed instead of a value that msgpack does not know. This calls methods of the
+    value. If one of them, or the handler of a signal, uses a map, that must not use the packer that
+    has the first half of a value."""
+    level = _thread.level
+    if level == extension.LEVELS_MAX:
+        raise NotSerializable(f"more than {extension.LEVELS_MAX} levels of tuples and sets")
+    before = _thread.pack
+    _thread.level, _thread.pack = level + 1, _packer_of(level + 1)
     try:
         return _plain(value)
     finally:
-        _thread.pack = before
+        _thread.level, _thread.pack = level, before
+
+
+def _packer_of(level: int) -> Callable[[Any], bytes]:
+    packers = _thread.packers
+    while len(packers) <= level:
+        packers.append(_new_packer())
+    return packers[level]
 
 
 def _pack_apart(value: Any) -> bytes:
@@ -72,27 +99,50 @@ def _pack_apart(value: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """The plain value that equals a value of a derived class. Raises TypeError if there is none:
-    the value would be read as something else, such as a tuple as a list."""
-    for kind in _PLAIN:
+    """The extension of a value, or the plain value that equals a value of a derived class. Raises
+    TypeError if there is none: the value would be read as something else."""
+    same = extension.extension_of(value, _thread.pack)
+    if same is None:
+        plain = derived(value)
+        same = extension.extension_of(plain, _thread.pack)
+        return plain if same is None else same
+    return same
+
+
+def derived(value: Any) -> Any:
+    """The value that equals one of a derived class, of the class above that can be stored. Raises
+    TypeError if there is none."""
+    for kind, convert in _PLAIN.items():
         if isinstance(value, kind):
-            plain = kind(value)
+            plain = convert(value)
             if plain == value:
                 return plain
-    raise TypeError
+    plain = extension.plain_of(value)
+    if plain is None:
+        raise TypeError
+    return plain
 
 
-_REFUSALS = (TypeError, ValueError, OverflowError, BufferError, RecursionError)
+_REFUSALS = (TypeError, ValueError, ArithmeticError, BufferError, RecursionError)
 """What packing raises for an object that cannot be packed."""
-_PLAIN: tuple[type[Any], ...] = (int, float, str, bytes, dict, list)
+_PLAIN: dict[type, Callable[[Any], Any]] = {
+    # Not `int` and `str`, which a class can replace: `str` of an enum may be its name.
+    int: int.__int__,
+    float: float.__float__,
+    str: str.__str__,
+    bytes: bytes,
+    dict: dict,
+    list: list,
+}
 _PLAIN_KEYS: tuple[type[Any], ...] = (int, str, bytes)
 _ADVICE = (
-    "the default serializer keeps None, bool, int, float, str, bytes, lists and dicts; "
-    "pass these, or open the map with a custom serializer"
+    "the default serializer keeps None, bool, int, float, str, bytes, dates and times, Decimal, "
+    "UUID, and lists, tuples, sets and dicts of these; pass these, give the map types, as in "
+    "map('orders', key=str, value=Order), or open the map with a custom serializer"
 )
 _KEY_ADVICE = (
-    "a key is None, bool, int, float, str, bytes, or a tuple of these; "
-    "pass one of them, or open the map with a custom serializer"
+    "a key is None, bool, int, float, str, bytes, a date or time, Decimal, UUID, or a tuple or "
+    "frozenset of these; pass one of them, or open the map with a custom serializer"
 )
 _thread = _Thread()
 _SMALLEST_INT, _LARGEST_INT = -(2**63), 2**64 - 1
@@ -101,29 +151,36 @@ _LEVELS_MAX = 500
 _SHOWN_MAX = 60
 
 
-def demand_serializer(serializer: object) -> None:
-    """Raise `InvalidSetting` unless it is None or a serializer: a name or a class would fail only
-    when entries are read."""
-    if serializer is not None and (
-        isinstance(serializer, type) or not isinstance(serializer, Serializer)
-    ):
+def serializer_of(given: object) -> Serializer[Any, Any] | None:
+    """The serializer that this object is or names; None for None. Raises `InvalidSetting`: a class
+    would fail only when entries are read."""
+    if given is None:
+        return None
+    if isinstance(given, str) and given in _NAMED:
+        return _NAMED[given]()
+    if isinstance(given, type) or not isinstance(given, Serializer):
         raise InvalidSetting(
-            f"serializer is {serializer!r}; it takes an object, such as imap_wal.RawSerializer()"
+            f"serializer is {given!r}; it takes an object, such as imap_wal.RawSerializer(), or "
+            f"one of {', '.join(map(repr, _NAMED))}"
         )
-    name = None if serializer is None else serializer.name
-    if serializer is not None and not (type(name) is str and name and name.isprintable()):
+    name = given.name
+    if not (type(name) is str and name and name.isprintable()):
         raise InvalidSetting(f"the name of the serializer is {name!r}; it takes printable text")
+    return given
 
 
 class MsgpackSerializer:
-    """The default: for None, bool, int, float, str, bytes, and lists and dicts of these. It accepts
-    only values that are equal after a read, and raises `NotSerializable` for all others: a tuple in
-    a value, ints beyond 64 bits, text with a lone surrogate, other types. The keys of a dict are
-    None, bool, int, float, str or bytes. A memoryview is read as bytes, and NaN as NaN.
+    """The default: for None, bool, int, float, str, bytes, datetime, date, time, timedelta,
+    Decimal, UUID, and lists, tuples, sets, frozensets and dicts of these. It accepts only values
+    that are equal after a read, and raises `NotSerializable` for all others: ints beyond 64 bits,
+    text with a lone surrogate, named tuples, other types. A value of a derived class is read as
+    one of the class above that equals it. NaN is read as NaN, a memoryview as bytes. A datetime
+    keeps its offset, `fold`, and the name of its `ZoneInfo`.
 
-    A key of the map may also be a tuple of these. Equal keys, such as 1, 1.0 and True, have the
-    same bytes, those of the int, or of the float if the int has more than 64 bits. So NaN, which
-    equals nothing, cannot be a key."""
+    A key of the map, or of a dict in a value, is None, bool, int, float, str, bytes, datetime,
+    date, time, timedelta, Decimal, UUID, or a tuple or frozenset of these. Equal keys of the map
+    are one key, as in a dict: 1, 1.0, True and Decimal("1.0") are the int; a datetime with a zone
+    is the same moment in UTC. So NaN, which equals nothing, cannot be a key."""
 
     name = "msgpack"
 
@@ -131,7 +188,7 @@ class MsgpackSerializer:
         try:
             data = _thread.pack(value)
         except _REFUSALS as error:
-            _thread.pack = _new_packer()  # after a failure, the buffer may be half filled
+            _thread.renew()
             place, problem = self._problem(value)
             raise NotSerializable(f"{problem or error}; {_ADVICE}", shortened(place)) from error
         return data
@@ -140,11 +197,12 @@ class MsgpackSerializer:
         kind, plain = type(key), key
         try:
             if kind is not str and kind is not bytes and (kind is not int or _is_long(key)):
-                plain = _plain_key(key)
+                plain = plain_key(key)
+                hash(key)
             # A tuple is a list of msgpack, and `load_key` makes it a tuple again.
             data = _thread.pack(plain)
         except _REFUSALS as error:
-            _thread.pack = _new_packer()
+            _thread.renew()
             if isinstance(error, NotSerializable):
                 problem = str(error)
             elif isinstance(error, RecursionError):
@@ -155,9 +213,10 @@ class MsgpackSerializer:
         return data
 
     def demand_key(self, key: bytes) -> None:
-        """Raise ValueError unless these are bytes that `dump_key` returns."""
-        loaded = self.load_key(key)
-        if self.dump_key(loaded) != key:
+        """Raise ValueError unless these are bytes that `dump_key` returns, here or of a
+        `TypedSerializer`."""
+        found = self.load_key(key)
+        if key_bytes(found) != key:
             raise ValueError(
                 f"the key {shown(key)} is not the bytes that the default serializer writes for "
                 f"{shown(loaded)}"
@@ -165,13 +224,13 @@ class MsgpackSerializer:
 
     def load(self, data: bytes) -> Any:
         try:
-            return msgpack.unpackb(data, strict_map_key=False)
+            return msgpack.unpackb(data, strict_map_key=False, ext_hook=_of_value)
         except Exception as error:
             raise _no_msgpack("value", data, error) from error
 
     def load_key(self, data: bytes) -> Any:
         try:
-            return msgpack.unpackb(data, use_list=False, strict_map_key=False)
+            return msgpack.unpackb(data, use_list=False, strict_map_key=False, ext_hook=_of_key)
         except Exception as error:
             raise _no_msgpack("key", data, error) from error
 
@@ -180,23 +239,28 @@ class MsgpackSerializer:
         if level > _LEVELS_MAX:
             return "", f"it has more than {_LEVELS_MAX} levels"
         if isinstance(value, dict):
-            for key, item in value.items():
-                if isinstance(key, tuple) or self._leaf_problem(key):
-                    refused = self._leaf_problem(key) or f"a {type(key).__name__}"
-                    return "", f"{refused} is a key of a dict"
-                place, problem = self._problem(item, level + 1)
+            for key, each in value.items():
+                problem = self._problem(key, level + 1)[1]
                 if problem:
-                    return f"{_step(key)}{place}", problem
-        if isinstance(value, list):
-            for number, item in enumerate(value):
-                place, problem = self._problem(item, level + 1)
+                    return "", f"{problem} is a key of a dict"
+                place, problem = self._problem(each, level + 1)
+                if problem:
+                    return f"{step(key)}{place}", problem
+        elif isinstance(value, list) or type(value) is tuple:
+            for number, each in enumerate(value):
+                place, problem = self._problem(each, level + 1)
                 if problem:
                     return f"[{number}]{place}", problem
+        elif isinstance(value, set | frozenset):
+            problems = (self._problem(each, level + 1)[1] for each in value)
+            return "", next((f"{problem} in a set" for problem in problems if problem), "")
         return "", "" if isinstance(value, list | dict) else self._leaf_problem(value)
 
     def _leaf_problem(self, value: Any) -> str:
         try:
             _pack_apart(value)
+        except NotSerializable as error:
+            return str(error)
         except OverflowError:
             return "an int beyond 64 bits"
         except UnicodeEncodeError as error:
@@ -206,13 +270,15 @@ class MsgpackSerializer:
         return ""
 
 
-def _no_msgpack(noun: str, data: bytes, error: Exception) -> ValueError:
+def _no_msgpack(what: str, data: bytes, error: Exception) -> NotReadable:
     # Some errors of msgpack have no text.
     why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return ValueError(f"the {noun} {shown(data)} is not msgpack ({why}): another program wrote it")
+    return NotReadable(
+        f"the {what} {shown(data)} is not msgpack ({why}): another program wrote it", data
+    )
 
 
-def _step(key: Any) -> str:
+def step(key: Any) -> str:
     """A key of a dict in the place of an error."""
     if isinstance(key, str) and key.isidentifier() and len(key) < _SHOWN_MAX:
         return f".{key}"
@@ -231,8 +297,17 @@ def shortened(text: str) -> str:
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
 
 
-def _plain_key(key: Any) -> Any:
-    """The plain value of a key: the same one for all keys that are equal. Raises
+def key_bytes(plain: Any) -> bytes:
+    """The bytes of a key that may be a dict. Raises the errors of packing."""
+    try:
+        return _thread.pack(plain_key(plain))
+    except _REFUSALS:
+        _thread.renew()
+        raise
+
+
+def plain_key(key: Any, levels: int = extension.LEVELS_MAX) -> Any:
+    """The plain value of a key: the same one for all keys that are equal. `levels`: of sets. Raises
     `NotSerializable`."""
     if key is None or isinstance(key, Timestamp):
         return key
@@ -240,7 +315,15 @@ def _plain_key(key: Any) -> Any:
         hash(key)
         return key.tobytes()
     if isinstance(key, tuple):
-        return [_plain_key(part) for part in key]
+        return [plain_key(each, levels) for each in key]
+    if isinstance(key, frozenset):
+        if not levels:
+            raise NotSerializable(f"more than {extension.LEVELS_MAX} levels of sets")
+        return extension.set_of(_pack_apart(plain_key(each, levels - 1)) for each in key)
+    if type(key) is dict:  # an object as a key of a typed map; `dump_key` refuses it for others
+        return {name: plain_key(each, levels) for name, each in key.items()}
+    if isinstance(key, Decimal):
+        key = _plain_decimal(key)
     if isinstance(key, float):
         if key != key:
             raise NotSerializable("NaN equals no key")
@@ -248,10 +331,47 @@ def _plain_key(key: Any) -> Any:
             return int(key)
         return float(key)
     for kind in _PLAIN_KEYS:
-        if isinstance(key, kind) and kind(key) == key:
-            plain = kind(key)
-            return _float_of(plain) if kind is int and _is_long(plain) else plain
+        if isinstance(key, kind):
+            plain = _PLAIN[kind](key)
+            if plain == key:
+                return _float_of(plain) if kind is int and _is_long(plain) else plain
+    if isinstance(key, datetime | time):
+        key = _plain_time(key)
+    plain = extension.plain_of(key)
+    if isinstance(plain, date | time | timedelta | Decimal | UUID):
+        return extension.extension_of(plain, _pack_apart)
     raise NotSerializable(f"a {type(key).__name__}")
+
+
+def _plain_decimal(key: Decimal) -> int | float | Decimal:
+    """The int or float that equals it; else it has no zeros at its end."""
+    if key.is_nan():
+        raise NotSerializable("NaN equals no key")
+    if key.is_infinite():
+        return float(key)
+    digits = len(key.as_tuple().digits)
+    short = Context(digits, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[]).normalize(key)
+    if int(short.as_tuple().exponent) >= 0:
+        if short.adjusted() > sys.float_info.max_10_exp:
+            raise NotSerializable("a whole number beyond 64 bits")
+        return int(short)
+    near = float(short)
+    return near if near == short else short
+
+
+def _plain_time(key: Any) -> Any:
+    """The time in UTC, without `fold`, which does not count when times are compared."""
+    if key.tzinfo is None:
+        return key.replace(fold=0)
+    if not isinstance(key, datetime):
+        raise NotSerializable("a time with a time zone")
+    utc = key.astimezone(UTC)
+    if utc != key:
+        raise NotSerializable(
+            "a datetime that its time zone has twice or not at all, so it equals no other; pass it "
+            "in UTC"
+        )
+    return utc
 
 
 def _is_long(key: int) -> bool:
@@ -289,3 +409,35 @@ class RawSerializer:
         return data
 
     load_key = load
+
+
+class PickleSerializer(MsgpackSerializer):
+    """Values by `pickle`, keys as in other maps. **Only for logs that nobody else can write:
+    whoever can write into the log, its folder or its bucket can run any code in each process that
+    reads the map.** A pickle also depends on the module and the fields of its class: a value may
+    not be readable after they are renamed. `imap-wal` and Spark show only the bytes. Prefer types:
+    `store.map("orders", key=str, value=Order)`."""
+
+    name = "pickle"
+
+    def dump(self, value: Any) -> bytes:
+        try:
+            return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # of the value's own methods
+            raise NotSerializable(f"it cannot be pickled: {error}") from error
+
+    def load(self, data: bytes) -> Any:
+        try:
+            return pickle.loads(data)  # noqa: S301  it was asked for
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise NotReadable(
+                f"the value {shown(data)} cannot be unpickled ({why})", data
+            ) from error
+
+
+SerializerName: TypeAlias = Literal["msgpack", "raw", "pickle"]
+_NAMED: dict[str, type[Serializer[Any, Any]]] = {
+    kind.name: kind for kind in (MsgpackSerializer, RawSerializer, PickleSerializer)
+}
+_of_value, _of_key = extension.reader(use_list=True), extension.reader(use_list=False)

@@ -66,7 +66,7 @@ def check_entries(
             _check_count(row[PARTITION_COUNT], partition_count)
             clears = True
         else:
-            demand_size(name, key, value, value_bytes_max)
+            demand_size(f"map {name!r}", key, value, value_bytes_max)
         request += 1
     return Checked(clears, maps)
 

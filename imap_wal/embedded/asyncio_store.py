@@ -15,16 +15,16 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager
 from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, Unpack
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeAlias, TypeVar, Unpack, overload
 
 from imap_wal.embedded import decisions, opening
 from imap_wal.embedded.changes import MapState, WriteBatch, split
 from imap_wal.embedded.decisions import Decision
-from imap_wal.embedded.durable_map import DELETE, RAISE, DurableMap, pairs
+from imap_wal.embedded.durable_map import RAISE, Delete, DurableMap, Pairs, pairs
 from imap_wal.embedded.job_queue import AsyncJobQueue
 from imap_wal.embedded.opening import OpenOptions
 from imap_wal.embedded.store import Store, StoreStatistics
@@ -34,13 +34,14 @@ from imap_wal.embedded.watch import AsyncWatch
 from imap_wal.errors import NotSerializable
 from imap_wal.format import Position
 from imap_wal.rewrite.compaction import Compaction
-from imap_wal.serializer import Serializer
+from imap_wal.serializer import K, Serializer, SerializerName, V
 
 COMMIT_BYTES_MAX = 64 * 1024 * 1024
 """The largest commit, unless a single operation is larger."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 _PendingCommit: TypeAlias = "tuple[list[WriteBatch], list[asyncio.Future[None]]]"
 """All changes of one commit, and the future of each operation."""
@@ -80,22 +81,54 @@ class AsyncStore:
         """Whether there has been a decision. Before the first one, commits are not searched for
         decisions."""
 
+    @overload
+    def map(
+        self, name: str, *, key: type[K], value: type[V], disable_wal: bool = False
+    ) -> AsyncMap[K, V]: ...
+    @overload
+    def map(
+        self, name: str, *, serializer: Serializer[K, V], disable_wal: bool = False
+    ) -> AsyncMap[K, V]: ...
+    @overload
+    def map(
+        self, name: str, *, raw: Literal[True], disable_wal: bool = False
+    ) -> AsyncMap[bytes, bytes]: ...
+    @overload
     def map(
         self,
         name: str,
         *,
-        serializer: Serializer | None = None,
+        key: Any = None,
+        value: Any = None,
+        serializer: Serializer[Any, Any] | SerializerName | None = None,
         raw: bool = False,
         disable_wal: bool = False,
         sorted: bool = False,
-    ) -> AsyncMap:
+    ) -> AsyncMap[Any, Any]: ...
+    def map(
+        self,
+        name: str,
+        *,
+        key: Any = None,
+        value: Any = None,
+        serializer: Serializer[Any, Any] | SerializerName | None = None,
+        raw: bool = False,
+        disable_wal: bool = False,
+        sorted: bool = False,
+    ) -> AsyncMap[Any, Any]:
         """The durable map of this name. Arguments and errors as for `Store.map`."""
-        durable = self._store.map(
-            name, serializer=serializer, raw=raw, disable_wal=disable_wal, sorted=sorted
+        inner = self._store.map(
+            name,
+            key=key,
+            value=value,
+            serializer=serializer,
+            raw=raw,
+            disable_wal=disable_wal,
+            sorted=sorted,
         )
-        return AsyncMap(self, durable)
+        return AsyncMap(self, inner)
 
-    def queue(self, name: str, *, serializer: Serializer | None = None) -> AsyncJobQueue:
+    def queue(self, name: str, *, serializer: Serializer[Any, Any] | None = None) -> AsyncJobQueue:
         """The durable queue of this name. Arguments and errors as for `Store.queue`."""
         return AsyncJobQueue(self, self._store.queue(name, serializer=serializer))
 
@@ -357,7 +390,7 @@ class AsyncStore:
             self._idle = True
 
 
-class AsyncMap(MapReads):
+class AsyncMap(MapReads[K, V]):
     """One map of an `AsyncStore`. Awaiting a change waits until it is durable. Reads are plain
     calls, as for a dict.
 
@@ -374,18 +407,18 @@ class AsyncMap(MapReads):
 
     Changes raise the same errors as those of `DurableMap`."""
 
-    def __init__(self, store: AsyncStore, inner: DurableMap) -> None:
+    def __init__(self, store: AsyncStore, inner: DurableMap[K, V]) -> None:
         self._durable = inner._writer
         super().__init__(self._durable, inner._state)
         self._store, self._inner = store, inner
         self._max_value_bytes = self._durable.max_value_bytes
 
     @property
-    def durable_map(self) -> DurableMap:
+    def durable_map(self) -> DurableMap[K, V]:
         """The map that the changes are made in."""
         return self._inner
 
-    def set(self, key: Any, value: Any, ttl: float | None = None) -> asyncio.Future[None]:
+    def set(self, key: K, value: V, ttl: float | None = None) -> asyncio.Future[None]:
         """Set the key. Returns a future, which is done when the change is durable.
 
         `asyncio.create_task` does not accept a future: use `put` there.
@@ -429,16 +462,22 @@ class AsyncMap(MapReads):
             store._schedule()
         return future
 
-    def _enqueue(self, key: Any, value: Any, ttl: float | None) -> asyncio.Future[None]:
+    def _enqueue(self, key: K, value: V, ttl: float | None) -> asyncio.Future[None]:
         # Not in `set`: a lambda there would turn its arguments into closure cells, which slows each
         # call.
         return self._store.enqueue(lambda: self._inner.changes([(key, value)], ttl))
 
-    async def put(self, key: Any, value: Any, ttl: float | None = None) -> None:
+    async def put(self, key: K, value: V, ttl: float | None = None) -> None:
         """`set` as a coroutine: it starts when it is awaited, or when its task runs. Arguments and
         errors as for `set`; returns when the change is durable."""
         await self.set(key, value, ttl)
 
+    @overload
+    async def pop(self, key: K) -> V: ...
+    @overload
+    async def pop(self, key: K, default: V) -> V: ...
+    @overload
+    async def pop(self, key: K, default: T) -> V | T: ...
     async def pop(self, key: Any, default: Any = RAISE) -> Any:
         """Delete the key and return its value. Of several tasks, only one gets the value. If the
         key does not exist, return `default`, or raise KeyError without a default."""
@@ -447,45 +486,50 @@ class AsyncMap(MapReads):
             await self._store.decide(decision)
         return self._inner.popped(decision, key, default)
 
-    async def popitem(self, *, last: bool = True) -> tuple[Any, Any]:
+    async def popitem(self, *, last: bool = True) -> tuple[K, V]:
         """Delete the key that was added last, or first, and return it with its value; see
         `DurableMap.popitem`. Raises KeyError if the map is empty."""
         return self._inner.popped_item(
             await self._store.decided(lambda: decisions.pop_end(self._state, last=last))
         )
 
+    @overload
+    async def setdefault(self: AsyncMap[K, T | None], key: K, default: None = None) -> T | None: ...
+    @overload
+    async def setdefault(self, key: K, default: V) -> V: ...
     async def setdefault(self, key: Any, default: Any = None) -> Any:
         """Return the value of the key; if it does not exist, set it to `default` first."""
         value, _ = await self._store.decided(lambda: self._inner.adding_new(key, default, None))
-        return self._state.serializer.load(value)
+        return self._state.load(self._inner._key_data(key), value)
 
-    async def add(self, key: Any, amount: Any = 1) -> Any:
+    async def add(self, key: K, amount: Any = 1) -> V:
         """Add to the number of the key, and return the sum; see `DurableMap.add`."""
         decision = self._inner.adding(key, amount)
         await self._store.decide(decision)
-        return decision.answer
+        total: V = decision.answer
+        return total
 
-    async def add_new(self, key: Any, value: Any, ttl: float | None = None) -> bool:
+    async def add_new(self, key: K, value: V, ttl: float | None = None) -> bool:
         """Set the key if it does not exist. Returns whether it was set."""
         _, is_new = await self._store.decided(lambda: self._inner.adding_new(key, value, ttl))
         return bool(is_new)
 
-    async def replace(self, key: Any, old: Any, new: Any, ttl: float | None = None) -> bool:
+    async def replace(self, key: K, old: V, new: V, ttl: float | None = None) -> bool:
         """Set the key to `new` if its value equals `old`. Returns whether it was set."""
         return bool(await self._store.decided(lambda: self._inner.replacing(key, old, new, ttl)))
 
     async def change(
-        self, key: Any, function: Callable[[Any], Any], ttl: float | None = None
-    ) -> Any:
+        self, key: K, function: Callable[[V | None], V | Delete], ttl: float | None = None
+    ) -> V | None:
         """Read, change and write one value atomically; see `DurableMap.change`. `function` is a
         plain function."""
         while True:
             new, swap = self._inner.changing(key, function, ttl)
             await self._store.decide(swap)
             if swap.answer:
-                return None if new is DELETE else new
+                return None if isinstance(new, Delete) else new
 
-    async def touch(self, key: Any, ttl: float | None) -> bool:
+    async def touch(self, key: K, ttl: float | None) -> bool:
         """Let the key expire `ttl` seconds from now, or never if it is None. Returns whether the
         key exists."""
         touching = self._inner.touching(key, ttl)
@@ -503,7 +547,7 @@ class AsyncMap(MapReads):
         for `DurableMap.watch`; the errors are raised when it begins."""
         return AsyncWatch(lambda: self._inner.watch(since), self._durable.signal)
 
-    def delete(self, key: Any) -> asyncio.Future[None]:
+    def delete(self, key: K) -> asyncio.Future[None]:
         """Delete the key if it exists. Returns a future, as `set` does; a missing key is not an
         error."""
         data = self._key(key)
@@ -519,11 +563,11 @@ class AsyncMap(MapReads):
 
     def update(
         self,
-        other: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (),
+        other: Pairs[K, V] = (),
         /,
         *,
         ttl: float | None = None,
-        **more: Any,
+        **more: V,
     ) -> asyncio.Future[None]:
         """Set several keys in one commit. Returns a future, as `set` does. Arguments and errors as
         for `DurableMap.update`."""

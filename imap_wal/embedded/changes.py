@@ -7,7 +7,7 @@ import heapq
 import threading
 from collections.abc import Callable, Container, Iterable, Sequence
 from operator import itemgetter
-from typing import cast
+from typing import Any, cast
 
 from imap_wal.embedded.sorted_keys import EVERYTHING, SortedKeys, Span
 from imap_wal.entry import (
@@ -21,9 +21,10 @@ from imap_wal.entry import (
     pack,
     pack_upserts,
 )
+from imap_wal.errors import NotReadable
 from imap_wal.format import CLEARS, ENTRIES
 from imap_wal.rules.alive import has_expired
-from imap_wal.serializer import Serializer
+from imap_wal.serializer import Serializer, shown
 
 _KEY_OF: Callable[[Row], bytes] = itemgetter(KEY)
 _VALUE_OF: Callable[[Row], bytes] = itemgetter(VALUE)
@@ -53,7 +54,7 @@ class MapState:
         "values",
     )
 
-    def __init__(self, name: str, serializer: Serializer, logged: bool = True) -> None:
+    def __init__(self, name: str, serializer: Serializer[Any, Any], logged: bool = True) -> None:
         self.name, self.serializer, self.logged = name, serializer, logged
         self.opened = False
         """Whether a program has opened the map: then changes may be serialised at any moment."""
@@ -132,6 +133,20 @@ class MapState:
         if self.expires and has_expired(self.expires.get(key, 0), now_ms):
             return None
         return self.values.get(key)
+
+    def load(self, key: bytes, value: bytes) -> Any:
+        """The value of a key. Raises `NotReadable` with its place."""
+        try:
+            return self.serializer.load(value)
+        except NotReadable as error:
+            raise error.at(f"{self.name}[{self.shown_key(key)}]") from error
+
+    def shown_key(self, key: bytes) -> str:
+        """A serialised key, for an error."""
+        try:
+            return shown(self.serializer.load_key(key))
+        except Exception:  # noqa: BLE001  of a serializer of the user too
+            return shown(key)
 
     def expiry(self, key: bytes, now_ms: int) -> int | None:
         """When the key expires, Unix time in milliseconds; 0: never; None: no such key."""

@@ -12,6 +12,7 @@ from numbers import Number
 from typing import Any, TypeAlias
 
 from imap_wal.embedded.changes import Clear, MapState, WriteBatch
+from imap_wal.errors import NotReadable, NotSerializable
 from imap_wal.format import CLEARS
 from imap_wal.serializer import shown
 
@@ -158,7 +159,7 @@ def pop(state: MapState, key: bytes) -> Decision:
         value = outlook_of(state).get(key)
         if value is None:
             return None, ()
-        return (state.serializer.load(value),), [WriteBatch(state, [key], [None])]
+        return (state.load(key, value),), [WriteBatch(state, [key], [None])]
 
     return Decision(state, choose, len(key), ("pop", key))
 
@@ -172,7 +173,7 @@ def pop_end(state: MapState, *, last: bool) -> Decision:
         if newest is None:
             return None, ()
         key, value = newest
-        entry = state.serializer.load_key(key), state.serializer.load(value)
+        entry = state.serializer.load_key(key), state.load(key, value)
         return entry, [WriteBatch(state, [key], [None])]
 
     return Decision(state, choose, call=("pop_end", last))
@@ -197,17 +198,20 @@ def add(state: MapState, key: bytes, amount: Any, named: Any) -> Decision:
 
     def choose(outlook_of: OutlookOf) -> Choice:
         value, expires = outlook_of(state).entry(key)
-        if value is None:
-            total = amount
-        else:
-            number = serializer.load(value)
-            if type(number) is not int and not is_number(number):
-                raise TypeError(
-                    f"{state.name}[{shown(named)}] is of type {type(number).__name__}, which is "
-                    "not a number; nothing was changed"
-                )
-            total = number + amount
-        return total, (WriteBatch(state, [key], [serializer.dump(total)], _expiry(expires)),)
+        try:
+            if value is None:
+                total = amount
+            else:
+                number = serializer.load(value)
+                if type(number) is not int and not is_number(number):
+                    raise TypeError(
+                        f"{state.name}[{shown(named)}] is of type {type(number).__name__}, which "
+                        "is not a number; nothing was changed"
+                    )
+                total = number + amount
+            return total, (WriteBatch(state, [key], [serializer.dump(total)], _expiry(expires)),)
+        except (NotReadable, NotSerializable) as error:
+            raise error.at(f"{state.name}[{shown(named)}]") from error
 
     return Decision(state, choose, len(key), ("add", key, amount))
 
@@ -219,7 +223,7 @@ def replace(change: WriteBatch, old: Any) -> Decision:
 
     def choose(outlook_of: OutlookOf) -> Choice:
         value = outlook_of(state).get(key)
-        same = value is not None and bool(state.serializer.load(value) == old)
+        same = value is not None and bool(state.load(key, value) == old)
         return same, [change] if same else ()
 
     return Decision(state, choose, sum(change.sizes()), ("replace", change, old))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from itertools import chain
-from typing import Any, Self
+from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar, overload
 
 from imap_wal.embedded import decisions
 from imap_wal.embedded.changes import MapState, WriteBatch
@@ -15,17 +15,29 @@ from imap_wal.embedded.watch import Watch
 from imap_wal.errors import InvalidSetting, NotSerializable
 from imap_wal.format import Position
 from imap_wal.rules.valid import demand_columns
-from imap_wal.serializer import shown
+from imap_wal.serializer import K, V, shown
+
+T = TypeVar("T")
+V_co = TypeVar("V_co", covariant=True)
 
 TTL_S_MAX = 100 * 366 * 86_400
 """100 years."""
 RAISE = object()
 """The default of `pop`: raise KeyError."""
-DELETE = object()
+
+
+class Delete:
+    """The class of `DELETE`."""
+
+    def __repr__(self) -> str:
+        return "imap_wal.DELETE"
+
+
+DELETE: Final = Delete()
 """What the function of `DurableMap.change` returns to delete the key."""
 
 
-class DurableMap(MapReads, MutableMapping[Any, Any]):
+class DurableMap(MapReads[K, V], MutableMapping[K, V]):
     """One map of a store, with the methods of a dict. A change returns when it is as durable as the
     `durability` setting demands. If it raises, memory is unchanged. Every operation is atomic among
     threads, including `pop`, `setdefault`, `add`, `replace` and `change`. `update`, `Store.batch`
@@ -45,14 +57,14 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         self._writer = writer
 
     @property
-    def durable_map(self) -> DurableMap:
+    def durable_map(self) -> DurableMap[K, V]:
         """This map: a batch and a transaction take an `AsyncMap` too."""
         return self
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: K, value: V) -> None:
         self.put(key, value)
 
-    def put(self, key: Any, value: Any, ttl: float | None = None) -> None:
+    def put(self, key: K, value: V, ttl: float | None = None) -> None:
         """Set the key.
 
         Args:
@@ -80,7 +92,8 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
                 raise error.at(f"{state.name}[{shown(key)}]") from error
             changes.keys.append(key_data)
             changes.values.append(data)
-        demand_columns(state.name, changes.keys, changes.values, self._writer.max_value_bytes)
+        limit = self._writer.max_value_bytes
+        demand_columns(state.name, changes.keys, changes.values, limit, state.shown_key)
         if ttl is not None:
             expires = self.expiry(ttl)
             state.purge(self._writer.now_ms())  # `put` and `get` alone would keep expired keys
@@ -106,9 +119,15 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
             )
         return self._writer.now_ms() + max(1, round(ttl * 1000))
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: K) -> None:
         self.pop(key)
 
+    @overload
+    def pop(self, key: K, /) -> V: ...
+    @overload
+    def pop(self, key: K, /, default: V) -> V: ...
+    @overload
+    def pop(self, key: K, /, default: T) -> V | T: ...
     def pop(self, key: Any, default: Any = RAISE) -> Any:
         """Delete the key and return its value. Of several threads, only one gets the value. If the
         key does not exist, return `default`, or raise KeyError without a default."""
@@ -131,7 +150,7 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
             raise KeyError(key)
         return default
 
-    def popitem(self, *, last: bool = True) -> tuple[Any, Any]:
+    def popitem(self, *, last: bool = True) -> tuple[K, V]:
         """Delete the key that was added last, and return it with its value. The log does not keep
         the order in which keys were added: those of an earlier open are in any order, before all
         that were added since. Of several threads, only one gets each key. Raises KeyError if the
@@ -143,17 +162,21 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         """
         return self.popped_item(self._evaluated(decisions.pop_end(self._state, last=last)))
 
-    def popped_item(self, entry: tuple[Any, Any] | None) -> tuple[Any, Any]:
+    def popped_item(self, entry: tuple[K, V] | None) -> tuple[K, V]:
         """The return value of `popitem`, from the answer of its decision."""
         if entry is None:
             raise KeyError("popitem(): the map is empty")
         return entry
 
+    @overload
+    def setdefault(self: DurableMap[K, T | None], key: K, default: None = None, /) -> T | None: ...
+    @overload
+    def setdefault(self, key: K, default: V, /) -> V: ...
     def setdefault(self, key: Any, default: Any = None) -> Any:
         """Return the value of the key; if it does not exist, set it to `default` first. If several
         threads call this at the same time, all get the value of the first one."""
         value, _ = self._evaluated(self.adding_new(key, default, None))
-        return self._state.serializer.load(value)
+        return self._state.load(self._key_data(key), value)
 
     def _evaluated(self, decision: Decision) -> Any:
         self._writer.evaluate([decision])
@@ -161,14 +184,15 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
 
     # ---- changes that depend on the present value ----
 
-    def add(self, key: Any, amount: Any = 1) -> Any:
+    def add(self, key: K, amount: Any = 1) -> V:
         """Add to the number of the key, and return the sum. A key that does not exist counts as 0.
         It expires when it would have. Threads that add at the same time share commits.
 
         Raises:
             TypeError: the value or `amount` is not a number; nothing was changed.
         """
-        return self._evaluated(self.adding(key, amount))
+        total: V = self._evaluated(self.adding(key, amount))
+        return total
 
     def adding(self, key: Any, amount: Any) -> Decision:
         """The decision of `add`."""
@@ -176,7 +200,7 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
             raise TypeError(f"amount is {amount!r}; it takes a number")
         return decisions.add(self._state, self._key_data(key), amount, key)
 
-    def add_new(self, key: Any, value: Any, ttl: float | None = None) -> bool:
+    def add_new(self, key: K, value: V, ttl: float | None = None) -> bool:
         """Set the key if it does not exist. Returns whether it was set. Of several threads, only
         one sets it. Arguments and errors as for `put`."""
         return bool(self._evaluated(self.adding_new(key, value, ttl))[1])
@@ -185,7 +209,7 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         """The decision of `add_new`."""
         return decisions.set_default(self.changes([(key, value)], ttl))
 
-    def replace(self, key: Any, old: Any, new: Any, ttl: float | None = None) -> bool:
+    def replace(self, key: K, old: V, new: V, ttl: float | None = None) -> bool:
         """Set the key to `new` if its value equals `old` (compare-and-set). Returns whether it was
         set; False if the key does not exist. `ttl` and errors as for `put`."""
         return bool(self._evaluated(self.replacing(key, old, new, ttl)))
@@ -194,7 +218,12 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         """The decision of `replace`."""
         return decisions.replace(self.changes([(key, new)], ttl), old)
 
-    def change(self, key: Any, function: Callable[[Any], Any], ttl: float | None = None) -> Any:
+    def change(
+        self,
+        key: K,
+        function: Callable[[V | None], V | Delete],
+        ttl: float | None = None,
+    ) -> V | None:
         """Read, change and write one value atomically.
 
         Args:
@@ -211,23 +240,24 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         while True:
             new, swap = self.changing(key, function, ttl)
             if self._evaluated(swap):
-                return None if new is DELETE else new
+                return None if isinstance(new, Delete) else new
 
     def changing(
-        self, key: Any, function: Callable[[Any], Any], ttl: float | None
-    ) -> tuple[Any, Decision]:
+        self, key: K, function: Callable[[V | None], V | Delete], ttl: float | None
+    ) -> tuple[V | Delete, Decision]:
         """One attempt of `change`: the new value, and the decision whose answer says whether it was
         set."""
         self._owner.check_open()
         state = self._state
-        before = state.get(state.serializer.dump_key(key), self._owner.now_ms())
-        new = function(None if before is None else state.serializer.load(before))
+        data = self._key_data(key)
+        before = state.get(data, self._owner.now_ms())
+        new = function(None if before is None else state.load(data, before))
         changes = self.changes([(key, None if new is DELETE else new)], ttl)
         if new is DELETE:
             changes = WriteBatch(state, changes.keys, [None])
         return new, decisions.swap(changes, before, keeps_expiry=ttl is None and new is not DELETE)
 
-    def touch(self, key: Any, ttl: float | None) -> bool:
+    def touch(self, key: K, ttl: float | None) -> bool:
         """Let the key expire `ttl` seconds from now, or never if it is None. Returns whether the
         key exists. Raises `InvalidSetting` as `put` does."""
         touching = self.touching(key, ttl)
@@ -240,7 +270,7 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         data = self._key(key)
         return None if data is None else decisions.touch(self._state, data, expires)
 
-    def update(self, other: Any = (), /, *, ttl: float | None = None, **more: Any) -> None:
+    def update(self, other: Pairs[K, V] = (), /, *, ttl: float | None = None, **more: V) -> None:
         """Set several keys in one commit: after a crash, all of them are set or none.
 
         Args:
@@ -290,6 +320,17 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
             Closed: the store was closed.
         """
         return Watch(self._writer, self._state, since)
+
+
+class HasItems(Protocol[K, V_co]):
+    """What `dict.update` takes besides mappings and pairs."""
+
+    def keys(self) -> Iterable[K]: ...
+
+    def __getitem__(self, key: K, /) -> V_co: ...
+
+
+Pairs: TypeAlias = "Mapping[K, V] | HasItems[K, V] | Iterable[tuple[K, V]]"
 
 
 def pairs(other: Any) -> Iterable[tuple[Any, Any]]:

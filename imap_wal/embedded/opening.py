@@ -32,7 +32,7 @@ from imap_wal.read.proof import prove_restore
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.retention.other_process import OtherProcess, is_reachable
 from imap_wal.rewrite.compaction import KEEP_S
-from imap_wal.serializer import MsgpackSerializer, Serializer, demand_serializer
+from imap_wal.serializer import MsgpackSerializer, Serializer, SerializerName, serializer_of
 from imap_wal.settings import SettingsOptions, choose
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
@@ -50,7 +50,7 @@ class OpenOptions(SettingsOptions, total=False):
     cluster: str
     node: str
     takeover: bool
-    serializer: Serializer | None
+    serializer: Serializer[Any, Any] | SerializerName | None
     clock: Clock | None
     randomness: Randomness | None
     storage: SegmentStore | None
@@ -69,7 +69,7 @@ def open(  # the public name: imap_wal.open
     cluster: str = "embedded",
     node: str = "embedded",
     takeover: bool = False,
-    serializer: Serializer | None = None,
+    serializer: Serializer[Any, Any] | SerializerName | None = None,
     clock: Clock | None = None,
     randomness: Randomness | None = None,
     storage: SegmentStore | None = None,
@@ -95,7 +95,8 @@ def open(  # the public name: imap_wal.open
         node: name of this writer's log in the cluster.
         takeover: fence the process that has the maps open; that process then acknowledges nothing
             more.
-        serializer: for all maps that have none of their own; None: `MsgpackSerializer`.
+        serializer: for all maps that have none of their own; None: `MsgpackSerializer`. A name, as
+            for `Store.map`.
         clock: for tests.
         randomness: for tests.
         storage: an open storage, instead of the one that `url` names.
@@ -135,7 +136,7 @@ def open(  # the public name: imap_wal.open
     for name, value in flags:
         if not isinstance(value, bool):  # the text "no" would count as True
             raise InvalidSetting(f"{name} is {value!r}; it takes True or False")
-    demand_serializer(serializer)
+    default = serializer_of(serializer) or MsgpackSerializer()
     chosen = choose(settings, OpenOptions.__annotations__)
     demand_archives(chosen)
     identity = Identity(namespace, cluster, node)
@@ -198,7 +199,7 @@ def open(  # the public name: imap_wal.open
                 all_logs,
                 other,
                 incarnation,
-                serializer or MsgpackSerializer(),
+                default,
                 wal_filter,
                 shared,
                 # A compaction in a thread would delay the program, so it runs only on request.

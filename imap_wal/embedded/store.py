@@ -21,7 +21,7 @@ from functools import wraps
 from html import escape
 from operator import itemgetter
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 from weakref import finalize
 
 from imap_wal.embedded.changes import MapState
@@ -32,7 +32,16 @@ from imap_wal.embedded.map_writer import MapWriter
 from imap_wal.embedded.transaction import Batch, Transaction
 from imap_wal.embedded.views import table
 from imap_wal.embedded.wal_filter import WalFilter
-from imap_wal.entry import DELETED, KEY_CLASS, MSGPACK, RAW, VALUE_CLASS, Row
+from imap_wal.entry import (
+    DELETED,
+    KEY_CLASS,
+    MSGPACK,
+    PICKLE,
+    RAW,
+    TYPED,
+    VALUE_CLASS,
+    Row,
+)
 from imap_wal.errors import InvalidSetting, NotAppended, NotSerializable, StorageUnavailable
 from imap_wal.names import check_map_name
 from imap_wal.read.cluster import ClusterLog
@@ -41,11 +50,15 @@ from imap_wal.retention.other_process import OtherProcess
 from imap_wal.rewrite.compaction import Compaction, CompactionStatistics, Compactor
 from imap_wal.rules.valid import shows_classes, written
 from imap_wal.serializer import (
+    K,
     MsgpackSerializer,
     RawSerializer,
     Serializer,
-    demand_serializer,
+    SerializerName,
+    V,
+    serializer_of,
 )
+from imap_wal.typed import TypedSerializer
 from imap_wal.write.commit_statistics import CommitStatistics
 from imap_wal.write.maintenance import MaintenanceStatistics
 from imap_wal.write.recovery import RecoveryReport
@@ -101,7 +114,7 @@ class Store:
         cluster: ClusterLog,
         process: OtherProcess | None,
         incarnation: int,
-        serializer: Serializer,
+        serializer: Serializer[Any, Any],
         wal_filter: WalFilter | None = None,
         shared: bool = False,
         compacts: bool = True,
@@ -141,20 +154,50 @@ class Store:
 
     # ---- maps ----
 
+    @overload
+    def map(
+        self, name: str, *, key: type[K], value: type[V], disable_wal: bool = False
+    ) -> DurableMap[K, V]: ...
+    @overload
+    def map(
+        self, name: str, *, serializer: Serializer[K, V], disable_wal: bool = False
+    ) -> DurableMap[K, V]: ...
+    @overload
+    def map(
+        self, name: str, *, raw: Literal[True], disable_wal: bool = False
+    ) -> DurableMap[bytes, bytes]: ...
+    @overload
     def map(
         self,
         name: str,
         *,
-        serializer: Serializer | None = None,
+        key: Any = None,
+        value: Any = None,
+        serializer: Serializer[Any, Any] | SerializerName | None = None,
         raw: bool = False,
         disable_wal: bool = False,
         sorted: bool = False,
-    ) -> DurableMap:
+    ) -> DurableMap[Any, Any]: ...
+    def map(
+        self,
+        name: str,
+        *,
+        key: Any = None,
+        value: Any = None,
+        serializer: Serializer[Any, Any] | SerializerName | None = None,
+        raw: bool = False,
+        disable_wal: bool = False,
+        sorted: bool = False,
+    ) -> DurableMap[Any, Any]:
         """The durable map of this name; a new map is empty.
 
         Args:
             name: 1 to 1024 bytes of UTF-8.
-            serializer: the serializer that the map was written with; None: the store's.
+            key: the type of the keys, such as `str`. Pass both types or none of them.
+            value: the type of the values, such as a dataclass or `list[int]`
+                ([how to use types](how-to/typed.md)).
+            serializer: the serializer that the map was written with, or `"msgpack"`, `"raw"` or
+                `"pickle"` (see `PickleSerializer` for its danger); None: the store's.
             raw: keys and values are bytes, which are stored unchanged.
             disable_wal: the map is only in memory, and is lost when the store is closed.
             sorted: keep the keys in order in memory: iterations are in this order, `irange` is
@@ -165,15 +208,22 @@ class Store:
             The map. Later calls with the same name return maps with the same content.
 
         Raises:
-            InvalidSetting: the name is not valid, the map was written or opened with another
-                serializer, or the map is in the log and `disable_wal` is True, or the reverse;
-                or with `sorted`, the map has keys that cannot be compared.
+            InvalidSetting: the name is not valid, msgspec does not know a type, the map was written
+                or opened with another serializer or other types, or the map is in the log and
+                `disable_wal` is True, or the reverse; or with
+                `sorted`, the map has keys that cannot be compared.
             Closed: the store was closed.
         """
         self.changes.check_open()
         check_map_name(name)
-        demand_serializer(serializer)
-        wanted = RawSerializer() if raw else serializer
+        wanted = RawSerializer() if raw else serializer_of(serializer)
+        if key is not None or value is not None:
+            if key is None or value is None or wanted is not None:
+                raise InvalidSetting(
+                    f"map {name!r} takes key and value together, without serializer and raw, as in "
+                    "map('orders', key=str, value=Order); a key or value of any type is typing.Any"
+                )
+            wanted = serializer_of(TypedSerializer(key, value))
         with self.changes.order_lock:
             state = self._maps.get(name)
             if state is None:
@@ -202,7 +252,7 @@ class Store:
             return self._queues[name]
 
     def _demand_opened_alike(
-        self, state: MapState, wanted: Serializer | None, disable_wal: bool
+        self, state: MapState, wanted: Serializer[Any, Any] | None, disable_wal: bool
     ) -> None:
         """Raise `InvalidSetting` unless a map can be opened with these arguments. Once a map has
         been opened, its class stays until the store is closed, even if the map is empty: a change
@@ -222,17 +272,16 @@ class Store:
             if state.values:
                 raise InvalidSetting(
                     f"map {name!r} has entries written by serializer {known.name!r}, not "
-                    f"{wanted.name!r}; pass that serializer; {shows_classes(name)}"
+                    f"{wanted.name!r}; {_how_to_open(known.name)}; {_way_out(known, wanted)}"
+                    f"{shows_classes(name)}"
                 )
             if state.opened:
                 raise InvalidSetting(
                     f"map {name!r} was opened with serializer {known.name!r} before, not "
-                    f"{wanted.name!r}; pass that serializer, or close the store first"
+                    f"{wanted.name!r}; {_how_to_open(known.name)}, or close the store first"
                 )
         elif wanted is None and isinstance(known, _Label):
-            raise InvalidSetting(
-                f"map {name!r} was written by serializer {known.name!r}; pass it to map()"
-            )
+            raise InvalidSetting(f"map {name!r}: {known.missing}")
 
     def maps(self) -> list[str]:
         """The names of all maps that are in the log or were opened with `map`, sorted. Raises
@@ -487,7 +536,7 @@ class Store:
             label = next(labels, None)
             if label is None:
                 return  # there is nothing to delete
-            known: dict[str, Serializer] = {
+            known: dict[str, Serializer[Any, Any]] = {
                 kind.name: kind for kind in (MsgpackSerializer(), RawSerializer(), self._serializer)
             }
             state = maps[name] = MapState(name, known.get(label) or _Label(label))
@@ -526,11 +575,15 @@ class _Label:
     def __init__(self, name: str) -> None:
         self.name = name
 
+    @property
+    def missing(self) -> str:
+        return f"it was written by serializer {self.name!r}; {_how_to_open(self.name)}"
+
     def dump(self, value: Any) -> bytes:
-        raise NotAppended(f"this map was written by serializer {self.name!r}; pass it to map()")
+        raise NotAppended(self.missing)
 
     def load(self, data: bytes) -> Any:
-        raise InvalidSetting(f"this map was written by serializer {self.name!r}; pass it to map()")
+        raise InvalidSetting(self.missing)
 
     dump_key = dump
     load_key = load
@@ -550,3 +603,25 @@ class _Mixed(_Label):
             f"can read all of them; {shows_classes(name)}; open the store with a wal_filter that "
             "skips the entries of one class, or delete the map with `imap-wal drop`"
         )
+
+
+def _how_to_open(label: str) -> str:
+    """How to open a map of this class, for an error."""
+    if label.startswith(TYPED):
+        return f"pass these types to map() as key and value ({label[len(TYPED) : -1]})"
+    return {
+        MSGPACK: "open it without key, value and serializer",
+        RAW: "open it with raw=True",
+        PICKLE: 'pass serializer="pickle" to map()',
+    }.get(label, "pass it to map()")
+
+
+def _way_out(known: Serializer[Any, Any], wanted: Serializer[Any, Any]) -> str:
+    """How a map gets another class, for an error."""
+    text = "to change that, copy the entries into a map of another name (docs/how-to/typed.md)"
+    if known.name.startswith(TYPED) and wanted.name.startswith(TYPED):
+        text = (
+            "if the new types can read the entries, pass serializer=imap_wal.TypedSerializer("
+            f"key, value, name={known.name!r}); if not, {text.partition(', ')[2]}"
+        )
+    return f"{text}; "

@@ -8,19 +8,20 @@ nothing is changed, and the function runs again.
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from imap_wal.embedded.changes import MapState, WriteBatch
 from imap_wal.embedded.decisions import Decision, together
 from imap_wal.embedded.durable_map import DurableMap
 from imap_wal.errors import InvalidSetting
+from imap_wal.serializer import K, V
 
 
-class HasMap(Protocol):
+class HasMap(Protocol[K, V]):
     """A `DurableMap`, or an `AsyncMap`, which has one."""
 
     @property
-    def durable_map(self) -> DurableMap: ...
+    def durable_map(self) -> DurableMap[K, V]: ...
 
 
 class Batch:
@@ -31,11 +32,11 @@ class Batch:
         self._store = store
         self._changes: list[WriteBatch] = []
 
-    def put(self, map: HasMap, key: Any, value: Any, ttl: float | None = None) -> None:
+    def put(self, map: HasMap[K, V], key: K, value: V, ttl: float | None = None) -> None:
         """Set a key of a map of this store. Arguments and errors as for `DurableMap.put`."""
         self._add(of_store(map, self._store).changes([(key, value)], ttl))
 
-    def delete(self, map: HasMap, key: Any) -> None:
+    def delete(self, map: HasMap[K, Any], key: K) -> None:
         """Delete a key of a map of this store, if it exists."""
         durable_map = of_store(map, self._store)
         data = durable_map._key(key)
@@ -60,14 +61,14 @@ class Transaction:
 
     def __init__(self, store: object) -> None:
         self._store = store
-        self._maps: dict[MapState, TransactionMap] = {}
+        self._maps: dict[MapState, TransactionMap[Any, Any]] = {}
 
-    def __getitem__(self, map: HasMap) -> TransactionMap:
+    def __getitem__(self, map: HasMap[K, V]) -> TransactionMap[K, V]:
         durable_map = of_store(map, self._store)
         state = durable_map._state
         if state not in self._maps:
             self._maps[state] = TransactionMap(durable_map)
-        return self._maps[state]
+        return cast("TransactionMap[K, V]", self._maps[state])
 
     def decision(self) -> Decision | None:
         """The changes as one decision, whose answer says whether they were made; None: nothing was
@@ -78,11 +79,11 @@ class Transaction:
         return together(changes, reads) if changes or reads else None
 
 
-class TransactionMap(MutableMapping[Any, Any]):
+class TransactionMap(MutableMapping[K, V]):
     """One map in a transaction, with the methods of a dict that name a key. It has no iteration and
     no length, because a key that another caller adds meanwhile would not be noticed."""
 
-    def __init__(self, durable_map: DurableMap) -> None:
+    def __init__(self, durable_map: DurableMap[K, V]) -> None:
         self._map, self._state = durable_map, durable_map._state
         self.reads: dict[bytes, bytes | None] = {}
         """Serialised values that were read; None: there was no such key."""
@@ -95,12 +96,13 @@ class TransactionMap(MutableMapping[Any, Any]):
         values = [value for value, _ in self._written.values()]
         return WriteBatch(self._state, list(self._written), values, expires)
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: K) -> V:
         data = self._map._key(key)
         value = None if data is None else self._value(data)
-        if value is None:
+        if data is None or value is None:
             raise KeyError(key)
-        return self._state.serializer.load(value)
+        loaded: V = self._state.load(data, value)
+        return loaded
 
     def _value(self, data: bytes) -> bytes | None:
         if data in self._written:
@@ -110,21 +112,21 @@ class TransactionMap(MutableMapping[Any, Any]):
             self.reads[data] = self._state.get(data, self._map._owner.now_ms())
         return self.reads[data]
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: K, value: V) -> None:
         self.put(key, value)
 
-    def put(self, key: Any, value: Any, ttl: float | None = None) -> None:
+    def put(self, key: K, value: V, ttl: float | None = None) -> None:
         """Set the key. Arguments and errors as for `DurableMap.put`."""
         changes = self._map.changes([(key, value)], ttl)
         self._written[changes.keys[0]] = changes.values[0], changes.expires.get(0, 0)
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: K) -> None:
         data = self._map._key(key)
         if data is None or self._value(data) is None:
             raise KeyError(key)
         self._written[data] = None, 0
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[K]:
         raise TypeError(
             f"map {self._state.name!r} has no iteration in a transaction; iterate over the map "
             "itself before, and read the keys that matter in the transaction"
@@ -134,7 +136,7 @@ class TransactionMap(MutableMapping[Any, Any]):
         raise TypeError(f"map {self._state.name!r} has no length in a transaction")
 
 
-def of_store(map: HasMap, store: object) -> DurableMap:
+def of_store(map: HasMap[K, V], store: object) -> DurableMap[K, V]:
     """The map. Raises `InvalidSetting` if it is of another store, or not in the log."""
     durable_map = map.durable_map
     name = durable_map.name

@@ -3,18 +3,20 @@ values of one moment."""
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, MappingView, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, MappingView, ValuesView
 from html import escape
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from imap_wal.embedded.changes import MapState
 from imap_wal.embedded.sorted_keys import Prefix, Span, begins, demand_prefix
-from imap_wal.errors import InvalidSetting, NotSerializable
-from imap_wal.serializer import shown
+from imap_wal.errors import InvalidSetting, NotReadable, NotSerializable
+from imap_wal.serializer import K, V, shown
 
 SHOWN_ENTRIES = 10
 """How many entries a notebook shows of a map."""
+
+T = TypeVar("T")
 
 
 class MapOwner(Protocol):
@@ -31,7 +33,7 @@ class MapOwner(Protocol):
         """The time of the store's clock, in Unix milliseconds."""
 
 
-class MapReads(Mapping[Any, Any]):
+class MapReads(Mapping[K, V]):
     """The read methods of a map. An iteration sees the map at the moment when it began: it keeps a
     list of the keys, and of the values if it yields them. That takes 8 or 16 bytes per entry, and
     the values that are replaced during the iteration.
@@ -55,16 +57,20 @@ class MapReads(Mapping[Any, Any]):
         """The name of the map."""
         return self._state.name
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: K) -> V:
         self._owner.check_open()
         state = self._state
         data = self._key(key)
         value = None if data is None else state.get(data, self._owner.now_ms())
         if value is None:
             raise KeyError(key)
-        return state.serializer.load(value)
+        try:
+            loaded: V = state.serializer.load(value)
+        except NotReadable as error:
+            raise error.at(f"{state.name}[{shown(key)}]") from error
+        return loaded
 
-    def ttl(self, key: Any) -> float | None:
+    def ttl(self, key: K) -> float | None:
         """The remaining time to live of a key in seconds; None: it does not expire. Raises KeyError
         if the key does not exist."""
         self._owner.check_open()
@@ -87,7 +93,7 @@ class MapReads(Mapping[Any, Any]):
         except NotSerializable:
             return None
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[K]:
         self._owner.check_open()
         return map(self._state.serializer.load_key, self._state.keys(self._owner.now_ms()))
 
@@ -95,12 +101,12 @@ class MapReads(Mapping[Any, Any]):
         self._owner.check_open()
         return self._state.size(self._owner.now_ms())
 
-    def __reversed__(self) -> Iterator[Any]:
+    def __reversed__(self) -> Iterator[K]:
         self._owner.check_open()
         keys = self._state.keys(self._owner.now_ms())
         return map(self._state.serializer.load_key, reversed(keys))
 
-    def keys(self, *, prefix: Prefix | None = None) -> MapKeys:
+    def keys(self, *, prefix: Prefix | None = None) -> MapKeys[K]:
         """The keys of the map.
 
         Args:
@@ -109,11 +115,11 @@ class MapReads(Mapping[Any, Any]):
         """
         return MapKeys(self, prefix)
 
-    def items(self, *, prefix: Prefix | None = None) -> MapItems:
+    def items(self, *, prefix: Prefix | None = None) -> MapItems[K, V]:
         """The entries of the map; with `prefix`, as for `keys`."""
         return MapItems(self, prefix)
 
-    def values(self, *, prefix: Prefix | None = None) -> MapValues:
+    def values(self, *, prefix: Prefix | None = None) -> MapValues[V]:
         """The values of the map; with `prefix`, those whose key begins with it, as for `keys`."""
         return MapValues(self, prefix)
 
@@ -123,7 +129,7 @@ class MapReads(Mapping[Any, Any]):
         maximum: Any = None,
         inclusive: tuple[bool, bool] = (True, True),
         reverse: bool = False,
-    ) -> Iterator[Any]:
+    ) -> Iterator[K]:
         """The keys from `minimum` to `maximum`, in order, at one moment. The map must have been
         opened with `sorted`.
 
@@ -146,7 +152,7 @@ class MapReads(Mapping[Any, Any]):
         maximum: Any = None,
         inclusive: tuple[bool, bool] = (True, True),
         reverse: bool = False,
-    ) -> Iterator[tuple[Any, Any]]:
+    ) -> Iterator[tuple[K, V]]:
         """The same with the values. Arguments and errors as for `irange`."""
         columns = self._range(Span(minimum, maximum, inclusive))
         keys, values = map(reversed, columns) if reverse else columns
@@ -168,15 +174,15 @@ class MapReads(Mapping[Any, Any]):
                 f"{shown(span.maximum)} cannot be compared with the keys: {error}"
             ) from error
 
-    def snapshot(self) -> dict[Any, Any]:
+    def snapshot(self) -> dict[K, V]:
         """All keys and values of one moment."""
         return dict(self.items())
 
-    def copy(self) -> dict[Any, Any]:
+    def copy(self) -> dict[K, V]:
         """The same as `snapshot`: a dict, which is not durable."""
         return self.snapshot()
 
-    def __or__(self, other: Mapping[Any, Any]) -> dict[Any, Any]:
+    def __or__(self, other: Mapping[K, V]) -> dict[K, V]:
         if not isinstance(other, Mapping):
             return NotImplemented
         return {**self.snapshot(), **(other.snapshot() if isinstance(other, MapReads) else other)}
@@ -222,9 +228,9 @@ def table(caption: str, titles: tuple[str, ...], rows: list[str]) -> str:
 class _View(MappingView):
     """Of the entries whose key begins with `prefix`; None: of all."""
 
-    _mapping: MapReads
+    _mapping: MapReads[Any, Any]
 
-    def __init__(self, mapping: MapReads, prefix: Prefix | None) -> None:
+    def __init__(self, mapping: MapReads[Any, Any], prefix: Prefix | None) -> None:
         super().__init__(mapping)
         if prefix is not None:
             demand_prefix(prefix)
@@ -245,7 +251,7 @@ class _View(MappingView):
         return pairs if self._prefix is None else (pair for pair in pairs if self._has(pair[0]))
 
 
-class MapKeys(_View, KeysView[Any]):
+class MapKeys(_View, KeysView[K]):
     """The keys of a map; it can be reversed."""
 
     def __contains__(self, key: object) -> bool:
@@ -260,7 +266,7 @@ class MapKeys(_View, KeysView[Any]):
         return (key for key, _ in self._entries(reverse=True))
 
 
-class MapItems(_View, ItemsView[Any, Any]):
+class MapItems(_View, ItemsView[K, V]):
     """The entries of a map; it can be reversed."""
 
     def __contains__(self, item: object) -> bool:
@@ -270,7 +276,8 @@ class MapItems(_View, ItemsView[Any, Any]):
         serializer = self._mapping._state.serializer
         if self._prefix is None:
             keys, values = self._mapping._columns(None)
-            return zip(map(serializer.load_key, keys), map(serializer.load, values), strict=True)
+            entries = zip(map(serializer.load_key, keys), map(serializer.load, values), strict=True)
+            return _placed(entries, self._mapping._state, keys, values)
         return ((key, serializer.load(value)) for key, value in self._entries())
 
     def __reversed__(self) -> Iterator[tuple[Any, Any]]:
@@ -278,13 +285,14 @@ class MapItems(_View, ItemsView[Any, Any]):
         return ((key, load(value)) for key, value in self._entries(reverse=True))
 
 
-class MapValues(_View, ValuesView[Any]):
+class MapValues(_View, ValuesView[V]):
     """The values of a map; it can be reversed."""
 
     def __iter__(self) -> Iterator[Any]:
         load = self._mapping._state.serializer.load
         if self._prefix is None:
-            return map(load, self._mapping._columns(None)[1])
+            keys, values = self._mapping._columns(None)
+            return _placed(map(load, values), self._mapping._state, keys, values)
         return (load(value) for _, value in self._entries())
 
     def __reversed__(self) -> Iterator[Any]:

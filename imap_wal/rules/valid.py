@@ -6,8 +6,9 @@ embedded maps (`demand_columns`) and a backfill (`demand_valid_rows`).
     size      key and value together have at most `max_value_bytes`; a deletion has no limit,
               because every key that exists must be deletable
     classes   a map that programs write has one class, of all keys and values
-    form      a key of class msgpack has the bytes that the default serializer writes for it, and
-              its value is msgpack. The form of a member's entry is not checked: only members know
+    form      a key of class msgpack, also with types, has the bytes that the default serializer
+              writes for it, and its value is msgpack. The form of a member's entry is not checked:
+              only members know
 
 A store can read every valid entry. So an entry that is not valid is refused when it is written.
 """
@@ -15,20 +16,20 @@ A store can read every valid entry. So an entry that is not valid is refused whe
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from imap_wal.entry import (
     KEY,
     KEY_CLASS,
     MAP,
-    MSGPACK,
     VALUE,
     VALUE_CLASS,
     DataEntry,
     Row,
     check,
     is_clear,
+    is_msgpack,
 )
 from imap_wal.errors import InvalidSetting, NotSerializable, TooLarge
 from imap_wal.names import check_map_name
@@ -47,22 +48,23 @@ def demand_valid(
     check(tuple(row))
     if is_clear(row):
         return
-    demand_size(row[MAP], row[KEY], row[VALUE], bytes_max)
+    demand_size(f"map {row[MAP]!r}", row[KEY], row[VALUE], bytes_max)
     if classes is not None:
         demand_class(row[MAP], row[KEY_CLASS], None if row[VALUE] is None else row[VALUE_CLASS])
         demand_known_class(row[MAP], row[KEY_CLASS], classes)
     demand_form(row[KEY_CLASS], row[KEY], row[VALUE_CLASS], row[VALUE])
 
 
-def demand_size(name: str, key: bytes, value: bytes | None, bytes_max: int) -> None:
+def demand_size(place: str, key: bytes, value: bytes | None, bytes_max: int) -> None:
     """Raise `TooLarge` if an upsert is larger than `max_value_bytes`."""
     if value is not None and len(key) + len(value) > bytes_max:
-        raise too_large(name, len(key) + len(value), bytes_max)
+        raise too_large(place, len(key) + len(value), bytes_max)
 
 
-def too_large(name: str, size: int, bytes_max: int) -> TooLarge:
+def too_large(place: str, size: int, bytes_max: int) -> TooLarge:
+    """`place`: the map, and the key if it is known."""
     return TooLarge(
-        f"map {name!r}: key and value take {size} bytes, more than max_value_bytes, {bytes_max}; "
+        f"{place}: key and value take {size} bytes, more than max_value_bytes, {bytes_max}; "
         "store less, or raise the setting"
     )
 
@@ -102,19 +104,24 @@ def shows_classes(name: str) -> str:
 
 
 def demand_form(key_class: str, key: bytes, value_class: str, value: bytes | None) -> None:
-    """Raise ValueError unless a key and a value (None: there is none) of class msgpack are what the
-    default serializer writes. Those of other classes may be any bytes."""
-    if key_class == MSGPACK:
+    """Raise ValueError unless a key and a value (None: there is none) of class msgpack, also with
+    types, are what a map writes. Those of other classes may be any bytes."""
+    if is_msgpack(key_class):
         _msgpack.demand_key(key)
-    if value_class == MSGPACK and value is not None:
+    if is_msgpack(value_class) and value is not None:
         _msgpack.load(value)
 
 
 def demand_columns(
-    name: str, keys: Sequence[bytes], values: Sequence[bytes | None], bytes_max: int
+    name: str,
+    keys: Sequence[bytes],
+    values: Sequence[bytes | None],
+    bytes_max: int,
+    shown: Callable[[bytes], str] = repr,
 ) -> None:
     """`demand_valid` for changes that a map has serialised, in columns: its name, its class and
-    their expiry are valid already. Raises `NotSerializable` and `TooLarge`."""
+    their expiry are valid already. `shown`: a key for errors. Raises `NotSerializable` and
+    `TooLarge`."""
     for key, value in zip(keys, values, strict=True):
         if type(key) is not bytes or (type(value) is not bytes and value is not None):
             other = value if type(key) is bytes else key
@@ -123,7 +130,7 @@ def demand_columns(
                 f"{'value' if other is value else 'key'}; it must return bytes"
             )
         if value is not None and len(key) + len(value) > bytes_max:
-            raise too_large(name, len(key) + len(value), bytes_max)
+            raise too_large(f"{name}[{shown(key)}]", len(key) + len(value), bytes_max)
 
 
 def demand_valid_rows(name: str, rows: Any, bytes_max: int, classes: Collection[str]) -> None:
@@ -150,7 +157,7 @@ def demand_valid_rows(name: str, rows: Any, bytes_max: int, classes: Collection[
     )
     largest = pc.max(sizes).as_py() or 0  # NULL: all are deletions
     if largest > bytes_max:
-        raise too_large(name, largest, bytes_max)
+        raise too_large(f"map {name!r}", largest, bytes_max)
     of_values = pc.if_else(pc.is_valid(values), rows["value_class"], pa.scalar(None, pa.string()))
     pairs = pa.table([labels, of_values], ["key", "value"]).group_by(["key", "value"]).aggregate([])
     for pair in pairs.to_pylist():
@@ -161,11 +168,13 @@ def demand_valid_rows(name: str, rows: Any, bytes_max: int, classes: Collection[
             f"map {name!r}: rows have the classes {written(pc.unique(labels).to_pylist())}; a map "
             "has one class"
         )
-    packed = pc.equal(labels, MSGPACK)
-    for key, value in zip(keys.filter(packed), values.filter(packed), strict=True):
+    label = labels[0].as_py()
+    if not is_msgpack(label):
+        return
+    for key, value in zip(keys, values, strict=True):
         try:
-            demand_form(MSGPACK, key.as_py(), MSGPACK, value.as_py())
+            demand_form(label, key.as_py(), label, value.as_py())
         except ValueError as error:
             raise InvalidSetting(
-                f"map {name!r}: a row of class 'msgpack' is not what a map would write: {error}"
+                f"map {name!r}: a row of class {label!r} is not what a map would write: {error}"
             ) from error

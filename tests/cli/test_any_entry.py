@@ -72,15 +72,46 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.integers(0, 3) | st.text("123"), inner),
     max_leaves=5,
 )  # fmt: skip
+TEXTS = st.sampled_from(
+    [b"2026-01-01", b"2026-01-01T02:03:04+01:00[Europe/Paris]", b"1.50", b"NaN", b"P1DT2S", b"[[["]
+)
+SCALARS = st.builds(
+    msgpack.ExtType, st.integers(0, 10), TEXTS | st.binary(max_size=17)
+) | st.builds(msgpack.Timestamp, st.integers(-(2**63), 2**63 - 1), st.integers(0, 10**9 - 1))
+EXTENSIONS = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(SCALARS, VALUES)
+        | st.builds(
+            lambda code, items: msgpack.ExtType(code, bytes(msgpack.packb(items))),
+            st.integers(1, 3),
+            st.lists(inner | VALUES),
+        )
+    ),
+    max_leaves=5,
+)
+"""Of imap-wal and of others, whole and not; times of msgpack."""
 DATA = (
     st.binary(max_size=20)
     | st.binary(max_size=20).map(lambda data: b"\0\0\0\0\xff\xff\xff" + data)
     | VALUES.map(lambda value: bytes(msgpack.packb(value)))
+    | EXTENSIONS.map(lambda value: bytes(msgpack.packb(value)))
     | JSON_VALUES.map(lambda value: of_member(HazelcastJsonValue(json.dumps(value))))
     | st.sampled_from([1, 1.5, "a", True, [1, "x"], {"a"}, float("nan"), 2**80]).map(of_member)
 )
 LABELS = st.sampled_from(
-    ["raw", MSGPACK, "java.lang.String", "java.lang.Integer", "java.lang.Long", "", "com.acme.A"]
+    [
+        "raw",
+        MSGPACK,
+        "msgpack[str, Order]",
+        "pickle",
+        "java.lang.String",
+        "java.lang.Integer",
+        "java.lang.Long",
+        "",
+        "com.acme.A",
+    ]
 )
 
 

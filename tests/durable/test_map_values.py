@@ -48,7 +48,7 @@ def test_custom_serializer_is_required_after_a_reopen(memory: MemoryStore) -> No
     [
         lambda m: m.__setitem__(object(), 1),
         lambda m: m.__setitem__("k", object()),
-        lambda m: m.__setitem__("k", {1, 2}),
+        lambda m: m.__setitem__("k", {1, object()}),
         lambda m: m.__setitem__("k", 2**64),
         lambda m: m.__setitem__("k", "\ud800"),
         lambda m: m.update({"x": 1, "y": object()}),

@@ -109,8 +109,8 @@ OF_ENTRIES = (
     Mutation(
         "one packer for a value and for what its methods write",
         "imap_wal/serializer.py",
-        "before, _thread.pack = _thread.pack, _pack_apart",
-        "before = _thread.pack",
+        "_thread.level, _thread.pack = level + 1, _packer_of(level + 1)",
+        "_thread.level = level + 1",
         "tests/durable/test_valid_entries.py::test_a_map_used_while_serialising_damages_no_value",
     ),
     Mutation(
@@ -126,5 +126,47 @@ OF_ENTRIES = (
         "if not layout.is_cluster_manifest(path):",
         "if True:",
         "tests/cli/test_unfinished_restore.py::test_a_copy_that_did_not_end_cannot_be_opened",
+    ),
+    Mutation(
+        "a typed value is not read before it is accepted",
+        "imap_wal/typed.py",
+        "            if self._decode(data) == value:\n",
+        "            if True:\n",
+        "tests/durable/test_typed_maps.py::test_any_typed_entry_is_read_equal_or_refused",
+    ),
+    Mutation(
+        "a map with types takes entries of other types",
+        "imap_wal/typed.py",
+        'self.name = name or f"{TYPED}{written(key)}, {written(value)}]"',
+        'self.name = name or f"{TYPED}typed]"',
+        "tests/durable/test_typed_maps.py::test_a_map_of_other_types_is_refused_unless_named",
+    ),
+    Mutation(
+        "equal moments of two zones are two keys",
+        "imap_wal/serializer.py",
+        "    utc = key.astimezone(UTC)\n",
+        "    utc = key\n",
+        "tests/durable/test_valid_entries.py::test_equal_keys_are_one_key",
+    ),
+    Mutation(
+        "the items of a set are in any order in a key",
+        "imap_wal/extension.py",
+        "    ordered = sorted(items)\n",
+        "    ordered = list(items)\n",
+        "tests/unit/test_extension.py::test_the_bytes_of_a_key_are_golden",
+    ),
+    Mutation(
+        "an extension that is not valid ends the read",
+        "imap_wal/extension.py",
+        "        except Exception:  # noqa: BLE001\n            return ExtType(code, data)\n",
+        "        except ZeroDivisionError:\n            return ExtType(code, data)\n",
+        "tests/unit/test_extension.py::test_what_is_no_valid_extension_is_returned_as_it_is",
+    ),
+    Mutation(
+        "any number of nested extensions is decoded",
+        "imap_wal/extension.py",
+        "    inner = reader(use_list=use_list, levels=levels - 1) if levels else ExtType\n",
+        "    inner: Callable[[int, bytes], Any] = lambda code, data: read(code, data)\n",
+        "tests/unit/test_extension.py::test_endless_levels_end_no_read",
     ),
 )

@@ -15,7 +15,7 @@ from imap_wal.entry import HIGHEST, DataEntry
 from imap_wal.errors import InvalidSetting, NotSerializable, TooLarge
 from imap_wal.rules.alive import are_alive, has_expired, have_expired, is_alive
 from imap_wal.rules.valid import demand_columns, demand_valid, demand_valid_rows, shows_classes
-from imap_wal.serializer import RawSerializer, demand_serializer
+from imap_wal.serializer import RawSerializer, serializer_of
 
 LIMIT = 12
 KINDS = {
@@ -126,7 +126,7 @@ def test_a_serializer_needs_a_name(name: Any) -> None:
     own = RawSerializer()
     own.name = name
     with pytest.raises(InvalidSetting, match="the name of the serializer is"):
-        demand_serializer(own)
+        serializer_of(own)
 
 
 def test_the_command_that_shows_classes_is_quoted() -> None:
