@@ -519,7 +519,7 @@ class AsyncMap(MapReads[K, V]):
         return bool(await self._store.decided(lambda: self._inner.replacing(key, old, new, ttl)))
 
     async def change(
-        self, key: K, function: Callable[[V | None], V | Delete], ttl: float | None = None
+        self, key: K, function: Callable[[Any], V | Delete], ttl: float | None = None
     ) -> V | None:
         """Read, change and write one value atomically; see `DurableMap.change`. `function` is a
         plain function."""

@@ -221,7 +221,7 @@ class DurableMap(MapReads[K, V], MutableMapping[K, V]):
     def change(
         self,
         key: K,
-        function: Callable[[V | None], V | Delete],
+        function: Callable[[Any], V | Delete],
         ttl: float | None = None,
     ) -> V | None:
         """Read, change and write one value atomically.
@@ -243,7 +243,7 @@ class DurableMap(MapReads[K, V], MutableMapping[K, V]):
                 return None if isinstance(new, Delete) else new
 
     def changing(
-        self, key: K, function: Callable[[V | None], V | Delete], ttl: float | None
+        self, key: K, function: Callable[[Any], V | Delete], ttl: float | None
     ) -> tuple[V | Delete, Decision]:
         """One attempt of `change`: the new value, and the decision whose answer says whether it was
         set."""

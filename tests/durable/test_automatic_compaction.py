@@ -157,7 +157,9 @@ def ended(store: imap_wal.Store) -> int:
     return done.runs - done.failures
 
 
-def changed(orders: imap_wal.DurableMap, expected: dict[str, float], chance: random.Random) -> bool:
+def changed(
+    orders: imap_wal.DurableMap[str, float], expected: dict[str, float], chance: random.Random
+) -> bool:
     """Some random changes."""
     for _ in range(20):
         key = f"k{chance.randrange(150)}"

@@ -147,7 +147,7 @@ def test_a_map_without_a_name_is_refused(memory: MemoryStore) -> None:
 
 def test_a_raw_map_keeps_bytes_and_nothing_else(memory: MemoryStore) -> None:
     with embedded(memory) as store:
-        raw = store.map("m", raw=True)
+        raw: imap_wal.DurableMap[Any, Any] = store.map("m", raw=True)
         raw[b"k"] = b"v"
         raw[memoryview(b"l")] = memoryview(b"w")
         with pytest.raises(NotSerializable, match="takes bytes, not str"):

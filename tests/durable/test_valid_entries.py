@@ -58,6 +58,9 @@ class Nameless(dt.tzinfo):
     def dst(self, moment: dt.datetime | None) -> dt.timedelta | None:
         return None
 
+    def tzname(self, moment: dt.datetime | None) -> str | None:
+        return None
+
     def __repr__(self) -> str:
         return "nameless"
 
