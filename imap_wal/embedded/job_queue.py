@@ -50,7 +50,7 @@ class JobQueue:
     All methods raise the errors of `DurableMap`.
     """
 
-    def __init__(self, writer: MapWriter, waiting: DurableMap, leased: DurableMap) -> None:
+    def __init__(self, writer: MapWriter, waiting: DurableMap[Any, Any], leased: DurableMap[Any, Any]) -> None:
         self._writer, self._waiting, self._leased = writer, waiting, leased
         self.signal = writer.signal
         _demand_keys(waiting, 2)
@@ -169,7 +169,7 @@ class JobQueue:
         return Decision(leased, choose, len(key))
 
 
-def _demand_keys(map: DurableMap, parts: int) -> None:
+def _demand_keys(map: DurableMap[Any, Any], parts: int) -> None:
     """Raise `InvalidSetting` unless the keys are those of a queue."""
     for key in map:
         if (

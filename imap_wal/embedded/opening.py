@@ -163,7 +163,7 @@ def open(  # the public name: imap_wal.open
             return ReadOnlyStore(
                 all_logs,
                 chosen,
-                serializer or MsgpackSerializer(),
+                default,
                 None if follow is False else how_often,
             )
         log_context = LogContext(context, identity, chosen)

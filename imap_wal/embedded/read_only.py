@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from imap_wal.embedded.changes import MapState, WriteBatch
 from imap_wal.embedded.durable_map import DurableMap
@@ -48,7 +48,7 @@ class ReadOnlyStore(Store):
         self,
         cluster: ClusterLog,
         settings: Settings,
-        serializer: Serializer,
+        serializer: Serializer[Any, Any],
         follow_s: float | None,
     ) -> None:
         """`follow_s`: how often to look for new changes; None: only `refresh` does."""
@@ -75,21 +75,18 @@ class ReadOnlyStore(Store):
 
     # ---- the maps ----
 
-    def map(
+    def _map(
         self,
         name: str,
-        *,
-        serializer: Serializer | None = None,
-        raw: bool = False,
-        disable_wal: bool = False,
-        sorted: bool = False,
-    ) -> DurableMap:
-        """As for `Store.map`, without `disable_wal`."""
+        wanted: Serializer[Any, Any] | None,
+        disable_wal: bool,
+        sorted: bool,
+    ) -> DurableMap[Any, Any]:
         if disable_wal:
             raise InvalidSetting("a store with read_only has no maps that are only in memory")
-        return super().map(name, serializer=serializer, raw=raw, sorted=sorted)
+        return super()._map(name, wanted, disable_wal, sorted)
 
-    def queue(self, name: str, *, serializer: Serializer | None = None) -> NoReturn:
+    def queue(self, name: str, *, serializer: Serializer[Any, Any] | None = None) -> NoReturn:
         """Raises `ReadOnly`."""
         self.changes.refuse()
 

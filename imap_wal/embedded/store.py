@@ -148,7 +148,7 @@ class Store:
         self._unclosed.atexit = False
 
     @property
-    def serializer(self) -> Serializer:
+    def serializer(self) -> Serializer[Any, Any]:
         """That of maps which have none of their own."""
         return self._serializer
 
@@ -214,7 +214,6 @@ class Store:
                 `sorted`, the map has keys that cannot be compared.
             Closed: the store was closed.
         """
-        self.changes.check_open()
         check_map_name(name)
         wanted = RawSerializer() if raw else serializer_of(serializer)
         if key is not None or value is not None:
@@ -224,6 +223,16 @@ class Store:
                     "map('orders', key=str, value=Order); a key or value of any type is typing.Any"
                 )
             wanted = serializer_of(TypedSerializer(key, value))
+        self.changes.check_open()
+        return self._map(name, wanted, disable_wal, sorted)
+
+    def _map(
+        self,
+        name: str,
+        wanted: Serializer[Any, Any] | None,
+        disable_wal: bool,
+        sorted: bool,
+    ) -> DurableMap[Any, Any]:
         with self.changes.order_lock:
             state = self._maps.get(name)
             if state is None:
@@ -240,7 +249,7 @@ class Store:
                     raise InvalidSetting(f"map {name!r} cannot be sorted: {error}") from error
         return DurableMap(self.changes, state)
 
-    def queue(self, name: str, *, serializer: Serializer | None = None) -> JobQueue:
+    def queue(self, name: str, *, serializer: Serializer[Any, Any] | None = None) -> JobQueue:
         """The durable queue of this name, which is in the maps `name` and `name.leased`. Arguments
         and errors as for `map`; the serializer must accept tuples of ints as keys."""
         maps = [
@@ -272,16 +281,16 @@ class Store:
             if state.values:
                 raise InvalidSetting(
                     f"map {name!r} has entries written by serializer {known.name!r}, not "
-                    f"{wanted.name!r}; {_how_to_open(known.name)}; {_way_out(known, wanted)}"
+                    f"{wanted.name!r}; {how_to_open(known.name)}; {_way_out(known, wanted)}"
                     f"{shows_classes(name)}"
                 )
             if state.opened:
                 raise InvalidSetting(
                     f"map {name!r} was opened with serializer {known.name!r} before, not "
-                    f"{wanted.name!r}; {_how_to_open(known.name)}, or close the store first"
+                    f"{wanted.name!r}; {how_to_open(known.name)}, or close the store first"
                 )
         elif wanted is None and isinstance(known, _Label):
-            raise InvalidSetting(f"map {name!r}: {known.missing}")
+            raise InvalidSetting(f"map {name!r}: {missing(known.name)}")
 
     def maps(self) -> list[str]:
         """The names of all maps that are in the log or were opened with `map`, sorted. Raises
@@ -569,21 +578,33 @@ def _warn_unclosed(url: str, process: int) -> None:
         )
 
 
+def missing(label: str) -> str:
+    """The error for a map of this class that is opened without its serializer."""
+    return f"it was written by serializer {label!r}; {how_to_open(label)}"
+
+
+def how_to_open(label: str) -> str:
+    """How to open a map of this class, for an error."""
+    if label.startswith(TYPED):
+        return f"pass these types to map() as key and value ({label[len(TYPED) : -1]})"
+    return {
+        MSGPACK: "open it without key, value and serializer",
+        RAW: "open it with raw=True",
+        PICKLE: 'pass serializer="pickle" to map()',
+    }.get(label, "pass it to map()")
+
+
 class _Label:
     """Replaces a serializer that the log names and that was not passed."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
-    @property
-    def missing(self) -> str:
-        return f"it was written by serializer {self.name!r}; {_how_to_open(self.name)}"
-
     def dump(self, value: Any) -> bytes:
-        raise NotAppended(self.missing)
+        raise NotAppended(missing(self.name))
 
     def load(self, data: bytes) -> Any:
-        raise InvalidSetting(self.missing)
+        raise InvalidSetting(missing(self.name))
 
     dump_key = dump
     load_key = load
@@ -603,17 +624,6 @@ class _Mixed(_Label):
             f"can read all of them; {shows_classes(name)}; open the store with a wal_filter that "
             "skips the entries of one class, or delete the map with `imap-wal drop`"
         )
-
-
-def _how_to_open(label: str) -> str:
-    """How to open a map of this class, for an error."""
-    if label.startswith(TYPED):
-        return f"pass these types to map() as key and value ({label[len(TYPED) : -1]})"
-    return {
-        MSGPACK: "open it without key, value and serializer",
-        RAW: "open it with raw=True",
-        PICKLE: 'pass serializer="pickle" to map()',
-    }.get(label, "pass it to map()")
 
 
 def _way_out(known: Serializer[Any, Any], wanted: Serializer[Any, Any]) -> str:

@@ -208,7 +208,7 @@ class RemoteState(MapState):
 
     __slots__ = ("_client",)
 
-    def __init__(self, name: str, serializer: Serializer, client: Client) -> None:
+    def __init__(self, name: str, serializer: Serializer[Any, Any], client: Client) -> None:
         # Without the content that `MapState` has: whoever uses it here must fail.
         self.name, self.serializer, self.logged, self.opened = name, serializer, True, True
         self.order = None

@@ -13,8 +13,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import astuple
 from typing import Any
 
+from imap_wal.embedded import decisions
 from imap_wal.embedded.changes import MapState
 from imap_wal.embedded.store import Store
+from imap_wal.entry import is_msgpack
 from imap_wal.errors import InvalidSetting
 from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
 from imap_wal.workers.endpoint import Endpoint, Sockets, is_same_user
@@ -244,11 +246,12 @@ class Server:
             of, label = name
             if of == REQUESTS:
                 raise InvalidSetting(f"map {REQUESTS!r} is for imap-wal; choose another name")
-            by_label: dict[str, Serializer] = {
+            by_label: dict[str, Serializer[Any, Any]] = {
                 kind.name: kind
                 for kind in (MsgpackSerializer(), RawSerializer(), self.store.serializer)
             }
-            serializer = by_label.get(label, _Opaque(label)) if label else None
+            other = _Numbers(label) if is_msgpack(label) else _Opaque(label)
+            serializer = by_label.get(label, other) if label else None
             state = self._states[name] = self.store.map(of, serializer=serializer)._state
         return state
 
@@ -293,3 +296,19 @@ class _Opaque:
         return data
 
     dump = load_key = dump_key = load
+
+
+class _Numbers(_Opaque):
+    """The same for a map with types, where numbers are numbers: `add` adds them."""
+
+    def load(self, data: bytes) -> Any:
+        with suppress(ValueError):
+            value = _msgpack.load(data)
+            return value if decisions.is_number(value) else data
+        return data
+
+    def dump(self, value: Any) -> bytes:
+        return value if type(value) is bytes else _msgpack.dump(value)
+
+
+_msgpack = MsgpackSerializer()

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from html import escape
-from typing import NoReturn, Unpack
+from typing import Any, NoReturn, Unpack
 from weakref import WeakSet
 
 from imap_wal.checks import check_seconds, location
@@ -16,15 +16,14 @@ from imap_wal.clock import Clock, SystemClock, SystemRandomness
 from imap_wal.embedded import opening
 from imap_wal.embedded.durable_map import DurableMap
 from imap_wal.embedded.opening import OpenOptions
-from imap_wal.embedded.store import Store, StoreStatistics
+from imap_wal.embedded.store import Store, StoreStatistics, missing
 from imap_wal.errors import InvalidSetting
-from imap_wal.names import check_map_name
 from imap_wal.rewrite.compaction import Compaction
 from imap_wal.serializer import (
     MsgpackSerializer,
     RawSerializer,
     Serializer,
-    demand_serializer,
+    serializer_of,
 )
 from imap_wal.workers.client import Client, RemoteState, RemoteWriter
 from imap_wal.workers.endpoint import Endpoint, default_path
@@ -150,7 +149,7 @@ def connect(
     for name in ("read_only", "follow", "shared", "wal_filter"):
         if options.get(name):
             raise InvalidSetting(f"{name} is an option of imap_wal.open, not of connect")
-    demand_serializer(options.get("serializer"))
+    serializer_of(options.get("serializer"))
     namespace, cluster = options.get("namespace", "default"), options.get("cluster", "embedded")
     endpoint = Endpoint(socket or default_path(url, namespace, cluster))
     return ConnectedStore(Serving(url, endpoint, options), endpoint, timeout_s, options, serve)
@@ -177,7 +176,7 @@ class ConnectedStore(Store):
             options.get("randomness") or SystemRandomness(),
         )
         self.changes = RemoteWriter(self._client, options.get("clock") or SystemClock())
-        self._serializer = options.get("serializer") or MsgpackSerializer()
+        self._serializer = serializer_of(options.get("serializer")) or MsgpackSerializer()
         self.maps()  # the first request finds out what is wrong
 
     @property
@@ -185,19 +184,13 @@ class ConnectedStore(Store):
         """Whether this process is the one that serves now."""
         return self._serving.is_serving
 
-    def map(
+    def _map(
         self,
         name: str,
-        *,
-        serializer: Serializer | None = None,
-        raw: bool = False,
-        disable_wal: bool = False,
-        sorted: bool = False,
-    ) -> DurableMap:
-        """As for `Store.map`, without `disable_wal` and `sorted`."""
-        self.changes.check_open()
-        check_map_name(name)
-        demand_serializer(serializer)
+        wanted: Serializer[Any, Any] | None,
+        disable_wal: bool,
+        sorted: bool,
+    ) -> DurableMap[Any, Any]:
         if disable_wal:
             raise InvalidSetting("a map of `connect` is in the log of another process")
         if sorted:
@@ -205,17 +198,18 @@ class ConnectedStore(Store):
                 "a map of `connect` cannot be sorted: its keys are in the process that serves; "
                 "read them with `items(prefix=…)`, or sort them after that"
             )
-        wanted = RawSerializer() if raw else serializer
         label = self._client.ask("label", (name, "" if wanted is None else wanted.name))
-        own: tuple[Serializer, ...] = (self._serializer, MsgpackSerializer(), RawSerializer())
+        own: tuple[Serializer[Any, Any], ...] = (
+            self._serializer,
+            MsgpackSerializer(),
+            RawSerializer(),
+        )
         used = wanted or next((kind for kind in own if kind.name == label), None)
         if used is None:
-            raise InvalidSetting(
-                f"map {name!r} was written by serializer {label!r}; pass it to map()"
-            )
+            raise InvalidSetting(f"map {name!r}: {missing(label)}")
         return DurableMap(self.changes, RemoteState(name, used, self._client))
 
-    def queue(self, name: str, *, serializer: Serializer | None = None) -> NoReturn:
+    def queue(self, name: str, *, serializer: Serializer[Any, Any] | None = None) -> NoReturn:
         """Raises `InvalidSetting`: the log is in the process that serves."""
         _ = self.changes.log
         raise AssertionError("unreachable")

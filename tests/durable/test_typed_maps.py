@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -606,3 +607,24 @@ def test_a_typed_counter_keeps_its_type(memory: MemoryStore) -> None:
         with pytest.raises(NotSerializable, match=r"hits\['home'\]: Expected `int`, got `float`"):
             hits.add("home", 0.5)
         assert hits["home"] == 3
+
+
+def test_types_work_in_several_processes(tmp_path: Path) -> None:
+    """Of `connect`: the process that serves does not have the types."""
+    with imap_wal.connect(tmp_path / "log", socket=tmp_path / "socket") as serving:
+        with imap_wal.connect(tmp_path / "log", socket=tmp_path / "socket", serve=False) as store:
+            hits, seats = (
+                store.map("hits", key=str, value=int),
+                store.map("seats", key=int, value=Seat),
+            )
+            assert hits.add("home") == 1 and hits.add("home", 2) == 3
+            seats[7] = Seat(7)
+            assert seats.replace(7, Seat(7), Seat(8)) and seats.change(7, lambda old: old)
+            assert seats.setdefault(7, Seat(9)) == Seat(8) and seats.pop(7) == Seat(8)
+            with pytest.raises(NotSerializable, match="Expected `int`, got `float`"):
+                hits.add("home", 0.5)
+            with pytest.raises(
+                InvalidSetting, match=r"written by serializer 'msgpack\[str, int\]'"
+            ):
+                store.map("hits")
+        assert serving.map("hits", key=str, value=int).snapshot() == {"home": 3}
