@@ -215,8 +215,8 @@ class MsgpackSerializer:
     def demand_key(self, key: bytes) -> None:
         """Raise ValueError unless these are bytes that `dump_key` returns, here or of a
         `TypedSerializer`."""
-        found = self.load_key(key)
-        if key_bytes(found) != key:
+        loaded = self.load_key(key)
+        if key_bytes(loaded) != key:
             raise ValueError(
                 f"the key {shown(key)} is not the bytes that the default serializer writes for "
                 f"{shown(loaded)}"

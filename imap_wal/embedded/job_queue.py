@@ -50,7 +50,9 @@ class JobQueue:
     All methods raise the errors of `DurableMap`.
     """
 
-    def __init__(self, writer: MapWriter, waiting: DurableMap[Any, Any], leased: DurableMap[Any, Any]) -> None:
+    def __init__(
+        self, writer: MapWriter, waiting: DurableMap[Any, Any], leased: DurableMap[Any, Any]
+    ) -> None:
         self._writer, self._waiting, self._leased = writer, waiting, leased
         self.signal = writer.signal
         _demand_keys(waiting, 2)

@@ -55,7 +55,7 @@ class SortedKeys:
     """The order of one map. Not thread-safe, except `demand`: `MapState` calls the other methods
     with its lock held."""
 
-    def __init__(self, serializer: Serializer, keys: Iterable[bytes]) -> None:
+    def __init__(self, serializer: Serializer[Any, Any], keys: Iterable[bytes]) -> None:
         """Raises `NotSerializable` if the keys cannot be compared with each other."""
         self._serializer = serializer
         self._touched: set[bytes] = set()

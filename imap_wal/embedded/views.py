@@ -3,7 +3,15 @@ values of one moment."""
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, MappingView, ValuesView
+from collections.abc import (
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    MappingView,
+    ValuesView,
+)
 from html import escape
 from itertools import islice
 from typing import Any, Protocol, TypeVar
@@ -257,12 +265,12 @@ class MapKeys(_View, KeysView[K]):
     def __contains__(self, key: object) -> bool:
         return self._has(key) and key in self._mapping
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[K]:
         if self._prefix is None:
             return iter(self._mapping)
         return (key for key, _ in self._entries())
 
-    def __reversed__(self) -> Iterator[Any]:
+    def __reversed__(self) -> Iterator[K]:
         return (key for key, _ in self._entries(reverse=True))
 
 
@@ -272,7 +280,7 @@ class MapItems(_View, ItemsView[K, V]):
     def __contains__(self, item: object) -> bool:
         return isinstance(item, tuple) and self._has(item[0]) and super().__contains__(item)
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+    def __iter__(self) -> Iterator[tuple[K, V]]:
         serializer = self._mapping._state.serializer
         if self._prefix is None:
             keys, values = self._mapping._columns(None)
@@ -280,7 +288,7 @@ class MapItems(_View, ItemsView[K, V]):
             return _placed(entries, self._mapping._state, keys, values)
         return ((key, serializer.load(value)) for key, value in self._entries())
 
-    def __reversed__(self) -> Iterator[tuple[Any, Any]]:
+    def __reversed__(self) -> Iterator[tuple[K, V]]:
         load = self._mapping._state.serializer.load
         return ((key, load(value)) for key, value in self._entries(reverse=True))
 
@@ -288,16 +296,29 @@ class MapItems(_View, ItemsView[K, V]):
 class MapValues(_View, ValuesView[V]):
     """The values of a map; it can be reversed."""
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[V]:
         load = self._mapping._state.serializer.load
         if self._prefix is None:
             keys, values = self._mapping._columns(None)
             return _placed(map(load, values), self._mapping._state, keys, values)
         return (load(value) for _, value in self._entries())
 
-    def __reversed__(self) -> Iterator[Any]:
+    def __reversed__(self) -> Iterator[V]:
         load = self._mapping._state.serializer.load
         return (load(value) for _, value in self._entries(reverse=True))
 
     def __contains__(self, value: object) -> bool:
         return any(own is value or own == value for own in self)
+
+
+def _placed(
+    loaded: Iterable[T], state: MapState, keys: Iterable[bytes], values: Iterable[bytes]
+) -> Iterator[T]:
+    """The same. `NotReadable` gets its place."""
+    try:
+        yield from loaded
+    except NotReadable as error:
+        for key, value in zip(keys, values, strict=True):
+            if error.data in (key, value):
+                raise error.at(f"{state.name}[{state.shown_key(key)}]") from error
+        raise

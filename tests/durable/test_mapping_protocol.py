@@ -37,7 +37,7 @@ class DurableMapTest(mapping_tests.TestHashMappingProtocol):  # type: ignore[nam
     def _reference(self) -> dict[Any, Any]:
         return {"1": "2", "key1": "value1", "key2": "value2"}  # a tuple would be refused
 
-    def type2test(self, **entries: Any) -> imap_wal.DurableMap:
+    def type2test(self, **entries: Any) -> imap_wal.DurableMap[Any, Any]:
         new = self.store.map(f"m{next(self.numbers)}")
         new.update(entries)
         return new
