@@ -129,7 +129,7 @@ def test_a_killed_compaction_is_reported_and_the_next_one_succeeds(tmp_path: Pat
 
 
 def test_close_ends_a_compaction(tmp_path: Path) -> None:
-    store = imap_wal.open(tmp_path, node="n1", **SMALL)
+    store = imap_wal.open(tmp_path, node="n1", auto_rewrite_percentage=0, **SMALL)
     expected = overwrite(store, 100)
     process = store._compactor._process
     assert process is not None

@@ -173,13 +173,13 @@ DRILLS: dict[str, Plan] = {
     "two host names": Plan(
         OBJECTS,
         "some",
-        (_WRITER, _spec("B", _OPEN, ("delete", 0), ("put", 1), node="n2")),
+        (_WRITER, _spec("B", _TAKE, ("delete", 0), ("put", 1), node="n2")),
         acknowledged=4,
     ),
     "two host names, append": Plan(
         APPEND,
         "some",
-        (_WRITER, _spec("B", _OPEN, ("delete", 0), ("put", 1), node="n2")),
+        (_WRITER, _spec("B", _TAKE, ("delete", 0), ("put", 1), node="n2")),
         acknowledged=4,
     ),
     "a machine without the segments": Plan(

@@ -170,7 +170,7 @@ def forgetting(rng: Random) -> Plan:
 
 def hosts(rng: Random) -> Plan:
     """A rolling update: two machines, two node names, one root."""
-    specs = [_writer(rng, "old", False, "n1"), _writer(rng, "new", False, "n2")]
+    specs = [_writer(rng, "old", False, "n1"), _writer(rng, "new", rng.random() < 0.8, "n2")]
     if rng.random() < 0.3:
         specs.append(Spec("reader", ((("list",),),)))
     kind = rng.choice((APPEND, OBJECTS, HDFS, NFS))

@@ -232,7 +232,7 @@ def _main_thread() -> object:
     """The first thread of the process that runs, to which a signal would be delivered."""
     task = getcurrent()
     if not isinstance(task, Task):
-        return task
+        return real.main_thread()
     return next(first for first in task.world.tasks if first.process is task.process)
 
 

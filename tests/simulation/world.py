@@ -122,6 +122,10 @@ class Task(greenlet):
         self.daemon = False
         """It may wait without limit: it serves other tasks."""
 
+    def is_alive(self) -> bool:
+        """As of a thread: a program does not end while the simulation runs it."""
+        return not self.process.dead
+
     def _work(self) -> None:
         try:
             if not self.process.dead:
