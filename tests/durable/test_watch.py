@@ -76,6 +76,7 @@ def test_a_clear_deletes_each_key(memory: MemoryStore) -> None:
         events = taken(watch, 3)
         assert [event[:3] for event in events] == [("a", 1, None), ("b", 2, None), ("c", None, 3)]
         # A program that stopped within the clear gets all of it again.
+        assert events[0].position < events[1].position
         again = taken(m.watch(events[0].position), 3)
         assert [event[:3] for event in again] == [event[:3] for event in events]
         assert [event[:3] for event in taken(m.watch(events[1].position), 1)] == [("c", None, 3)]
