@@ -258,7 +258,7 @@ def test_a_map_name_that_is_no_text_is_refused(memory: MemoryStore, name: Any) -
         store.map(name)
 
 
-@pytest.mark.parametrize("given", ["raw", 1, imap_wal.RawSerializer])
+@pytest.mark.parametrize("given", ["json", 1, imap_wal.RawSerializer])
 def test_what_is_not_a_serializer_is_refused(tmp_path: Path, given: Any) -> None:
     """Before an entry is read with it."""
     with imap_wal.open(tmp_path) as store:

@@ -37,6 +37,7 @@ KEYS = {
     "92 01 91 a1 61": (1, ("a",)),
     "01": Decimal("1.0"),
     "d6 03 92 01 91 02": frozenset({(2,), 1}),
+    "c7 05 03 9301ccc8ff": frozenset({200, 1, -1}),  # not in the order of their hashes
     "c7 19 04" + b"2026-01-02T02:04:05+00:00".hex(): dt.datetime(2026, 1, 2, 3, 4, 5, 0, PARIS),
 }
 _serializer = MsgpackSerializer()
