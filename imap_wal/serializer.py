@@ -207,16 +207,18 @@ class MsgpackSerializer:
                 problem = str(error)
             elif isinstance(error, RecursionError):
                 problem = "it has too many levels"
+            elif str(error).startswith("unhashable type: "):
+                problem = "a " + str(error).split("'")[1]
             else:
                 problem = self._problem(plain)[1]
             raise NotSerializable(f"{problem or error}; {_KEY_ADVICE}") from error
         return data
 
-    def demand_key(self, key: bytes) -> None:
-        """Raise ValueError unless these are bytes that `dump_key` returns, here or of a
-        `TypedSerializer`."""
+    def demand_key(self, key: bytes, *, typed: bool = False) -> None:
+        """Raise ValueError unless these are bytes that `dump_key` returns; `typed`: that of a
+        `TypedSerializer`, whose keys may be objects."""
         loaded = self.load_key(key)
-        if key_bytes(loaded) != key:
+        if (key_bytes(loaded) if typed else self.dump_key(loaded)) != key:
             raise ValueError(
                 f"the key {shown(key)} is not the bytes that the default serializer writes for "
                 f"{shown(loaded)}"

@@ -23,6 +23,7 @@ from imap_wal.entry import (
     KEY,
     KEY_CLASS,
     MAP,
+    MSGPACK,
     VALUE,
     VALUE_CLASS,
     DataEntry,
@@ -107,7 +108,7 @@ def demand_form(key_class: str, key: bytes, value_class: str, value: bytes | Non
     """Raise ValueError unless a key and a value (None: there is none) of class msgpack, also with
     types, are what a map writes. Those of other classes may be any bytes."""
     if is_msgpack(key_class):
-        _msgpack.demand_key(key)
+        _msgpack.demand_key(key, typed=key_class != MSGPACK)
     if is_msgpack(value_class) and value is not None:
         _msgpack.load(value)
 

@@ -47,11 +47,9 @@ class SegmentReader:
     """Reads a segment from start to end. The constructor reads the header, and raises `ShortLog`,
     `CorruptLog` or `UnsupportedVersion`."""
 
-    def __init__(
-        self, store: SegmentStore, path: str, types: Container[int] = format.TYPES
-    ) -> None:
-        """`types`: those of the frames that the file may have."""
-        self._store, self._types = store, types
+    def __init__(self, store: SegmentStore, path: str, types: Container[int] | None = None) -> None:
+        """`types`: those of the frames that the file may have; None: those of a segment."""
+        self._store, self._types = store, format.TYPES if types is None else types
         self.path = path
         start = store.read(path, 0, 4096)
         needed = format.header_bytes_needed(start)

@@ -22,12 +22,12 @@ def test_a_store_under_another_node_shuts_the_former_out(tmp_path: Path, kind: s
     inner = LocalStore(str(tmp_path)) if kind == "append" else LocalObjects(str(tmp_path))
     first = embedded(inner, "host-a")
     first.map("m").update({"a": 1, "b": 1})
-    with embedded(inner, "host-b") as second:
+    with embedded(inner, "host-b", takeover=True) as second:
         del second.map("m")["a"]
         with pytest.raises((OutcomeUnknown, Fenced)):
             first.map("m")["a"] = 2
         assert dict(second.map("m")) == {"b": 1}
-    with embedded(inner, "host-a") as again:
+    with embedded(inner, "host-a", takeover=True) as again:
         assert dict(again.map("m")) == {"b": 1}
 
 

@@ -18,7 +18,7 @@ from tests.chart.rendering import CHART
 
 FILE = CHART / "values.schema.json"
 TYPES = {str: "string", Path: "string", int: "integer", float: "number", bool: "boolean"}
-NOT_IN_FILES = {"takeover"}
+NOT_IN_FILES = {"takeover", "place"}
 
 
 def kind(hint: Any) -> dict[str, Any]:

@@ -406,7 +406,11 @@ def bad(run: Run, url: str) -> list[dict[str, Any]]:
 def many_segments(tmp_path: Path) -> Path:
     """A log of node n1 with 17 segments and an archive."""
     with imap_wal.open(
-        str(tmp_path / "log"), node="n1", preallocate=False, segment_bytes=300
+        str(tmp_path / "log"),
+        node="n1",
+        preallocate=False,
+        segment_bytes=300,
+        auto_rewrite_percentage=0,
     ) as store:
         store.map("m").update({"a": 1, "b": 2})
         store.archive()
@@ -424,7 +428,9 @@ def test_a_folder_with_another_nodes_log_is_one_finding(
     """There was a finding for each of the 17 files, and none named the cause."""
     nodes = many_segments / "default/embedded/nodes"
     if how == "copied over another node":
-        with imap_wal.open(str(many_segments), node="n2", shared=True) as store:
+        with imap_wal.open(
+            str(many_segments), node="n2", shared=True, auto_rewrite_percentage=0
+        ) as store:
             store.map("m")["x"] = 1
         shutil.rmtree(nodes / "n2")
     shutil.copytree(nodes / "n1", nodes / "n2")

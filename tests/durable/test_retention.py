@@ -241,7 +241,9 @@ def test_removal_is_the_same_with_fewer_segments_read(
     """The same files are removed if all segments are read, or only those that may be removed."""
     monkeypatch.setattr(policy, "MB", 1000)
     chance = Random(7)
-    with imap_wal.open(f"{tmp_path.as_uri()}/log", node="n", preallocate=False) as store:
+    with imap_wal.open(
+        f"{tmp_path.as_uri()}/log", node="n", preallocate=False, auto_rewrite_percentage=0
+    ) as store:
         for number in range(14):
             store.map("m", raw=True)[b"%d" % number] = chance.randbytes(chance.randrange(1000))
             if number in (9, 12):

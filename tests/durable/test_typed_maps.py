@@ -277,7 +277,7 @@ def refusal(memory: MemoryStore, **options: Any) -> str:
     return str(raised.value)
 
 
-def test_a_map_of_another_class_is_refused_with_a_way_out(memory: MemoryStore) -> None:
+def test_a_map_of_another_class_is_refused(memory: MemoryStore) -> None:
     with embedded(memory) as store:
         store.map("m")["k"] = {"number": 7}
     text = refusal(memory, key=str, value=Seat)

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import imap_wal
@@ -35,7 +35,7 @@ from imap_wal.serializer import MsgpackSerializer
 from imap_wal.workers import messages
 from imap_wal.workers.once import REQUESTS
 from imap_wal.workers.server import Server
-from tests.kit.effort import thorough
+from tests.kit.effort import share, thorough
 from tests.kit.worker_processes import CONTEXT, count, journal, serving
 from tests.support import Threads, eventually
 
@@ -205,6 +205,7 @@ class Cutting:
         patch.setattr(Server, "_answer", cut)
 
 
+@settings(max_examples=share(50, least=3))
 @given(seed=st.integers(0, 2**32))
 def test_a_request_that_is_sent_again_counts_once(
     tmp_path_factory: pytest.TempPathFactory, seed: int
@@ -348,7 +349,7 @@ def test_a_server_that_is_fenced_gives_way(stores: Callable[..., Any], tmp_path:
     assert m.add("n") == 6
 
 
-def test_without_a_server_a_client_that_may_not_serve_says_so(stores: Callable[..., Any]) -> None:
+def test_a_client_that_may_not_serve_needs_a_server(stores: Callable[..., Any]) -> None:
     with pytest.raises(StorageUnavailable, match="no process serves the store at"):
         stores(serve=False, timeout_s=0.2)
 

@@ -35,7 +35,9 @@ def root(tmp_path: Path) -> Path:
 
 
 def opened(root: Path) -> imap_wal.Store:
-    return imap_wal.open(f"file://{root}", node="n1", segment_bytes=65536)
+    return imap_wal.open(
+        f"file://{root}", node="n1", segment_bytes=65536, auto_rewrite_percentage=0
+    )
 
 
 def segments(root: Path) -> list[Path]:
