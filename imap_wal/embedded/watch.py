@@ -130,6 +130,8 @@ class Watch(Iterator[Event]):
         if not self._events:
             self.position = self._read_to
             if (error := self._error or failure) is not None:
+                if self._error is None and self._writer.closed:
+                    return False  # `failure` may be the committer's, which is closed before `end`
                 self._stop.set()
                 raise error
         return True

@@ -128,6 +128,15 @@ def test_a_watch_ends_with_its_store(memory: MemoryStore) -> None:
         assert list(another) == []
 
 
+def test_a_watch_ends_while_its_store_closes(memory: MemoryStore) -> None:
+    """The committer refuses changes before the watch is told that the store was closed."""
+    store = embedded(memory)
+    watch = store.map("m").watch()
+    store.changes.openness.closed = True
+    store.committer.close()
+    assert list(watch) == []
+
+
 def test_a_failed_store_raises_its_error(memory: MemoryStore) -> None:
     faulty = FaultyStore(MemoryStore(f"failed-{next(numbers)}"))
     store = embedded(faulty)
