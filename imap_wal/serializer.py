@@ -254,7 +254,7 @@ class MsgpackSerializer:
                 if problem:
                     return f"[{number}]{place}", problem
         elif isinstance(value, set | frozenset):
-            problems = (self._problem(each, level + 1)[1] for each in value)
+            problems = (self._problem(item, level + 1)[1] for item in value)
             return "", next((f"{problem} in a set" for problem in problems if problem), "")
         return "", "" if isinstance(value, list | dict) else self._leaf_problem(value)
 
@@ -317,11 +317,11 @@ def plain_key(key: Any, levels: int = extension.LEVELS_MAX) -> Any:
         hash(key)
         return key.tobytes()
     if isinstance(key, tuple):
-        return [plain_key(each, levels) for each in key]
+        return [plain_key(item, levels) for item in key]
     if isinstance(key, frozenset):
         if not levels:
             raise NotSerializable(f"more than {extension.LEVELS_MAX} levels of sets")
-        return extension.set_of(_pack_apart(plain_key(each, levels - 1)) for each in key)
+        return extension.set_of(_pack_apart(plain_key(item, levels - 1)) for item in key)
     if type(key) is dict:  # an object as a key of a typed map; `dump_key` refuses it for others
         return {name: plain_key(each, levels) for name, each in key.items()}
     if isinstance(key, Decimal):
@@ -414,7 +414,7 @@ class RawSerializer:
 
 
 class PickleSerializer(MsgpackSerializer):
-    """Values by `pickle`, keys as in other maps. **Only for logs that nobody else can write:
+    """Values by `pickle`, keys as in other maps. **Only for logs that no one else can write:
     whoever can write into the log, its folder or its bucket can run any code in each process that
     reads the map.** A pickle also depends on the module and the fields of its class: a value may
     not be readable after they are renamed. `imap-wal` and Spark show only the bytes. Prefer types:

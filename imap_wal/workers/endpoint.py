@@ -77,12 +77,13 @@ class Endpoint:
             os.unlink(self.path)
         listening = Sockets.kept(socket.socket(socket.AF_UNIX))
         # The umask applies to the whole process. Files that other threads create have such modes
-        # anyway.
-        before = os.umask(0o177)
+        # anyway; with 0o177, this process could not enter a folder that one of them creates.
+        before = os.umask(0o077)
         try:
             listening.bind(self.path)
         finally:
             os.umask(before)
+        os.chmod(self.path, 0o600)
         listening.listen(128)
         return listening
 
@@ -110,7 +111,7 @@ def is_same_user(connection: socket.socket) -> bool:
 
 
 class Sockets:
-    """A forked child closes the sockets of its parent: otherwise nobody would notice that the
+    """A forked child closes the sockets of its parent: otherwise no one would notice that the
     parent has died."""
 
     _open: ClassVar[WeakSet[socket.socket]] = WeakSet()

@@ -257,9 +257,3 @@ def error_of(name: Any, text: Any) -> Exception:
         made: Exception = getattr(errors, name)(str(text))
         return made
     return _BUILT_IN.get(name, ImapWalError)(str(text))
-
-
-def demand(condition: object, reason: str) -> None:
-    """Raises `InvalidSetting`."""
-    if not condition:
-        raise InvalidSetting(reason)

@@ -96,9 +96,9 @@ _serving: WeakSet[Serving] = WeakSet()
 
 
 def _stop_all() -> None:
-    for each in list(_serving):
+    for serving in list(_serving):
         with suppress(Exception):
-            each.stop()
+            serving.stop()
 
 
 atexit.register(_stop_all)

@@ -78,7 +78,7 @@ def test_a_job_comes_back_after_its_lease(memory: MemoryStore) -> None:
         again = queue.take(lease=10)
         assert again is not None and (again.value, again.attempt) == ("a", 2)
         assert not queue.ack(late) and not queue.nack(late)
-        clock.advance(11)  # nobody else has taken it yet
+        clock.advance(11)  # no one else has taken it yet
         assert queue.ack(again)
         for lease in (0, -1, True, "60", float("nan")):
             with pytest.raises(InvalidSetting):

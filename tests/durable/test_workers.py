@@ -33,6 +33,7 @@ from imap_wal.errors import (
 )
 from imap_wal.serializer import MsgpackSerializer
 from imap_wal.workers import messages
+from imap_wal.workers.endpoint import Endpoint
 from imap_wal.workers.once import REQUESTS
 from imap_wal.workers.server import Server
 from tests.kit.effort import share, thorough
@@ -492,3 +493,24 @@ def test_a_forked_child_gets_a_clear_error(stores: Callable[..., Any]) -> None:
             os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
     assert m["a"] == 1 and store.is_serving
+
+
+def test_a_folder_made_during_a_bind_can_be_entered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The umask is that of the whole process, also of a thread that begins an archive."""
+    umask = os.umask
+
+    def made(mask: int) -> int:
+        before = umask(mask)
+        (tmp_path / f"folder-{mask:o}").mkdir()
+        return before
+
+    monkeypatch.setattr(os, "umask", made)
+    endpoint = Endpoint(tmp_path / "s")
+    endpoint.listen().close()
+    monkeypatch.undo()
+    folders = list(tmp_path.glob("folder-*"))
+    assert len(folders) == 2
+    assert all(stat.S_IMODE(folder.stat().st_mode) & 0o700 == 0o700 for folder in folders)
+    assert stat.S_IMODE(os.stat(endpoint.path).st_mode) == 0o600
