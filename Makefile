@@ -112,7 +112,8 @@ endif
 # at once.
 test-all: setup lint ## everything, before a release: the tests of `make test` in full, storages, the short form of torture, Hazelcast's own tests
 	$(MVN) verify
-	$(PYTEST) $(SPREAD) --hypothesis-profile all
+	$(PYTEST) $(SPREAD) -m 'not alone' --hypothesis-profile all
+	$(PYTEST) -m alone
 	$(BIN)/python -m tests.hazelcast_maps
 
 test-hazelcast: setup ## Hazelcast's own tests of maps, with the plug-in as map store of each map: STORE=simple or none compares

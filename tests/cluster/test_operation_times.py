@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.operation_times import STATES, Times, measured, medians
 from tests.kit.effort import thorough
 
@@ -28,7 +30,7 @@ def test_no_operation_waits_for_a_backup(classpath: str, tmp_path: Path) -> None
     assert slow(measured(tmp_path, classpath, 3), WAITS_MS) == {}
 
 
+@pytest.mark.alone
 @thorough
 def test_no_operation_takes_100_ms_at_the_median(classpath: str, tmp_path: Path) -> None:
-    """The machine has nothing else to do in this test."""
     assert slow(measured(tmp_path, classpath, 41), SLOW_MS) == {}

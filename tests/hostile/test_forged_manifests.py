@@ -74,6 +74,8 @@ SNAPSHOT = {
     "until_ms": 0,
     "sizes": [1],
     "rows": [1],
+    "borders": [""],
+    "expiries": [0],
     "versions": 0,
     "last_expiry_ms": 0,
 }

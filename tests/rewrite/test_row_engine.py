@@ -69,7 +69,7 @@ class EitherEngine(LocalEngine):
 
 
 @settings(
-    max_examples=share(150, ci=3),
+    max_examples=share(50, ci=3),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

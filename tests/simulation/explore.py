@@ -98,14 +98,13 @@ def orders(tasks: int) -> Iterator[Order]:
 
 def sweep(plan: Plan, chosen: tuple[Order, ...] = (), every: int = 1) -> Iterator[Result]:
     """A plan with one long pause of every task at every one of its calls, or at each `every`-th, in
-    all orders of the others or in the `chosen` ones; inside of `installed()`."""
+    all orders of the others or in the `chosen` ones; inside of `installed()`. The seed of a
+    schedule depends only on its order and pause, so all pauses find what some of them find."""
     result = play(plan, Pause((), -1, 1, ()))  # one after the other
     yield result
-    number = 0
-    for before, paused, inside in chosen or orders(result.tasks):
+    for number, (before, paused, inside) in enumerate(chosen or orders(result.tasks)):
         for at in itertools.count(1, every):
-            number += 1
             pause = Pause(before, paused, at, inside)
-            yield play(replace(plan, seed=number), pause)
+            yield play(replace(plan, seed=1000 * number + at), pause)
             if not pause.reached:
                 break

@@ -16,7 +16,7 @@ from imap_wal.agent.membership import claims
 from imap_wal.agent.reads import reads
 from imap_wal.errors import ImapWalError, LostRace
 from imap_wal.manifest.snapshots import NO_VERSIONS
-from imap_wal.read import cluster, parquet_scan, scan
+from imap_wal.read import cluster, scan
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.rewrite import conflicts, drop, part_writer, plan, tally
@@ -26,6 +26,7 @@ from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.plan import Result, RewritePlan
 from imap_wal.rewrite.run import rewrite
 from imap_wal.rewrite.sorted_runs import Sizes
+from imap_wal.rules import counts
 from imap_wal.worker import Worker
 from storage_backends import NotFound, StorageError
 from tests.simulation import runs, threads
@@ -308,11 +309,7 @@ def _ranges_share_their_names(put: Put) -> None:
 
 
 def _owners_are_not_compared(put: Put) -> None:
-    def all_count(rows: Any, places: Any, overtaken: Any) -> Any:
-        return rows, places
-
-    put(scan, "without_overtaken", all_count)
-    put(parquet_scan, "without_overtaken", all_count)
+    put(counts, "_not_overtaken", lambda rows, overtaken: [True] * len(rows))
 
 
 def _a_snapshot_teaches_nothing(put: Put) -> None:

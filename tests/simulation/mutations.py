@@ -22,6 +22,7 @@ from imap_wal.manifest.node import NodeManifest, Seen
 from imap_wal.parquet.writer import ParquetFile
 from imap_wal.read import cluster, parquet_scan
 from imap_wal.read import state as node_state
+from imap_wal.read.file_scan import EntryBatch
 from imap_wal.read.state import ClusterState
 from imap_wal.repair.snapshots import SnapshotRepair
 from imap_wal.retention import archive, snapshots
@@ -283,7 +284,10 @@ def _a_page_is_answered_once(put: Put) -> None:
 
 
 def _archived_clears_are_entries(put: Put) -> None:
-    put(parquet_scan, "_has_clears", lambda rows: False)
+    def without(*arguments: Any, clears: bool) -> EntryBatch:
+        return EntryBatch(*arguments)
+
+    put(parquet_scan, "EntryBatch", without)
 
 
 def _any_clock_will_do(put: Put) -> None:

@@ -26,7 +26,6 @@ QUICK = {
     "a change that comes after a rewrite has dropped the tombstone": 3,
     "a change that comes after a second rewrite has dropped the tombstone": 3,
     "a change that comes after its map was dropped": 3,
-    "two survivors with a change under way": 6,
     "two halves of a split network": 3,
     "a takeover of a file that is appended by path": 1,
     "both halves of a split network change a key": 6,
@@ -35,7 +34,7 @@ QUICK = {
     "a node on objects is forgotten beside its writer": 6,
     "a clear beside an archive and a rewrite": 47,
     "a listing through an agent": 47,
-    "threads that change the same numbers": 13,
+    "threads that change the same numbers": 3,
     "a folder that is replaced beside its writer": 13,
     "a rewrite in ranges": 47,
 }

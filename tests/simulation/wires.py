@@ -104,6 +104,7 @@ class SimRouter:
         me, endpoint = actor(), lock.endpoint
         self.workers: list[Any] = []
         self.door: Any = Open()
+        self.gate = None  # every process of the simulation is admitted
         self.endpoint, self.process, self.closed = endpoint, me.process, False
         self.inbox: collections.deque[Message] = collections.deque()
         self.connections: dict[bytes, Connection] = {}

@@ -103,7 +103,7 @@ def test_a_file_that_a_server_does_not_have_is_absent(status: int) -> None:
 def test_an_s3_service_that_cannot_be_reached_is_named() -> None:
     """Its library has classes of its own for this."""
     with pytest.raises(Unavailable, match=r"^s3://bucket/maps: .*cannot be reached.*check that"):
-        store_at("s3", 1)
+        store_at("s3", 1).list("")
 
 
 def _do(operation: str, scheme: str, port: int) -> object:
