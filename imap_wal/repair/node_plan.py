@@ -105,22 +105,25 @@ class NodePlan:
         if self.shared is None:
             return epochs
         copied = forked(epochs, self.shared, self._new_id)
-        # Segments of another copy, and those whose epoch was guessed because they are missing.
+        # Segments whose id the manifest does not have, and then those whose epoch was guessed
+        # because they are missing: new segments have the last id.
         more = [
             Epoch(number, id, self.shared)
-            for number, id in (*self._epoch_ids.items(), *sorted(self._others))
+            for number, id in (*sorted(self._others), *self._epoch_ids.items())
             if id not in ids(copied, number)
         ]
         return tuple(sorted((*copied, *more), key=lambda epoch: epoch.number))
 
     def keeps(self, header: SegmentHeader) -> None:
         """Note that the copy has a segment unchanged. The segment may be from another copy of the
-        log, which was written too; its entries are kept."""
+        log, which was written too; its entries are kept. Or the manifest is older than it, and does
+        not have its epoch."""
         epoch_ids = ids(self.manifest.epochs, header.epoch)
-        if epoch_ids and header.epoch_id not in epoch_ids:
-            self.changed = True
-            self.differs(Position(header.epoch, header.number, 0, 0))
+        if header.epoch_id not in epoch_ids:
             self._others.add((header.epoch, header.epoch_id))
+            if epoch_ids:
+                self.changed = True
+                self.differs(Position(header.epoch, header.number, 0, 0))
 
     def _new_id(self, epoch: int) -> str:
         return self._epoch_ids.setdefault(epoch, epoch_id(self.randomness.token()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -150,6 +151,27 @@ def test_archives_of_a_lost_manifest_are_adopted(run: Run, tmp_path: Path) -> No
             flip(lost, 30)
     repair(run, tmp_path)
     assert values(f"{tmp_path}/copy") == {**{f"k{key}": key for key in range(10)}, "k1": "after"}
+
+
+@pytest.mark.parametrize("mode", ["salvage", "point-in-time"])
+def test_a_node_of_an_older_backup_is_repaired(run: Run, tmp_path: Path, mode: str) -> None:
+    """The snapshot is of later segments, so their epochs are guessed. The repaired copy did not
+    open: its manifest had another id for the epoch of the segments that were there."""
+    log = tmp_path / "log"
+    with imap_wal.open(log, node="n1", auto_rewrite_percentage=0) as store:
+        store.map("m")["before"] = 1
+    folder = log / "default/embedded/nodes/n1"
+    shutil.copytree(folder, tmp_path / "backup")
+    with imap_wal.open(log, node="n1", auto_rewrite_percentage=0, segment_bytes=4096) as store:
+        later = {number: random.Random(number).randbytes(1000) for number in range(16)}
+        for number, value in later.items():
+            store.map("m")[number] = value
+    assert len(list(folder.glob("wal/*.wal"))) > 3
+    assert run("rewrite", log).code == 0
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "backup", folder)
+    repair(run, tmp_path, "--mode", mode)
+    assert values(f"{tmp_path}/copy") == {"before": 1, **later}
 
 
 def test_void_entries_of_a_former_lifetime_stay_void(run: Run, log: Path, tmp_path: Path) -> None:

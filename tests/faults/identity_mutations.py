@@ -81,4 +81,11 @@ OF_IDENTITIES = (
         "if False and missing[-1] > self",
         "tests/actors/test_replaced_folders.py::test_a_replaced_prefix_is_noticed_at_the_next_checkpoint",
     ),
+    Mutation(
+        "a repaired copy forgets the epochs that an older manifest does not have",
+        "imap_wal/repair/node_plan.py",
+        "        if header.epoch_id not in epoch_ids:",
+        "        if epoch_ids and header.epoch_id not in epoch_ids:",
+        "tests/cli/test_repair_metadata.py::test_a_node_of_an_older_backup_is_repaired",
+    ),
 )
