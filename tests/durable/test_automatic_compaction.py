@@ -65,8 +65,8 @@ def test_the_default_compacts_by_itself(tmp_path: Path, monkeypatch: pytest.Monk
             store.map("m", raw=True).update({b"%d" % key: value for key in range(100)})
         eventually(lambda: size(tmp_path) < 10_000_000, "the log is compacted", 60)
         assert store.statistics.commits.bytes > 30_000_000
-        # How much one run finds depends on when it begins.
-        eventually(lambda: store.statistics.compaction.removed_bytes > 1_000_000, "a run", 60)
+        # Files are removed before a run is counted, and the first run may find little.
+        eventually(lambda: store.statistics.compaction.removed_bytes > 8_000_000, "runs", 60)
     with imap_wal.open(tmp_path) as store:
         assert len(store.map("m", raw=True)) == 100
 
