@@ -1,5 +1,5 @@
-"""On the page of promises, each test becomes its name in words, with the first paragraph of its
-docstring."""
+"""On the page of promises and the page that compares, each test becomes its name in words, with the
+first paragraph of its docstring."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+PAGES = ("promises.md", "comparison.md")
 TEST = re.compile(r"`(tests/[\w/]+\.py)::test_(\w+)`")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    return TEST.sub(_said, markdown) if page.file.src_uri == "promises.md" else markdown
+    return TEST.sub(_said, markdown) if page.file.src_uri in PAGES else markdown
 
 
 def _said(test: re.Match[str]) -> str:

@@ -46,39 +46,39 @@ from storage_backends.location import Place
 class OpenOptions(SettingsOptions, total=False):
     """The keyword arguments of `open`, for functions that pass them on."""
 
+    serializer: Serializer[Any, Any] | SerializerName | None
+    read_only: bool
+    follow: bool | float
+    takeover: bool
+    shared: bool
+    storage_options: Mapping[str, Any] | None
+    wal_dir: str | os.PathLike[str]
+    wal_filter: WalFilter | None
     namespace: str
     cluster: str
     node: str
-    takeover: bool
-    serializer: Serializer[Any, Any] | SerializerName | None
+    storage: SegmentStore | None
     clock: Clock | None
     randomness: Randomness | None
-    storage: SegmentStore | None
-    wal_dir: str | os.PathLike[str]
-    storage_options: Mapping[str, Any] | None
-    wal_filter: WalFilter | None
-    shared: bool
-    read_only: bool
-    follow: bool | float
 
 
 def open(  # the public name: imap_wal.open
     url: Place,
     *,
+    serializer: Serializer[Any, Any] | SerializerName | None = None,
+    read_only: bool = False,
+    follow: bool | float = False,
+    takeover: bool = False,
+    shared: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    wal_dir: str | os.PathLike[str] = "",
+    wal_filter: WalFilter | None = None,
     namespace: str = "default",
     cluster: str = "embedded",
     node: str = "embedded",
-    takeover: bool = False,
-    serializer: Serializer[Any, Any] | SerializerName | None = None,
+    storage: SegmentStore | None = None,
     clock: Clock | None = None,
     randomness: Randomness | None = None,
-    storage: SegmentStore | None = None,
-    wal_dir: str | os.PathLike[str] = "",
-    storage_options: Mapping[str, Any] | None = None,
-    wal_filter: WalFilter | None = None,
-    shared: bool = False,
-    read_only: bool = False,
-    follow: bool | float = False,
     **settings: Unpack[SettingsOptions],
 ) -> Store:
     """Open the durable maps under a folder or URL. Creates them if there are none.
@@ -90,30 +90,31 @@ def open(  # the public name: imap_wal.open
 
     Args:
         url: a folder or any fsspec URL.
-        namespace: namespace of the cluster.
-        cluster: cluster of the maps.
-        node: name of this writer's log in the cluster.
-        takeover: fence the process that has the maps open; that process then acknowledges nothing
-            more.
         serializer: for all maps that have none of their own; None: `MsgpackSerializer`. A name, as
             for `Store.map`.
-        clock: for tests.
-        randomness: for tests.
-        storage: an open storage, instead of the one that `url` names.
-        wal_dir: another URL for the segments being written, for example on a fast local disk, with
-            archives and snapshots on an object store. The root records it, but each open must pass
-            it if its kind of storage is not that of the root.
-        storage_options: options for the storage of `url`, such as credentials. They are never
-            shown or stored.
-        wal_filter: called with every entry of the log before it is applied; it keeps, skips or
-            changes the entry, or stops (`imap_wal.embedded.wal_filter`).
-        shared: do not fence stores under other node names.
         read_only: only read, beside a process that writes, or without one. This takes no lock,
             fences nothing and writes nothing. There may be any number of such stores. They show the
             maps as they are in the log; changes raise `ReadOnly`, `node` is not used.
         follow: with `read_only`, show new changes as they come; otherwise `Store.refresh` does. A
             number: look for them at this interval, in seconds. True: every 2 ms in local files,
             every second in other storages.
+        takeover: fence the process that has the maps open; that process then acknowledges nothing
+            more.
+        shared: do not fence stores under other node names.
+        storage_options: options for the storage of `url`, such as credentials. They are never
+            shown or stored.
+        wal_dir: another URL for the segments being written, for example on a fast local disk, with
+            archives and snapshots on an object store. The root records it, but each open must pass
+            it if its kind of storage is not that of the root.
+        wal_filter: called with every entry of the log before it is applied; it keeps, skips or
+            changes the entry, or stops (`imap_wal.embedded.wal_filter`).
+        namespace: namespace of the cluster.
+        cluster: cluster of the maps.
+        node: name of this writer's log in the cluster.
+        storage: an open storage, instead of the one that `url` names.
+        clock: for tests: an object with `now_ms()`, Unix time in milliseconds, and `monotonic()`,
+            in seconds.
+        randomness: for tests.
         **settings: fields of `Settings`.
 
     Returns:

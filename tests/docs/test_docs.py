@@ -3,6 +3,7 @@ for it (only the paths are replaced)."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -19,7 +20,9 @@ from click.testing import CliRunner
 import imap_wal
 from imap_wal.clock import SystemClock
 from rewrite_cli import cli
-from tests.kit.effort import every
+from tests.kit.effort import every, thorough
+from tests.kit.pages import titled
+from tests.storage.s3_gateway import running_moto
 
 ROOT = Path(__file__).parents[2]
 ALL_PAGES = [
@@ -59,14 +62,35 @@ def commands() -> Iterator[tuple[str, str]]:
 
 
 PYTHON, COMMANDS = dict(blocks("python")), dict(commands())
+ON_S3 = {name for name, text in PYTHON.items() if '"s3://' in text}
 
 
 def elsewhere(text: str, root: Path) -> str:
     return re.sub(r"/tmp/|/var/lib/(?=maps)|/mnt/(?=backups)", f"{root}/", text)
 
 
-@pytest.mark.parametrize("name", PYTHON)
+@pytest.mark.parametrize("name", PYTHON.keys() - ON_S3)
 def test_each_python_block_runs(name: str, tmp_path: Path) -> None:
+    run(name, tmp_path)
+
+
+@thorough
+def test_python_blocks_run_on_s3(tmp_path: Path) -> None:
+    """tests/storage/test_s3.py verifies S3 in `make test`."""
+    assert ON_S3
+    with running_moto(tmp_path) as service:
+        options = service.options
+        for name in ON_S3:
+            run(
+                name,
+                tmp_path,
+                AWS_ENDPOINT_URL=options["endpoint_url"],
+                AWS_ACCESS_KEY_ID=options["key"],
+                AWS_SECRET_ACCESS_KEY=options["secret"],
+            )
+
+
+def run(name: str, tmp_path: Path, **environment: str) -> None:
     program = tmp_path / "block.py"  # a file: the children of multiprocessing import it
     program.write_text(elsewhere(PYTHON[name], tmp_path), encoding="utf-8")
     ended = subprocess.run(
@@ -75,9 +99,28 @@ def test_each_python_block_runs(name: str, tmp_path: Path) -> None:
         text=True,
         check=False,
         cwd=tmp_path,
+        env={**os.environ, **environment},
         timeout=120,
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_the_page_about_pytest_passes(tmp_path: Path) -> None:
+    """Each file on it, as pytest runs it for a user."""
+    files = titled(ROOT / "docs/how-to/testing.md")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "."]
+    ended = subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stdout
+    assert f"{text.count('def test_')} passed" in ended.stdout
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""The page of promises: each is described on the linked page, and its tests exist."""
+"""The page of promises, and the tasks on the page that compares: each is described on the linked
+page, and its tests exist."""
 
 from __future__ import annotations
 
@@ -12,17 +13,27 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/promises.md"
+COMPARISON = ROOT / "docs/comparison.md"
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
-def promises() -> Iterator[tuple[str, str, str]]:
+def tables(page: Path) -> Iterator[list[list[str]]]:
+    """The rows of each table, the first of them with the titles of the columns."""
+    rows: list[list[str]] = []
+    for line in [*page.read_text(encoding="utf-8").splitlines(), ""]:
+        if line.startswith("| "):
+            rows.append([cell.strip() for cell in line.strip("|").split("|")])
+        elif rows and not line.startswith("|---"):
+            yield rows
+            rows = []
+
+
+def promises(page: Path) -> Iterator[tuple[str, str, str]]:
     """(promise, where it is described, its tests) of each line."""
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
-        cells = (
-            [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("| ") else []
-        )
-        if len(cells) == 3 and cells[0] != "promise":
-            yield cells[0], cells[1], cells[2]
+    for title, *rows in tables(page):
+        if title[-1] == "verified by":
+            for promise, described, held in rows:
+                yield promise, described, held
 
 
 @cache
@@ -48,7 +59,17 @@ def headings(page: Path) -> set[str]:
     }
 
 
-PROMISES = list(promises())
+PROMISES, TASKS = list(promises(PAGE)), list(promises(COMPARISON))
+
+
+def test_each_task_that_we_solve_names_its_tests() -> None:
+    """And no other task."""
+    (table,) = (rows for rows in tables(COMPARISON) if rows[0][:2] == ["task", "imap-wal"])
+    assert len(table) == 26
+    solved = [row[0] for row in table[1:] if row[1].startswith("✔")]
+    assert [re.sub(r"[*\[\]]", "", task) for task, *_ in TASKS] == solved
+    peers = {cell[:1] for row in table[1:] for cell in row[1:]}
+    assert peers <= {"✔", "○", "–"}, "no other marks are explained"
 
 
 def test_no_promise_is_listed_twice() -> None:
@@ -57,7 +78,9 @@ def test_no_promise_is_listed_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("promise", "described", "held"), PROMISES, ids=[promise[:50] for promise, *_ in PROMISES]
+    ("promise", "described", "held"),
+    [*PROMISES, *TASKS],
+    ids=[promise[:50] for promise, *_ in (*PROMISES, *TASKS)],
 )
 def test_a_promise_is_described_and_its_tests_exist(
     promise: str, described: str, held: str

@@ -127,6 +127,33 @@ def test_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:
             assert source is None or 'rel="canonical"' in tag, f"{page.relative_to(site)}: {tag}"
 
 
+SEARCHES = {
+    "asyncio": "how-to/asyncio/",
+    "compare-and-set": "how-to/atomic/",
+    "counters": "how-to/atomic/",
+    "datetime": "how-to/typed/",
+    "gunicorn": "how-to/several-workers/",
+    "increment": "how-to/atomic/",
+    "pytest": "how-to/testing/",
+    "queue": "how-to/queue/",
+    "sessions": "how-to/expiring/",
+    "transfer": "how-to/atomic/",
+}
+
+
+@thorough
+@pytest.mark.parametrize("word", SEARCHES)
+def test_a_search_shows_the_page_of_its_word_first(site: Path, word: str) -> None:
+    """The search of the site ranks a word in a title above any number of them in the text, and
+    among titles those with few words."""
+    index = json.loads((site / "search/search_index.json").read_text(encoding="utf-8"))
+    titles = {entry["location"]: entry["title"].lower() for entry in index["docs"]}
+    named = [place for place, title in titles.items() if word in title]
+    pages = {place.partition("#")[0] for place in named if not place.startswith("decisions/")}
+    assert SEARCHES[word] in pages
+    assert min(named, key=lambda place: len(titles[place].split())).startswith(SEARCHES[word])
+
+
 @thorough
 @pytest.mark.parametrize("width", [pytest.param(SCREEN, marks=thorough), TELEPHONE])
 def test_no_element_of_any_page_is_wider_than_its_place(

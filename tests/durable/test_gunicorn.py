@@ -17,29 +17,21 @@ import pytest
 
 import imap_wal
 from tests.kit.effort import thorough
+from tests.kit.pages import titled
 from tests.support import eventually
 
+PAGE = Path(__file__).parents[2] / "docs/how-to/several-workers.md"
 APP = """
 import os
 
-import imap_wal
-
-store = None
-
-
-def connected():
-    global store
-    if store is None:
-        store = imap_wal.connect(os.environ["MAPS"], socket=os.environ["MAPS"] + ".sock")
-    return store
+store = None  # the configuration of the page sets it
 
 
 def app(environ, start_response):
-    maps = connected()
     job = environ["PATH_INFO"][1:]
     if job:
-        maps.map("hits").add("all")
-        maps.map("jobs")[job] = os.getpid()
+        store.map("hits").add("all")
+        store.map("jobs")[job] = os.getpid()
     start_response("200 OK", [("Content-Type", "text/plain")])
     return [str(os.getpid()).encode()]
 """
@@ -47,18 +39,20 @@ def app(environ, start_response):
 
 @thorough
 def test_four_workers_of_gunicorn_lose_and_double_nothing(tmp_path: Path) -> None:
-    """A request that got an answer is in the log once; one whose worker was killed at most once."""
+    """A request that got an answer is in the log once; one whose worker was killed at most once.
+    The configuration is that of the page."""
     pytest.importorskip("gunicorn")
     (tmp_path / "app.py").write_text(APP, encoding="utf-8")
+    configuration = titled(PAGE)["gunicorn.conf.py"]
+    configuration = configuration.replace("/var/lib/app/log", f"{tmp_path}/maps")
+    (tmp_path / "gunicorn.conf.py").write_text(configuration, encoding="utf-8")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}/"
     words = ["-m", "gunicorn", "-w", "4", "--threads", "2", "-b", f"127.0.0.1:{port}", "app:app"]
-    place = {"MAPS": str(tmp_path / "maps"), "PYTHONPATH": f"{tmp_path}:{os.getcwd()}"}
-    with subprocess.Popen(
-        [sys.executable, *words], cwd=tmp_path, env={**os.environ, **place}
-    ) as gunicorn:
+    place = {**os.environ, "PYTHONPATH": os.getcwd()}
+    with subprocess.Popen([sys.executable, *words], cwd=tmp_path, env=place) as gunicorn:
         eventually(lambda: ask(url) is not None, "it answers", 60)
         answered: list[str] = []
         unanswered: list[str] = []
