@@ -252,9 +252,10 @@ class DurableMap(MapReads[K, V], MutableMapping[K, V]):
         data = self._key_data(key)
         before = state.get(data, self._owner.now_ms())
         new = function(None if before is None else state.load(data, before))
-        changes = self.changes([(key, None if new is DELETE else new)], ttl)
         if new is DELETE:
-            changes = WriteBatch(state, changes.keys, [None])
+            changes = WriteBatch(state, [self._key_data(key)], [None])
+        else:
+            changes = self.changes([(key, new)], ttl)
         return new, decisions.swap(changes, before, keeps_expiry=ttl is None and new is not DELETE)
 
     def touch(self, key: K, ttl: float | None) -> bool:

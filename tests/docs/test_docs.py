@@ -117,7 +117,8 @@ def test_the_page_about_pytest_passes(tmp_path: Path) -> None:
         text=True,
         check=False,
         cwd=tmp_path,
-        timeout=120,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        timeout=240,
     )
     assert ended.returncode == 0, ended.stdout
     assert f"{text.count('def test_')} passed" in ended.stdout

@@ -28,12 +28,11 @@ def tables(page: Path) -> Iterator[list[list[str]]]:
             rows = []
 
 
-def promises(page: Path) -> Iterator[tuple[str, str, str]]:
+def promises(page: Path) -> Iterator[tuple[str, ...]]:
     """(promise, where it is described, its tests) of each line."""
     for title, *rows in tables(page):
         if title[-1] == "verified by":
-            for promise, described, held in rows:
-                yield promise, described, held
+            yield from map(tuple, rows)
 
 
 @cache

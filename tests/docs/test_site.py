@@ -128,15 +128,12 @@ def test_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:
 
 
 SEARCHES = {
-    "asyncio": "how-to/asyncio/",
     "compare-and-set": "how-to/atomic/",
     "counters": "how-to/atomic/",
     "datetime": "how-to/typed/",
     "gunicorn": "how-to/several-workers/",
     "increment": "how-to/atomic/",
     "pytest": "how-to/testing/",
-    "queue": "how-to/queue/",
-    "sessions": "how-to/expiring/",
     "transfer": "how-to/atomic/",
 }
 

@@ -609,6 +609,15 @@ def test_a_typed_counter_keeps_its_type(memory: MemoryStore) -> None:
         assert hits["home"] == 3
 
 
+def test_change_deletes_a_key_of_any_types(memory: MemoryStore) -> None:
+    """Also if None is no value of the map."""
+    with embedded(memory) as store:
+        hits = store.map("hits", key=str, value=int)
+        hits["home"] = 1
+        assert hits.change("home", lambda hit: imap_wal.DELETE) is None
+        assert dict(hits.items()) == {}
+
+
 def test_types_work_in_several_processes(tmp_path: Path) -> None:
     """Of `connect`: the process that serves does not have the types."""
     with imap_wal.connect(tmp_path / "log", socket=tmp_path / "socket") as serving:
