@@ -60,6 +60,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError("defects that make test does not notice:\n" + "\n".join(late))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """While tests are collected, the garbage collector finds nothing, and needs a tenth of the
+    time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """The garbage collector does not look through thousands of collected tests again and again:
     this saves a sixth of the processor time of quick tests."""

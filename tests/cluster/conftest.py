@@ -18,9 +18,9 @@ OLDER = ROOT / "hazelcast_plugin/target/older"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
+    here = f"{Path(__file__).parent}/"
     for item in items:
-        if here in item.path.parents:
+        if str(item.path).startswith(here):
             item.add_marker(pytest.mark.cluster)
             item.add_marker(pytest.mark.timeout(240))
 

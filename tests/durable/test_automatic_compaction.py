@@ -20,7 +20,7 @@ from imap_wal.rewrite.turn import turn
 from storage_backends import SegmentStore
 from storage_backends.limited import LimitedStore
 from storage_backends.memory import MemoryStore
-from tests.kit.compactions import SMALL, overwrite, size
+from tests.kit.compactions import AUTOMATIC, SMALL, overwrite, size
 from tests.kit.effort import thorough
 from tests.support import embedded, eventually
 
@@ -34,7 +34,7 @@ def test_the_log_of_few_keys_stays_small_by_itself(
 ) -> None:
     monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
     limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 200_000}
-    with imap_wal.open(tmp_path, node="n1", **SMALL, **limits) as store:
+    with imap_wal.open(tmp_path, node="n1", **AUTOMATIC, **limits) as store:
         for _ in range(6):
             expected = overwrite(store, 100)
             eventually(lambda: size(tmp_path) < 400_000, "the log is compacted", 60)
@@ -48,11 +48,11 @@ def test_an_open_counts_what_earlier_runs_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
-    with imap_wal.open(tmp_path, node="n1", **SMALL, auto_rewrite_percentage=0) as store:
+    with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
         expected = overwrite(store, 300)
     assert size(tmp_path) > 500_000
     limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 200_000}
-    with imap_wal.open(tmp_path, node="n1", **SMALL, **limits) as store:
+    with imap_wal.open(tmp_path, node="n1", **AUTOMATIC, **limits) as store:
         eventually(lambda: size(tmp_path) < 100_000, "the log is compacted", 60)
         assert dict(store.map("orders").items()) == expected
 
@@ -181,7 +181,7 @@ def test_a_killed_run_by_itself_is_tried_again(
     monkeypatch.setattr(compaction, "PAUSE_S_MAX", 0.05)
     chance = random.Random(seed)
     limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 50_000}
-    with imap_wal.open(tmp_path, node="n1", **SMALL, **limits) as store:
+    with imap_wal.open(tmp_path, node="n1", **AUTOMATIC, **limits) as store:
         orders, other, expected = store.map("orders"), store._compactor._process, dict[str, float]()
         assert other is not None
         for _ in range(6):
@@ -209,7 +209,7 @@ def test_a_rewrite_by_hand_beside_automatic_ones(
     monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
     chance = random.Random(seed)
     limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 20_000}
-    with imap_wal.open(tmp_path, node="n1", **SMALL, **limits) as store:
+    with imap_wal.open(tmp_path, node="n1", **AUTOMATIC, **limits) as store:
         orders, expected = store.map("orders"), dict[str, float]()
         eventually(
             lambda: changed(orders, expected, chance) and store.statistics.compaction.runs,
@@ -249,10 +249,10 @@ def test_a_close_leaves_a_small_log(tmp_path: Path) -> None:
 
 
 def test_a_close_finds_what_earlier_runs_left(tmp_path: Path) -> None:
-    with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
+    with imap_wal.open(tmp_path, node="n1", **AUTOMATIC) as store:
         expected = overwrite(store, 300)
     limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 200_000}
-    with imap_wal.open(tmp_path, node="n1", **SMALL, **limits, **PATIENT) as store:
+    with imap_wal.open(tmp_path, node="n1", **AUTOMATIC, **limits, **PATIENT) as store:
         assert dict(store.map("orders").items()) == expected
     assert size(tmp_path) < 100_000
 

@@ -129,7 +129,7 @@ def test_a_killed_compaction_is_reported_and_the_next_one_succeeds(tmp_path: Pat
 
 
 def test_close_ends_a_compaction(tmp_path: Path) -> None:
-    store = imap_wal.open(tmp_path, node="n1", auto_rewrite_percentage=0, **SMALL)
+    store = imap_wal.open(tmp_path, node="n1", **SMALL)
     expected = overwrite(store, 100)
     process = store._compactor._process
     assert process is not None
@@ -148,7 +148,7 @@ def test_close_ends_a_compaction(tmp_path: Path) -> None:
 def test_a_compaction_that_was_ended_leaves_no_file(tmp_path: Path) -> None:
     """Its unfinished file is in the folder of a generation that is not written again."""
     snapshots = tmp_path / "default" / "embedded" / "snapshot"
-    with imap_wal.open(tmp_path, node="n1", auto_rewrite_percentage=0, **SMALL) as store:
+    with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
         value = os.urandom(1_000_000)
         for key in range(20):
             store.map("m", raw=True)[b"%d" % key] = value
