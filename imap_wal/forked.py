@@ -1,4 +1,5 @@
-"""A forked child must not use the stores and logs that its parent has open.
+"""A forked child must not use the stores and logs that its parent has open, and no other process
+can get them as a copy.
 
 After `os.fork`, the child has the parent's objects, but not its threads. So a lock that one of
 those threads held is never released, and no commit ever ends. The log belongs to the parent.
@@ -7,6 +8,7 @@ those threads held is never released, and no commit ever ends. The log belongs t
 from __future__ import annotations
 
 import os
+from typing import Any, NoReturn
 from weakref import WeakSet
 
 from imap_wal.errors import Closed, Fenced
@@ -35,6 +37,17 @@ class Openness:
                 f"this {self._what} was opened by process {self._parent}, and this is a forked "
                 f"child of it: open a {self._what} in each process separately, after the fork"
             )
+
+
+class OfOneProcess:
+    """An object that `pickle` and `copy` refuse, with a reason."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"{self!r} belongs to the process that opened it, and cannot be pickled or copied; "
+            "pass the URL, and call imap_wal.open or imap_wal.connect in the other process; "
+            "dict(…) copies the content of a map"
+        )
 
 
 _open: WeakSet[Openness] = WeakSet()

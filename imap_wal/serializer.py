@@ -242,7 +242,7 @@ class MsgpackSerializer:
             return "", f"it has more than {_LEVELS_MAX} levels"
         if isinstance(value, dict):
             for key, each in value.items():
-                problem = self._problem(key, level + 1)[1]
+                problem = self._problem(key)[1]
                 if problem:
                     return "", f"{problem} is a key of a dict"
                 place, problem = self._problem(each, level + 1)

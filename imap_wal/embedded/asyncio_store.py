@@ -16,7 +16,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeAlias, TypeVar, Unpack, overload
@@ -28,10 +28,11 @@ from imap_wal.embedded.durable_map import RAISE, Delete, DurableMap, Pairs, pair
 from imap_wal.embedded.job_queue import AsyncJobQueue
 from imap_wal.embedded.opening import OpenOptions
 from imap_wal.embedded.store import Store, StoreStatistics
-from imap_wal.embedded.transaction import Batch, Transaction
+from imap_wal.embedded.transaction import Batch, Transaction, demand_plain
 from imap_wal.embedded.views import MapReads
 from imap_wal.embedded.watch import AsyncWatch
 from imap_wal.errors import NotSerializable
+from imap_wal.forked import OfOneProcess
 from imap_wal.format import Position
 from imap_wal.rewrite.compaction import Compaction
 from imap_wal.serializer import K, Serializer, SerializerName, V
@@ -47,7 +48,7 @@ _PendingCommit: TypeAlias = "tuple[list[WriteBatch], list[asyncio.Future[None]]]
 """All changes of one commit, and the future of each operation."""
 
 
-class AsyncStore:
+class AsyncStore(OfOneProcess):
     """An open log and its maps, from `aopen`, for one event loop. As an async context manager, it
     closes itself at the end of the block. After that, all methods except `statistics` and `close`
     raise `Closed`."""
@@ -147,8 +148,8 @@ class AsyncStore:
         """Several changes, of one map or more, in one commit at the end of an `async with` block;
         see `Store.batch`."""
         self._changes.check_open()
-        batch = Batch(self._changes)
-        yield batch
+        with closing(Batch(self._changes)) as batch:
+            yield batch
         decision = batch.decision()
         if decision is not None:
             await self.decide(decision)
@@ -159,12 +160,14 @@ class AsyncStore:
         """A decorator: all changes of the function are one commit; see `Store.transaction`. The
         function is a plain one: its reads come from memory. The result is a coroutine function."""
 
+        demand_plain(function)
+
         @wraps(function)
         async def run(*args: P.args, **kwargs: P.kwargs) -> R:
             while True:
                 self._changes.check_open()
-                transaction = Transaction(self._changes)
-                result = function(transaction, *args, **kwargs)
+                with closing(Transaction(self._changes)) as transaction:
+                    result = function(transaction, *args, **kwargs)
                 decision = transaction.decision()
                 if decision is None:
                     return result

@@ -109,13 +109,13 @@ class DurableMap(MapReads[K, V], MutableMapping[K, V]):
         except NotSerializable as error:
             raise error.at(f"map {self.name!r}, key {shown(key)}") from error
 
-    def expiry(self, ttl: object) -> int:
+    def expiry(self, ttl: object, name: str = "ttl") -> int:
         """When an entry with this time to live expires, Unix time in milliseconds. Raises
-        `InvalidSetting`."""
+        `InvalidSetting`, with this name of the time."""
         if not isinstance(ttl, int | float) or isinstance(ttl, bool) or not 0 < ttl <= TTL_S_MAX:
             raise InvalidSetting(
-                f"ttl is {ttl!r}; it takes a number of seconds, more than 0 and up to "
-                f"{TTL_S_MAX:,}, or None for no limit"
+                f"{name} is {ttl!r}; it takes a number of seconds, more than 0 and up to "
+                f"{TTL_S_MAX:,}{', or None for no limit' * (name == 'ttl')}"
             )
         return self._writer.now_ms() + max(1, round(ttl * 1000))
 

@@ -21,6 +21,7 @@ from imap_wal.embedded.decisions import Choice, Decision, OutlookOf
 from imap_wal.embedded.durable_map import DurableMap
 from imap_wal.embedded.map_writer import MapWriter
 from imap_wal.errors import InvalidSetting
+from imap_wal.forked import OfOneProcess
 from imap_wal.serializer import shown
 
 LEASED = ".leased"
@@ -40,7 +41,7 @@ class Job(NamedTuple):
     """The key of the lease; its first part is when it ends, Unix time in milliseconds."""
 
 
-class JobQueue:
+class JobQueue(OfOneProcess):
     """A durable queue, from `Store.queue`: the job that was put first is taken first. Thread-safe.
 
     Each job is taken *at least once*: it is given to another taker if its lease ends, or if the
@@ -124,7 +125,7 @@ class JobQueue:
     def taking(self, lease: float) -> Decision:
         """The decision of `take`. Its answer is the serialised lease and job, or None."""
         leased, waiting = self._leased._state, self._waiting._state
-        now, until = self._writer.now_ms(), self._leased.expiry(lease)
+        now, until = self._writer.now_ms(), self._leased.expiry(lease, "lease")
         token = int.from_bytes(self._writer.log.randomness.token()[:7])
 
         def choose(outlook_of: OutlookOf) -> Choice:
@@ -193,7 +194,7 @@ class Commits(Protocol):
     def decide(self, decision: Decision) -> asyncio.Future[None]: ...
 
 
-class AsyncJobQueue:
+class AsyncJobQueue(OfOneProcess):
     """`JobQueue` for asyncio, from `AsyncStore.queue`; its methods are coroutine functions. If
     `take` is cancelled while it takes a job, the job comes back after the end of its lease."""
 

@@ -15,7 +15,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from html import escape
@@ -29,7 +29,7 @@ from imap_wal.embedded.durable_map import DurableMap
 from imap_wal.embedded.job_queue import LEASED, JobQueue
 from imap_wal.embedded.loading import load
 from imap_wal.embedded.map_writer import MapWriter
-from imap_wal.embedded.transaction import Batch, Transaction
+from imap_wal.embedded.transaction import Batch, Transaction, demand_plain
 from imap_wal.embedded.views import table
 from imap_wal.embedded.wal_filter import WalFilter
 from imap_wal.entry import (
@@ -43,6 +43,7 @@ from imap_wal.entry import (
     Row,
 )
 from imap_wal.errors import InvalidSetting, NotAppended, NotSerializable, StorageUnavailable
+from imap_wal.forked import OfOneProcess
 from imap_wal.names import check_map_name
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.log_writer import LogWriter
@@ -104,7 +105,7 @@ class StoreStatistics:
     `compaction` are empty."""
 
 
-class Store:
+class Store(OfOneProcess):
     """An open log and its maps, from `imap_wal.open`. It is thread-safe. As a context manager, it
     closes itself at the end of the block."""
 
@@ -330,8 +331,8 @@ class Store:
             InvalidSetting: a map is of another store, or was opened with `disable_wal`.
         """
         self.changes.check_open()
-        batch = Batch(self.changes)
-        yield batch
+        with closing(Batch(self.changes)) as batch:
+            yield batch
         decision = batch.decision()
         if decision is not None:
             self.changes.evaluate([decision])
@@ -354,12 +355,14 @@ class Store:
             Errors of the commit as for `DurableMap.put`.
         """
 
+        demand_plain(function)
+
         @wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             while True:
                 self.changes.check_open()
-                transaction = Transaction(self.changes)
-                result = function(transaction, *args, **kwargs)
+                with closing(Transaction(self.changes)) as transaction:
+                    result = function(transaction, *args, **kwargs)
                 decision = transaction.decision()
                 if decision is None:
                     return result

@@ -7,13 +7,15 @@ nothing is changed, and the function runs again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+import threading
+from collections.abc import Callable, Iterator, MutableMapping
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import Any, Protocol, cast
 
 from imap_wal.embedded.changes import MapState, WriteBatch
 from imap_wal.embedded.decisions import Decision, together
 from imap_wal.embedded.durable_map import DurableMap
-from imap_wal.errors import InvalidSetting
+from imap_wal.errors import Closed, InvalidSetting
 from imap_wal.serializer import K, V
 
 
@@ -31,6 +33,13 @@ class Batch:
     def __init__(self, store: object) -> None:
         self._store = store
         self._changes: list[WriteBatch] = []
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """The block ends: a later change would be lost without a word."""
+        with self._lock:
+            self._closed = True
 
     def put(self, map: HasMap[K, V], key: K, value: V, ttl: float | None = None) -> None:
         """Set a key of a map of this store. Arguments and errors as for `DurableMap.put`."""
@@ -44,13 +53,16 @@ class Batch:
             self._add(WriteBatch(durable_map._state, [data], [None]))
 
     def _add(self, changes: WriteBatch) -> None:
-        if self._changes and self._changes[-1].state is changes.state:
-            self._changes[-1].add(changes)
-        else:
-            self._changes.append(changes)
+        with self._lock:
+            if self._closed:
+                raise Closed("this batch has ended with its block; begin another one")
+            if self._changes and self._changes[-1].state is changes.state:
+                self._changes[-1].add(changes)
+            else:
+                self._changes.append(changes)
 
     def decision(self) -> Decision | None:
-        """The changes as one decision; None: there are none."""
+        """The changes as one decision; None: there are none. Call it after `close`."""
         return together(self._changes, {}) if self._changes else None
 
 
@@ -62,17 +74,28 @@ class Transaction:
     def __init__(self, store: object) -> None:
         self._store = store
         self._maps: dict[MapState, TransactionMap[Any, Any]] = {}
+        self._closed = False
+
+    def close(self) -> None:
+        """The function has returned: a later change would be lost without a word."""
+        self._closed = True
+
+    def demand_open(self) -> None:
+        """Raises `Closed` after the function has returned."""
+        if self._closed:
+            raise Closed("this transaction has ended with its function; call the function again")
 
     def __getitem__(self, map: HasMap[K, V]) -> TransactionMap[K, V]:
+        self.demand_open()
         durable_map = of_store(map, self._store)
         state = durable_map._state
         if state not in self._maps:
-            self._maps[state] = TransactionMap(durable_map)
+            self._maps[state] = TransactionMap(durable_map, self.demand_open)
         return cast("TransactionMap[K, V]", self._maps[state])
 
     def decision(self) -> Decision | None:
         """The changes as one decision, whose answer says whether they were made; None: nothing was
-        read or changed."""
+        read or changed. Call it after `close`."""
         maps = self._maps.items()
         changes = [map.changes for _, map in maps if map.changes.keys]
         reads = {state: map.reads for state, map in maps if map.reads}
@@ -83,8 +106,9 @@ class TransactionMap(MutableMapping[K, V]):
     """One map in a transaction, with the methods of a dict that name a key. It has no iteration and
     no length, because a key that another caller adds meanwhile would not be noticed."""
 
-    def __init__(self, durable_map: DurableMap[K, V]) -> None:
+    def __init__(self, durable_map: DurableMap[K, V], demand_open: Callable[[], None]) -> None:
         self._map, self._state = durable_map, durable_map._state
+        self._demand_open = demand_open
         self.reads: dict[bytes, bytes | None] = {}
         """Serialised values that were read; None: there was no such key."""
         self._written: dict[bytes, tuple[bytes | None, int]] = {}
@@ -97,6 +121,7 @@ class TransactionMap(MutableMapping[K, V]):
         return WriteBatch(self._state, list(self._written), values, expires)
 
     def __getitem__(self, key: K) -> V:
+        self._demand_open()
         data = self._map._key(key)
         value = None if data is None else self._value(data)
         if data is None or value is None:
@@ -117,10 +142,12 @@ class TransactionMap(MutableMapping[K, V]):
 
     def put(self, key: K, value: V, ttl: float | None = None) -> None:
         """Set the key. Arguments and errors as for `DurableMap.put`."""
+        self._demand_open()
         changes = self._map.changes([(key, value)], ttl)
         self._written[changes.keys[0]] = changes.values[0], changes.expires.get(0, 0)
 
     def __delitem__(self, key: K) -> None:
+        self._demand_open()
         data = self._map._key(key)
         if data is None or self._value(data) is None:
             raise KeyError(key)
@@ -134,6 +161,18 @@ class TransactionMap(MutableMapping[K, V]):
 
     def __len__(self) -> int:
         raise TypeError(f"map {self._state.name!r} has no length in a transaction")
+
+
+def demand_plain(function: Callable[..., Any]) -> None:
+    """Raises TypeError for a function whose body runs after its call has returned: its changes
+    would be in no commit."""
+    if any(
+        kind(function) for kind in (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)
+    ):
+        raise TypeError(
+            f"a transaction takes a plain function, and {function.__qualname__} is a coroutine "
+            "function or a generator: write it with def, without await and yield"
+        )
 
 
 def of_store(map: HasMap[K, V], store: object) -> DurableMap[K, V]:

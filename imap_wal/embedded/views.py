@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 from imap_wal.embedded.changes import MapState
 from imap_wal.embedded.sorted_keys import Prefix, Span, begins, demand_prefix
 from imap_wal.errors import InvalidSetting, NotReadable, NotSerializable
+from imap_wal.forked import OfOneProcess
 from imap_wal.serializer import K, V, shown
 
 SHOWN_ENTRIES = 10
@@ -41,7 +42,7 @@ class MapOwner(Protocol):
         """The time of the store's clock, in Unix milliseconds."""
 
 
-class MapReads(Mapping[K, V]):
+class MapReads(OfOneProcess, Mapping[K, V]):
     """The read methods of a map. An iteration sees the map at the moment when it began: it keeps a
     list of the keys, and of the values if it yields them. That takes 8 or 16 bytes per entry, and
     the values that are replaced during the iteration.

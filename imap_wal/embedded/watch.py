@@ -21,6 +21,7 @@ from imap_wal.embedded.changes import MapState
 from imap_wal.embedded.map_writer import MapWriter
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, DataEntry, is_clear
 from imap_wal.errors import InvalidSetting, PositionGone
+from imap_wal.forked import OfOneProcess
 from imap_wal.format import Position
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import END
@@ -51,7 +52,7 @@ class Event(NamedTuple):
     position: Position
 
 
-class Watch(Iterator[Event]):
+class Watch(OfOneProcess, Iterator[Event]):
     """The changes of a map, from `DurableMap.watch`. For one thread; `close` may be called by any.
 
     The expiry of a key is not a change in the log, so it has no event. If the key is set again, the
@@ -75,6 +76,8 @@ class Watch(Iterator[Event]):
             begin, self._before = writer.at_rest(state)
             self.position = log.marked(begin)
         else:
+            if not isinstance(since, str | Position):
+                raise TypeError(f"since is {since!r}; it takes a position, or its text")
             self.position = Position.parse(since) if isinstance(since, str) else since
             self._before = _former(logs, log, state, self.position)
         self._read_to = self.position

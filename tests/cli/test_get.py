@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 import imap_wal
+from imap_wal import encoder
 from imap_wal.clock import SystemClock
 from tests.cli.conftest import Run
 
@@ -37,6 +41,20 @@ def test_get_finds_a_key_as_every_command_shows_it(run: Run, tmp_path: Path) -> 
                 continue
             found = run("get", tmp_path, "--map", "m", shown, "-o", "json").json["keys"]
             assert [each["key_bytes"] for each in found] == [line["key_bytes"]]
+
+
+@pytest.mark.parametrize(
+    "key", [date(2026, 1, 2), datetime(2026, 1, 2, 3), UUID(int=5), Decimal("1.5E-9"), timedelta(2)]
+)
+def test_get_finds_a_date_or_uuid_without_quotation_marks(
+    run: Run, tmp_path: Path, key: object
+) -> None:
+    """In JSON it is text. A key that is this text is shown too."""
+    text: str = encoder.plain(key)
+    with imap_wal.open(tmp_path, auto_rewrite_percentage=0) as store:
+        store.map("m").update({key: "an object", text: "text", "other": 3})
+    found = run("get", tmp_path, "--map", "m", text, "-o", "json").json["keys"]
+    assert sorted(entry["value"] for entry in found) == ["an object", "text"]
 
 
 def test_get_says_whether_a_key_was_deleted_and_when(run: Run, url: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -241,6 +241,56 @@ def test_a_batch_whose_block_fails_changes_nothing(
             for number in range(4):
                 b.put(m, number, None)
         assert (dict(m.items()), dict(unlogged.items())) == ({}, {})
+
+
+def test_a_change_after_the_end_is_refused_not_lost(memory: MemoryStore) -> None:
+    """Of a batch and of a transaction, also after an error, by threads and by tasks."""
+    ended: list[Any] = []
+
+    def transfer(transaction: imap_wal.Transaction) -> None:
+        ended.extend((transaction, transaction[store.map("left")]))
+
+    with embedded(memory) as store:
+        m = store.map("left")
+        with store.batch() as batch:
+            batch.put(m, "a", 1)
+        with suppress(ZeroDivisionError), store.batch() as failed:
+            raise ZeroDivisionError
+        store.transaction(transfer)()
+        late: list[Callable[[], object]] = [
+            lambda: batch.put(m, "b", 1),
+            lambda: batch.delete(m, "a"),
+            lambda: failed.put(m, "b", 1),
+            lambda: ended[0][m],
+            lambda: ended[1].update(b=1),
+            lambda: ended[1].pop("a"),
+            lambda: ended[1]["a"],
+        ]
+        for call in late:
+            with pytest.raises(Closed, match="has ended with its"):
+                call()
+        assert dict(m) == {"a": 1}
+    assert contents(memory, "left") == {"a": 1}
+
+
+def test_a_transaction_takes_no_coroutine_function(memory: MemoryStore) -> None:
+    """Its body would run after the commit, and its changes would be lost."""
+
+    async def coroutine(transaction: imap_wal.Transaction) -> None: ...
+
+    def generator(transaction: imap_wal.Transaction) -> Iterator[None]:
+        yield
+
+    async def run() -> None:
+        async with AsyncStore(embedded(memory)) as store:
+            with pytest.raises(TypeError, match="a transaction takes a plain function"):
+                store.transaction(coroutine)
+
+    with embedded(memory) as store:
+        for function in (coroutine, generator):
+            with pytest.raises(TypeError, match="a transaction takes a plain function"):
+                store.transaction(function)
+    asyncio.run(run())
 
 
 def test_a_transaction_sees_its_own_changes(memory: MemoryStore) -> None:

@@ -3,13 +3,33 @@ threads: each method raises `Fenced` at once there, and the parent continues."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
+from collections.abc import ItemsView
 from pathlib import Path
 
 import pytest
 
+from storage_backends.memory import MemoryStore
 from tests.kit.effort import every
+from tests.support import embedded
+
+
+def test_no_store_or_map_can_be_pickled_or_copied(memory: MemoryStore) -> None:
+    """A map that a program passes to a new process says what to do instead."""
+    with embedded(memory) as store:
+        m = store.map("m")
+        m["a"] = 1
+        for opened in (store, m, m.items(), store.queue("jobs"), m.watch()):
+            for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+                if attempt is copy.copy and isinstance(opened, ItemsView):
+                    continue  # another view of the same map
+                with pytest.raises(TypeError, match=r"cannot be pickled or copied.*imap_wal.open"):
+                    attempt(opened)
+        assert m.copy() == {"a": 1}
+
 
 FORKS = """
 import asyncio, os, sys, threading, time

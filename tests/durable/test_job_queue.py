@@ -115,6 +115,12 @@ def test_a_map_with_other_keys_is_no_queue(memory: MemoryStore) -> None:
                 store.queue(name)
 
 
+@pytest.mark.parametrize("lease", [0, -1, float("nan"), True, None])
+def test_the_error_of_a_lease_names_it(memory: MemoryStore, lease: Any) -> None:
+    with embedded(memory) as store, pytest.raises(InvalidSetting, match=r"^lease is "):
+        store.queue("jobs").take(lease=lease, timeout=0)
+
+
 def embedded_maps(memory: MemoryStore) -> list[str]:
     with embedded(memory) as store:
         return store.maps()

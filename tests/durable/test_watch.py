@@ -60,6 +60,8 @@ def test_a_watch_continues_after_a_restart(memory: MemoryStore) -> None:
         m = store.map("m")
         m["b"] = 4
         expected = [("b", None, 2), ("a", 1, 3), ("b", 2, 4)]
+        with pytest.raises(TypeError, match="since is 5; it takes a position, or its text"):
+            m.watch(since=5)  # type: ignore[arg-type]
         for since in (first.position, str(first.position)):
             assert [event[:3] for event in taken(m.watch(since), 3)] == expected
         store.archive()

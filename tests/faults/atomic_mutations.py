@@ -33,4 +33,11 @@ OF_ATOMIC_CHANGES = (
         "[serializer.dump(total)])",
         "tests/durable/test_atomic_changes.py::test_add_and_change_keep_the_expiry",
     ),
+    Mutation(
+        "a batch takes a change after its end, and loses it",
+        "imap_wal/embedded/transaction.py",
+        "            self._closed = True\n",
+        "            pass\n",
+        "tests/durable/test_atomic_changes.py::test_a_change_after_the_end_is_refused_not_lost",
+    ),
 )
