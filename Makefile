@@ -33,6 +33,9 @@ QUICK := -m 'not thorough and not torture and not storage' --hypothesis-profile 
 # Our own code is installed in place. Without bytecode, each process compiles it again, for 2 s.
 unexport PYTHONDONTWRITEBYTECODE
 
+# mypy compares contents, so what it found in one clone helps in the next.
+export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/imap-wal/mypy
+
 .DEFAULT_GOAL := help
 .PHONY: help setup python jar demo demo-cluster test test-all collected test-python test-java
 .PHONY: test-hazelcast test-storage test-lowest torture nemesis soak
