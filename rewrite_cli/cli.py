@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ _MODULES = {
     "query": ("reading", "query a log with SQL"),
     "export": ("reading", "the live entries as jsonl, csv or parquet"),
     "restore": ("copies", "what a restart would load, or a clean copy of it"),
+    "import": ("copies", "bring a shelf, or a file of sqlitedict or diskcache, into maps of a log"),
     "backup": ("copies", "copy logs while they are written; only new content is copied"),
     "backup-restore": ("copies", "put a backup back as a log; list backups"),
     "encryption-key": ("service", "a new key for encryption at rest; the key of the Parquet files"),
@@ -78,6 +80,8 @@ class LazyGroup(click.Group):
             return None
         with ends_the_process():
             folder, file = _MODULES[cmd_name][0], cmd_name.replace("-", "_")
+            if iskeyword(file):
+                file += "_"
             module = importlib.import_module(f"rewrite_cli.commands.{folder}.{file}")
         command: click.Command = module.command
         command.name, command.short_help = cmd_name, COMMANDS[cmd_name]

@@ -30,7 +30,7 @@ from imap_wal.manifest.older import current_cluster
 from imap_wal.manifest.roots import demand_root
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.proof import prove_keys
-from imap_wal.retention.ended_backfills import ended_backfills, remove_ended
+from imap_wal.retention.ended_backfills import EndedBackfill, ended_backfills, remove_ended
 from storage_backends import NotFound
 
 EPOCH = 1
@@ -138,6 +138,12 @@ def publish(log: ClusterLog, backfill: Backfill, archives: Sequence[Archive]) ->
     except (LostRace, WriterLocked, InvalidSetting):
         nodes.update(lambda manifest: replace(manifest, archives=Listed()))
         raise
+
+
+def abandon(log: ClusterLog, backfill: Backfill) -> None:
+    """Remove what a backfill has written that will not be published."""
+    files = tuple(log.store.list(backfill.folder(log)))
+    remove_ended(log, EndedBackfill(backfill.node, backfill.incarnation, files))
 
 
 def _demand_closed(log: ClusterLog, manifest: ClusterManifest) -> None:

@@ -43,6 +43,7 @@ def prune(
     unsealed: Mapping[str, int] = NOT_KNOWN,
     forgotten: Collection[str] = (),
     orphan_ms: int = ORPHAN_MS,
+    nodes: Collection[str] = (),
 ) -> PruneReport:
     """Remove covered files; with `ttl_s` (seconds) or `size_limit_mb` (MiB), only those beyond
     these limits (`imap_wal.retention.policy`). A node whose log is missing, or cannot be read here,
@@ -51,7 +52,8 @@ def prune(
     segment that is not sealed, if its writer passes it; otherwise the newest segment is kept,
     because it may be in use. `skew_ms_max`: in milliseconds. `forgotten`: readers for
     which nothing is kept, as if they were forgotten before. `orphan_ms`: the files of an unfinished
-    rewrite are removed if it has written nothing for this long.
+    rewrite are removed if it has written nothing for this long. `nodes`: files of these only; none:
+    of all.
 
     Raises `CorruptLog` for a damaged or missing file of a snapshot; nothing that it covers is
     removed then. With `ttl_s`, raises `InvalidSetting` if this machine's clock differs from the
@@ -62,7 +64,7 @@ def prune(
     segments: list[str] = []
     archives: list[str] = []
     total = 0
-    for name in sorted(state.nodes):
+    for name in sorted(nodes or state.nodes):
         if name not in state.nodes:
             continue  # it was forgotten, or its disk is away, since `state` was first read
         state, removal = _planned(

@@ -1,0 +1,55 @@
+"""What every source of entries has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from rewrite_cli.console.failures import Failed
+
+Load = Callable[[], Any]
+"""Returns a key or a value. It may raise anything: the entry is refused then."""
+
+
+class Stored(NamedTuple):
+    """One entry of a source. `name`: its key, for errors. `expires_at_ms`: Unix time in
+    milliseconds; 0: never. `bytes`: its size in the source."""
+
+    map: str
+    name: object
+    key: Load
+    value: Load
+    bytes: int
+    expires_at_ms: int = 0
+
+
+class Source(Protocol):
+    """A file or folder of another library. `bytes`: its size. `equal_keys`: whether keys that are
+    different in the source may be equal, as True and 1 are. `lost`: what a map does not have, and
+    how many entries have it; known when all entries were read."""
+
+    bytes: int
+    equal_keys: bool
+    lost: Mapping[str, int]
+
+    def maps(self) -> list[str]:
+        """The names of the maps that it has."""
+        ...
+
+    def entries(self) -> Iterator[Stored]:
+        """All entries. Raises `Failed` if the source is damaged."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Unreadable(ValueError):
+    """A key or value that is not imported. The text says why."""
+
+
+def damaged(path: object, error: object) -> Failed:
+    """The error for a source that cannot be read."""
+    return Failed(
+        f"{path} cannot be read: {error}; nothing was imported: repair it with its own library, or "
+        "bring it back from a copy"
+    )
