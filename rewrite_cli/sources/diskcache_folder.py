@@ -3,7 +3,7 @@
     mode 1  as in the table        3  text in a file
          2  bytes in a file        4  a pickle, in the table or in a file
 
-A JSONDisk has JSON instead, compressed by zlib, for keys and values.
+A JSONDisk has JSON instead, compressed by zlib, for keys and values. Only its keys show it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from rewrite_cli.sources.source import Stored, Unreadable, damaged
 RAW, BINARY, TEXT, PICKLE = 1, 2, 3, 4
 DATABASE = "cache.db"
 COLUMNS = ("key", "raw", "expire_time", "tag", "size", "mode", "filename", "value")
-JSON_SETTING = "disk_compress_level"
-"""Only a JSONDisk has it."""
 FOREVER_MS = 2**62
 
 
@@ -64,11 +62,8 @@ class DiskcacheFolder:
         tags = 0
         for folder, database in zip(self._folders, self._databases, strict=True):
             with reading(folder / DATABASE):
-                is_json = bool(
-                    database.execute(
-                        "SELECT 1 FROM Settings WHERE key = ?", (JSON_SETTING,)
-                    ).fetchall()
-                )
+                first = database.execute("SELECT key FROM Cache LIMIT 1").fetchall()
+                is_json = any(_is_json(key) for (key,) in first)
                 columns = ", ".join(map(quoted, COLUMNS))
                 rows = database.execute(
                     f"SELECT {columns} FROM Cache ORDER BY rowid"  # noqa: S608
@@ -79,7 +74,8 @@ class DiskcacheFolder:
                     read = partial(self._value, folder, mode, filename, value, is_json)
                     inline = len(value) if isinstance(value, bytes | str) else 8
                     large = size if isinstance(size, int) else 0
-                    name = key if raw else f"a pickle of {len(bytes(key))} bytes"
+                    inline_key = len(key) if isinstance(key, bytes) else 0
+                    name = key if raw else f"a pickled key of {inline_key} bytes"
                     yield Stored(
                         self._map, name, read_key, read, inline + large, _expiry(expire_time)
                     )
@@ -93,7 +89,7 @@ class DiskcacheFolder:
     def _key(self, key: Any, raw: int, is_json: bool) -> Any:
         if is_json:
             return _json(key)
-        return key if raw else self._load(bytes(key))
+        return key if raw else self._load(_blob(key))
 
     def _value(
         self, folder: Path, mode: int, filename: str | None, value: Any, is_json: bool
@@ -102,9 +98,9 @@ class DiskcacheFolder:
         if is_json:
             return _json(data)
         if mode == PICKLE:
-            return self._load(bytes(data))
+            return self._load(_blob(data))
         if mode == TEXT:
-            return data.decode()
+            return _blob(data).decode()
         if mode not in (RAW, BINARY):
             raise Unreadable(f"it has the mode {mode}, which diskcache does not have")
         return data
@@ -128,9 +124,23 @@ def _content(folder: Path, filename: str) -> bytes:
         raise Unreadable(f"its file {filename} cannot be read: {error.strerror}") from error
 
 
-def _json(data: bytes) -> Any:
+def _blob(data: object) -> bytes:
+    if not isinstance(data, bytes):
+        raise Unreadable(f"it is a {type(data).__name__} where diskcache has bytes")
+    return data
+
+
+def _is_json(key: object) -> bool:
+    try:
+        _json(key)
+    except (ValueError, zlib.error):
+        return False
+    return True
+
+
+def _json(data: Any) -> Any:
     inflated = zlib.decompressobj()
-    text = inflated.decompress(bytes(data), BYTES_MAX)
+    text = inflated.decompress(_blob(data), BYTES_MAX)
     if inflated.unconsumed_tail:
         raise Unreadable(f"it has more than {BYTES_MAX:,} bytes")
     return json.loads(text)

@@ -88,7 +88,7 @@ class Shelf:
 
 
 def _bytes(data: object) -> bytes:
-    return data.encode(errors="surrogateescape") if isinstance(data, str) else bytes(data)  # type: ignore[call-overload]
+    return data if isinstance(data, bytes) else str(data).encode(errors="surrogateescape")
 
 
 def _without_suffix(path: Path) -> Path:

@@ -274,7 +274,11 @@ def test_a_cache_of_diskcache_becomes_a_map(run: Run, tmp_path: Path, shards: in
     folder = tmp_path / "pages"
     more = {"file": b"x" * 50_000, "text file": "é" * 50_000, "pickle file": list(range(50_000))}
     keys = {5: "int", 1.5: "float", b"b": "bytes", (1, "x"): "tuple"}
-    cache = diskcache.FanoutCache(folder, shards=shards) if shards else diskcache.Cache(folder)
+    cache = (
+        diskcache.FanoutCache(folder, shards=shards, cull_limit=0)
+        if shards
+        else diskcache.Cache(folder, cull_limit=0)
+    )
     for key, value in {**KEEPS, **more, **keys}.items():
         cache.set(key, value, tag="t" if key == "text" else None)
     cache.set("gone", 1, expire=-1)
