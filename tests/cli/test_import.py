@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dbm.dumb
 import json
 import os
 import pickle
@@ -26,7 +27,7 @@ from hypothesis import strategies as st
 
 import imap_wal
 from rewrite_cli.commands.copies import import_
-from rewrite_cli.sources import pickles, shelf
+from rewrite_cli.sources import pickles
 from rewrite_cli.sources.source import Unreadable
 from tests.cli.conftest import Run
 from tests.kit.effort import thorough
@@ -97,9 +98,8 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_shelf_of_any_protocol_becomes_a_map(run: Run, tmp_path: Path, protocol: int) -> None:
     name = tmp_path / "old" / "cities"
     name.parent.mkdir()
-    import dbm.dumb
 
-    with shelve.Shelf(dbm.dumb.open(str(name), "c"), protocol) as old:
+    with shelve.Shelf(dbm.dumb.open(str(name), "c"), protocol) as old:  # type: ignore[arg-type]
         old.update(KEEPS)
     before = files(name.parent)
     if protocol != 4:  # the command itself takes a tenth of a second
@@ -358,7 +358,7 @@ def test_a_missing_or_foreign_source_is_named(
             assert ended.code == 1
             assert name in ended.err
             assert not (tmp_path / "log").exists()
-    monkeypatch.setattr(shelf.dbm, "whichdb", lambda path: "dbm.gnu_absent")
+    monkeypatch.setattr(dbm, "whichdb", lambda path: "dbm.gnu_absent")
     assert "which this Python does not have" in run("import", "shelve", "text", "log").err
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import re
+import shelve
 import shlex
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -140,6 +142,15 @@ def back_up(log: Path) -> None:
     assert not ended.value.code
 
 
+def make_sources(folder: Path) -> None:
+    with shelve.open(str(folder / "sessions")) as sessions:
+        sessions["ann"] = 1
+    with sqlite3.connect(folder / "app.sqlite") as database:
+        database.execute("CREATE TABLE unnamed (key TEXT PRIMARY KEY, value BLOB)")
+    with pytest.importorskip("diskcache").Cache(folder / "cache") as cache:
+        cache["/home"] = "Home"
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_runs(name: str, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process: the start of another one takes longer than most commands."""
@@ -164,6 +175,8 @@ def test_each_command_runs(name: str, log: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(log)
     if words[0] == "backup-restore":
         back_up(log)
+    if words[0] == "import":
+        make_sources(log)
     with CliRunner().isolation() as (_, errors, _), pytest.raises(SystemExit) as ended:
         cli.main(words)
     assert not ended.value.code, errors.getvalue().decode()
