@@ -1,12 +1,14 @@
 """imap-wal: a write-ahead log for Hazelcast's IMap, and durable maps in one process on the same
 log.
 
-`open` and `aopen`: durable maps in this process. `connect`: in one of several processes. `log`:
-append, read and follow a log without maps. `imap_wal.agent`: the service beside a Hazelcast member.
-ARCHITECTURE.md describes the modules.
+`open` and `aopen`: durable maps in this process. `connect`: in one of several processes. `memoize`:
+results of a function in a map. `log`: append, read and follow a log without maps.
+`imap_wal.adapters`: maps behind the interfaces of other libraries. `imap_wal.agent`: the service
+beside a Hazelcast member. ARCHITECTURE.md describes the modules.
 """
 
 from imap_wal import errors, log
+from imap_wal.adapters.memoize import memoize
 from imap_wal.embedded.asyncio_store import AsyncMap, AsyncStore, aopen
 from imap_wal.embedded.durable_map import DELETE, DurableMap
 from imap_wal.embedded.job_queue import AsyncJobQueue, Job, JobQueue
@@ -106,5 +108,6 @@ __all__ = [
     "connect",
     "errors",
     "log",
+    "memoize",
     "open",
 ]

@@ -1,0 +1,47 @@
+"""One way to call the maps of `open` and `connect`, whose methods wait, and those of `aopen`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from inspect import isawaitable
+from typing import Any, TypeAlias
+
+from imap_wal.embedded.asyncio_store import AsyncMap
+from imap_wal.embedded.durable_map import TTL_S_MAX, DurableMap
+from imap_wal.errors import InvalidSetting
+
+AnyMap: TypeAlias = "DurableMap[Any, Any] | AsyncMap[Any, Any]"
+MapSource: TypeAlias = "AnyMap | Callable[[], AnyMap]"
+"""A map, or a function that returns it, if its store is opened later."""
+
+
+def map_of(source: MapSource) -> AnyMap:
+    """The map. Raises `InvalidSetting` if this is something else."""
+    target = source() if callable(source) else source
+    if not isinstance(target, DurableMap | AsyncMap):
+        raise InvalidSetting(
+            f"{source!r} is no map{' and returns none' if callable(source) else ''}; pass "
+            "store.map(name), or a function that returns it if the store is opened later"
+        )
+    return target
+
+
+async def call(target: AnyMap, method: Callable[[Any], Any]) -> Any:
+    """The answer of `method`, which gets the map. That of a `DurableMap` runs in another thread:
+    its changes wait for the disk."""
+    if isinstance(target, DurableMap):
+        return await asyncio.to_thread(method, target)
+    answer = method(target)
+    return await answer if isawaitable(answer) else answer
+
+
+def check_ttl(ttl: object, name: str = "ttl") -> None:
+    """Raise `InvalidSetting` unless this is a time to live, or None."""
+    if ttl is None:
+        return
+    if not isinstance(ttl, int | float) or isinstance(ttl, bool) or not 0 < ttl <= TTL_S_MAX:
+        raise InvalidSetting(
+            f"{name} is {ttl!r}; it takes a number of seconds, more than 0 and up to "
+            f"{TTL_S_MAX:,}, or None for no limit"
+        )
