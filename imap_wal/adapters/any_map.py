@@ -8,7 +8,7 @@ from inspect import isawaitable
 from typing import Any, TypeAlias
 
 from imap_wal.embedded.asyncio_store import AsyncMap
-from imap_wal.embedded.durable_map import TTL_S_MAX, DurableMap
+from imap_wal.embedded.durable_map import DurableMap
 from imap_wal.errors import InvalidSetting
 
 AnyMap: TypeAlias = "DurableMap[Any, Any] | AsyncMap[Any, Any]"
@@ -34,14 +34,3 @@ async def call(target: AnyMap, method: Callable[[Any], Any]) -> Any:
         return await asyncio.to_thread(method, target)
     answer = method(target)
     return await answer if isawaitable(answer) else answer
-
-
-def check_ttl(ttl: object, name: str = "ttl") -> None:
-    """Raise `InvalidSetting` unless this is a time to live, or None."""
-    if ttl is None:
-        return
-    if not isinstance(ttl, int | float) or isinstance(ttl, bool) or not 0 < ttl <= TTL_S_MAX:
-        raise InvalidSetting(
-            f"{name} is {ttl!r}; it takes a number of seconds, more than 0 and up to "
-            f"{TTL_S_MAX:,}, or None for no limit"
-        )

@@ -4,13 +4,14 @@
 
 Arguments:
 
-    url    a folder or URL. It is opened with `imap_wal.connect` at the first use: several processes
-           share the cache
-    store  an open store, of `open` or `connect`, or a function that returns it, instead of `url`:
-           all regions of a process can share it, each with a map of its own
-    map    the name of the map in the store; without it, `dogpile.cache`
-    ttl    when a value is deleted, in seconds; without it, never. dogpile.cache itself compares
-           `expiration_time` when it reads, and deletes nothing
+    url      a folder or URL. It is opened with `imap_wal.connect` at the first use: several
+             processes share the cache
+    options  options of `connect` for it, such as {"durability": "async"}
+    store    an open store, of `open` or `connect`, or a function that returns it, instead of `url`:
+             all regions of a process can share it, each with a map of its own
+    map      the name of the map in the store; without it, `dogpile.cache`
+    ttl      when a value is deleted, in seconds; without it, never. dogpile.cache itself compares
+             `expiration_time` when it reads, and deletes nothing
 
 A value is stored by the serializer of the map, so without pickle; or by the serializer of the
 region, if it has one.
@@ -22,8 +23,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from imap_wal.adapters.any_map import check_ttl
-from imap_wal.embedded.durable_map import DurableMap
+from imap_wal.embedded.durable_map import DurableMap, checked_ttl
 from imap_wal.embedded.store import Store
 from imap_wal.errors import InvalidSetting
 from imap_wal.workers.store import connect
@@ -41,15 +41,16 @@ class MapBackend(CacheBackend):
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         url: Any = arguments.get("url")
-        store = arguments.get("store")
+        store, options = arguments.get("store"), arguments.get("options", {})
         if (url is None) == (store is None):
             raise InvalidSetting(
                 "the backend imap_wal takes one of the arguments `url` and `store`, an open store "
                 "of imap_wal.open or imap_wal.connect"
             )
-        self._source = store if store is not None else lambda: connect(url)
+        self._source = store if store is not None else lambda: connect(url, **options)
         self._name, self._ttl = arguments.get("map", MAP), arguments.get("ttl")
-        check_ttl(self._ttl)
+        if self._ttl is not None:
+            checked_ttl(self._ttl)
         self._mutex = threading.Lock()
         self._opened: tuple[Store, DurableMap[Any, Any]] | None = None
 
@@ -64,6 +65,11 @@ class MapBackend(CacheBackend):
                     )
                 self._opened = store, store.map(self._name)
             return self._opened
+
+    @property
+    def store(self) -> Store:
+        """The store, opened if it was not. Close it if it was opened by its `url`."""
+        return self._open()[0]
 
     @property
     def map(self) -> DurableMap[Any, Any]:
@@ -90,10 +96,9 @@ class MapBackend(CacheBackend):
 
     def delete_multi(self, keys: Iterable[str]) -> None:
         """In one commit."""
-        store, cache = self._open()
-        with store.batch() as batch:
+        with self.store.batch() as batch:
             for key in keys:
-                batch.delete(cache, key)
+                batch.delete(self.map, key)
 
 
 def _stored(value: CachedValue | bytes) -> Any:

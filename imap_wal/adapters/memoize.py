@@ -19,9 +19,9 @@ from functools import wraps
 from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, cast, overload
 from uuid import UUID
 
-from imap_wal.adapters.any_map import AnyMap, MapSource, call, check_ttl, map_of
+from imap_wal.adapters.any_map import AnyMap, MapSource, call, map_of
 from imap_wal.embedded.asyncio_store import AsyncMap
-from imap_wal.embedded.durable_map import DurableMap
+from imap_wal.embedded.durable_map import DurableMap, checked_ttl
 from imap_wal.errors import InvalidSetting, NotSerializable
 from imap_wal.serializer import MsgpackSerializer
 
@@ -122,7 +122,8 @@ def memoize(
             time, Decimal, UUID, or a list, tuple, set or dict of these; or the map does not take
             the result. Objects of derived classes are refused too, such as those of an enum.
     """
-    check_ttl(ttl)
+    if ttl is not None:
+        checked_ttl(ttl)
 
     def decorate(function: Callable[..., Any]) -> Any:
         if not callable(function):
@@ -145,14 +146,21 @@ class _Results:
         key: Callable[..., Any] | None,
     ) -> None:
         self.function, self.source, self.ttl, self._key = function, source, ttl, key
-        self.name = name or f"{function.__module__}.{function.__qualname__}"
-        self._signature = inspect.signature(function)
+        try:
+            self.name = name or f"{function.__module__}.{function.__qualname__}"
+            self._signature = None if key is not None else inspect.signature(function)
+        except (AttributeError, ValueError) as error:  # a `partial`; some functions in C
+            raise InvalidSetting(
+                f"{function!r} has no name or no list of parameters; pass `name` and `key` to "
+                "memoize, or a function that calls it"
+            ) from error
         self._mutex = threading.Lock()
         self._hits = self._misses = 0
 
     def key(self, *args: Any, **kwargs: Any) -> tuple[str, bytes]:
         """The key of a call: different for different arguments."""
-        if self._key is not None:
+        if self._signature is None:
+            assert self._key is not None
             arguments = self._key(*args, **kwargs)
         else:
             bound = self._signature.bind(*args, **kwargs)

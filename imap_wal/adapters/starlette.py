@@ -14,9 +14,9 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Any, Literal
 
-from imap_wal.adapters.any_map import AnyMap, MapSource, call, check_ttl, map_of
+from imap_wal.adapters.any_map import AnyMap, MapSource, call, map_of
 from imap_wal.clock import Randomness, SystemRandomness
-from imap_wal.embedded.durable_map import DELETE, Delete
+from imap_wal.embedded.durable_map import DELETE, Delete, checked_ttl
 from imap_wal.errors import InvalidSetting, NotSerializable
 from imap_wal.serializer import MsgpackSerializer
 from storage_backends.extras import needs
@@ -120,11 +120,11 @@ class SessionMiddleware:
         domain: str | None = None,
         randomness: Randomness | None = None,
     ) -> None:
-        check_ttl(max_age, "max_age")
+        self._ttl_s = MAX_AGE_S if max_age is None else checked_ttl(max_age, "max_age")
         if same_site not in ("lax", "strict", "none"):
             raise InvalidSetting(f"same_site is {same_site!r}; it takes lax, strict or none")
         self._app, self._sessions, self._cookie = app, sessions, session_cookie
-        self._ttl_s, self._randomness = max_age or MAX_AGE_S, randomness or SystemRandomness()
+        self._randomness = randomness or SystemRandomness()
         self._lasting = "" if max_age is None else f"; Max-Age={max_age}"
         self._flags = f"; Path={path}; HttpOnly; SameSite={same_site}"
         self._flags += f"{'; Secure' if https_only else ''}{f'; Domain={domain}' if domain else ''}"

@@ -26,6 +26,16 @@ RAISE = object()
 """The default of `pop`: raise KeyError."""
 
 
+def checked_ttl(ttl: object, name: str = "ttl") -> float:
+    """The time to live in seconds. Raises `InvalidSetting` if this is none."""
+    if not isinstance(ttl, int | float) or isinstance(ttl, bool) or not 0 < ttl <= TTL_S_MAX:
+        raise InvalidSetting(
+            f"{name} is {ttl!r}; it takes a number of seconds, more than 0 and up to "
+            f"{TTL_S_MAX:,}{', or None for no limit' * (name == 'ttl')}"
+        )
+    return ttl
+
+
 class Delete:
     """The class of `DELETE`."""
 
@@ -112,12 +122,7 @@ class DurableMap(MapReads[K, V], MutableMapping[K, V]):
     def expiry(self, ttl: object, name: str = "ttl") -> int:
         """When an entry with this time to live expires, Unix time in milliseconds. Raises
         `InvalidSetting`, with this name of the time."""
-        if not isinstance(ttl, int | float) or isinstance(ttl, bool) or not 0 < ttl <= TTL_S_MAX:
-            raise InvalidSetting(
-                f"{name} is {ttl!r}; it takes a number of seconds, more than 0 and up to "
-                f"{TTL_S_MAX:,}{', or None for no limit' * (name == 'ttl')}"
-            )
-        return self._writer.now_ms() + max(1, round(ttl * 1000))
+        return self._writer.now_ms() + max(1, round(checked_ttl(ttl, name) * 1000))
 
     def __delitem__(self, key: K) -> None:
         self.pop(key)

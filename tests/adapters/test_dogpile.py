@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,22 +16,15 @@ from imap_wal import InvalidSetting, NotSerializable
 from tests.kit.effort import thorough
 from tests.support import FakeClock
 
-stores: list[imap_wal.Store] = []
-WHERE = tempfile.TemporaryDirectory(prefix="dogpile-")
-
-
-def store() -> imap_wal.Store:
-    if not stores:
-        stores.append(imap_wal.open("memory://"))
-    return stores[0]
+stores: dict[str, imap_wal.Store] = {}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def closed() -> Iterator[None]:
-    yield
-    while stores:
-        stores.pop().close()
-    WHERE.cleanup()
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    log = tmp_path_factory.mktemp("dogpile") / "log"
+    with imap_wal.open("memory://") as store, imap_wal.connect(log) as connected:
+        stores.update(open=store, connect=connected)
+        yield
 
 
 class _Suite(_GenericBackendTestSuite):
@@ -45,15 +37,15 @@ class _Suite(_GenericBackendTestSuite):
 
 
 class TestOpenStore(_Suite):
-    config_args = {"arguments": {"store": store}}  # noqa: RUF012
+    config_args = {"arguments": {"store": lambda: stores["open"]}}  # noqa: RUF012
 
 
 class TestSerializerOfTheRegion(_GenericSerializerTestSuite, _Suite):
-    config_args = {"arguments": {"store": store, "map": "serialized"}}  # noqa: RUF012
+    config_args = {"arguments": {"store": lambda: stores["open"], "map": "json"}}  # noqa: RUF012
 
 
 class TestConnected(_Suite):
-    config_args = {"arguments": {"url": f"{WHERE.name}/log"}}  # noqa: RUF012
+    config_args = {"arguments": {"store": lambda: stores["connect"]}}  # noqa: RUF012
 
 
 def region(arguments: dict[str, Any]) -> Any:
@@ -71,6 +63,17 @@ def test_cached_values_survive_a_restart(tmp_path: Path) -> None:
         cache = region({"store": lambda: opened})
         assert cache.get_or_create("key", pytest.fail) == value
         assert cache.get_multi(["bytes", "none", "other"]) == [b"|", None, NO_VALUE]
+
+
+def test_a_url_is_opened_at_the_first_use(tmp_path: Path) -> None:
+    """Two regions of a process may name the same place; so may other processes."""
+    arguments = {"url": tmp_path / "log", "options": {"durability": "async"}}
+    regions = [region(arguments), region(arguments)]
+    assert not (tmp_path / "log").exists()
+    regions[0].set("key", 1)
+    assert regions[1].get("key") == 1
+    for cache in regions:
+        cache.backend.store.close()
 
 
 def test_regions_share_a_store_with_a_map_each() -> None:

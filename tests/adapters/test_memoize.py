@@ -261,12 +261,16 @@ def test_wrong_uses_are_refused_with_the_reason(store: imap_wal.Store) -> None:
         memoize({})(len)("text")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"@memoize\(store.map"):
         memoize(len)(3)  # type: ignore[arg-type]
+    half = functools.partial(divmod, 7)
+    with pytest.raises(InvalidSetting, match="pass `name` and `key`"):
+        memoize(store.map("m"))(half)
+    assert memoize(store.map("m"), name="half", key=lambda number: number)(half)(2) == (3, 1)
     with pytest.raises(NotSerializable, match="m"):
         memoize(store.map("m"))(lambda: object())()
 
     async def with_aopen() -> None:
         async with imap_wal.aopen("memory://") as opened:
             with pytest.raises(InvalidSetting, match=r"imap_wal\.open"):
-                memoize(opened.map("m"))(functools.partial)(1)
+                memoize(opened.map("m"))(abs)(1)
 
     asyncio.run(with_aopen())

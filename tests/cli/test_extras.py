@@ -23,8 +23,10 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PACKAGES = ("storage_backends", "imap_wal", "rewrite_cli", "pyspark_imap_wal")
 DISTRIBUTION = {
+    "dogpile": "dogpile-cache",
     "google_crc32c": "google-crc32c",
     "hazelcast": "hazelcast-python-client",
+    "key_value": "py-key-value-aio",
     "opentelemetry": "opentelemetry-sdk",
     "prometheus_client": "prometheus-client",
     "zmq": "pyzmq",

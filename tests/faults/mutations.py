@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from tests.faults.adapter_mutations import OF_ADAPTERS
 from tests.faults.atomic_mutations import OF_ATOMIC_CHANGES
 from tests.faults.entry_mutations import OF_ENTRIES
 from tests.faults.identity_mutations import OF_IDENTITIES
@@ -459,6 +460,7 @@ MUTATIONS = (
         "tests/agent/test_members.py::test_doctor_names_maps_that_are_not_durable",
     ),
     *OF_IDENTITIES,
+    *OF_ADAPTERS,
     *OF_ATOMIC_CHANGES,
     *OF_PROCESSES,
     *OF_READING,
