@@ -50,9 +50,12 @@ class CacheInfo(NamedTuple):
 class Memoized(Protocol[P, R_co]):
     """A function of `memoize`. `__wrapped__`: the function itself."""
 
+    __name__: str
     __wrapped__: Callable[..., Any]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    def __get__(self, instance: object, owner: type | None = None) -> Memoized[..., R_co]: ...
 
     def cache_key(self, *args: P.args, **kwargs: P.kwargs) -> tuple[str, bytes]:
         """The key of a call, to delete its result from the map."""
@@ -67,9 +70,12 @@ class Memoized(Protocol[P, R_co]):
 class AsyncMemoized(Protocol[P, R_co]):
     """The same of a coroutine function."""
 
+    __name__: str
     __wrapped__: Callable[..., Any]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]: ...
+
+    def __get__(self, instance: object, owner: type | None = None) -> AsyncMemoized[..., R_co]: ...
 
     def cache_key(self, *args: P.args, **kwargs: P.kwargs) -> tuple[str, bytes]: ...
 

@@ -25,5 +25,5 @@ def test_import_without_the_library_names_the_extra(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.delitem(sys.modules, f"imap_wal.adapters.{module}", raising=False)
-    with pytest.raises(MissingExtra, match=rf"{library} is not .* 'imap-wal\[{extra}\]'"):
+    with pytest.raises(MissingExtra, match=rf"the library {library} .* 'imap-wal\[{extra}\]'"):
         importlib.import_module(f"imap_wal.adapters.{module}")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -37,7 +38,7 @@ async def logout(request: Request) -> PlainTextResponse:
 ROUTES = [Route("/login/{user}", login), Route("/user", user), Route("/logout", logout)]
 
 
-def app(sessions: MapSource, *routes: Route, **options: object) -> Starlette:
+def app(sessions: MapSource, *routes: Route, **options: Any) -> Starlette:
     middleware = Middleware(SessionMiddleware, sessions=sessions, **options)
     return Starlette(routes=[*ROUTES, *routes], middleware=[middleware])
 
