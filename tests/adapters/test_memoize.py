@@ -260,7 +260,7 @@ def test_wrong_uses_are_refused_with_the_reason(store: imap_wal.Store) -> None:
     with pytest.raises(InvalidSetting, match=r"pass store.map\(name\)"):
         memoize({})(len)("text")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"@memoize\(store.map"):
-        memoize(len)(3)  # type: ignore[call-overload]
+        memoize(len)(3)  # type: ignore[arg-type, call-overload]
     half = functools.partial(divmod, 7)
     with pytest.raises(InvalidSetting, match="pass `name` and `key`"):
         memoize(store.map("m"))(half)
