@@ -31,7 +31,7 @@ FRESH = 0.9
 """A session is extended when less than this part of its time is left: not at every request."""
 
 
-class Session(dict[str, Any]):
+class WebSession(dict[str, Any]):
     """The session of a request: `request.session`. `id`: that of the cookie; "": the session is
     new. `left_s`: its time to live."""
 
@@ -77,7 +77,7 @@ def regenerate_session_id(connection: HTTPConnection) -> None:
         InvalidSetting: the application has no `SessionMiddleware` of imap_wal.
     """
     session = connection.scope.get("session")
-    if not isinstance(session, Session):
+    if not isinstance(session, WebSession):
         raise InvalidSetting(
             "this request has no session of imap_wal: add "
             "imap_wal.adapters.starlette.SessionMiddleware to the application"
@@ -150,16 +150,16 @@ class SessionMiddleware:
 
         await self._app(scope, receive, send_with_cookie)
 
-    async def _loaded(self, sessions: AnyMap, id: str) -> Session:
+    async def _loaded(self, sessions: AnyMap, id: str) -> WebSession:
         if not id:
-            return Session()
+            return WebSession()
         try:
             stored, left_s = await call(sessions, lambda it: (it[_key(id)], it.ttl(_key(id))))
         except KeyError:
-            return Session()
-        return Session(id, stored, left_s or 0)
+            return WebSession()
+        return WebSession(id, stored, left_s or 0)
 
-    async def _saved(self, sessions: AnyMap, session: Session) -> str | None:
+    async def _saved(self, sessions: AnyMap, session: WebSession) -> str | None:
         """Store the session. Returns the cookie for the response; None: the browser keeps its own,
         also if another request has ended this session or given it a new id."""
         id, ttl_s = session.id, self._ttl_s
