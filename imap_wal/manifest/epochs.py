@@ -8,6 +8,7 @@ to one history only, whatever made the copy: `imap-wal`, `cp`, or a snapshot of 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,15 +33,45 @@ class Epoch:
 
 
 def begun(epochs: Sequence[Epoch], number: int, id: str, removed: Position) -> tuple[Epoch, ...]:
-    """These epochs, and a new one. Epochs that ended before `removed` are left out: their entries
+    """These epochs, and a new one. Those that ended before `removed` are left out: their entries
     can no longer be read."""
-    remaining = [epoch for epoch in epochs if epoch.end is None or epoch.end >= removed]
-    return (*remaining, Epoch(number, id))[-EPOCHS_MAX:]
+    remaining = {epoch.number for epoch in epochs if epoch.end is None or epoch.end >= removed}
+    epochs = [epoch for epoch in epochs if epoch.number in remaining]
+    return _limited((*epochs, Epoch(number, id)))
 
 
-def ended(epochs: Sequence[Epoch], end: Position) -> tuple[Epoch, ...]:
-    """As `closed`, but the last one continues."""
-    return (*closed(epochs[:-1], end), *epochs[-1:])
+def _limited(epochs: Sequence[Epoch]) -> tuple[Epoch, ...]:
+    """The last of these epochs. Those without entries are left out first: no position is in them.
+    Of an epoch with several ids, all remain or none: segments may have any of them."""
+    surplus = len(epochs) - EPOCHS_MAX
+    if surplus <= 0:
+        return tuple(epochs)
+    count = Counter(epoch.number for epoch in epochs)
+    with_entries = {epoch.number for epoch in epochs if _has_entries(epoch)}
+    gone = set()
+    for number in sorted(count, key=lambda number: (number in with_entries, number)):
+        if surplus <= 0:
+            break
+        gone.add(number)
+        surplus -= count[number]
+    return tuple(epoch for epoch in epochs if epoch.number not in gone)
+
+
+def _has_entries(epoch: Epoch) -> bool:
+    return epoch.end is None or epoch.end.epoch >= epoch.number
+
+
+def ended(
+    epochs: Sequence[Epoch], end: Position, given_up: Position | None = None
+) -> tuple[Epoch, ...]:
+    """As `closed`, but the last one continues. `given_up`: what was after this position was given
+    up, also of epochs whose end was known."""
+    former = closed(epochs[:-1], end)
+    if given_up is not None:
+        former = tuple(
+            replace(epoch, end=min(epoch.end, given_up)) if epoch.end else epoch for epoch in former
+        )
+    return (*former, *epochs[-1:])
 
 
 def closed(epochs: Sequence[Epoch], end: Position) -> tuple[Epoch, ...]:
@@ -59,7 +90,7 @@ def forked(
             result.append(epoch)
         else:
             result += (replace(epoch, end=shared), replace(epoch, id=new_id(epoch.number)))
-    return tuple(result[-EPOCHS_MAX:])
+    return _limited(result)
 
 
 def ids(epochs: Sequence[Epoch], number: int) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from imap_wal.clock import Clock, utc
 from imap_wal.disposal import log_links
 from imap_wal.entry import SHARED_SESSIONS
 from imap_wal.errors import InvalidSetting, LogError, LostRace, MissingNode, WriterLocked
-from imap_wal.format import START, epoch_id
+from imap_wal.format import START, Position, epoch_id
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.epochs import begun, ended
@@ -459,13 +459,20 @@ class NodeOpening:
                 max(manifest.newest, recovered.next_segment - 1),
                 manifest.known_requests(recovered.requests),
             )
+            archived_epoch, archived = manifest.archived
+            after_archives = Position(archived_epoch, archived + 1, 0, 0)
+            gives_up = recovered.recovery.lost is not None
             return replace(
                 manifest,
                 requests=requests,
                 checkpoint=recovered.end,
                 newest=newest,
                 begins=(manifest.epoch, recovered.next_segment),
-                epochs=ended(manifest.epochs, recovered.end),
+                epochs=ended(
+                    manifest.epochs,
+                    recovered.end,
+                    max(recovered.end, after_archives) if gives_up else None,
+                ),
             )
 
         return self.manifests.update(change)

@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 import imap_wal
 from imap_wal import log
 from imap_wal.errors import OtherHistory, PositionGone
+from imap_wal.format import ENTRIES, START
 from imap_wal.log import LogReader, Position
+from imap_wal.manifest.epochs import EPOCHS_MAX, Epoch, begun, forked, ids
 from storage_backends.local import LocalStore
 from storage_backends.objects import LocalObjects
 from tests.kit.effort import share
 from tests.kit.nth_call import counted, replaced
+from tests.kit.repairs import frames
 from tests.kit.standalone import create, fill, reading, reopen, texts_of
 
 Replace = Callable[[Path, Path], None]
@@ -72,6 +75,57 @@ def test_a_position_that_both_copies_have_continues(folder: Path) -> None:
     _append(folder, 4, 5)
     assert _values(folder, read[1].after()) == [b"4", b"5"]
     assert _values(folder, str(read[0].after())) == [b"1", b"4", b"5"]
+
+
+def test_opens_without_entries_leave_positions_readable(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest keeps the ids of so many opens only. A process that often restarts, and writes
+    nothing, let all of them be forgotten."""
+    monkeypatch.setattr("imap_wal.manifest.epochs.EPOCHS_MAX", 4)
+    position = [record.position for record in LogReader(str(folder)).read()][1]
+    for _ in range(6):
+        log.open(str(folder)).close()
+    _append(folder, 4)
+    assert _values(folder, str(position)) == [b"1", b"2", b"3", b"4"]
+
+
+def test_a_limit_keeps_all_ids_of_an_epoch_or_none() -> None:
+    """A repaired log has segments with either id of an epoch."""
+    log_epochs = [
+        Epoch(number, f"{number:012x}", Position(number, number, 9, 0)) for number in range(1, 201)
+    ]
+    epochs = forked(log_epochs, Position(1, 1, 0, 0), lambda number: f"{number + 1000:012x}")
+    for number in range(201, 206):
+        epochs = begun(epochs, number, f"{number:012x}", START)
+        assert len(epochs) <= EPOCHS_MAX
+        assert {len(ids(epochs, former.number)) for former in log_epochs} == {0, 2}
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_a_position_that_an_open_gave_up_is_refused(tmp_path: Path, archived: bool) -> None:
+    """Later opens had ended before the damage was found, so the manifest had their ends."""
+    here = tmp_path / "log"
+    log.create(str(here)).close()
+    for value in range(0, 8, 2):
+        _append(here, value, value + 1)
+        if archived and not value:
+            with log.open(str(here)) as opened:
+                opened.archive()
+    read = [record.position for record in LogReader(str(here)).read()]
+    damaged = min(here.rglob("*.wal"))
+    data = bytearray(damaged.read_bytes())
+    first, second = (frame for frame in frames(damaged) if frame.kind == ENTRIES)
+    data[(first if archived else second).end - 1] ^= 1
+    damaged.write_bytes(data)
+    with log.open(str(here), recovery_mode="point-in-time") as opened:
+        opened.append("m", (b"k", b"9"))
+    remain = 2 if archived else 1
+    expected = [b"0", b"1", b"9"] if archived else [b"0", b"9"]
+    assert _values(here, str(read[remain - 1])) == expected[remain - 1 :]
+    for position in read[remain:]:
+        with pytest.raises(OtherHistory):
+            _values(here, str(position))
 
 
 def test_a_tail_ends_when_its_log_is_replaced(folder: Path) -> None:
