@@ -59,10 +59,23 @@ class ManifestRepair:
                 for node, mark in marks.items()
             }
 
+        def without_removed(marks: Mapping[str, LowWaterMark]) -> dict[str, LowWaterMark]:
+            return {
+                node: LowWaterMark(mark.directory, min(mark.position, repairs[node].removed))
+                if node in repairs
+                else mark
+                for node, mark in marks.items()
+            }
+
         snapshots = {
             name: replace(snapshot, marks=moved(snapshot.marks))
             for name, snapshot in self._snapshots.planned.items()
         }
+        for name in self._snapshots.incomplete:
+            snapshot = snapshots[name]
+            if not snapshot.dropped:  # the logs may still have what was dropped
+                marks = without_removed(snapshot.marks)
+                snapshots[name] = replace(snapshot, marks=marks, mixed=True)
         lifetimes = tuple(
             replace(
                 lifetime,

@@ -121,6 +121,11 @@ class NodeRepair:
         return self._plan.manifest if self._plan.changed else None
 
     @property
+    def removed(self) -> Position:
+        """The position in the copy above which it has all entries that are not given up."""
+        return self._plan.manifest.removed
+
+    @property
     def lists(self) -> tuple[ListFile, ...]:
         """The list files that the copy has: those of a manifest that is copied."""
         return () if self._plan.changed else self._plan.node.manifest.archives.lists

@@ -39,6 +39,8 @@ class SnapshotRepair:
         """Whether files of damaged lists were found again, or given up."""
         self.generation = 0
         """The highest generation that has a folder."""
+        self.incomplete: set[str] = set()
+        """Maps whose snapshot lost rows: what the logs still have of them counts again."""
         self.taken_in: list[str] = []
         """Files of snapshots that no manifest names but the copy keeps."""
 
@@ -55,6 +57,8 @@ class SnapshotRepair:
             expected = sum(bad_list.list.items for bad_list in damaged)
             again = self._parts_again(name, snapshots[name])
             fits = len(again) == expected and self._sizes_fit(snapshots[name], again)
+            if not fits:
+                self.incomplete.add(name)
             files = Listed((*snapshots[name].files, *map(_taken_in, again)))
             snapshots[name] = replace(snapshots[name], files=files, mixed=True)
             doubt = "" if fits else "; their sizes are not those of the snapshot"
@@ -184,6 +188,9 @@ class SnapshotRepair:
                 continue
             lost = Extent(records=readable.lost) if readable.lost != 0 else None
             reason = readable.what or "its bytes do not match the checksum in the manifest"
+            if not readable.records or lost is not None:
+                self.incomplete.add(name)
+                reason += "; what the logs still have of it counts"
             if not readable.records:
                 self._items.append(
                     Item(path, "snapshot", "corrupt", GIVEN_UP, given_up=lost, what=reason)

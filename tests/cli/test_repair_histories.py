@@ -20,12 +20,15 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import Scope
 from imap_wal.read.state import ClusterState
 from imap_wal.repair.report import POINT_IN_TIME, summary
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
 from tests.kit.effort import share
 from tests.kit.repairs import repaired
-from tests.support import copy_files, overwrite
+from tests.support import copy_files, overwrite, segments
 
 numbers = itertools.count(1)
 
@@ -71,9 +74,6 @@ def history(seed: int, url: str) -> tuple[MemoryStore, list[Written]]:
         for log in open_logs:
             log.close()
         if rng.random() < 0.4:
-            from imap_wal.rewrite.local_engine import LocalEngine
-            from imap_wal.rewrite.run import rewrite
-
             rewrite(ClusterLog(open_context(url), "default", "embedded"), LocalEngine())
             last = copy_files(open_store(url))
     store = copy_files(open_store(url)) if rng.random() < 0.6 else last
@@ -193,6 +193,8 @@ def test_salvage_keeps_every_whole_frame_and_nothing_else(seed: int) -> None:
     expected = {place: row[VALUE] for place, row in newest.items() if not row[DELETED]}
     import msgpack
 
+    if seed % 2:
+        shortened(copy)
     with imap_wal.open(copy.url, node="n1") as opened:
         for name in ("a", "b"):
             assert dict(opened.map(name)) == {
@@ -203,6 +205,56 @@ def test_salvage_keeps_every_whole_frame_and_nothing_else(seed: int) -> None:
         opened.map("a")["new"] = seed
     with imap_wal.open(copy.url, node="n1") as opened:
         assert opened.map("a")["new"] == seed
+
+
+def shortened(copy: MemoryStore) -> None:
+    """Rewrite and prune the copy: only the newest segment of each node remains."""
+    log = ClusterLog(Context(copy), "default", "embedded")
+    rewrite(log, LocalEngine())
+    prune(log)
+
+
+def test_a_pruned_repaired_log_opens_again() -> None:
+    """Its last segment was not changed, so it has the id that its epoch had before the repair. The
+    first open of the copy forgot that id, because what was shared with the log was removed."""
+    url = f"memory://pruned-{next(numbers)}"
+    for number in range(3):
+        with imap_wal.open(url, node="n1", auto_rewrite_percentage=0) as store:
+            for key in range(3):
+                store.map("m")[f"{number}-{key}"] = key
+    log = copy_files(open_store(url))
+    damaged, *_ = segments(log)
+    first, *_ = SegmentReader(log, damaged).whole_frames()
+    data = bytearray(log.read(damaged))
+    data[first.end - 1] ^= 1
+    overwrite(log, damaged, bytes(data))
+    copy, _ = repaired(log, f"pruned-copy-{next(numbers)}")
+    shortened(copy)
+    for count in (8, 9):
+        with imap_wal.open(copy.url, node="n1", auto_rewrite_percentage=0) as store:
+            assert len(store.map("m")) == count
+            store.map("m")["new"] = 1
+
+
+def test_what_the_logs_have_of_a_damaged_snapshot_counts() -> None:
+    url = f"memory://covered-{next(numbers)}"
+    for number in range(3):
+        with imap_wal.open(url, node="n1", auto_rewrite_percentage=0) as store:
+            for key in range(3):
+                store.map("m")[f"{number}-{key}"] = key
+        log = ClusterLog(open_context(url), "default", "embedded")
+        rewrite(log, LocalEngine())
+        if number == 1:
+            prune(log)
+    damaged = copy_files(open_store(url))
+    rows = rows_of(
+        ClusterLog(Context(damaged), "default", "embedded"), Scope(snapshots=False, covered=True)
+    )
+    for file in damaged.list("default/embedded/snapshot"):
+        overwrite(damaged, file.path, b"")
+    copy, _ = repaired(damaged, f"covered-copy-{next(numbers)}")
+    with imap_wal.open(copy.url, node="n1", auto_rewrite_percentage=0) as store:
+        assert len(store.map("m")) == len(rows) >= 3
 
 
 def summary_of(items: list[Any]) -> dict[str, Any]:

@@ -88,4 +88,32 @@ OF_IDENTITIES = (
         "        if epoch_ids and header.epoch_id not in epoch_ids:",
         "tests/cli/test_repair_metadata.py::test_a_node_of_an_older_backup_is_repaired",
     ),
+    Mutation(
+        "the next open of a repaired log forgets the former id of an epoch",
+        "imap_wal/manifest/epochs.py",
+        "[epoch for epoch in epochs if epoch.number in remaining]",
+        "[epoch for epoch in epochs if epoch.end is None or epoch.end >= removed]",
+        "tests/cli/test_repair_histories.py::test_a_pruned_repaired_log_opens_again",
+    ),
+    Mutation(
+        "opens without entries let the ids of former epochs be forgotten",
+        "imap_wal/manifest/epochs.py",
+        "(number in with_entries, number)",
+        "number",
+        "tests/log/test_other_histories.py::test_opens_without_entries_leave_positions_readable",
+    ),
+    Mutation(
+        "positions that an open gave up are still of the log",
+        "imap_wal/write/opening.py",
+        "gives_up = recovered.recovery.lost is not None",
+        "gives_up = False",
+        "tests/log/test_other_histories.py::test_a_position_that_an_open_gave_up_is_refused[False]",
+    ),
+    Mutation(
+        "what the logs have of a damaged snapshot does not count in a repaired copy",
+        "imap_wal/repair/cluster_manifest.py",
+        "if not snapshot.dropped:",
+        "if False:",
+        "tests/cli/test_repair_histories.py::test_what_the_logs_have_of_a_damaged_snapshot_counts",
+    ),
 )
