@@ -279,7 +279,9 @@ class MapItems(_View, ItemsView[K, V]):
     """The entries of a map; it can be reversed."""
 
     def __contains__(self, item: object) -> bool:
-        return isinstance(item, tuple) and self._has(item[0]) and super().__contains__(item)
+        if not isinstance(item, tuple) or len(item) != 2:
+            return False
+        return self._has(item[0]) and super().__contains__(item)
 
     def __iter__(self) -> Iterator[tuple[K, V]]:
         serializer = self._mapping._state.serializer

@@ -131,6 +131,7 @@ def test_a_prefix_chooses_keys(memory: MemoryStore, is_sorted: bool) -> None:
         assert "2026-01" in m.keys(prefix="2026-") and "2025-12" not in m.keys(prefix="2026-")
         assert ("2026-01", 1) in m.items(prefix="2026-")
         assert ("2025-12", 3) not in m.items(prefix="2026-")
+        assert () not in m.items() and ("2026", 4, 0) not in m.items(prefix="2026")
         assert list(reversed(m.keys(prefix="2026-"))) == list(m.keys(prefix="2026-"))[::-1]
         assert list(m.keys(prefix=b"2026-")) == [] == list(m.keys(prefix=("2026-",)))
         with pytest.raises(TypeError, match="prefix is 2026; it takes text, bytes or a tuple"):
