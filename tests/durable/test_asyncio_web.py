@@ -6,8 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import imap_wal
 from tests.kit.pages import titled
 
@@ -49,7 +47,6 @@ async def played(app: Any) -> list[tuple[int, bytes]]:
 
 
 def test_requests_of_an_asyncio_application_lose_no_change(tmp_path: Path) -> None:
-    pytest.importorskip("starlette")
     text = titled(PAGE)["app.py"].replace("/var/lib/app/log", str(tmp_path / "log"))
     module: dict[str, Any] = {"__name__": "app"}
     exec(compile(text, "app.py", "exec"), module)
