@@ -1,4 +1,4 @@
-"""python -m benchmarks [--quick] [embedded] [open] [encryption] [rewrite] [rewrite-again]
+"""python -m benchmarks [--quick] [embedded] [open] [reads] [encryption] [rewrite] [rewrite-again]
 [pipeline] [table] [year] [compaction] [metadata] [restore] [restore-members] [settlement]
 [many-maps] [hello-flood] [operations] [member] [endpoints] [sizing] [copies] [shared]: prints a
 table, or JSON with -o json. With --save FOLDER, also writes result.json and a chart of each part
@@ -30,6 +30,7 @@ from benchmarks import (
     open_store,
     operations,
     pipeline,
+    reads,
     restore_members,
     rewrite,
     settlement,
@@ -48,6 +49,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
     return {
         "embedded": lambda: embedded.run(3 if quick else 7, quick),
         "open": lambda: open_store.run(200_000 if quick else 5_000_000, 1 if quick else 3),
+        "reads": lambda: reads.run(50_000 if quick else 1_000_000, 5),
         "encryption": lambda: encryption.run(4 if quick else 8, quick),
         "rewrite": lambda: rewrite.run(
             1_000_000 if quick else 10_000_000, 200_000, judged=not quick

@@ -1,15 +1,16 @@
 """imap-wal: a write-ahead log for Hazelcast's IMap, and durable maps in one process on the same
 log.
 
-`open` and `aopen`: durable maps in this process. `connect`: in one of several processes. `memoize`:
-results of a function in a map. `log`: append, read and follow a log without maps.
-`imap_wal.adapters`: maps behind the interfaces of other libraries. `imap_wal.agent`: the service
-beside a Hazelcast member. ARCHITECTURE.md describes the modules.
+`open` and `aopen`: durable maps in this process. `connect` and `aconnect`: in one of several
+processes. `memoize`: results of a function in a map. `log`: append, read and follow a log without
+maps. `imap_wal.adapters`: maps behind the interfaces of other libraries. `imap_wal.agent`: the
+service beside a Hazelcast member. ARCHITECTURE.md describes the modules.
 """
 
 from imap_wal import errors, log
 from imap_wal.adapters.memoize import memoize
-from imap_wal.embedded.asyncio_store import AsyncMap, AsyncStore, aopen
+from imap_wal.embedded.asyncio_map import AsyncMap
+from imap_wal.embedded.asyncio_store import AsyncStore, aopen
 from imap_wal.embedded.durable_map import DELETE, DurableMap
 from imap_wal.embedded.job_queue import AsyncJobQueue, Job, JobQueue
 from imap_wal.embedded.opening import open
@@ -51,6 +52,7 @@ from imap_wal.serializer import (
 from imap_wal.settings import Durability, RecoveryMode, RecoveryPolicy, Settings
 from imap_wal.typed import Codec, TypedSerializer
 from imap_wal.version import VERSION
+from imap_wal.workers.asyncio_store import AsyncConnectedMap, AsyncConnectedStore, aconnect
 from imap_wal.workers.store import connect
 
 __version__ = VERSION
@@ -58,6 +60,8 @@ __version__ = VERSION
 __all__ = [
     "DELETE",
     "STOP",
+    "AsyncConnectedMap",
+    "AsyncConnectedStore",
     "AsyncJobQueue",
     "AsyncMap",
     "AsyncStore",
@@ -104,6 +108,7 @@ __all__ = [
     "WalFilter",
     "Watch",
     "WriterLocked",
+    "aconnect",
     "aopen",
     "connect",
     "errors",

@@ -64,13 +64,14 @@ class Backend:
     sync_advice: str = ""
     """How a user makes appends survive a power loss, if it depends on options."""
     conditional_create: bool = False
-    """For `storage_backends.objects`: the driver of fsspec turns `mode="create"` into one request
+    """Of an opener `FSSPEC`: the driver turns `mode="create"` into one request
     with a condition that the service checks, in `pipe_file` and in `put_file`."""
     deleted_at_once: int = 1
-    """For `storage_backends.objects`: the most keys of one request that deletes objects."""
+    """Of an opener `FSSPEC`: the most keys of one request that deletes objects."""
 
 
-_OBJECTS = "storage_backends.objects:opened"
+FSSPEC = "storage_backends.objects:opened"
+"""The opener of storages that have a driver of fsspec."""
 _FOLDER = Backend("storage_backends.local:opened", is_folder=True, takes_options=False)
 _LOCAL_OBJECTS = Backend(
     "storage_backends.objects:opened_folder",
@@ -89,12 +90,12 @@ _HDFS = Backend(
 # Conditional creates: read in the source of s3fs 2025.5.0 and 2026.9.0, gcsfs 2025.5.0 and
 # 2026.10.1, adlfs 2025.8.0 and 2026.8.0; observed with s3fs.
 _S3 = Backend(
-    _OBJECTS, "s3fs", "s3", names_bucket=True, conditional_create=True, deleted_at_once=1_000
+    FSSPEC, "s3fs", "s3", names_bucket=True, conditional_create=True, deleted_at_once=1_000
 )
-_GCS = Backend(_OBJECTS, "gcsfs", "gcs", names_bucket=True, conditional_create=True)
-_AZURE = Backend(_OBJECTS, "adlfs", "azure", conditional_create=True)
-_AZURE_1 = Backend(_OBJECTS, "adlfs", "azure")
-_ANY = Backend(_OBJECTS, "fsspec", "fsspec")
+_GCS = Backend(FSSPEC, "gcsfs", "gcs", names_bucket=True, conditional_create=True)
+_AZURE = Backend(FSSPEC, "adlfs", "azure", conditional_create=True)
+_AZURE_1 = Backend(FSSPEC, "adlfs", "azure")
+_ANY = Backend(FSSPEC, "fsspec", "fsspec")
 
 BACKENDS: dict[str, Backend] = {
     "file": _FOLDER,
@@ -159,6 +160,6 @@ def _of_other_package(scheme: str) -> Backend | None:
     if not isinstance(backend, Backend):
         raise StorageError(
             f"the storage for {scheme}:// cannot be used: {values[0]} is a "
-            f"{type(backend).__name__}, not a storage_backends.Backend"
+            f"{type(backend).__name__}, not an imap_wal.storage.Backend"
         )
     return backend

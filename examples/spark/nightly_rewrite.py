@@ -4,9 +4,10 @@ spark-submit nightly_rewrite.py s3://bucket/maps
 """
 
 import sys
+from importlib.metadata import entry_points
 
-from rewrite_cli.__main__ import main
-
+(program,) = entry_points(group="console_scripts", name="imap-wal")
+main = program.load()
 url = sys.argv[1]
 for command in (["rewrite", url, "--engine", "spark"], ["prune", url, "--yes"]):
     sys.argv = ["imap-wal", *command]

@@ -10,22 +10,24 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from storage_backends import (
+from imap_wal.storage import (
+    DEFAULT_LEASE_MS,
     AlreadyExists,
     Backend,
     Capabilities,
     Held,
+    HeldByAnswer,
+    Immutable,
     Linked,
     NotFound,
     Opening,
     StorageError,
     StoredFile,
     Unavailable,
+    check_path,
+    discard_each,
+    folder_prefix,
 )
-from storage_backends.held import HeldByAnswer
-from storage_backends.interface import discard_each
-from storage_backends.lease import DEFAULT_LEASE_MS, Immutable
-from storage_backends.paths import check_path, folder_prefix
 
 BACKEND = Backend("imap_wal_sqlite:opened", takes_options=False)
 

@@ -146,9 +146,9 @@ class Decision(WriteBatch):
             raise self._error
         return self._answer
 
-    def answered(self, answer: Any) -> None:
-        """Another process has evaluated it."""
-        self._answer = answer
+    def answered(self, answer: Any, error: Exception | None = None) -> None:
+        """Another process has evaluated it, with this answer or error."""
+        self._answer, self._error = answer, error
 
 
 def pop(state: MapState, key: bytes) -> Decision:
@@ -276,6 +276,7 @@ def together(
         return same, changes if same else ()
 
     size = sum(size for batch in changes for size in batch.sizes())
+    size += sum(len(key) + len(value or b"") for of in reads.values() for key, value in of.items())
     return Decision(state, choose, size, ("together", changes, reads))
 
 
@@ -292,6 +293,15 @@ def clear(state: MapState, *, known_only: bool = False) -> Decision:
         ]
 
     return Decision(state, choose, call=("clear",))
+
+
+def refused(state: MapState, error: Exception) -> Decision:
+    """Change nothing. The answer raises the error."""
+
+    def choose(outlook_of: OutlookOf) -> Choice:
+        raise error
+
+    return Decision(state, choose)
 
 
 def is_number(value: object) -> bool:

@@ -243,20 +243,26 @@ class DurableMap(MapReads[K, V], MutableMapping[K, V]):
             The new value; None if the key was deleted.
         """
         while True:
-            new, swap = self.changing(key, function, ttl)
+            new, swap = self.changing(key, self.before(key), function, ttl)
             if self._evaluated(swap):
                 return None if isinstance(new, Delete) else new
 
+    def before(self, key: K) -> bytes | None:
+        """The serialised value that `change` begins with."""
+        self._owner.check_open()
+        return self._state.get(self._key_data(key), self._owner.now_ms())
+
     def changing(
-        self, key: K, function: Callable[[Any], V | Delete], ttl: float | None
+        self,
+        key: K,
+        before: bytes | None,
+        function: Callable[[Any], V | Delete],
+        ttl: float | None,
     ) -> tuple[V | Delete, Decision]:
         """One attempt of `change`: the new value, and the decision whose answer says whether it was
         set."""
-        self._owner.check_open()
         state = self._state
-        data = self._key_data(key)
-        before = state.get(data, self._owner.now_ms())
-        new = function(None if before is None else state.load(data, before))
+        new = function(None if before is None else state.load(self._key_data(key), before))
         if new is DELETE:
             changes = WriteBatch(state, [self._key_data(key)], [None])
         else:

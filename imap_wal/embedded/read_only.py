@@ -178,6 +178,9 @@ class ReadOnlyStore(Store):
 
     def close(self) -> None:
         """End following, and free the memory. Safe to call twice."""
+        self._close(0)
+
+    def _close(self, wait_s: float) -> None:
         self.changes.openness.check_process()
         self.changes.openness.closed = True
         self._worker.stop()

@@ -27,6 +27,7 @@ from weakref import finalize
 from imap_wal.embedded.changes import MapState
 from imap_wal.embedded.durable_map import DurableMap
 from imap_wal.embedded.job_queue import LEASED, JobQueue
+from imap_wal.embedded.labels import Label, Mixed, how_to_open, missing, way_out
 from imap_wal.embedded.loading import load
 from imap_wal.embedded.map_writer import MapWriter
 from imap_wal.embedded.transaction import Batch, Transaction, demand_plain
@@ -36,20 +37,18 @@ from imap_wal.entry import (
     DELETED,
     KEY_CLASS,
     MSGPACK,
-    PICKLE,
     RAW,
-    TYPED,
     VALUE_CLASS,
     Row,
 )
-from imap_wal.errors import InvalidSetting, NotAppended, NotSerializable, StorageUnavailable
+from imap_wal.errors import InvalidSetting, NotSerializable, StorageUnavailable
 from imap_wal.forked import OfOneProcess
 from imap_wal.names import check_map_name
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.retention.other_process import OtherProcess
 from imap_wal.rewrite.compaction import Compaction, CompactionStatistics, Compactor
-from imap_wal.rules.valid import shows_classes, written
+from imap_wal.rules.valid import shows_classes
 from imap_wal.serializer import (
     K,
     MsgpackSerializer,
@@ -276,13 +275,13 @@ class Store(OfOneProcess):
                 else f"map {name!r} was opened with disable_wal, so it is not in the log; open it "
                 "with disable_wal again, or choose another name"
             )
-        if isinstance(known, _Mixed) and state.values:
+        if isinstance(known, Mixed) and state.values:
             raise InvalidSetting(known.why(name))
         if wanted is not None and wanted.name != known.name:
             if state.values:
                 raise InvalidSetting(
                     f"map {name!r} has entries written by serializer {known.name!r}, not "
-                    f"{wanted.name!r}; {how_to_open(known.name)}; {_way_out(known, wanted)}"
+                    f"{wanted.name!r}; {how_to_open(known.name)}; {way_out(known, wanted)}"
                     f"{shows_classes(name)}"
                 )
             if state.opened:
@@ -290,7 +289,7 @@ class Store(OfOneProcess):
                     f"map {name!r} was opened with serializer {known.name!r} before, not "
                     f"{wanted.name!r}; {how_to_open(known.name)}, or close the store first"
                 )
-        elif wanted is None and isinstance(known, _Label):
+        elif wanted is None and isinstance(known, Label):
             raise InvalidSetting(f"map {name!r}: {missing(known.name)}")
 
     def maps(self) -> list[str]:
@@ -551,7 +550,7 @@ class Store(OfOneProcess):
             known: dict[str, Serializer[Any, Any]] = {
                 kind.name: kind for kind in (MsgpackSerializer(), RawSerializer(), self._serializer)
             }
-            state = maps[name] = MapState(name, known.get(label) or _Label(label))
+            state = maps[name] = MapState(name, known.get(label) or Label(label))
         self._note_classes(state, rows)
         state.replay(rows, now_ms)
 
@@ -564,10 +563,10 @@ class Store(OfOneProcess):
         classes = set(map(_KEY_CLASS_OF, live))
         if name in (MSGPACK, RAW):  # a serializer of the user may have written another one
             classes.update(map(_VALUE_CLASS_OF, live))
-        if isinstance(state.serializer, _Mixed):
+        if isinstance(state.serializer, Mixed):
             state.serializer.classes |= classes
         elif classes - {name}:
-            state.serializer = _Mixed(classes | {name})
+            state.serializer = Mixed(classes | {name})
 
 
 def _warn_unclosed(url: str, process: int) -> None:
@@ -579,62 +578,3 @@ def _warn_unclosed(url: str, process: int) -> None:
             ResourceWarning,
             stacklevel=2,
         )
-
-
-def missing(label: str) -> str:
-    """The error for a map of this class that is opened without its serializer."""
-    return f"it was written by serializer {label!r}; {how_to_open(label)}"
-
-
-def how_to_open(label: str) -> str:
-    """How to open a map of this class, for an error."""
-    if label.startswith(TYPED):
-        return f"pass these types to map() as key and value ({label[len(TYPED) : -1]})"
-    return {
-        MSGPACK: "open it without key, value and serializer",
-        RAW: "open it with raw=True",
-        PICKLE: 'pass serializer="pickle" to map()',
-    }.get(label, "pass it to map()")
-
-
-class _Label:
-    """Replaces a serializer that the log names and that was not passed."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def dump(self, value: Any) -> bytes:
-        raise NotAppended(missing(self.name))
-
-    def load(self, data: bytes) -> Any:
-        raise InvalidSetting(missing(self.name))
-
-    dump_key = dump
-    load_key = load
-
-
-class _Mixed(_Label):
-    """Replaces the serializer of a map whose entries have several classes: no serializer can read
-    all of them."""
-
-    def __init__(self, classes: set[str]) -> None:
-        super().__init__("")
-        self.classes = classes
-
-    def why(self, name: str) -> str:
-        return (
-            f"map {name!r} has entries of the classes {written(self.classes)}, so no serializer "
-            f"can read all of them; {shows_classes(name)}; open the store with a wal_filter that "
-            "skips the entries of one class, or delete the map with `imap-wal drop`"
-        )
-
-
-def _way_out(known: Serializer[Any, Any], wanted: Serializer[Any, Any]) -> str:
-    """How a map gets another class, for an error."""
-    text = "to change that, copy the entries into a map of another name (docs/how-to/typed.md)"
-    if known.name.startswith(TYPED) and wanted.name.startswith(TYPED):
-        text = (
-            "if the new types can read the entries, pass serializer=imap_wal.TypedSerializer("
-            f"key, value, name={known.name!r}); if not, {text.partition(', ')[2]}"
-        )
-    return f"{text}; "

@@ -85,10 +85,7 @@ class MapReads(OfOneProcess, Mapping[K, V]):
         self._owner.check_open()
         now = self._owner.now_ms()
         data = self._key(key)
-        expires = None if data is None else self._state.expiry(data, now)
-        if expires is None:
-            raise KeyError(key)
-        return (expires - now) / 1000 if expires else None
+        return time_left(key, None if data is None else self._state.expiry(data, now), now)
 
     def __contains__(self, key: object) -> bool:
         self._owner.check_open()
@@ -222,6 +219,13 @@ class MapReads(OfOneProcess, Mapping[K, V]):
         if len(rows) > SHOWN_ENTRIES:
             rows[SHOWN_ENTRIES] = "<td>…</td><td>…</td>"
         return table(repr(self), ("key", "value"), rows)
+
+
+def time_left(key: object, expires_at_ms: int | None, now_ms: int) -> float | None:
+    """In seconds; None: it does not expire. Raises KeyError if there is no such key."""
+    if expires_at_ms is None:
+        raise KeyError(key)
+    return (expires_at_ms - now_ms) / 1000 if expires_at_ms else None
 
 
 def table(caption: str, titles: tuple[str, ...], rows: list[str]) -> str:

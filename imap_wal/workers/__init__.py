@@ -8,5 +8,5 @@ over a Unix socket.
 
 `endpoint` the socket and the lock beside it, `messages` what is sent, `once` why a request that is
 sent twice counts once, `server`, `client` with the maps of the other processes, `store` with
-`connect` and the election.
+`connect` and the election, `asyncio_store` with `aconnect`.
 """

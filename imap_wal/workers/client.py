@@ -9,11 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
-from imap_wal.clock import Clock, Randomness
+from imap_wal.clock import Clock, Randomness, SystemClock
 from imap_wal.embedded.changes import MapState, WriteBatch
-from imap_wal.embedded.decisions import Decision, together
+from imap_wal.embedded.decisions import Choice, Decision, OutlookOf
 from imap_wal.embedded.map_writer import MapWriter
 from imap_wal.embedded.sorted_keys import EVERYTHING, Span
 from imap_wal.errors import (
@@ -34,9 +34,9 @@ from imap_wal.workers.messages import (
     NotUnderstood,
     error_of,
     map_of,
-    read_answer,
     receive,
     send,
+    set_result,
     written,
 )
 from imap_wal.write.commit_request import CommitRequest
@@ -44,6 +44,8 @@ from imap_wal.write.node_log import NodeLog
 
 PAUSE_S, PAUSE_S_MAX = 0.005, 0.1
 ANSWER_BYTES_MAX = 2**32 - 1
+OPERATIONS_MAX = 4096
+"""How many operations of one process share a request."""
 
 
 class _Line:
@@ -82,7 +84,7 @@ class Client:
         self.openness = Openness("store")
 
     def ask(self, kind: str, *fields: Any, changes: bool = False) -> Any:
-        """The answer. A list of all parts, if there are some. If the connection is lost, the
+        """The answer; of an answer in parts, the list of all. If the connection is lost, the
         request is sent again; `changes`: it counts once.
 
         Raises:
@@ -175,14 +177,26 @@ class Client:
             if kind == "part":
                 parts += fields[0]
             elif kind == "ok":
-                return fields[0] if fields[0] is not None or not parts else parts
+                return [*parts, *fields[0]] if parts else fields[0]
             else:
                 raise error_of(*fields)
 
-    def change(self, change: WriteBatch) -> Any:
-        """Make a change once. The answer is that of a decision."""
-        answer = self.ask("change", written(change), changes=True)
-        return read_answer(change, answer) if isinstance(change, Decision) else None
+    def change(self, changes: Sequence[WriteBatch]) -> None:
+        """Make all changes in one commit, once. A decision among them gets its answer."""
+        results = self.ask("change", *written(changes), changes=True)
+        for change, result in zip(changes, results, strict=True):
+            if isinstance(change, Decision):
+                set_result(change, result)
+
+    def read(self, reads: Sequence[WriteBatch]) -> list[Any]:
+        """The results of `reading`."""
+        return list(self.ask("read", *written(reads)))
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """How many operations and how many bytes one request should have. It also has their
+        frames."""
+        return OPERATIONS_MAX, self._largest // 4
 
     def close(self) -> None:
         """Close all connections. Safe to call twice."""
@@ -203,6 +217,15 @@ class _Refused(Exception):  # an answer, never shown
         self.may_pass = isinstance(cause, WriterLocked | LostRace | Fenced | StorageUnavailable)
 
 
+def reading(state: MapState, *call: Any) -> Decision:
+    """A read, for another process: "get" or "expiry" with a key, or "size"."""
+
+    def choose(outlook_of: OutlookOf) -> Choice:
+        raise NotImplementedError
+
+    return Decision(state, choose, sum(map(len, call)), call)
+
+
 class RemoteState(MapState):
     """A map in the process that serves."""
 
@@ -215,25 +238,28 @@ class RemoteState(MapState):
         self._client = client
 
     def get(self, key: bytes, now_ms: int) -> bytes | None:
-        value: bytes | None = self._client.ask("get", map_of(self), key)
+        value: bytes | None = self._read("get", key)
         return value
 
     def expiry(self, key: bytes, now_ms: int) -> int | None:
-        expires: int | None = self._client.ask("expiry", map_of(self), key)
+        expires: int | None = self._read("expiry", key)
         return expires
 
     def purge(self, now_ms: int) -> None:
         pass
 
     def size(self, now_ms: int) -> int:
-        return int(self._client.ask("size", map_of(self)))
+        return int(self._read("size"))
+
+    def _read(self, *call: Any) -> Any:
+        return self._client.read([reading(self, *call)])[0]
 
     def keys(self, now_ms: int, span: Span = EVERYTHING) -> list[bytes]:
-        return list(self._client.ask("keys", map_of(self)) or ())
+        return list(self._client.ask("keys", map_of(self)))
 
     def pairs(self, now_ms: int, span: Span = EVERYTHING) -> tuple[list[bytes], list[bytes]]:
-        found = list(self._client.ask("pairs", map_of(self)) or ())
-        return found[::2], found[1::2]
+        pairs = list(self._client.ask("pairs", map_of(self)))
+        return pairs[::2], pairs[1::2]
 
     def end(
         self, now_ms: int, besides: Container[bytes], *, last: bool
@@ -244,8 +270,8 @@ class RemoteState(MapState):
 class RemoteWriter(MapWriter):
     """Takes the place of the writer of a store's maps."""
 
-    def __init__(self, client: Client, clock: Clock) -> None:
-        self._client, self._clock = client, clock
+    def __init__(self, client: Client, clock: Clock | None = None) -> None:
+        self._client, self._clock = client, clock or SystemClock()
         self.openness = client.openness
         self.knows_all, self.some_unlogged = True, False
         self.order_lock = threading.Lock()
@@ -263,13 +289,22 @@ class RemoteWriter(MapWriter):
         return self._client.max_value_bytes
 
     def change(self, batches: Sequence[WriteBatch]) -> None:
-        self._client.change(batches[0] if len(batches) == 1 else together(batches, {}))
+        self._client.change(batches)
 
     def evaluate(self, steps: Sequence[WriteBatch]) -> None:
-        for step in steps:
-            answer = self._client.change(step)
-            if isinstance(step, Decision):
-                step.answered(answer)
+        self._client.change(steps)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return self._client.bounds
 
     def submit(self, batches: Sequence[WriteBatch]) -> CommitRequest:
         raise NotImplementedError
+
+
+class RemoteReads(RemoteWriter):
+    """The same for `reading`."""
+
+    def evaluate(self, steps: Sequence[WriteBatch]) -> None:
+        for step, answer in zip(steps, self._client.read(steps), strict=True):
+            cast("Decision", step).answered(answer)

@@ -7,14 +7,17 @@
               before it, any number of [number, "part", value]
 
 A map is [name, label]; the label is that of its serializer, "" if the client has none in mind. Keys
-and values are as the log has them.
+and values are as the log has them. Several operations are one request, so that the tasks of a
+process share it: ["change" or "read", maps, operations]. In an operation, a map is its place among
+`maps`. The answer is a list of results: [answer] or [class, text] for each change, the value for
+each read.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgpack
@@ -23,7 +26,7 @@ from imap_wal import errors
 from imap_wal.embedded import decisions
 from imap_wal.embedded.changes import MapState, WriteBatch
 from imap_wal.embedded.decisions import Decision
-from imap_wal.errors import ImapWalError, InvalidSetting, TooLarge
+from imap_wal.errors import ImapWalError, InvalidSetting, NotReadable, TooLarge
 
 VERSION = 1
 HELLO_BYTES_MAX = 1024
@@ -32,6 +35,7 @@ PART_BYTES = 1024 * 1024
 
 MapName: TypeAlias = tuple[str, str]
 StateOf: TypeAlias = Callable[[MapName], MapState]
+PlaceOf: TypeAlias = Callable[[MapState], int]
 
 _LENGTH = struct.Struct(">I")
 
@@ -90,46 +94,89 @@ def map_of(state: MapState) -> MapName:
     return state.name, state.serializer.name
 
 
-def written(change: WriteBatch) -> list[Any]:
-    """A change as a message. Raises `NotSerializable`."""
+def written(operations: Sequence[WriteBatch]) -> list[Any]:
+    """Changes or reads as the fields of a request. Raises `NotSerializable`."""
+    maps: dict[MapName, int] = {}
+
+    def place_of(state: MapState) -> int:
+        return maps.setdefault(map_of(state), len(maps))
+
+    messages = [_written(operation, place_of) for operation in operations]
+    return [list(maps), messages]
+
+
+def _written(change: WriteBatch, place_of: PlaceOf) -> list[Any]:
+    place = place_of(change.state)
     if not isinstance(change, Decision):
-        return [
-            "set",
-            map_of(change.state),
-            change.keys,
-            change.values,
-            list(change.expires.items()),
-        ]
+        return ["set", place, change.keys, change.values, list(change.expires.items())]
     name, *fields = change.call
     dump = change.state.serializer.dump
     match name:
         case "add":
             fields[1] = dump(fields[1])
         case "replace":
-            fields = [written(fields[0]), dump(fields[1])]
+            fields = [_written(fields[0], place_of), dump(fields[1])]
         case "set_default" | "swap":
-            fields[0] = written(fields[0])
+            fields[0] = _written(fields[0], place_of)
         case "together":
             changes, reads = fields
-            read = [(map_of(state), list(values.items())) for state, values in reads.items()]
-            fields = [list(map(written, changes)), read]
-    return [name, map_of(change.state), *fields]
+            read = [(place_of(state), list(values.items())) for state, values in reads.items()]
+            fields = [[_written(each, place_of) for each in changes], read]
+    return [name, place, *fields]
 
 
-def read_change(message: Any, state_of: StateOf, *, known_only: bool) -> WriteBatch:
-    """The change of a message, for the maps of this process. Raises `NotUnderstood`, and the errors
-    of `state_of`."""
-    try:
-        return _change(message, state_of, known_only)
-    except (TypeError, ValueError, IndexError) as error:
-        if isinstance(error, ImapWalError):
-            raise
-        raise NotUnderstood(f"a change does not have the form of this version: {error}") from None
+class Maps:
+    """The maps of a request, in this process. Raises `NotUnderstood`, and the errors of
+    `state_of`."""
+
+    def __init__(self, names: Any, state_of: StateOf) -> None:
+        try:
+            self._states = [state_of((_text(name), _text(label))) for name, label in names]
+        except (TypeError, ValueError) as error:
+            raise _not_of_this_version(error) from None
+
+    def changes(self, messages: Any, *, known_only: bool) -> list[WriteBatch]:
+        """The changes of the request; at least one."""
+        try:
+            if not messages:
+                raise ValueError("there is no change")
+            return [_change(message, self._state, known_only) for message in messages]
+        except (TypeError, ValueError) as error:
+            raise _not_of_this_version(error) from None
+
+    def reads(self, messages: Any, now_ms: int) -> Iterator[bytes | int | None]:
+        """The results of the reads of the request."""
+        try:
+            for message in messages:
+                yield _value_of(message, self._state, now_ms)
+        except (TypeError, ValueError) as error:
+            raise _not_of_this_version(error) from None
+
+    def _state(self, place: Any) -> MapState:
+        return self._states[_index(place, len(self._states))]
 
 
-def _change(message: Any, state_of: StateOf, known_only: bool) -> WriteBatch:
-    name, (map_name, label), *fields = message
-    state = state_of((_text(map_name), _text(label)))
+def _not_of_this_version(error: Exception) -> Exception:
+    """`TypeError` and `ValueError` may also be errors of imap-wal, such as `InvalidSetting`."""
+    if isinstance(error, ImapWalError):
+        return error
+    return NotUnderstood(f"a request does not have the form of this version: {error}")
+
+
+def _value_of(message: Any, state_of: Callable[[Any], MapState], now_ms: int) -> bytes | int | None:
+    match message:
+        case ["get", place, bytes(key)]:
+            return state_of(place).get(key, now_ms)
+        case ["expiry", place, bytes(key)]:
+            return state_of(place).expiry(key, now_ms)
+        case ["size", place]:
+            return state_of(place).size(now_ms)
+    raise ValueError(f"{message!r} is not a read")
+
+
+def _change(message: Any, state_of: Callable[[Any], MapState], known_only: bool) -> WriteBatch:
+    name, place, *fields = message
+    state = state_of(place)
     load = state.serializer.load
     match name, *fields:
         case "set", list(keys), list(values), list(expires):
@@ -148,11 +195,12 @@ def _change(message: Any, state_of: StateOf, known_only: bool) -> WriteBatch:
         case "add", bytes(key), bytes(amount):
             number = load(amount)
             if not decisions.is_number(number):
-                raise InvalidSetting(
-                    f"map {state.name!r} has serializer {label!r}, which the process that serves "
-                    "the store does not know, so it cannot add; pass it as `serializer` of "
-                    "`connect` in all processes, or use `change`"
+                unknown = InvalidSetting(
+                    f"map {state.name!r} has serializer {state.serializer.name!r}, which the "
+                    "process that serves the store does not know, so it cannot add; pass it as "
+                    "`serializer` of `connect` in all processes, or use `change`"
                 )
+                return decisions.refused(state, unknown)
             return decisions.add(state, key, number, state.serializer.load_key(key))
         case "replace", change, bytes(old):
             return decisions.replace(_single(change, state_of), load(old))
@@ -166,10 +214,10 @@ def _change(message: Any, state_of: StateOf, known_only: bool) -> WriteBatch:
             if any(isinstance(change, Decision) for change in made):
                 raise ValueError("changes that are made together depend on nothing")
             required: Mapping[MapState, dict[bytes, bytes | None]] = {
-                state_of((_text(of), _text(kind))): {
+                state_of(of): {
                     _bytes(key): None if value is None else _bytes(value) for key, value in values
                 }
-                for (of, kind), values in reads
+                for of, values in reads
             }
             if not (made or required):
                 raise ValueError("there is no change")
@@ -179,7 +227,7 @@ def _change(message: Any, state_of: StateOf, known_only: bool) -> WriteBatch:
     raise ValueError(f"{name!r} is not a change")
 
 
-def _single(message: Any, state_of: StateOf) -> WriteBatch:
+def _single(message: Any, state_of: Callable[[Any], MapState]) -> WriteBatch:
     change = _change(message, state_of, known_only=True)
     if isinstance(change, Decision) or len(change) != 1:
         raise ValueError("not one change of one key")
@@ -207,8 +255,17 @@ def _index(value: Any, below: int) -> int:
 # ---- answers ----
 
 
-def answer_of(decision: Decision) -> Any:
-    """The answer of a decision as a message. Raises its error."""
+def result_of(change: WriteBatch) -> list[Any]:
+    """The result of an evaluated change as a message: its answer, or its error."""
+    if not isinstance(change, Decision):
+        return [None]
+    try:
+        return [_answer_of(change)]
+    except Exception as error:  # noqa: BLE001  code of the user may raise anything
+        return list(error_fields(error))
+
+
+def _answer_of(decision: Decision) -> Any:
     answer, serializer = decision.answer, decision.state.serializer
     match decision.call[:1]:
         case ("pop",):
@@ -222,8 +279,18 @@ def answer_of(decision: Decision) -> Any:
     return answer
 
 
-def read_answer(decision: Decision, answer: Any) -> Any:
+def set_result(decision: Decision, result: Sequence[Any]) -> None:
     """The reverse."""
+    try:
+        if len(result) == 1:
+            decision.answered(_read_answer(decision, result[0]))
+        else:
+            decision.answered(None, error_of(*result))
+    except NotReadable as error:
+        decision.answered(None, error)
+
+
+def _read_answer(decision: Decision, answer: Any) -> Any:
     serializer = decision.state.serializer
     match decision.call[:1]:
         case ("pop",):

@@ -3,7 +3,7 @@
 A client that loses its connection does not know whether its change is in the log. So each change is
 committed together with a record of its request, in the map `REQUESTS` and in the same frame:
 
-    client (16 bytes) → [number of its last request, the answer to it]
+    client (16 bytes) → [number of its last request, the results of its changes]
 
 The process that serves next finds the record if and only if the change is in the log, and returns
 the answer again. A client sends one request at a time, so one record for each client suffices.
@@ -11,6 +11,7 @@ the answer again. A client sends one request at a time, so one record for each c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -18,7 +19,7 @@ import msgpack
 from imap_wal.embedded.changes import MapState, WriteBatch
 from imap_wal.embedded.decisions import Choice, Decision, OutlookOf
 from imap_wal.errors import NotAppended
-from imap_wal.workers.messages import answer_of
+from imap_wal.workers.messages import result_of
 
 REQUESTS = "imap-wal.requests"
 KEPT_MS = 24 * 3600 * 1000
@@ -26,31 +27,39 @@ KEPT_MS = 24 * 3600 * 1000
 
 
 def once(
-    change: WriteBatch, requests: MapState, client: bytes, number: int, now_ms: int
+    steps: Sequence[WriteBatch], requests: MapState, client: bytes, number: int, now_ms: int
 ) -> Decision:
-    """The change, unless it is in the log already. The answer is that of the change, as a
-    message."""
+    """The changes of a request, unless they are in the log already. A step sees those before it.
+    The answer is the list of their results, as a message."""
 
     def choose(outlook_of: OutlookOf) -> Choice:
         record = outlook_of(requests).get(client)
         if record is not None:
-            last, answer = msgpack.unpackb(record)
+            last, results = msgpack.unpackb(record)
             if last == number:
-                return answer, ()
+                return results, ()
             if last > number:
                 raise NotAppended(
                     f"request {number} is older than request {last} of the same client; it was not "
                     "made again"
                 )
-        changes, answer = [change], None
-        if isinstance(change, Decision):
-            changes, answer = list(change.decide(outlook_of)), answer_of(change)
-            if not changes:
-                return answer, ()
-        data = msgpack.packb((number, answer))
-        return answer, [*changes, WriteBatch(requests, [client], [data], {0: now_ms + KEPT_MS})]
+        changes: list[WriteBatch] = []
+        results = []
+        for index, step in enumerate(steps):
+            made = step.decide(outlook_of) if isinstance(step, Decision) else [step]
+            result = result_of(step)
+            results.append(result)
+            if len(result) == 1:  # not an error
+                changes += made
+                if index + 1 < len(steps):
+                    for change in made:
+                        outlook_of(change.state).add(change)
+        if not changes:
+            return results, ()
+        data = msgpack.packb((number, results))
+        return results, [*changes, WriteBatch(requests, [client], [data], {0: now_ms + KEPT_MS})]
 
-    return Decision(change.state, choose, sum(change.sizes()))
+    return Decision(steps[0].state, choose, sum(size for step in steps for size in step.sizes()))
 
 
 def demand_client(client: Any) -> bytes:

@@ -8,9 +8,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import astuple
+from itertools import chain
 from typing import Any
 
 from imap_wal.embedded import decisions
@@ -26,9 +27,9 @@ from imap_wal.workers.messages import (
     SMALL_BYTES,
     VERSION,
     MapName,
+    Maps,
     NotUnderstood,
     error_fields,
-    read_change,
     receive,
     send,
 )
@@ -196,26 +197,20 @@ class Server:
     def _do(self, connection: socket.socket, client: bytes, number: int, fields: list[Any]) -> Any:
         now = self._clock.now_ms()
         match fields:
-            case ["change", change]:
+            case ["change", maps, changes]:
                 known_only = not self.store.changes.knows_all
-                made = read_change(change, self._state, known_only=known_only)
-                decision = once(made, self._requests, client, number, now)
+                steps = Maps(maps, self._state).changes(changes, known_only=known_only)
+                decision = once(steps, self._requests, client, number, now)
                 self.store.changes.evaluate([decision])
                 return decision.answer
-            case ["get", [str(name), str(label)], bytes(key)]:
-                return self._state((name, label)).get(key, now)
-            case ["expiry", [str(name), str(label)], bytes(key)]:
-                return self._state((name, label)).expiry(key, now)
-            case ["size", [str(name), str(label)]]:
-                return self._state((name, label)).size(now)
+            case ["read", maps, reads]:
+                results = Maps(maps, self._state).reads(reads, now)
+                return self._in_parts(connection, number, results)
             case ["keys", [str(name), str(label)]]:
-                keys = self._state((name, label)).keys(now)
-                self._send_parts(connection, number, [(key,) for key in keys])
-                return None
+                return self._in_parts(connection, number, self._state((name, label)).keys(now))
             case ["pairs", [str(name), str(label)]]:
                 pairs = zip(*self._state((name, label)).pairs(now), strict=True)
-                self._send_parts(connection, number, pairs)
-                return None
+                return self._in_parts(connection, number, chain.from_iterable(pairs))
             case ["label", [str(name), str(label)]]:
                 return self._state((name, label)).serializer.name
             case ["maps"]:
@@ -228,17 +223,19 @@ class Server:
                 return astuple(self.store.compact())
         raise NotUnderstood(f"{fields[0]!r} is not a request of version {VERSION}")
 
-    def _send_parts(self, connection: socket.socket, number: int, rows: Any) -> None:
+    def _in_parts(
+        self, connection: socket.socket, number: int, values: Iterable[bytes | int | None]
+    ) -> list[Any]:
+        """Send the values, except the last part of them, which is returned."""
         part: list[Any] = []
         size = 0
-        for row in rows:
-            part += row
-            size += sum(map(len, row)) + 16
+        for value in values:
             if size >= PART_BYTES:
                 send(connection, [number, "part", part], 2**32 - 1)
                 part, size = [], 0
-        if part:
-            send(connection, [number, "part", part], 2**32 - 1)
+            part.append(value)
+            size += 16 + (len(value) if isinstance(value, bytes) else 0)
+        return part
 
     def _state(self, name: MapName) -> MapState:
         state = self._states.get(name)

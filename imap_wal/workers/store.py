@@ -15,8 +15,9 @@ from imap_wal.checks import check_seconds, location
 from imap_wal.clock import Clock, SystemClock, SystemRandomness
 from imap_wal.embedded import opening
 from imap_wal.embedded.durable_map import DurableMap
+from imap_wal.embedded.labels import missing
 from imap_wal.embedded.opening import OpenOptions
-from imap_wal.embedded.store import Store, StoreStatistics, missing
+from imap_wal.embedded.store import Store, StoreStatistics
 from imap_wal.errors import InvalidSetting
 from imap_wal.rewrite.compaction import Compaction
 from imap_wal.serializer import (
@@ -175,7 +176,7 @@ class ConnectedStore(Store):
             elect,
             options.get("randomness") or SystemRandomness(),
         )
-        self.changes = RemoteWriter(self._client, options.get("clock") or SystemClock())
+        self.changes = RemoteWriter(self._client, options.get("clock"))
         self._serializer = serializer_of(options.get("serializer")) or MsgpackSerializer()
         self.maps()  # the first request finds out what is wrong
 
@@ -252,6 +253,9 @@ class ConnectedStore(Store):
     def close(self) -> None:
         """Close the connections. If this process serves, it stops that, and another one may serve.
         Safe to call twice. Raises the errors of `Store.close`."""
+        self._close(0)
+
+    def _close(self, wait_s: float) -> None:
         self.changes.openness.check_process()
         self._client.close()
         self._serving.stop()

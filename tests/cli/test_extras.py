@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import imap_wal
 from rewrite_cli.doctor.environment import EXTRAS
 from storage_backends.extras import MissingExtra, needs
 from storage_backends.registry import backend_of
@@ -206,6 +207,109 @@ def test_core_install_keeps_maps_and_names_missing_extras(core: Path, tmp_path: 
     archive, s3 = printed.strip().splitlines()
     assert "pip install 'imap-wal[archive]'" in archive
     assert "pip install 'imap-wal[s3]'" in s3
+
+
+EVERYTHING = """
+import dataclasses, multiprocessing, os, signal, sys
+from pathlib import Path
+
+import imap_wal
+
+folder = Path(sys.argv[1])
+
+
+@dataclasses.dataclass
+class Order:
+    amount: int
+    tags: list[str]
+
+
+def size() -> int:
+    return sum(path.stat().st_size for path in (folder / "log").rglob("*") if path.is_file())
+
+
+def killed() -> None:
+    store = imap_wal.open(folder / "killed")
+    store.map("m")["a"] = 1
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def worker(number: int) -> None:
+    with imap_wal.connect(folder / "shared") as store:
+        for _ in range(50):
+            store.map("hits").add("home")
+        store.map("orders", key=str, value=Order)[str(number)] = Order(number, ["x"])
+
+
+def started(target, *words) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=target, args=each) for each in words]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+
+def main() -> None:
+    with imap_wal.open(folder / "log") as store:
+        m = store.map("m")
+        for number in range(1000):
+            m.update((key % 100, number) for key in range(1000))
+            m.update({key: (number, "x" * 100) for key in range(100)})
+        sizes = [size()]
+    sizes.append(size())
+    for _ in range(3):
+        with imap_wal.open(folder / "log") as store:
+            assert len(store.map("m")) == 100
+            store.map("m")[0] = "again"
+            store.compact()
+        sizes.append(size())
+    assert max(sizes) < 40 * 2**20 and max(sizes[2:]) < 2**20, sizes
+
+    started(killed, ())
+    with imap_wal.open(folder / "killed") as store:
+        assert store.map("m")["a"] == 1
+
+    started(worker, *[(number,) for number in range(4)])
+    with imap_wal.connect(folder / "shared") as store:
+        assert store.map("hits")["home"] == 200
+        assert store.map("orders", key=str, value=Order)["3"] == Order(3, ["x"])
+
+    with imap_wal.open(folder / "jobs") as store:
+        jobs = store.queue("jobs")
+        jobs.put("a job")
+        job = jobs.take()
+        assert job.value == "a job" and jobs.ack(job)
+        watch = store.map("m").watch()
+        store.map("m")["a"] = 1
+        assert next(watch).new == 1
+        watch.close()
+        with imap_wal.open(folder / "jobs", read_only=True) as reader:
+            assert reader.map("m")["a"] == 1
+
+    try:
+        imap_wal.open(folder / "archives")
+    except imap_wal.ImapWalError as error:
+        print(error)
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@thorough
+@pytest.mark.cluster
+def test_core_install_does_all_without_a_warning(core: Path, tmp_path: Path) -> None:
+    """A million overwrites, a kill, four processes, a queue, a watch, types. Parquet archives are
+    one clear error."""
+    with imap_wal.open(tmp_path / "archives") as store:
+        store.map("m")["a"] = 1
+        store.archive()
+    (tmp_path / "everything.py").write_text(EVERYTHING, encoding="utf-8")
+    words = (str(core / "python"), "-W", "error", "everything.py", str(tmp_path))
+    (error,) = run(*words, cwd=tmp_path).strip().splitlines()
+    assert "pip install 'imap-wal[archive]'" in error
 
 
 @thorough

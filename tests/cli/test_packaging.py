@@ -216,5 +216,26 @@ def test_the_wheel_has_packages_and_jar(tmp_path: Path) -> None:
     assert not any(name.startswith(("tests/", "benchmarks/")) for name in names)
 
 
+def test_documents_and_examples_import_imap_wal_only() -> None:
+    """Of the packages of the wheel. The other names are too general to be relied on."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    examples = [path for path in (ROOT / "examples").rglob("*.py") if "demo" not in path.parts]
+    others = re.compile(
+        r"^\s*(?:from|import) (?:storage_backends|rewrite_cli)\b"
+        r"|^::: (?!imap_wal\.|mkdocs-click)"
+        r"|[\"'`](?:storage_backends|rewrite_cli)[.:]\w",
+        re.MULTILINE,
+    )
+    texts = {
+        path: path.read_text(encoding="utf-8")
+        for path in (*pages, *examples)
+        if "decisions" not in path.parts
+    }
+    assert len(texts) > 50
+    assert {
+        str(path): others.findall(text) for path, text in texts.items() if others.search(text)
+    } == {}
+
+
 def test_spark_would_find_the_data_source_package() -> None:
     assert "pyspark_imap_wal" in {module.name for module in pkgutil.iter_modules()}

@@ -34,11 +34,11 @@ def test_operations_wait_unserialised_for_ring_space(
             tasks.append(m.update({"a": 1, "b": 2}, ttl=1000))
             tasks.append(m.set(0, "last"))
             await asyncio.sleep(0.01)
-            queued = store._bytes + store._bytes_max - store._room
+            queued = store._commits._bytes + store._commits._bytes_max - store._commits._room
             assert queued <= 10_000 + 1_010, (
                 "what is queued is bounded by ring_bytes and one operation"
             )
-            assert sum(map(len, store._waiting)) <= 64
+            assert sum(map(len, store._commits._waiting)) <= 64
             with pytest.raises(NotSerializable):
                 await asyncio.gather(
                     late := m.set("bad", object()),
@@ -50,8 +50,8 @@ def test_operations_wait_unserialised_for_ring_space(
             assert m[0] == "last", "in the order in which they were called"
             assert len(m) == 202
             assert 0 < (m.ttl("a") or 0) <= 1000
-            assert store._bytes == 0
-            assert store._room == 10_000
+            assert store._commits._bytes == 0
+            assert store._commits._room == 10_000
         assert contents(memory)[0] == "last"
 
     run(work)
@@ -69,7 +69,7 @@ def test_operations_above_the_ring_slots_wait(
             await m.set("first", 1)
             gate.open.clear()
             tasks = [m.set(number, number) for number in range(100)]
-            assert len(store._futures) == 8
+            assert len(store._commits._futures) == 8
             tasks[50].cancel()
             gate.open.set()
             await asyncio.gather(*tasks, return_exceptions=True)

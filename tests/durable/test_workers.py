@@ -37,7 +37,7 @@ from imap_wal.workers.endpoint import Endpoint
 from imap_wal.workers.once import REQUESTS
 from imap_wal.workers.server import Server
 from tests.kit.effort import share, thorough
-from tests.kit.worker_processes import CONTEXT, count, journal, serving
+from tests.kit.worker_processes import CONTEXT, count, ended_operations, journal, serving
 from tests.support import Threads, eventually
 
 
@@ -257,21 +257,28 @@ def check_journals(folder: Path, names: list[str], whole: set[str]) -> None:
             began, ended = began + begun, ended + over
             assert over <= counts.get(name, 0) <= begun, name
             assert name not in whole or over == begun == counts[name], name
-            for number in range(over):
+            for number in ended_operations(folder, name):
                 assert done[f"{name}-{number}"] == name
         assert ended <= counts["all"] <= began
         assert sum(counts[name] for name in names if name in counts) <= counts["all"]
         assert ended <= len(done) <= began and len(jobs) <= began - ended
 
 
-def run_workers(folder: Path, workers: int, operations: int, kills: int, seed: int) -> None:
+def run_workers(
+    folder: Path,
+    workers: int,
+    operations: int,
+    kills: int,
+    seed: int,
+    work: Callable[[str, str, int], None] = count,
+) -> None:
     random = Random(seed)
     names, running, whole = [], {}, set()
 
     def start() -> None:
         name = f"w{len(names)}"
         names.append(name)
-        running[name] = CONTEXT.Process(target=count, args=(str(folder), name, operations))
+        running[name] = CONTEXT.Process(target=work, args=(str(folder), name, operations))
         running[name].start()
 
     for _ in range(workers):
@@ -434,16 +441,26 @@ NONSENSE: list[bytes] = [
 ]
 CHANGES: list[Any] = [
     [],
-    ["set", ["m", "msgpack"], [b"a"], [], []],
-    ["set", ["m", "msgpack"], ["a"], [b"1"], []],
-    ["set", ["m", "msgpack"], [b"a"], [b"1"], [[5, 1]]],
-    ["set", ["m", 5], [b"a"], [b"1"], []],
+    ["set", 0, [b"a"], [], []],
+    ["set", 0, ["a"], [b"1"], []],
+    ["set", 0, [b"a"], [b"1"], [[5, 1]]],
+    ["set", 1, [b"a"], [b"1"], []],
     ["set", "m", [b"a"], [b"1"], []],
-    ["together", ["m", "msgpack"], [["pop", ["m", "msgpack"], b"a"]], []],
-    ["together", ["m", "msgpack"], [], []],
-    ["touch", ["m", "msgpack"], b"a", -1],
-    ["drop", ["m", "msgpack"]],
+    ["together", 0, [["pop", 0, b"a"]], []],
+    ["together", 0, [], []],
+    ["touch", 0, b"a", -1],
+    ["drop", 0],
     None,
+]
+M = [["m", "msgpack"]]
+REQUESTS_OF_OTHERS: list[Any] = [
+    *(["change", M, [["set", 0, [b"b"], [b"1"], []], change]] for change in CHANGES),
+    ["change", M, []],
+    ["change", M, None],
+    ["change", [["m", 5]], []],
+    ["change", "m", []],
+    *(["read", M, [read]] for read in ([], ["get", 0], ["get", 1, b"a"], ["get", 0, "a"], None)),
+    ["read", M, 5],
 ]
 
 
@@ -469,11 +486,11 @@ def test_nonsense_ends_no_server(stores: Callable[..., Any], tmp_path: Path) -> 
         with connection() as raw:
             raw.sendall(data)
             demand_end(raw)
-    for change in CHANGES:
+    for request in REQUESTS_OF_OTHERS:
         with connection() as raw:
             messages.send(raw, ["hello", 1, b"x" * 16], 1000)
             messages.receive(raw, 1000)
-            messages.send(raw, [1, "change", change], 1000)
+            messages.send(raw, [1, *request], 1000)
             demand_end(raw)
     assert dict(m.items()) == {"a": 1} and store.is_serving
 

@@ -25,7 +25,7 @@ OF_ENTRIES = (
     Mutation(
         "a map of two classes is read with one of them",
         "imap_wal/embedded/store.py",
-        "if isinstance(known, _Mixed) and state.values:",
+        "if isinstance(known, Mixed) and state.values:",
         "if False:",
         "tests/spark/test_backfill.py::test_a_map_of_two_classes_is_refused",
     ),

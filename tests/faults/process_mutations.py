@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.faults.mutation import Mutation
 
 _STATES = "tests/durable/test_read_only.py::test_a_reader_shows_only_states_that_the_log_had[1]"
+_TASKS = "tests/durable/test_async_workers.py"
 _ONCE = "tests/durable/test_workers.py::test_a_request_that_is_sent_again_counts_once"
 
 OF_PROCESSES = (
@@ -48,8 +49,8 @@ OF_PROCESSES = (
     Mutation(
         "a change is committed without its request",
         "imap_wal/workers/once.py",
-        "        return answer, [*changes, WriteBatch(",
-        "        return answer, [*changes] or [WriteBatch(",
+        "        return results, [*changes, WriteBatch(",
+        "        return results, [*changes] or [WriteBatch(",
         _ONCE,
     ),
     Mutation(
@@ -59,5 +60,19 @@ OF_PROCESSES = (
         "            except OSError as error:\n                failure = error\n"
         "                line.client = self._randomness.token()\n",
         _ONCE,
+    ),
+    Mutation(
+        "a change of a request does not see those before it",
+        "imap_wal/workers/once.py",
+        "                if index + 1 < len(steps):\n",
+        "                if False:\n",
+        f"{_TASKS}::test_tasks_of_all_processes_share_commits",
+    ),
+    Mutation(
+        "a change that is too large takes those of other tasks with it",
+        "imap_wal/embedded/async_writer.py",
+        "if isinstance(error, TooLarge) and len(futures) > 1:",
+        "if False:",
+        f"{_TASKS}::test_an_error_of_one_task_is_not_that_of_another",
     ),
 )
