@@ -127,7 +127,9 @@ class AsyncChanges(OfOneProcess, Generic[K, V]):
         )
 
     @overload
-    async def setdefault(self: AsyncMap[K, T | None], key: K, default: None = None) -> T | None: ...
+    async def setdefault(
+        self: AsyncChanges[K, T | None], key: K, default: None = None
+    ) -> T | None: ...
     @overload
     async def setdefault(self, key: K, default: V) -> V: ...
     async def setdefault(self, key: Any, default: Any = None) -> Any:

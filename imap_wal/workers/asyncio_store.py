@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal, NoReturn, TypeVar, Unpack, overload
 
@@ -150,7 +150,7 @@ class AsyncConnectedMap(AsyncChanges[K, V]):
         """All keys and values of one moment."""
         return dict(await self.items())
 
-    async def _listed(self, view: Callable[..., Any], prefix: Prefix | None) -> Any:
+    async def _listed(self, view: Callable[..., Iterable[T]], prefix: Prefix | None) -> list[T]:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(None, lambda: list(view(prefix=prefix)))
 
