@@ -115,14 +115,14 @@ class Server:
                 target=self._serve, args=(connection,), name="imap-wal-client", daemon=True
             )
             with self._mutex:
-                refused = self._stopping or len(self._connections) >= CONNECTIONS_MAX
-                if not refused:
+                full = self._stopping or len(self._connections) >= CONNECTIONS_MAX
+                accepted = not full and is_same_user(connection)
+                if accepted:
                     self._connections.add(connection)
                     self._threads.add(thread)
-            if refused or not is_same_user(connection):
-                self._forget(connection, thread)
-            else:
-                thread.start()
+                    thread.start()  # with the lock: `stop` cannot join a thread before its start
+            if not accepted:
+                connection.close()
 
     def _forget(self, connection: socket.socket, thread: threading.Thread) -> None:
         connection.close()
