@@ -7,7 +7,7 @@ from collections.abc import Callable
 from inspect import isawaitable
 from typing import Any, TypeAlias
 
-from imap_wal.embedded.asyncio_store import AsyncMap
+from imap_wal.embedded.asyncio_map import AsyncMap
 from imap_wal.embedded.durable_map import DurableMap
 from imap_wal.errors import InvalidSetting
 

@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, cast,
 from uuid import UUID
 
 from imap_wal.adapters.any_map import AnyMap, MapSource, call, map_of
-from imap_wal.embedded.asyncio_store import AsyncMap
+from imap_wal.embedded.asyncio_map import AsyncMap
 from imap_wal.embedded.durable_map import DurableMap, checked_ttl
 from imap_wal.errors import InvalidSetting, NotSerializable
 from imap_wal.serializer import MsgpackSerializer
