@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dbm.dumb
-import json
 import os
 import pickle
 import shelve
@@ -11,7 +10,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import tracemalloc
 from collections import Counter, OrderedDict, defaultdict
 from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta, timezone
@@ -190,7 +188,8 @@ def test_a_pickle_reaches_no_other_function(data: bytes) -> None:
     assert dict(vars(UUID)) == before
 
 
-def test_a_small_pickle_of_a_huge_value_is_refused() -> None:
+def test_a_small_pickle_of_a_huge_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickles, "ITEMS_MAX", 100_000)
     value: list[Any] = []
     for _ in range(60):
         value = [value, value]
@@ -414,15 +413,23 @@ def test_an_imported_log_has_no_parquet_files(run: Run, tmp_path: Path) -> None:
     assert not list((tmp_path / "log").rglob("backfill-*"))
 
 
+MEASURED = """
+import resource, sys
+from rewrite_cli.cli import group
+group.main(["import", "shelve", sys.argv[1], sys.argv[2]], standalone_mode=False)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
 @thorough
-def test_an_import_of_many_entries_takes_bounded_memory(run: Run, tmp_path: Path) -> None:
-    value = "x" * 2000
+def test_an_import_of_many_entries_takes_bounded_memory(tmp_path: Path) -> None:
+    """100 MB in 100,000 entries; the libraries alone take half of the limit."""
+    value = "x" * 1000
     old = shelf_of(tmp_path / "old.db", {f"key {number}": value for number in range(100_000)})
-    run("import", "shelve", shelf_of(tmp_path / "tiny.db", {"a": 1}), "first")  # imports modules
-    tracemalloc.start()
-    ended = run("import", "shelve", old, "log", "-o", "json")
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert ended.code == 0, ended.err
-    assert json.loads(ended.out)["maps"][0]["imported"] == 100_000
-    assert peak < 120 * 2**20  # of 200 MB: rows wait in memory up to a bound
+    words = [sys.executable, "-c", MEASURED, str(old), str(tmp_path / "log")]
+    ended = subprocess.run(
+        words, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
+    )
+    *_, row, megabytes = ended.stdout.splitlines()
+    assert row.split() == ["old", "100,000", "0", "0"]
+    assert int(megabytes) < 350

@@ -9,6 +9,20 @@ _RULES = "tests/unit/test_rules.py::test_rows_and_columns_agree_over_random_hist
 
 OF_ENTRIES = (
     Mutation(
+        "an import reads a pickle that needs any class",
+        "rewrite_cli/sources/pickles.py",
+        '            raise NeedsClass(f"it needs the class {module}.{name}") from None\n',
+        "            return super().find_class(module, name)\n",
+        "tests/cli/test_import.py::test_a_hostile_pickle_runs_nothing",
+    ),
+    Mutation(
+        "an import publishes the rest although entries were refused",
+        "rewrite_cli/commands/copies/import_.py",
+        "                published = skip_refused or not result.refusals\n",
+        "                published = True\n",
+        "tests/cli/test_import.py::test_a_hostile_pickle_runs_nothing",
+    ),
+    Mutation(
         "a backfill of another class is added to a map",
         "pyspark_imap_wal/classes.py",
         "    if {*known_classes} <= {class_label}:\n",

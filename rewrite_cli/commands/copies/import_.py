@@ -47,6 +47,8 @@ from storage_backends.location import Location
 SHELVE, SQLITEDICT, DISKCACHE = FORMS = ("shelve", "sqlitedict", "diskcache")
 NODE, PURPOSE = "embedded", "imap-wal import"
 BATCH_ENTRIES, BATCH_BYTES = 1024, 4 * 1024 * 1024
+MEMORY_BYTES = 64 * 1024 * 1024
+"""Of the merge that follows; the rest is on scratch."""
 SHOWN_MAX = 100
 """At most this many refused entries are shown; all are counted."""
 
@@ -330,7 +332,7 @@ def _compact(log: ClusterLog, node: str, names: Collection[str]) -> None:
     and remove them. The import has ended before: a failure is a note."""
     try:
         with turn(log, PURPOSE, lambda holder: out.note(f"waiting for {holder}")):
-            rewrite(log, RowEngine(), maps=names)
+            rewrite(log, RowEngine(Settings(restore_memory_bytes=MEMORY_BYTES)), maps=names)
             if log.manifest().nodes.keys() == {node}:
                 # A log has a node: that of the first program that opens it.
                 who = Identity(log.namespace, log.cluster, NODE)
