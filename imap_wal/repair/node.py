@@ -153,7 +153,10 @@ class NodeRepair:
             ]
             return
         manifest = self._plan.manifest
-        checkpoint = min(self._plan.position(manifest.checkpoint), self._plan.end)
+        # That of an older manifest may be of another history, and name no frame of this one.
+        checkpoint = (
+            START if self.older else min(self._plan.position(manifest.checkpoint), self._plan.end)
+        )
         if checkpoint == START or checkpoint.segment <= manifest.archived[1]:
             checkpoint = max(
                 checkpoint, min(manifest.checkpoint, Position(*manifest.archived, 0, 0))

@@ -174,6 +174,28 @@ def test_a_node_of_an_older_backup_is_repaired(run: Run, tmp_path: Path, mode: s
     assert values(f"{tmp_path}/copy") == {"before": 1, **later}
 
 
+def test_a_checkpoint_of_another_copy_names_no_frame_of_this_log(run: Run, tmp_path: Path) -> None:
+    """The repaired copy kept it, and did not open: bytes there were no frame."""
+    log, other = tmp_path / "log", tmp_path / "other"
+
+    def write(root: Path, *values: str) -> None:
+        with imap_wal.open(root, node="n1", auto_rewrite_percentage=0) as store:
+            for number, value in enumerate(values):
+                store.map("m")[number] = value
+
+    write(log, "first")
+    shutil.copytree(log, other)
+    write(other, "a", "b")
+    longer = ["x" * 333, "y" * 444, "z" * 555]
+    write(log, *longer)
+    write(log, "last")
+    folder = "default/embedded/nodes/n1/manifest"
+    shutil.rmtree(log / folder)
+    shutil.copytree(other / folder, log / folder)
+    repair(run, tmp_path)
+    assert values(f"{tmp_path}/copy") == {0: "last", 1: longer[1], 2: longer[2]}
+
+
 def test_void_entries_of_a_former_lifetime_stay_void(run: Run, log: Path, tmp_path: Path) -> None:
     from dataclasses import replace
 
