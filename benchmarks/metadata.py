@@ -19,20 +19,18 @@ from imap_wal.context import Context
 from imap_wal.entry import pack
 from imap_wal.format import Position
 from imap_wal.layout import Identity
-from imap_wal.manifest.archives import Archive
-from imap_wal.manifest.list_files import Listed
+from imap_wal.manifest.list_files import Archive, Listed
 from imap_wal.manifest.node import node_manifests
 from imap_wal.manifest.snapshots import LowWaterMark, Snapshot, SnapshotFile
 from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.archive_writer import to_absorb
 from imap_wal.settings import Settings
-from imap_wal.write.commit_request import CommitRequest
 from imap_wal.write.committer import Committer
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import open_node_log
-from imap_wal.write.ring import RingBuffer
+from imap_wal.write.ring import CommitRequest, RingBuffer
 from storage_backends import SegmentStore
 
 DAYS, RUNS_A_DAY = 30, 144

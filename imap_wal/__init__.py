@@ -42,7 +42,6 @@ from imap_wal.errors import (
     UnsupportedVersion,
     WriterLocked,
 )
-from imap_wal.numpy_codec import NumpyCodec
 from imap_wal.serializer import (
     MsgpackSerializer,
     PickleSerializer,
@@ -50,7 +49,7 @@ from imap_wal.serializer import (
     Serializer,
 )
 from imap_wal.settings import Durability, RecoveryMode, RecoveryPolicy, Settings
-from imap_wal.typed import Codec, TypedSerializer
+from imap_wal.typed import Codec, NumpyCodec, TypedSerializer
 from imap_wal.version import VERSION
 from imap_wal.workers.asyncio_store import AsyncConnectedMap, AsyncConnectedStore, aconnect
 from imap_wal.workers.store import connect

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from imap_wal.checks import location
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.placement import Placed, open_place
-from imap_wal.placement.own_disk import OwnDiskStore, Tails, Unasked
+from imap_wal.placement.router import OwnDiskStore, Tails, Unasked
 from imap_wal.security.encryption import keys_from
 from imap_wal.security.encryption_keys import NO_KEYS, Keys
 from storage_backends import SegmentStore

@@ -17,8 +17,7 @@ from collections.abc import Iterable
 from imap_wal import layout
 from storage_backends import SegmentStore
 from storage_backends.gated import parts_of
-from storage_backends.leftovers import sweep_below
-from storage_backends.links import links, local_folder
+from storage_backends.paths import links, local_folder, sweep_below
 
 EFFECT = (
     "files reached through it are not deleted, so archived or covered ones remain there and use "

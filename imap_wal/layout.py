@@ -25,8 +25,8 @@
 
 Beside the namespaces: `imap-wal-restore.txt`, while a backup is restored into this place.
 
-A few names are elsewhere: `wal_dir.json` in `imap_wal.placement.record`, `clock/` in
-`imap_wal.storage_clock`, numbers of manifests in `imap_wal.manifest.store`, names of part files in
+A few names are elsewhere: `wal_dir.json` in `imap_wal.placement.opening`, `clock/` in
+`imap_wal.clock`, numbers of manifests in `imap_wal.manifest.store`, names of part files in
 `imap_wal.rewrite.plan`.
 
 Arguments: `folder` is the folder of a node, `cluster` the folder of a cluster (its name only in

@@ -19,7 +19,7 @@ from storage_backends import (
     Unavailable,
     Unsupported,
 )
-from storage_backends.held import HeldByAnswer
+from storage_backends.gated import HeldByAnswer
 from storage_backends.interface import discard_each
 from storage_backends.lease import DEFAULT_LEASE_MS, Immutable, LeasedLocks
 from storage_backends.paths import check_path, folder_prefix

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,23 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from imap_wal import layout
 from imap_wal.context import open_context
-from imap_wal.entry import RAW
+from imap_wal.entry import KEY_CLASS, RAW, VALUE_CLASS
 from imap_wal.errors import InvalidSetting, LostRace
-from imap_wal.manifest.archives import Archive
+from imap_wal.manifest.list_files import Archive
 from imap_wal.names import check_map_name
 from imap_wal.parquet.archive_rows import WAITING_SCHEMA, write_sorted
 from imap_wal.parquet.columns import ARCHIVE_SCHEMA
 from imap_wal.parquet.writer import ParquetFile
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.scan import ahead
+from imap_wal.read.scan_list import cluster_scans
+from imap_wal.read.view import MaterializedView
 from imap_wal.retention import backfill
 from imap_wal.retention.archive_writer import COLUMN_BYTES_MAX, FULL
 from imap_wal.retention.backfill import EPOCH, SESSION, Backfill
 from imap_wal.rules.valid import demand_known_class, demand_valid_rows
 from imap_wal.settings import Settings
-from pyspark_imap_wal.classes import classes_of, demand_class_of_map
+from pyspark_imap_wal.columns import EntryQuery, read_columns
 from pyspark_imap_wal.options import known
 from storage_backends import SegmentStore
 from storage_backends.location import Location
@@ -266,3 +269,58 @@ class _Task:
             [columns[field.name].cast(field.type) for field in WAITING_SCHEMA],
             schema=WAITING_SCHEMA,
         )
+
+
+# Which classes the entries of a map have: a backfill must not mix classes in a map.
+
+_COLUMNS = pa.schema(
+    [
+        ("map", pa.string()),
+        ("key_class", pa.string()),
+        ("value_class", pa.string()),
+        ("deleted", pa.bool_()),
+    ]
+)
+
+
+def classes_of(log: ClusterLog, names: Iterable[str]) -> dict[str, set[str]]:
+    """Map → all classes that its entries in the log have or had. Reads no keys and no values of
+    archives and snapshots."""
+    classes: dict[str, set[str]] = {name: set() for name in names}
+    if not classes:
+        return classes
+    query = EntryQuery(_COLUMNS, maps=tuple(classes))
+    for scan, source in ahead(log.context, cluster_scans(log.state(), maps=tuple(classes))):
+        for batch in read_columns(log, scan, query, source):
+            rows = pa.Table.from_batches([batch.filter(pc.invert(batch["deleted"]))])
+            groups = rows.group_by(["map", "key_class", "value_class"]).aggregate([])
+            for group in groups.to_pylist():
+                classes[group["map"]] |= {group["key_class"], group["value_class"]}
+    return classes
+
+
+def demand_class_of_map(
+    log: ClusterLog, name: str, class_label: str, known_classes: Collection[str]
+) -> None:
+    """Raise `InvalidSetting` unless the live entries of a map have this class. `known_classes`:
+    from `classes_of`. A map that was emptied may get another class, so its live entries are read if
+    `known_classes` does not decide."""
+    if {*known_classes} <= {class_label}:
+        return
+    with closing(MaterializedView(log, Settings())) as view:
+        view.catch_up()
+        live = {
+            label
+            for rows in view.rows(name)
+            for row in rows
+            for label in (row[KEY_CLASS], row[VALUE_CLASS])
+        }
+    try:
+        demand_known_class(name, class_label, live)
+        if len(live) > 1:
+            demand_known_class(name, class_label, live - {class_label})
+    except InvalidSetting as error:
+        raise InvalidSetting(
+            f"{error}; a backfill has the class raw unless it passes the columns key_class and "
+            "value_class"
+        ) from error

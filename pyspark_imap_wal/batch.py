@@ -11,19 +11,17 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from imap_wal.clock import utc
+from imap_wal.clock import SKEW_MS_MAX, utc
 from imap_wal.context import Context, open_context
 from imap_wal.errors import EncryptionError, InvalidSetting, LogError, MissingNode
-from imap_wal.read.beginning import began_after
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import FileScan, Metadata
-from imap_wal.read.map_names import some_names, why_no_map
+from imap_wal.read.map_names import began_after, some_names, why_no_map
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.schemas import schemas_of
 from imap_wal.read.state import ClusterState
 from imap_wal.retention.history import at_positions, at_time
-from imap_wal.storage_clock import SKEW_MS_MAX
 from pyspark_imap_wal.columns import EntryQuery, read_columns
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.latest import read_latest

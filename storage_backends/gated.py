@@ -7,10 +7,10 @@ lock of the operating system can always be released.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, BinaryIO
 
-from storage_backends.errors import Linked
+from storage_backends.errors import Linked, NotFound
 from storage_backends.interface import (
     Appender,
     Capabilities,
@@ -164,3 +164,27 @@ class _GatedLock(LockContext):
         if self.inner.expires_ms:
             self._store.there()
         self.inner.release()
+
+
+# Files that are identified by an id of the storage.
+
+
+class HeldByAnswer:
+    """A file, and the identity that the storage reports for it. No two files have the same one."""
+
+    def __init__(self, path: str, ask: Callable[[], Hashable]) -> None:
+        """`ask` returns the identity of the file at `path` now. It raises `NotFound` if there is
+        none; so does this."""
+        self.path, self._ask, self._identity = path, ask, ask()
+        self._closed = False
+
+    def is_there(self) -> bool:
+        if self._closed:
+            return False
+        try:
+            return self._ask() == self._identity
+        except NotFound:
+            return False
+
+    def close(self) -> None:
+        self._closed = True

@@ -41,7 +41,7 @@ from storage_backends.errors import (
     Unsupported,
     unreachable,
 )
-from storage_backends.held import HeldByAnswer
+from storage_backends.gated import HeldByAnswer
 from storage_backends.interface import Appender, Capabilities, Held, StoredFile, discard_each
 from storage_backends.lease import DEFAULT_LEASE_MS, LeasedLocks, system_clock_ms
 from storage_backends.paths import check_path, folder_prefix

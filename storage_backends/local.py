@@ -8,7 +8,7 @@ and its exclusive create first checks and then writes.
 
 Temporary names have a `#` in them. Percent-encoding replaces that, so no caller's name looks like a
 temporary one. The first write into a folder removes those of killed processes
-(`storage_backends.leftovers`).
+(`storage_backends.paths`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import BinaryIO, TypeVar
 
-from storage_backends import leftovers, local_listing
+from storage_backends import local_listing, paths
 from storage_backends.descriptors import (
     READ,
     LocalAppender,
@@ -42,11 +42,9 @@ from storage_backends.interface import (
     StoredFile,
     discard_each,
 )
-from storage_backends.leftovers import TEMPORARY_PREFIX
-from storage_backends.local_folders import RACES_MAX, LocalFolders
+from storage_backends.local_listing import RACES_MAX, LocalFolders, is_network
 from storage_backends.location import PRIVATE
-from storage_backends.mounts import is_network
-from storage_backends.paths import check_path, one_line
+from storage_backends.paths import TEMPORARY_PREFIX, check_path, one_line
 from storage_backends.registry import Opening
 from storage_backends.reserve import Reserve
 
@@ -407,7 +405,7 @@ class LocalStore:
 
         if folder not in self._swept:
             self._swept.add(folder)
-            leftovers.sweep(folder)
+            paths.sweep(folder)
         return self._folders.with_folder_of(target, make)
 
     def _preallocate(self, fd: int, length: int) -> int:

@@ -6,8 +6,8 @@ import os
 import pwd
 import stat
 
-from storage_backends.links import local_folder
 from storage_backends.location import PRIVATE, Place, located
+from storage_backends.paths import local_folder
 
 
 def doubts(url: Place) -> list[str]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 
 from storage_backends.errors import StorageError
+from storage_backends.registry import backend_of
 
 _BAD_PATH = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|[\0-\x1f\ud800-\udfff]")
 """Empty, `.` and `..` components would leave the root or give one file two names. Some systems end
@@ -46,3 +51,85 @@ def number_in(text: str, width: int = 8) -> int | None:
 def one_line(text: str) -> str:
     """A holder's text on one line."""
     return " ".join(text.split())
+
+
+# Removes temporary files that killed processes left in a local directory.
+#
+# The process that writes such a file has a `flock` on it. So a file that can be locked belongs to
+# no process any more. A file that cannot be examined is kept.
+
+TEMPORARY_PREFIX = ".#tmp-"
+"""Percent-encoding replaces the `#`, so no caller's name begins like this."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def sweep(folder: str) -> None:
+    """Remove what is left in a folder."""
+    with suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for name in os.listdir(fd):
+                _remove_dead(name, fd)
+        finally:
+            os.close(fd)
+
+
+def sweep_below(root: str, folder: str) -> None:
+    """Remove what is left in all folders below a folder, and then the empty folders. Links below
+    `root` are not followed."""
+    with suppress(OSError):
+        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for name in folder.split("/"):
+                above, fd = fd, os.open(name, _FOLDER, dir_fd=fd)
+                os.close(above)
+            for _, folders, files, folder_fd in os.fwalk(topdown=False, dir_fd=fd):
+                for name in files:
+                    _remove_dead(name, folder_fd)
+                for name in folders:
+                    with suppress(OSError):  # not empty, or a link
+                        os.rmdir(name, dir_fd=folder_fd)
+        finally:
+            os.close(fd)
+
+
+def _remove_dead(name: str, folder: int) -> None:
+    if not name.startswith(TEMPORARY_PREFIX):
+        return
+    with suppress(OSError):
+        fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(name, dir_fd=folder)
+        finally:
+            os.close(fd)
+
+
+# Symbolic links below the root of a local log. Reads and writes follow them; nothing that is
+# reached through them is discarded (`SegmentStore.discard`).
+
+
+def links(url: str, paths: Iterable[str]) -> dict[str, str]:
+    """The paths that are a link, or are reached through one, with the first link on the way (its
+    full path). `paths` are relative to the root. {} if `url` is not a local folder."""
+    root = local_folder(url)
+    seen: dict[str, bool] = {}
+    first_links: dict[str, str] = {}
+    for path in paths:
+        full = root
+        for name in path.split("/") if root else ():
+            full = f"{full}/{name}"
+            if full not in seen:
+                seen[full] = os.path.islink(full)
+            if seen[full]:
+                first_links[path] = full
+                break
+    return first_links
+
+
+def local_folder(url: str) -> str:
+    """The local folder at a URL without options; "" for other storages."""
+    if not backend_of(url).is_folder:
+        return ""
+    path = url.partition("://")[2].removeprefix("localhost") if "://" in url else url
+    return os.path.abspath(os.path.expanduser(path)).rstrip("/")

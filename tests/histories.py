@@ -13,7 +13,8 @@ from typing import Any
 import hypothesis.strategies as st
 
 from imap_wal import format
-from imap_wal.clock import SeededRandomness
+from imap_wal.agent.membership.claims import find_cutoffs
+from imap_wal.clock import SKEW_MS_MAX, SeededRandomness
 from imap_wal.context import Context
 from imap_wal.entry import (
     DELETED,
@@ -32,7 +33,6 @@ from imap_wal.entry import (
 from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.read.view import MaterializedView
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.drop import drop_map
@@ -40,7 +40,6 @@ from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
-from imap_wal.storage_clock import SKEW_MS_MAX
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import open_node_log

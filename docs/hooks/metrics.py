@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from imap_wal.agent.monitoring.metrics import METRICS
-from imap_wal.agent.monitoring.metrics.agent import AGENT
-from imap_wal.agent.monitoring.metrics.disks import DISKS
-from imap_wal.agent.monitoring.metrics.maintenance import MAINTENANCE
-from imap_wal.agent.monitoring.metrics.members import MEMBERS
-from imap_wal.agent.monitoring.metrics.metric import AgentMetric
-from imap_wal.agent.monitoring.metrics.reading import READING
-from imap_wal.agent.monitoring.metrics.writing import WRITING
+from imap_wal.agent.monitoring.metrics import (
+    AGENT,
+    DISKS,
+    MAINTENANCE,
+    MEMBERS,
+    METRICS,
+    READING,
+    WRITING,
+    AgentMetric,
+)
 
 MARK = "<!-- metrics -->"
 GROUPS: dict[str, tuple[AgentMetric, ...]] = {

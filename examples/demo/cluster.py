@@ -171,7 +171,7 @@ def play_cluster(
 
 def archive_and_rewrite(url: str, report: Report, playback: Playback) -> None:
     """Archive and rewrite the log as the command line does, while no process writes it."""
-    from imap_wal.retention.offline import archive_offline
+    from imap_wal.retention.archive import archive_offline
 
     start = playback.now()
     with Selection(location(url)).open() as (context, clusters):

@@ -25,13 +25,13 @@ from imap_wal.checks import (
     nearest,
     refuse_wrong_types,
 )
+from imap_wal.clock import SKEW_MS_MAX
 from imap_wal.errors import InvalidSetting
 from imap_wal.layout import Identity
 from imap_wal.security.credentials import Credentials
 from imap_wal.settings import Settings
-from imap_wal.storage_clock import SKEW_MS_MAX
-from storage_backends.links import local_folder
 from storage_backends.location import Location, without_secrets
+from storage_backends.paths import local_folder
 from storage_backends.registry import backend_of
 
 CLOCK_OFFSET_MS_MAX = 10**12

@@ -3,8 +3,10 @@ commit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import msgpack
 
@@ -13,9 +15,7 @@ from imap_wal.agent.access.peers import Peer, Right, demand
 from imap_wal.agent.bounds import Bounds
 from imap_wal.agent.commit_spans import trace_commit
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.kept_hellos import KeptHello, KeptHellos
 from imap_wal.agent.lane import TURN_S, Lane
-from imap_wal.agent.limits import CLEAR_COUNTS_MAX, Limit, TooMany
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.membership.claims import VoidIncarnation
 from imap_wal.agent.membership.sessions import Connection, SessionRegistry
@@ -52,8 +52,8 @@ from imap_wal.format import CLEARS, ENTRIES, METADATA
 from imap_wal.schemas import BadSchema
 from imap_wal.settings import Durability
 from imap_wal.version import VERSION
-from imap_wal.write.commit_request import CommitRequest
 from imap_wal.write.committer import Committer
+from imap_wal.write.ring import CommitRequest
 from storage_backends import StorageError
 
 READS = ("keys", "list", "digests", "load", "maps", "schemas", "tail", "tail-read")
@@ -437,3 +437,118 @@ def _text(error: Exception) -> str:
         )
     except Exception as another:  # noqa: BLE001  # a __str__ may raise anything
         return f"{type(error).__name__}, which cannot be shown ({type(another).__name__})"
+
+
+# Hellos whose answers need a look at the signs of other agents: they are kept until the look is
+# done.
+
+LOOK_S = 1.0
+"""A hello that claims the log waits for a look at most for this time, which is shorter than the
+wait of a plug-in."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptHello:
+    """A hello whose answer depends on look `number`. `until`: when it is answered at the latest
+    (monotonic seconds)."""
+
+    message: Message
+    number: int
+    until: float
+
+
+class KeptHellos:
+    """At most one of each connection. Used by the serving thread."""
+
+    def __init__(self, clock: Clock, room: Room) -> None:
+        self._clock, self._room = clock, room
+        self._kept: dict[bytes, KeptHello] = {}
+        """By sender."""
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    def __contains__(self, sender: bytes) -> bool:
+        return sender in self._kept
+
+    def __iter__(self) -> Iterator[KeptHello]:
+        return iter(list(self._kept.values()))
+
+    def is_late(self, hello: KeptHello) -> bool:
+        """Whether it has waited for too long."""
+        return self._clock.monotonic() >= hello.until
+
+    def keep(self, message: Message, number: int, before: KeptHello | None) -> bool:
+        """Keep a hello until the look with this number has ended. `before`: how it was kept until
+        now. False if requests of other connections use all the memory."""
+        if not self._room.enter(message.memory):
+            return False
+        until = self._clock.monotonic() + LOOK_S if before is None else before.until
+        self._kept[message.sender] = KeptHello(message, number, until)
+        return True
+
+    def take(self, sender: bytes) -> KeptHello | None:
+        """Remove and return the hello of this connection; None: there is none."""
+        hello = self._kept.pop(sender, None)
+        if hello is not None:
+            self._room.leave(hello.message.memory)
+        return hello
+
+    def take_all(self) -> list[Message]:
+        """Remove and return all of them."""
+        return [hello.message for hello in self if self.take(hello.message.sender)]
+
+    def take_due(self, looked: Callable[[int], bool]) -> Iterator[KeptHello]:
+        """Remove and return, one after the other, those whose look is done, and those that have
+        waited for too long."""
+        for hello in self:
+            if looked(hello.number) or self.is_late(hello):
+                self.take(hello.message.sender)
+                yield hello
+
+
+# Limits on what each new change may add to a log for all who read it: maps cost files in archives
+# and snapshots, and different partition counts of clears make each lookup of a restore longer.
+
+T = TypeVar("T", str, int)
+
+CLEAR_COUNTS_MAX = 8
+"""How many different partition counts the clears of a log may have. A cluster has one. A reader
+refuses a map with more than `clears.COUNTS_MAX`. Each agent counts for itself, and learns at its
+next merge what other agents have admitted."""
+
+
+class TooMany(NotAppended):
+    """A change would add something new, such as a map, to a log that already has as many as are
+    allowed."""
+
+
+class Limit(Generic[T]):
+    """Used by the serving thread. `of_log`: what the logs had when they were last read; None: they
+    have not been read since the start. `what`, `advice`: for the text of the error."""
+
+    def __init__(
+        self, noun: str, most: int, of_log: Callable[[], AbstractSet[T] | None], advice: str
+    ) -> None:
+        self._what, self._most, self._advice = noun, most, advice
+        self._of_log: Callable[[], AbstractSet[T] | None] = of_log
+        self._known: set[T] = set()
+
+    def demand(self, values: AbstractSet[T]) -> None:
+        """Admit changes with these values. Raises `TooMany` if one of them is new and the limit is
+        reached; what the log already has is always admitted."""
+        if values <= self._known:
+            return
+        of_log = self._of_log()
+        if of_log is not None:
+            self._known |= of_log
+        new = values - self._known
+        if new and len(self._known) + len(new) > self._most:
+            value = f"{self._what} {min(new)!r}"
+            reason = (
+                f"{value} is new, and there are {len(self._known)} others"
+                if of_log is not None
+                else f"{value} may be new: the logs have not been read since the start"
+            )
+            raise TooMany(f"{reason}; the limit is {self._most}. {self._advice}")
+        self._known |= new

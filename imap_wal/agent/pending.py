@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imap_wal.write.commit_request import CommitRequest
+from imap_wal.write.ring import CommitRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from imap_wal.agent.bounds import (
 from imap_wal.entry import COPIES_MAX, HIGHEST, LOWEST, PARTITIONS_MAX, in_array
 from imap_wal.format import COUNT_MAX
 from imap_wal.manifest.claims import MEMBERS_MAX
-from imap_wal.read.newest.digest import SALT_BYTES
+from imap_wal.read.view import SALT_BYTES
 
 UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 """A UUID of a cluster, member or plug-in, as Java and Python write it."""
@@ -131,7 +131,7 @@ class List(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag
 
 class Digests(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="digests"):
     """The digests of some partitions' entries, in this order. `salt`: random, see
-    `imap_wal.read.newest.digest`."""
+    `imap_wal.read.view`."""
 
     number: Number
     map: str

@@ -47,7 +47,7 @@ from imap_wal.checks import mode
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.context import open_context
 from imap_wal.errors import Fenced
-from imap_wal.placement.own_disk import Tails
+from imap_wal.placement.router import Tails
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.worker import Worker, trouble

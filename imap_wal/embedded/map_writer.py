@@ -19,7 +19,7 @@ from imap_wal.errors import ImapWalError
 from imap_wal.forked import Openness
 from imap_wal.format import CLEARS, ENTRIES, Position
 from imap_wal.retention.log_writer import LogWriter
-from imap_wal.write.commit_request import CommitRequest
+from imap_wal.write.ring import CommitRequest
 
 
 class _Turn:

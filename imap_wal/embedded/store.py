@@ -59,7 +59,7 @@ from imap_wal.serializer import (
     serializer_of,
 )
 from imap_wal.typed import TypedSerializer
-from imap_wal.write.commit_statistics import CommitStatistics
+from imap_wal.write.committer import CommitStatistics
 from imap_wal.write.maintenance import MaintenanceStatistics
 from imap_wal.write.recovery import RecoveryReport
 from imap_wal.write.ring import RingStatistics

@@ -30,8 +30,8 @@ from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.retention.history import at_positions
-from imap_wal.write.commit_signal import CommitSignal
 from imap_wal.write.node_log import NodeLog
+from imap_wal.write.ring import CommitSignal
 from storage_backends import NotFound
 
 EVENTS_MAX = 256

@@ -9,9 +9,8 @@ from dataclasses import replace
 from imap_wal import layout
 from imap_wal.errors import LogError
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.evidence import Evidence, of_files
 from imap_wal.manifest.node import NodeManifest, Seen
-from imap_wal.manifest.older import older_epoch
+from imap_wal.manifest.older import Evidence, of_files, older_epoch
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import NotFound, SegmentStore

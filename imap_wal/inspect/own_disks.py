@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from imap_wal import format, layout
 from imap_wal.errors import LogError
-from imap_wal.placement.own_disk import Tails
+from imap_wal.placement.router import Tails
 from imap_wal.read.state import ClusterState, NodeState
 from storage_backends import StorageError
 

@@ -42,8 +42,7 @@ from imap_wal.inspect.finding import (
     Unit,
     damaged,
 )
-from imap_wal.inspect.parquet_check import check_parquet
-from imap_wal.inspect.segment_check import check_segment
+from imap_wal.inspect.segment_check import check_parquet, check_segment
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.older import NO_MANIFEST_ADVICE

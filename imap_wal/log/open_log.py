@@ -19,9 +19,9 @@ from imap_wal.read.file_scan import END
 from imap_wal.read.log_reader import Bound, LogReader, Record, storage_errors
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.rules.valid import demand_valid
-from imap_wal.write.commit_request import CommitRequest
-from imap_wal.write.commit_statistics import CommitStatistics
+from imap_wal.write.committer import CommitStatistics
 from imap_wal.write.recovery import RecoveryReport
+from imap_wal.write.ring import CommitRequest
 from storage_backends import StorageError
 
 

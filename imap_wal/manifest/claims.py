@@ -8,8 +8,15 @@ from typing import Any, ClassVar, Self
 
 from imap_wal.clock import Clock, Randomness
 from imap_wal.errors import TooLarge
-from imap_wal.manifest.document import Whole, checked, fields_of, require, without_defaults
-from imap_wal.manifest.store import FORMAT, ManifestLog
+from imap_wal.manifest.store import (
+    FORMAT,
+    ManifestLog,
+    Whole,
+    checked,
+    fields_of,
+    require,
+    without_defaults,
+)
 from storage_backends import SegmentStore
 
 MEMBERS_MAX = 1000

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Self
 from imap_wal.clock import Clock, Randomness
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import START, Position
-from imap_wal.manifest.document import Whole, checked, fields_of, require, without_defaults
 from imap_wal.manifest.list_files import dropped_names
 from imap_wal.manifest.node import NodeManifest, Seen
 from imap_wal.manifest.snapshots import (
@@ -31,7 +30,15 @@ from imap_wal.manifest.snapshots import (
     with_lists,
     with_marks_once,
 )
-from imap_wal.manifest.store import CLUSTER_FORMAT, ManifestLog
+from imap_wal.manifest.store import (
+    CLUSTER_FORMAT,
+    ManifestLog,
+    Whole,
+    checked,
+    fields_of,
+    require,
+    without_defaults,
+)
 from storage_backends import SegmentStore
 
 TABLE_FROM = 256

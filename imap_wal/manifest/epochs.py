@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from imap_wal.errors import OtherHistory
 from imap_wal.format import EPOCH_ID_BYTES, MarkedPosition, Position
-from imap_wal.manifest.document import Whole
+from imap_wal.manifest.store import Whole
 
 EPOCHS_MAX = 250
 """Epochs whose ids a manifest keeps. A position that is older than all of them cannot be

@@ -9,11 +9,17 @@ from typing import Any, ClassVar, Self
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import SHARED_SESSIONS, TURNS, Pair
 from imap_wal.format import START, Position
-from imap_wal.manifest.archives import Archive, ArchiveLists, ending_by, with_changes
-from imap_wal.manifest.document import Whole, checked, fields_of, require
 from imap_wal.manifest.epochs import Epoch
-from imap_wal.manifest.list_files import Listed, dropped_names, parsed_lists
-from imap_wal.manifest.store import FORMAT, ManifestLog
+from imap_wal.manifest.list_files import (
+    Archive,
+    ArchiveLists,
+    Listed,
+    dropped_names,
+    ending_by,
+    parsed_lists,
+    with_changes,
+)
+from imap_wal.manifest.store import FORMAT, ManifestLog, Whole, checked, fields_of, require
 from imap_wal.segment.listing import WalFolder
 from storage_backends import SegmentStore
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Self
 from imap_wal.clock import Clock, Randomness
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.document import Whole, checked, fields_of, require, without_defaults
 from imap_wal.manifest.list_files import ListFile, dropped_names
 from imap_wal.manifest.snapshots import (
     PartitionVersions,
@@ -24,7 +23,15 @@ from imap_wal.manifest.snapshots import (
     with_lists,
     with_marks_once,
 )
-from imap_wal.manifest.store import FORMAT, ManifestLog
+from imap_wal.manifest.store import (
+    FORMAT,
+    ManifestLog,
+    Whole,
+    checked,
+    fields_of,
+    require,
+    without_defaults,
+)
 from storage_backends import SegmentStore
 
 

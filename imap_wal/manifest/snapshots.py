@@ -19,15 +19,6 @@ from imap_wal.entry import Pair
 from imap_wal.errors import LogError
 from imap_wal.format import START, Position
 from imap_wal.manifest import list_files
-from imap_wal.manifest.document import (
-    Whole,
-    checked,
-    fields_of,
-    packed,
-    unpacked,
-    whole,
-    without_defaults,
-)
 from imap_wal.manifest.list_files import (
     Listed,
     ListFile,
@@ -37,6 +28,15 @@ from imap_wal.manifest.list_files import (
     parsed_lists,
 )
 from imap_wal.manifest.node import without_turn
+from imap_wal.manifest.store import (
+    Whole,
+    checked,
+    fields_of,
+    packed,
+    unpacked,
+    whole,
+    without_defaults,
+)
 
 FILES_MAX = 64
 """At most this many files of a snapshot are in the manifest itself."""

@@ -35,8 +35,8 @@ from imap_wal.context import open_context
 from imap_wal.entry import DataEntry, Row
 from imap_wal.errors import CorruptLog, MissingNode, NoSuchLog, PositionGone, StorageUnavailable
 from imap_wal.format import FRAME_HEADER_BYTES, START, MarkedPosition, Position
-from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.epochs import Epoch, between, demand, id_in, ids, marked
+from imap_wal.manifest.list_files import Archive
 from imap_wal.manifest.node import LOG, NodeManifest
 from imap_wal.manifest.older import MISSING_ADVICE
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog

@@ -38,8 +38,7 @@ from imap_wal.read.file_scan import (
 )
 from imap_wal.rules.counts import counting_rows
 from imap_wal.segment import snapshot
-from imap_wal.segment.read_ahead import held, read_ahead
-from imap_wal.segment.reader import SegmentReader
+from imap_wal.segment.reader import SegmentReader, held, read_ahead
 from imap_wal.segment.snapshot import is_segment
 from imap_wal.segment.verdict import CLEAN, Place, Verdict, at_end, begin, said_by
 
@@ -111,7 +110,7 @@ def _read_segment_snapshot(context: Context, scan: FileScan) -> Iterator[EntryBa
 
 def ahead(context: Context, scans: Iterable[FileScan]) -> Generator[tuple[FileScan, Context]]:
     """Each scan with the context to read it with: segments of objects are requested before they are
-    needed (`imap_wal.segment.read_ahead`)."""
+    needed (`imap_wal.segment.reader`)."""
     files = ((scan, scan.path if scan.kind == SEGMENT else "", scan.bytes) for scan in scans)
     with closing(read_ahead(context.store, files)) as sources:
         for scan, store in sources:

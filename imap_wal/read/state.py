@@ -13,10 +13,9 @@ from imap_wal import layout
 from imap_wal.errors import LogError, MissingNode
 from imap_wal.format import START, Home, Position
 from imap_wal.manifest import epochs
-from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.claims import ClaimManifest
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.list_files import Listed, ListFile
+from imap_wal.manifest.list_files import Archive, Listed, ListFile
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, Seen
 from imap_wal.manifest.older import MISSING_ADVICE, mark_beyond, older_epoch, without_gap
 from imap_wal.manifest.snapshots import Snapshot

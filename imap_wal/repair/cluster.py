@@ -25,15 +25,13 @@ from imap_wal.inspect.verify import foreign_files
 from imap_wal.manifest import key_checks, readers
 from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
-from imap_wal.manifest.document import with_checksum
 from imap_wal.manifest.node import node_manifests
 from imap_wal.manifest.older import NO_MANIFEST_ADVICE
-from imap_wal.manifest.store import C, ManifestLog, manifest_number
+from imap_wal.manifest.store import C, ManifestLog, manifest_number, with_checksum
 from imap_wal.names import encode
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState, NodeState
-from imap_wal.repair.claims import ClaimsRepair
-from imap_wal.repair.cluster_manifest import ManifestRepair
+from imap_wal.repair.cluster_manifest import ClaimsRepair, ManifestRepair
 from imap_wal.repair.node import NodeRepair
 from imap_wal.repair.node_plan import NodePlan
 from imap_wal.repair.report import COPIED, GIVEN_UP, LEFT_OUT, Extent, Item

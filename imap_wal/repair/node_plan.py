@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from imap_wal.clock import Randomness
 from imap_wal.context import Context
 from imap_wal.format import START, Position, SegmentHeader, epoch_id
-from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.epochs import Epoch, forked, ids, segment_id
+from imap_wal.manifest.list_files import Archive
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.repair.report import Item

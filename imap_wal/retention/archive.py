@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -30,13 +31,16 @@ from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.context import Context
 from imap_wal.disposal import dispose
-from imap_wal.errors import Fenced, ImapWalError, LostRace, StorageUnavailable
+from imap_wal.errors import Fenced, ImapWalError, LostRace, StorageUnavailable, WriterLocked
+from imap_wal.layout import Identity
 from imap_wal.manifest import missing
-from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.cluster import cluster_manifests
+from imap_wal.manifest.list_files import Archive
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.store import ManifestLog
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT, FileScan, from_manifest
+from imap_wal.read.proof import prove_keys
 from imap_wal.retention.archive_writer import (
     ArchiveJob,
     WrittenArchives,
@@ -45,6 +49,9 @@ from imap_wal.retention.archive_writer import (
 )
 from imap_wal.retention.sealed_segments import carried, delete_segments
 from imap_wal.segment.listing import SegmentFile, wal_folder
+from imap_wal.settings import Settings
+from imap_wal.write.context import LogContext
+from imap_wal.write.opening import open_node_log
 from storage_backends import NotFound, StorageError
 
 ATTEMPTS = 8
@@ -82,7 +89,7 @@ def archive_sealed(
     `epoch`: of the caller's log; None: the current one. `writing`: the number of the segment being
     written, or of the next one: only segments below it are archived; None: there is no writer, and
     all are archived. `write`: reads the segments and writes the files; the one of
-    `imap_wal.retention.archiver` does not slow down this process.
+    `imap_wal.retention.other_process` does not slow down this process.
 
     Raises `Fenced` if the node has another epoch when the archives are published: then none of them
     counts. Raises `CorruptLog` or `ShortLog` for damage in a sealed segment; nothing is changed
@@ -289,3 +296,28 @@ class _Run:
         delete_segments(
             self._store, self._folder, self._manifest.epoch, [file.path for file in files]
         )
+
+
+ARCHIVES_BY_ITSELF = (
+    "an agent or embedded store archives automatically if archive_interval_s, max_total_wal_size "
+    "or archive_objects is set; to archive now, stop that process and run the command again"
+)
+
+
+def archive_offline(context: Context, identity: Identity, node_folder: str) -> Archived:
+    """Turn all segments of a node's log into archives. Raises `WriterLocked` if another process is
+    writing it, and the errors of `open_node_log` and `archive_sealed`."""
+    # Opening the log cuts off a torn tail, and locks the log while the segments are removed.
+    logs = ClusterLog(context, identity.namespace, identity.cluster)
+    try:
+        log = open_node_log(
+            LogContext(context, identity, Settings()),
+            holder="imap-wal archive",
+            also=partial(prove_keys, logs, identity.node),
+        )
+    except WriterLocked as error:
+        raise WriterLocked(error.node, error.holder, ARCHIVES_BY_ITSELF) from error
+    try:
+        return archive_sealed(context, node_folder, identity.node, log.manifests, epoch=log.epoch)
+    finally:
+        log.close()

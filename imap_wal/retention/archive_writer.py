@@ -15,8 +15,8 @@ from typing import Any
 from imap_wal import layout
 from imap_wal.context import Context
 from imap_wal.manifest import key_checks
-from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.cluster import cluster_manifests
+from imap_wal.manifest.list_files import Archive
 from imap_wal.parquet.archive_rows import ArchiveRows, to_waiting, write_sorted
 from imap_wal.parquet.columns import ARCHIVE_SCHEMA
 from imap_wal.parquet.decoded_columns import DecodedColumns

@@ -10,7 +10,7 @@ from typing import Self
 
 from imap_wal import layout
 from imap_wal.entry import Row
-from imap_wal.manifest.archives import Archive
+from imap_wal.manifest.list_files import Archive
 from imap_wal.parquet.archive_rows import ArchiveRows, write_sorted
 from imap_wal.parquet.columns import ARCHIVE_SCHEMA
 from imap_wal.parquet.writer import ParquetFile

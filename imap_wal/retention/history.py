@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from imap_wal.clock import SKEW_MS_MAX, demand_clock
 from imap_wal.errors import LogError
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
@@ -28,10 +29,8 @@ from imap_wal.manifest.readers import HISTORY, Reader, bases_of_history
 from imap_wal.manifest.snapshots import PartitionVersions, Snapshot
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.state import ClusterState
-from imap_wal.retention.bases import base_of
 from imap_wal.retention.kept import DAY_MS
 from imap_wal.settings import RecoveryPolicy
-from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
 
 SHARES = 4
 """A further base is made after this part of the time, so about this many are kept."""
@@ -209,3 +208,44 @@ def _has_files(log: ClusterLog, now: ClusterManifest, name: str, former: Snapsho
     there = set(current.paths) if current is not None else set()
     paths = () if former is None else former.paths
     return all(path in there or log.store.exists(path) for path in paths)
+
+
+# The base of the present, or of a former state of the maps (`imap_wal.manifest.readers`).
+
+
+def base_of(
+    state: ClusterState, covering: ClusterState, maps: Collection[str] | None, former: Base | None
+) -> Base:
+    """The base that has the snapshots of `covering`: those of `state`, or former ones. `former`:
+    the base until now."""
+    manifest = covering.manifest
+    snapshots = {
+        name: snapshot
+        for name, snapshot in manifest.snapshots.items()
+        if maps is None or name in maps
+    }
+    # A map without a snapshot is only known to have no entries up to the mark of all maps.
+    absent = maps is None or any(name not in snapshots for name in maps)
+    positions = {}
+    for node in covering.nodes:
+        lowest = [_mark(snapshot, node, covering) for snapshot in snapshots.values()]
+        if absent:
+            lowest.append(covering.complete(node))
+        least = former.positions.get(node, START) if former is not None else START
+        positions[node] = max(least, min(lowest, default=START))
+    used = {snapshot.versions for snapshot in snapshots.values()}
+    return Base(
+        positions,
+        state.removed(),
+        snapshots,
+        {number: table for number, table in manifest.versions.items() if number in used},
+        None if maps is None else tuple(sorted(maps)),
+        dict(manifest.losses),
+    )
+
+
+def _mark(snapshot: Snapshot, node: str, state: ClusterState) -> Position:
+    """The position up to which a snapshot covers a node's log."""
+    mark = snapshot.marks.get(node)
+    is_of_log = mark is not None and mark.directory == state.nodes[node].manifest.directory
+    return mark.position if mark is not None and is_of_log else START

@@ -13,16 +13,14 @@ from imap_wal.format import Position
 from imap_wal.manifest.node import NOTHING_SEEN
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import storage_errors
-from imap_wal.write.commit_request import CommitRequest
-from imap_wal.write.commit_signal import CommitSignal
 from imap_wal.write.committer import Committer
 from imap_wal.write.maintenance import Maintenance
 from imap_wal.write.node_log import NodeLog
-from imap_wal.write.ring import RingBuffer
+from imap_wal.write.ring import CommitRequest, CommitSignal, RingBuffer
 
 if TYPE_CHECKING:  # pyarrow is not loaded by a program that never archives
     from imap_wal.retention.archive import Archived
-    from imap_wal.retention.archiver import ArchiverProcess
+    from imap_wal.retention.other_process import ArchiverProcess
     from imap_wal.retention.removal import Removal
 
 
@@ -94,7 +92,7 @@ class LogWriter:
     def remove_covered(self) -> Removal:
         """Remove covered files by `wal_ttl_seconds` and `wal_size_limit_mb`. Raises
         `StorageUnavailable`; the next run removes the remaining files."""
-        from imap_wal.retention.policy import remove_covered
+        from imap_wal.retention.removal import remove_covered
 
         log, logs = self.log, self._logs
         with (

@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
+from imap_wal.clock import storage_now
 from imap_wal.contents import check_contents
 from imap_wal.disposal import dispose, reachable, sweep
 from imap_wal.errors import CorruptLog
@@ -30,7 +31,6 @@ from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.names import map_of
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.storage_clock import storage_now
 from storage_backends import NotFound, StoredFile
 from storage_backends.paths import number_in
 

@@ -5,28 +5,42 @@
 The logs are read before the snapshots. So the snapshot of an unchanged map is not read, and of a
 changed map only the files whose key ranges have new entries (`imap_wal.rewrite.ranges`). This is
 done in one process. If several processes are allowed and useful, they do the tasks of ranges
-instead (`imap_wal.rewrite.processes`).
+instead (`imap_wal.rewrite.local_engine`).
 """
 
 from __future__ import annotations
 
+import pickle
+import queue
+import shutil
 import tempfile
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
+from typing import Any, cast
 
+from imap_wal.clock import SystemRandomness
+from imap_wal.context import Context
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.merge import MergeProgress
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import snapshot_scans
-from imap_wal.read.statistics import MergeProgress
+from imap_wal.retention.other_process import OtherProcess, ProcessDied, Report, is_reachable
 from imap_wal.retention.overlap import Overlap
 from imap_wal.rewrite.columns.merge import ColumnMerge, scratch_errors
 from imap_wal.rewrite.part_writer import KeyRange, PartWriter
 from imap_wal.rewrite.plan import Merged, Result, RewritePlan, worth_reading
-from imap_wal.rewrite.processes import ProcessEngine, useful_processes
 from imap_wal.rewrite.ranges import KeptPart, kept_parts, parts_of
+from imap_wal.rewrite.report import memory_max_bytes
+from imap_wal.rewrite.sorted_runs import Sizes, read_directly
 from imap_wal.rewrite.tally import Totals
+from imap_wal.rewrite.task_engine import TaskAnswer, TaskEngine, TaskWork
 from imap_wal.settings import Settings
+from storage_backends.location import Location
+from storage_backends.metered import Meter
 
 
 class LocalEngine:
@@ -110,3 +124,185 @@ class LocalEngine:
             totals = tally.maps.get(name, Totals())
             merged.append(Merged(name, totals.records, totals.bytes, writer.parts()))
         return Result(tuple(merged), tuple(tally.pairs.items()))
+
+
+# The tasks of a rewrite in processes of this machine.
+#
+#   LocalEngine ─▶ little to do, one processor, segments: one process
+#               └▶ `ProcessEngine` ─▶ `count` processes, each runs a task at a time
+#
+# On two processors, one process with its threads is faster; more were not measured. See
+# docs/decisions/rewrites.md.
+
+MEMORY_BYTES_MIN = 256 * 1024 * 1024
+"""The memory of a process. If there is less for each, fewer processes are used."""
+ARCHIVES_BYTES_MIN = 512 * 1024 * 1024
+"""Rows that take less memory than this are merged sooner than other processes would start."""
+OTHERS = 8
+"""Several processes are used only if the runs have at least this many times the bytes of all other
+files, because one process merges those without writing them twice."""
+WAIT_S = 600.0
+"""How long a process waits for its next task: while another process works on the last task of a
+step."""
+
+
+def useful_processes(plan: RewritePlan, settings: Settings, count: int) -> int:
+    """How many processes make a rewrite faster, at most `count`. 1: this process does the rewrite
+    alone."""
+    count = min(count, settings.restore_memory_bytes // MEMORY_BYTES_MIN)
+    if count < 2 or plan.dry_run or not is_reachable(plan.place):
+        return 1
+    scans = plan.log_scans()
+    direct = read_directly(scans, sizes_of(settings, count))
+    sorted_bytes = sum(scan.unpacked for scan in scans if scan.path in direct)
+    others = sum(max(scan.unpacked, scan.bytes) for scan in scans if scan.path not in direct)
+    is_worth = sorted_bytes >= ARCHIVES_BYTES_MIN and others * OTHERS <= sorted_bytes
+    return count if is_worth else 1
+
+
+def sizes_of(settings: Settings, count: int) -> Sizes:
+    """Ranges of half of the memory of a process."""
+    memory = settings.restore_memory_bytes // count
+    usual = Sizes()
+    largest = min(usual.range_bytes, memory // 2)
+    return replace(usual, range_bytes=largest, range_bytes_min=min(usual.range_bytes_min, largest))
+
+
+class ProcessEngine(TaskEngine):
+    """Executes a plan in `count` other processes. Together they take about
+    `settings.restore_memory_bytes`, plus about 100 MB each. They end with this process, even if it
+    is killed. A task whose process is killed runs once more. `run` raises `ProcessDied` if the
+    second process is killed too, `StorageUnavailable` if `settings.scratch` is full or fails, and
+    the errors of tasks. `sizes`: how much a task does."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        count: int,
+        progress: Callable[[MergeProgress], None] | None = None,
+        sizes: Sizes | None = None,
+    ) -> None:
+        super().__init__(sizes or sizes_of(settings, count))
+        self._settings, self._count, self._progress = settings, count, progress
+        self._processes: _Processes | None = None
+
+    def run(self, plan: RewritePlan, log: ClusterLog) -> Result:
+        with (
+            scratch_errors(self._settings),
+            _processes(plan.place, self._count, self._settings) as self._processes,
+        ):
+            return self._in_tasks(plan, log)
+
+    def _parallel(self) -> int:
+        return self._count
+
+    def _task_settings(self) -> Settings:
+        memory = self._settings.restore_memory_bytes // self._count
+        return replace(self._settings, restore_memory_bytes=memory, scratch=None)  # see `_Task`
+
+    def _answers(
+        self, plan: RewritePlan, step: str, work: TaskWork, inputs: Sequence[Any], size: int
+    ) -> list[TaskAnswer]:
+        assert self._processes is not None
+        answers: list[TaskAnswer] = []
+        for answer in self._processes.run(plan, work, inputs):
+            answers.append(answer)
+            if self._progress is not None:
+                done = size * len(answers) // len(inputs)
+                self._progress(MergeProgress(len(answers), len(inputs), done, size, 0, step))
+        return answers
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One task, for `OtherProcess`. `folder`: for all temporary files of its process, which removes
+    it if this process is killed. `work`: pickled once for all tasks of a step. It has the plan,
+    which grows with the number of maps and archives; so does the number of tasks."""
+
+    folder: Path
+    namespace: str
+    cluster: str
+    work: bytes
+    number: int
+    task_input: Any
+
+    def run(self, context: Context, report: Report) -> TaskAnswer:
+        # A process that was killed may have left files there, and one that waited too long for a
+        # task may have removed the folder.
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        tempfile.tempdir = str(self.folder)  # no other work is done in that process
+        randomness, meter = SystemRandomness(), Meter()
+        log = ClusterLog(context.on(meter.on(context.store)), self.namespace, self.cluster)
+        result = _work(self.work)(log, self.task_input, self.number, randomness)
+        return TaskAnswer(
+            self.number,
+            randomness.name(),
+            result,
+            bytes_read=meter.read_bytes,
+            bytes_written=meter.written_bytes,
+            memory_max_bytes=memory_max_bytes(),
+        )
+
+
+@lru_cache(maxsize=1)
+def _work(packed: bytes) -> TaskWork:
+    """The work of the tasks of a step."""
+    return cast(TaskWork, pickle.loads(packed))  # noqa: S301  # our own parent wrote it
+
+
+class _Processes:
+    """Each thread of `pool` has one of the processes while it waits for the answer."""
+
+    def __init__(self, all_: Sequence[tuple[OtherProcess, Path]], pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._free: queue.SimpleQueue[tuple[OtherProcess, Path]] = queue.SimpleQueue()
+        for process in all_:
+            self._free.put(process)
+
+    def run(self, plan: RewritePlan, work: TaskWork, inputs: Sequence[Any]) -> Iterator[TaskAnswer]:
+        """A task for each input; the answers as they come. Raises the first error of a task."""
+        packed = pickle.dumps(work)
+        waiting = [
+            self._pool.submit(self._answer, plan, packed, number, task_input)
+            for number, task_input in enumerate(inputs)
+        ]
+        for future in as_completed(waiting):
+            yield future.result()
+
+    def _answer(self, plan: RewritePlan, work: bytes, number: int, task_input: Any) -> TaskAnswer:
+        process, folder = self._free.get()
+        try:
+            task = _Task(folder, plan.namespace, plan.cluster, work, number, task_input)
+            try:
+                return cast(TaskAnswer, process.run(task))
+            except ProcessDied:  # perhaps memory ran out; its names are not used again
+                pass
+            try:
+                return cast(TaskAnswer, process.run(task))
+            except ProcessDied as error:
+                raise ProcessDied(
+                    f"{error}, and nothing was published. This was the second attempt at a task: "
+                    "if memory ran out, run the rewrite with fewer --processes"
+                ) from error
+        finally:
+            self._free.put((process, folder))
+
+
+@contextmanager
+def _processes(place: Location, count: int, settings: Settings) -> Iterator[_Processes]:
+    """Processes for the tasks of one rewrite. They end with the block, even if it raises."""
+    with tempfile.TemporaryDirectory(
+        prefix="imap-wal-rewrite-", dir=settings.scratch, ignore_cleanup_errors=True
+    ) as folder:
+        folders = [Path(folder, str(number)) for number in range(count)]
+        for own in folders:
+            own.mkdir()
+        processes = [(OtherProcess(place, keep_s=WAIT_S, niceness=0), own) for own in folders]
+        pool = ThreadPoolExecutor(count, "imap-wal-rewrite")
+        try:
+            yield _Processes(processes, pool)
+        finally:
+            for process, _ in processes:
+                process.stop()
+            pool.shutdown(cancel_futures=True)

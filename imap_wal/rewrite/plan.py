@@ -37,6 +37,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from imap_wal import layout
+from imap_wal.clock import SKEW_MS_MAX
 from imap_wal.context import Context
 from imap_wal.entry import TIMESTAMP_MS
 from imap_wal.errors import InvalidSetting, LogError, LostRace
@@ -53,7 +54,6 @@ from imap_wal.rewrite.report import StepReport
 from imap_wal.rules.decided import UNDECIDED, Decisions
 from imap_wal.rules.dropped import TombstonePolicy
 from imap_wal.settings import RecoveryPolicy
-from imap_wal.storage_clock import SKEW_MS_MAX
 from storage_backends.location import Location
 
 if TYPE_CHECKING:  # a program without pyarrow plans rewrites too

@@ -14,19 +14,18 @@ from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
 
+from imap_wal.clock import SKEW_MS_MAX, demand_clock
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import node_manifests
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import END
 from imap_wal.read.state import ClusterState, NodeState
-from imap_wal.retention.ended_backfills import ended_backfills, remove_ended
+from imap_wal.retention.backfill import ended_backfills, remove_ended
 from imap_wal.retention.kept import kept_for_readers
-from imap_wal.retention.policy import part_to_remove
-from imap_wal.retention.removal import Removal, plan_covered, remove
+from imap_wal.retention.removal import Removal, part_to_remove, plan_covered, remove
 from imap_wal.retention.snapshots import ORPHAN_MS, demand_whole, remove_former, unfinished
 from imap_wal.rewrite.report import PruneReport
-from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
 from storage_backends import NotFound
 
 NOT_KNOWN: Mapping[str, int] = MappingProxyType({})
@@ -46,7 +45,7 @@ def prune(
     nodes: Collection[str] = (),
 ) -> PruneReport:
     """Remove covered files; with `ttl_s` (seconds) or `size_limit_mb` (MiB), only those beyond
-    these limits (`imap_wal.retention.policy`). A node whose log is missing, or cannot be read here,
+    these limits (`imap_wal.retention.removal`). A node whose log is missing, or cannot be read
     is skipped (`skipped` says why), and so are files reached through a symbolic link. `check`: a
     dry run also reads the files of the snapshots. `unsealed`: node → the number of its first
     segment that is not sealed, if its writer passes it; otherwise the newest segment is kept,

@@ -17,11 +17,11 @@ from pathlib import Path
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, is_clear, subject
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import EntryBatch, FileScan
+from imap_wal.read.merge import MergeProgress
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Conflict, Noted
 from imap_wal.read.scan import ahead, read_scan
 from imap_wal.read.scan_list import snapshot_scans
-from imap_wal.read.statistics import MergeProgress
 from imap_wal.rewrite.plan import Merged, Part, Result, RewritePlan, worth_reading
 from imap_wal.rewrite.publish import latest_expiry
 from imap_wal.rewrite.tally import Tally, Totals

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from imap_wal.clock import SKEW_MS_MAX, demand_clock
 from imap_wal.errors import InvalidSetting, LostRace, ShortLog
 from imap_wal.manifest import key_checks
 from imap_wal.read.cluster import ClusterLog
@@ -22,7 +23,6 @@ from imap_wal.rewrite.plan import (
 from imap_wal.rewrite.publish import archived_bytes, confirm, discard, publish, report_of
 from imap_wal.rewrite.report import MapRewrite, RewriteReport, Winner, memory_max_bytes
 from imap_wal.settings import RecoveryPolicy
-from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
 from storage_backends import NotFound
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from imap_wal.clock import SKEW_MS_MAX
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, ORDER, SHARED_SESSIONS, Order, Row, is_shared
 from imap_wal.rules.alive import has_expired, have_expired
 from imap_wal.rules.arrow import pa, pc
-from imap_wal.storage_clock import SKEW_MS_MAX
 
 
 def may_be_dropped(row: Row) -> bool:

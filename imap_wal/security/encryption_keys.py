@@ -24,7 +24,7 @@ from typing import Self
 from imap_wal.checks import check_source
 from imap_wal.errors import EncryptionError, InvalidSetting
 from imap_wal.security.secret_files import read_secret_file
-from imap_wal.watched import Watched
+from imap_wal.worker import Watched
 
 PLAIN = "plain"
 KEY_BYTES = 32

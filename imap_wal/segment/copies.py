@@ -22,7 +22,7 @@ import google_crc32c
 
 from imap_wal import layout
 from imap_wal.errors import CorruptLog
-from imap_wal.placement.own_disk import OwnDiskStore
+from imap_wal.placement.router import OwnDiskStore
 from imap_wal.segment.listing import SegmentFile
 from imap_wal.segment.verdict import CLEAN, Place, Verdict, judge
 from storage_backends import NotFound, SegmentStore

@@ -39,8 +39,8 @@ from imap_wal.workers.messages import (
     set_result,
     written,
 )
-from imap_wal.write.commit_request import CommitRequest
 from imap_wal.write.node_log import NodeLog
+from imap_wal.write.ring import CommitRequest
 
 PAUSE_S, PAUSE_S_MAX = 0.005, 0.1
 ANSWER_BYTES_MAX = 2**32 - 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from imap_wal.clock import Clock, Randomness
 from imap_wal.context import Context
 from imap_wal.layout import Identity
-from imap_wal.placement.own_disk import OwnDiskStore
+from imap_wal.placement.router import OwnDiskStore
 from imap_wal.security.encryption_keys import KeyRing
 from imap_wal.settings import Settings
 from storage_backends import SegmentStore

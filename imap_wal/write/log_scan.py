@@ -14,8 +14,7 @@ from imap_wal.manifest.epochs import ids
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.progress import Progress
 from imap_wal.segment.listing import SegmentFile, WalFolder
-from imap_wal.segment.read_ahead import held, read_ahead
-from imap_wal.segment.reader import SegmentReader
+from imap_wal.segment.reader import SegmentReader, held, read_ahead
 from imap_wal.segment.verdict import (
     CLEAN,
     CORRUPT,

@@ -41,7 +41,7 @@ from imap_wal.manifest.older import (
     opened_epochs,
 )
 from imap_wal.manifest.roots import demand_root
-from imap_wal.placement.own_disk import demand_own
+from imap_wal.placement.router import demand_own
 from imap_wal.segment.copies import demand_same
 from imap_wal.segment.listing import WalFolder, sorted_out, wal_folder
 from imap_wal.settings import Durability, RecoveryMode

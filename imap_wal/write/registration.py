@@ -12,7 +12,7 @@ from typing import NamedTuple
 from imap_wal import layout
 from imap_wal.errors import MissingNode
 from imap_wal.format import START
-from imap_wal.manifest import evidence
+from imap_wal.manifest import older
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import UNKNOWN, NodeManifest
 from imap_wal.manifest.older import MISSING_ADVICE, foreign_wal, older_manifest, unseen_text
@@ -264,7 +264,7 @@ def demand_current(
     files: Iterable[StoredFile], folder: str, manifest: NodeManifest, wal: WalFolder
 ) -> None:
     """Raises `CorruptLog` if the files next to a node's manifest are newer than it: see
-    `imap_wal.manifest.evidence`."""
-    newer = evidence.of_files(files, manifest, {segment.name for segment in wal.segments}).newer
+    `imap_wal.manifest.older`."""
+    newer = older.of_files(files, manifest, {segment.name for segment in wal.segments}).newer
     if newer:
         raise older_manifest(f"{folder}/manifest", newer)

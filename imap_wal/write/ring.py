@@ -14,11 +14,88 @@ the lock is a plain one, whose `with` has no gap between lock and block.
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
-from imap_wal.errors import InvalidSetting
+from imap_wal.errors import ImapWalError, InvalidSetting, TooLarge
+from imap_wal.format import COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, Position
+
+
+class CommitRequest:
+    """One caller's changes. `payload`: a msgpack stream of `count` entries, in pieces. `apply` runs
+    when they are acknowledged, in log order and before any caller returns. `session` and `request`
+    (its last) are for the duplicate check; 0 for none. `content` has the
+    same changes as objects, for the caller."""
+
+    __slots__ = (
+        "apply",
+        "awaited",
+        "content",
+        "count",
+        "done",
+        "error",
+        "kind",
+        "payload",
+        "position",
+        "request",
+        "session",
+        "size",
+        "sleeper",
+    )
+
+    def __init__(
+        self,
+        payload: list[bytes],
+        count: int,
+        apply: Callable[[], None] | None = None,
+        kind: int = ENTRIES,
+        session: int = 0,
+        request: int = 0,
+        content: object = None,
+    ) -> None:
+        """Raises `TooLarge` if no frame can hold it."""
+        self.payload, self.count, self.apply, self.kind, self.session, self.request = (
+            payload,
+            count,
+            apply,
+            kind,
+            session,
+            request,
+        )
+        self.content = content
+        self.size = sum(map(len, payload))
+        if self.size > PAYLOAD_BYTES_MAX or count > COUNT_MAX:
+            raise TooLarge(
+                f"one commit has {count} changes in {self.size} bytes; it may have at most "
+                f"{COUNT_MAX} changes, and must be below 2 GiB: split it"
+            )
+        self.done = False
+        self.awaited = False
+        """A thread sleeps on it, or is about to check whether it must."""
+        self.error: ImapWalError | None = None
+        self.position: Position | None = None
+        self.sleeper: threading.Lock | None = None
+
+    def wake(self) -> None:
+        """Wake the thread that waits for this batch, if there is one. Safe to call twice."""
+        sleeper = self.sleeper
+        if sleeper is not None and sleeper.locked():
+            try:
+                sleeper.release()
+            except RuntimeError:
+                pass  # another thread woke it between the two lines
+
+    def result(self) -> Position:
+        """The position of the first entry, or the error."""
+        if self.error is not None:
+            raise self.error
+        assert self.position is not None
+        return self.position
+
 
 T = TypeVar("T")
 
@@ -125,3 +202,81 @@ class RingBuffer(Generic[T]):
             slot = sequence & self._mask
             self._slots[slot] = None
             self._free, self._bytes = sequence + 1, self._bytes - self._sizes[slot]
+
+
+Wake = Callable[[], object]
+
+
+class CommitSignal:
+    """The end of the log at the last acknowledged commit. Thread-safe. `position`: the end now."""
+
+    def __init__(self, position: Position) -> None:
+        self.position = position
+        self.ended = False
+        """The log was closed: there will be no more commits."""
+        self._waiting: dict[object, Wake] = {}
+
+    def reached(self, position: Position) -> None:
+        """A commit up to there was acknowledged."""
+        self.position = position
+        if self._waiting:
+            self.wake()
+
+    def end(self) -> None:
+        """The log was closed."""
+        self.ended = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Call all that wait, once."""
+        while self._waiting:
+            with suppress(KeyError):  # another thread took the last one
+                self._waiting.popitem()[1]()
+
+    def add(self, wake: Wake) -> Callable[[], None]:
+        """Call `wake` at the next commit. Returns a function that cancels this."""
+        key = object()
+        self._waiting[key] = wake
+
+        def cancel() -> None:
+            self._waiting.pop(key, None)
+
+        return cancel
+
+    def wait(
+        self, seen: Position, seconds: float | None, stop: threading.Event | None = None
+    ) -> None:
+        """Return when there is a commit after `seen`, the log is closed, or `stop` is set: whoever
+        sets it calls `wake`. Or after `seconds`; None: no limit."""
+        woken = threading.Event()
+        cancel = self._add(woken.set)  # before the look, so that no commit is missed
+        try:
+            if self._is_last(seen) and not (stop is not None and stop.is_set()):
+                woken.wait(seconds)
+        finally:
+            cancel()
+
+    async def wait_async(self, seen: Position, seconds: float) -> None:
+        """The same in a task."""
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(woken.set)
+
+        cancel = self._add(wake)
+        try:
+            if self._is_last(seen):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(woken.wait(), seconds)
+        finally:
+            cancel()
+
+    def _is_last(self, seen: Position) -> bool:
+        return self.position == seen and not self.ended
+
+    def _add(self, wake: Wake) -> Callable[[], None]:
+        """Call `wake` at the next commit. Returns a function that cancels this."""
+        key = object()
+        self._waiting[key] = wake
+        return lambda: self._waiting.pop(key, None) and None

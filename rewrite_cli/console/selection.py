@@ -22,7 +22,7 @@ from imap_wal.inspect.inventory import take_inventory
 from imap_wal.manifest.older import RESTORE_ADVICE, RESTORE_UNFINISHED
 from imap_wal.manifest.roots import why_no_root
 from imap_wal.placement import open_store
-from imap_wal.placement.own_disk import Tails, Unasked
+from imap_wal.placement.router import Tails, Unasked
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.map_names import why_no_map
 from imap_wal.read.state import ClusterState
@@ -31,9 +31,9 @@ from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.param_type import ParamType
 from storage_backends import SegmentStore, StorageError, with_url
-from storage_backends.links import local_folder
 from storage_backends.location import Location, Place
 from storage_backends.ownership import doubts, mode_of
+from storage_backends.paths import local_folder
 from storage_backends.registry import backend_of
 from storage_backends.reserve import reserves
 

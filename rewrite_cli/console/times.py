@@ -30,8 +30,7 @@ class Moment(ParamType[int]):
         moment = self._parsed(value, param, ctx)
         if not self._past:
             return moment
-        from imap_wal.clock import SystemClock
-        from imap_wal.storage_clock import SKEW_MS_MAX
+        from imap_wal.clock import SKEW_MS_MAX, SystemClock
 
         now_ms = SystemClock().now_ms()
         if moment > now_ms + SKEW_MS_MAX:

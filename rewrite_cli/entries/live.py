@@ -16,12 +16,12 @@ from imap_wal.context import Context
 from imap_wal.decoder import Decoder
 from imap_wal.entry import MAP, TIMESTAMP_MS, Row
 from imap_wal.errors import LogError
-from imap_wal.read.beginning import first_after
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
+from imap_wal.read.map_names import first_after
+from imap_wal.read.merge import MergeProgress
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Noted
 from imap_wal.read.state import ClusterState
-from imap_wal.read.statistics import MergeProgress
 from imap_wal.read.view import MaterializedView, live
 from imap_wal.retention.history import at_time, keep_history
 from imap_wal.settings import RecoveryPolicy, Settings

@@ -9,7 +9,7 @@ from imap_wal.agent.access.keys import KeyPair
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.inspect.own_disks import DiskTail, asked, own_disk
 from imap_wal.inspect.running_writer import writer_of
-from imap_wal.placement.own_disk import Tails, Unasked
+from imap_wal.placement.router import Tails, Unasked
 from imap_wal.read.state import ClusterState, NodeState
 from rewrite_cli.console import output
 from rewrite_cli.console.check import OK, PROBLEM, Check

@@ -19,9 +19,9 @@ from imap_wal.errors import CorruptLog, ImapWalError, InvalidSetting, OutcomeUnk
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.settings import RecoveryMode, Settings
-from imap_wal.write.commit_request import CommitRequest
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
+from imap_wal.write.ring import CommitRequest
 from storage_backends import SegmentStore, StoredFile
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from imap_wal.agent.membership.claims import find_cutoffs
 from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import Fenced, LostRace, MissingNode, OutcomeUnknown, WriterLocked
 from imap_wal.placement.router import SplitStore
-from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.read.view import MaterializedView
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune

@@ -29,10 +29,10 @@ from imap_wal.errors import ImapWalError
 from imap_wal.format import START
 from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import cluster_manifests
-from imap_wal.manifest.document import with_checksum
+from imap_wal.manifest.store import with_checksum
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention import backfill
-from imap_wal.retention.offline import archive_offline
+from imap_wal.retention.archive import archive_offline
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
 from imap_wal.security.encryption import keys_from

@@ -9,7 +9,7 @@ from imap_wal.context import Context
 from imap_wal.inspect.inventory import take_inventory
 from rewrite_cli.console.check import WARNING, Check
 from rewrite_cli.doctor.agent import agent_checks
-from rewrite_cli.doctor.logs import log_checks
+from rewrite_cli.doctor.storage import log_checks
 from storage_backends import open_store
 from tests.agent.harness import config, plugin, serving
 from tests.support import eventually

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from imap_wal.agent import server
-from imap_wal.agent.membership import counted_requests
+from imap_wal.agent.membership import sessions
 from tests.agent.harness import Plugin, config, identity, serving
 from tests.kit.halves import Halves, greet, member, restored, stranger, view
 from tests.support import eventually
@@ -140,7 +140,7 @@ def test_former_is_omitted_during_another_claim(
     """Its cut may be lower than what was read, so an answer could become wrong."""
     view(halves.a, "ab", "c")
     assert halves.b.put(void="1")[0] == "error"
-    look = counted_requests.last_that_count
+    look = sessions.last_that_count
     claimed: list[Any] = []
 
     def meanwhile(*arguments: Any) -> dict[int, int]:
@@ -150,7 +150,7 @@ def test_former_is_omitted_during_another_claim(
         return found
 
     assert greet(halves.a)[0] == "welcome"
-    monkeypatch.setattr(counted_requests, "last_that_count", meanwhile)
+    monkeypatch.setattr(sessions, "last_that_count", meanwhile)
     refused = greet(halves.b)
     assert refused[:2] == ["error", "not-ready"]
     assert "has to say hello again" in refused[2]

@@ -13,7 +13,7 @@ from hazelcast.serialization.data import Data
 
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.reads import reads
-from imap_wal.read.newest.digest import digest
+from imap_wal.read.view import digest
 from tests.agent.harness import Plugin, config, hazelcast_key, plugin, put_keys, serving
 
 SALT = bytes(range(16))

@@ -8,14 +8,14 @@ import pytest
 import structlog
 
 from imap_wal.agent.monitoring.health import why_not_ready
-from imap_wal.agent.monitoring.status.page import StatusPage
+from imap_wal.agent.monitoring.pages import StatusPage
 from imap_wal.agent.server import Agent
 from imap_wal.context import Context
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.placement import Placed
 from rewrite_cli.console.check import PROBLEM, WARNING
 from rewrite_cli.doctor.agent import agent_checks
-from rewrite_cli.doctor.logs import log_checks
+from rewrite_cli.doctor.storage import log_checks
 from storage_backends import NoSpace, StorageError, Unavailable
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore

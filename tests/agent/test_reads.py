@@ -12,8 +12,7 @@ import msgpack
 import pytest
 
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.monitoring.metrics import METRICS
-from imap_wal.agent.monitoring.metrics.metric import Value
+from imap_wal.agent.monitoring.metrics import METRICS, Value
 from imap_wal.agent.server import Agent
 from imap_wal.placement import Placed
 from imap_wal.schemas import Schema

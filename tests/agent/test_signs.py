@@ -19,7 +19,7 @@ from imap_wal.context import Context
 from imap_wal.errors import Fenced
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.statistics import MergeProgress
+from imap_wal.read.merge import MergeProgress
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import open_node_log

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from imap_wal import layout
-from imap_wal.agent import kept_hellos
+from imap_wal.agent import handler
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.membership.liveness import SignWatch
 from imap_wal.errors import InvalidSetting
@@ -310,7 +310,7 @@ def test_while_a_cluster_waits_the_loop_reads_no_signs(
 
 def test_a_look_takes_less_than_the_connect_timeout() -> None:
     """The agent answers before the plug-in closes the connection."""
-    assert kept_hellos.LOOK_S < 2.0
+    assert handler.LOOK_S < 2.0
 
 
 # ---- what counts as present ----

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from imap_wal.agent.membership import claims as claims_module
+from imap_wal.agent.membership.claims import find_cutoffs
 from imap_wal.clock import SeededRandomness
 from imap_wal.context import open_context
 from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.cutoffs import find_cutoffs
 from tests.agent.harness import config, named, serving
 from tests.kit.halves import Halves, greet, member, restored, stranger, view
 from tests.support import FakeClock

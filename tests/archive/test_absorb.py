@@ -8,7 +8,7 @@ import imap_wal
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.format import Position
 from imap_wal.log import LogReader
-from imap_wal.manifest.archives import Archive
+from imap_wal.manifest.list_files import Archive
 from imap_wal.manifest.node import node_manifests
 from imap_wal.retention.archive_writer import to_absorb
 from storage_backends.memory import MemoryStore

@@ -10,8 +10,7 @@ import pytest
 
 import imap_wal
 from imap_wal.backup import capture
-from imap_wal.backup.checks import FrameCheck
-from imap_wal.backup.run import back_up
+from imap_wal.backup.run import FrameCheck, back_up
 from imap_wal.clock import SystemClock
 from imap_wal.context import Context, open_context
 from imap_wal.read.cluster import ClusterLog

@@ -15,7 +15,7 @@ from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.snapshots import Snapshot, SnapshotFile
-from imap_wal.repair.claims import OF_NO_CLUSTER
+from imap_wal.repair.cluster_manifest import OF_NO_CLUSTER
 from imap_wal.repair.snapshots import SnapshotRepair
 from imap_wal.rewrite.ranges import borders_of
 from storage_backends import StoredFile, open_store

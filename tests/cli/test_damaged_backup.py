@@ -8,7 +8,7 @@ import pytest
 
 import imap_wal
 from imap_wal.backup import catalogue
-from imap_wal.manifest import archives, list_files
+from imap_wal.manifest import list_files
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.cli.conftest import Run
@@ -133,7 +133,7 @@ def test_a_damaged_list_is_found(
 ) -> None:
     """The archives that it names are copied all the same."""
     monkeypatch.setattr(list_files, "LIST_MIN", 2)
-    monkeypatch.setattr(archives, "NEWEST_MAX", 2)
+    monkeypatch.setattr(list_files, "NEWEST_MAX", 2)
     root, target = make(tmp_path / "log", sealed=6, archived=True), tmp_path / "b"
     assert run("backup", root, target, "--keep", 1).code == 0
     file = next(root.rglob("nodes/*/lists/*"))

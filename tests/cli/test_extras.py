@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import imap_wal
-from rewrite_cli.doctor.environment import EXTRAS
+from rewrite_cli.commands.service.doctor import EXTRAS
 from storage_backends.extras import MissingExtra, needs
 from storage_backends.registry import backend_of
 from tests.kit.effort import thorough
@@ -45,7 +45,7 @@ GUARDED = {
 """Modules that are imported only after, or within, `needs(extra)`."""
 OWN_ERROR = {"imap_wal/security/encryption.py": "encryption"}
 """Modules that raise an error of their own, which names the extra."""
-OF_VALUES = {("imap_wal/typed.py", "pydantic"), ("imap_wal/numpy_codec.py", "numpy")}
+OF_VALUES = {("imap_wal/typed.py", "pydantic"), ("imap_wal/typed.py", "numpy")}
 """Libraries of a user's own values: a program that has such a value has the library."""
 
 

@@ -9,7 +9,7 @@ import pytest
 import imap_wal
 from imap_wal.context import open_context
 from imap_wal.read.cluster import ClusterLog
-from rewrite_cli.entries.following import LineFollower
+from rewrite_cli.commands.reading.tail import LineFollower
 from tests.cli.conftest import Run
 from tests.kit.effort import every
 

@@ -13,7 +13,7 @@ from imap_wal.entry import VALUE
 from imap_wal.errors import ImapWalError, OtherHistory
 from imap_wal.log import LogReader, Position
 from imap_wal.read.cluster import ClusterLog
-from rewrite_cli.entries.following import LineFollower
+from rewrite_cli.commands.reading.tail import LineFollower
 from storage_backends.local import LocalStore
 from tests.cli.conftest import Run
 from tests.kit.nth_call import AtCall, counted, replaced

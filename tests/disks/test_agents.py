@@ -22,8 +22,8 @@ from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.context import open_context
 from imap_wal.errors import InvalidSetting, MissingNode
 from imap_wal.placement import Placed
-from imap_wal.placement.own_disk import OwnDiskStore
-from imap_wal.placement.record import SegmentsPlace, record
+from imap_wal.placement.opening import SegmentsPlace, record
+from imap_wal.placement.router import OwnDiskStore
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.cli import group
 from rewrite_cli.console.check import OK, PROBLEM

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from imap_wal.errors import CorruptLog
-from imap_wal.placement.own_disk import OwnDiskStore, Unasked
+from imap_wal.placement.router import OwnDiskStore, Unasked
 from storage_backends import Unavailable
 from storage_backends.memory import MemoryStore
 from tests.kit.disk_writer import NODE, Writer, restored

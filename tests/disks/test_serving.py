@@ -21,7 +21,7 @@ from imap_wal.agent.transport.endpoint import EndpointLock
 from imap_wal.agent.transport.router import Router
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.manifest.node import NodeManifest, node_manifests
-from imap_wal.placement.own_disk import OwnDiskStore, Unasked
+from imap_wal.placement.router import OwnDiskStore, Unasked
 from imap_wal.worker import Worker
 from storage_backends import NotFound, Unavailable
 from storage_backends.local import LocalStore

@@ -13,7 +13,7 @@ from statistics import median
 import pytest
 
 from imap_wal.errors import MissingNode
-from imap_wal.placement.own_disk import OwnDiskStore, Unasked
+from imap_wal.placement.router import OwnDiskStore, Unasked
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune

@@ -17,7 +17,7 @@ import imap_wal
 from imap_wal import DELETE
 from imap_wal.embedded.asyncio_store import AsyncStore
 from imap_wal.errors import Closed, ImapWalError, InvalidSetting, NotSerializable, TooLarge
-from imap_wal.write import commit_request
+from imap_wal.write import ring
 from storage_backends import SegmentStore
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.gated import GatedStore
@@ -236,7 +236,7 @@ def test_a_batch_whose_block_fails_changes_nothing(
         unlogged = store.map("unlogged", disable_wal=True)
         with pytest.raises(InvalidSetting, match="disable_wal"), store.batch() as b:
             b.put(unlogged, "a", 1)
-        monkeypatch.setattr(commit_request, "COUNT_MAX", 3)
+        monkeypatch.setattr(ring, "COUNT_MAX", 3)
         with pytest.raises(TooLarge), store.batch() as b:
             for number in range(4):
                 b.put(m, number, None)

@@ -18,8 +18,8 @@ from imap_wal.errors import Closed, InvalidSetting, StorageUnavailable
 from imap_wal.rewrite import compaction
 from imap_wal.rewrite.turn import turn
 from storage_backends import SegmentStore
-from storage_backends.limited import LimitedStore
 from storage_backends.memory import MemoryStore
+from storage_backends.metered import LimitedStore
 from tests.kit.compactions import AUTOMATIC, SMALL, overwrite, size
 from tests.kit.effort import thorough
 from tests.support import embedded, eventually

@@ -25,7 +25,7 @@ from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.serializer import MsgpackSerializer
 from imap_wal.settings import Settings
-from imap_wal.write.commit_request import CommitRequest
+from imap_wal.write.ring import CommitRequest
 from storage_backends import NotFound
 from storage_backends.memory import MemoryStore
 from tests.support import FakeClock, contents, copy_files, embedded

@@ -15,7 +15,7 @@ import imap_wal
 from imap_wal.segment.listing import SegmentFile
 from imap_wal.write import maintenance
 from imap_wal.write.node_log import NodeLog
-from imap_wal.write.recent_objects import RecentObjects
+from imap_wal.write.object_segment import RecentObjects
 from storage_backends import SegmentStore, open_store
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.gated import GatedStore

@@ -112,7 +112,7 @@ def test_update_above_the_frame_count_is_refused_whole(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has more changes than a frame can count."""
-    monkeypatch.setattr("imap_wal.write.commit_request.COUNT_MAX", 5)
+    monkeypatch.setattr("imap_wal.write.ring.COUNT_MAX", 5)
     with embedded(memory) as store:
         with pytest.raises(TooLarge, match="6 changes"):
             store.map("m").update({number: number for number in range(6)})

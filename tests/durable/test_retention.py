@@ -16,9 +16,8 @@ from click.testing import CliRunner
 import imap_wal
 from imap_wal.context import Context
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.retention import policy
-from imap_wal.retention.policy import MB, paths_to_remove
-from imap_wal.retention.removal import plan_covered
+from imap_wal.retention import removal
+from imap_wal.retention.removal import MB, paths_to_remove, plan_covered
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
@@ -239,7 +238,7 @@ def test_removal_is_the_same_with_fewer_segments_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same files are removed if all segments are read, or only those that may be removed."""
-    monkeypatch.setattr(policy, "MB", 1000)
+    monkeypatch.setattr(removal, "MB", 1000)
     chance = Random(7)
     with imap_wal.open(
         f"{tmp_path.as_uri()}/log", node="n", preallocate=False, auto_rewrite_percentage=0
@@ -271,11 +270,11 @@ def test_removal_is_the_same_with_fewer_segments_read(
         storage = FaultyStore(LocalStore(str(tmp_path / "copy")))
         log = ClusterLog(Context(storage, clock=FakeClock()), "default", "embedded")
         state = log.state()
-        expected = policy.part_to_remove(
+        expected = removal.part_to_remove(
             log, state.nodes["n"], plan_covered(Context(storage), state, "n", 2**62), ttl, limit
         )
         storage.operations.clear()
-        removed = policy.remove_covered(
+        removed = removal.remove_covered(
             log, "n", Settings(wal_ttl_seconds=ttl, wal_size_limit_mb=limit), 2**62
         )
         assert removed == expected, (ttl, limit)

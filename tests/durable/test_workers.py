@@ -34,8 +34,7 @@ from imap_wal.errors import (
 from imap_wal.serializer import MsgpackSerializer
 from imap_wal.workers import messages
 from imap_wal.workers.endpoint import Endpoint
-from imap_wal.workers.once import REQUESTS
-from imap_wal.workers.server import Server
+from imap_wal.workers.server import REQUESTS, Server
 from tests.kit.effort import share, thorough
 from tests.kit.worker_processes import CONTEXT, count, ended_operations, journal, serving
 from tests.support import Threads, eventually

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from storage_backends import descriptors
 from storage_backends.faults import SECTOR_BYTES
-from storage_backends.leftovers import TEMPORARY_PREFIX
+from storage_backends.paths import TEMPORARY_PREFIX
 
 Change = tuple[Any, ...]
 Image = dict[str, bytes]

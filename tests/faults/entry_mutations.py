@@ -24,7 +24,7 @@ OF_ENTRIES = (
     ),
     Mutation(
         "a backfill of another class is added to a map",
-        "pyspark_imap_wal/classes.py",
+        "pyspark_imap_wal/backfill_writer.py",
         "    if {*known_classes} <= {class_label}:\n",
         "    if True:\n",
         "tests/spark/test_backfill.py::test_a_backfill_of_another_class_is_refused",

@@ -82,7 +82,7 @@ MUTATIONS = (
     ),
     Mutation(
         "folders above a new name not synced",
-        "storage_backends/local_folders.py",
+        "storage_backends/local_listing.py",
         "            self.sync_name(folder)\n",
         "            pass\n",
         f"{OPERATION}[create in a folder of another process]",
@@ -103,7 +103,7 @@ MUTATIONS = (
     ),
     Mutation(
         "deletion not synced",
-        "storage_backends/local_folders.py",
+        "storage_backends/local_listing.py",
         "                sync_folder(folder)\n            except FileNotFoundError:\n"
         "                pass  # removed",
         "                pass\n            except FileNotFoundError:\n"
@@ -212,7 +212,7 @@ MUTATIONS = (
     ),
     Mutation(
         "clock of the rewriting machine not measured",
-        "imap_wal/storage_clock.py",
+        "imap_wal/clock.py",
         "abs(skew_ms) > skew_ms_max",
         "skew_ms is None",
         f"{_REWRITES}/test_tombstones.py::test_rewrite_with_a_wrong_clock_is_refused",
@@ -282,7 +282,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a rewrite drops the claims that lost",
-        "imap_wal/rewrite/columns/choice.py",
+        "imap_wal/rewrite/columns/merge.py",
         "            lost.update(losers)\n",
         "            gone.update(losers)\n",
         "tests/cli/test_conflicts.py::test_a_rewrite_keeps_all_claims_without_a_resolution",
@@ -398,7 +398,7 @@ MUTATIONS = (
     ),
     Mutation(
         "descriptor of a sealed segment not closed",
-        "imap_wal/segment/writer.py",
+        "imap_wal/write/node_log.py",
         "            self._sealed = True\n        self.close()",
         "            self._sealed = True",
         f"{_FAULTS}/test_fault_14_leaks.py::test_a_thousand_opens_leave_no_file_descriptor_and_no_thread",

@@ -132,7 +132,7 @@ PICKED = (
     ),
     Mutation(
         "a rewrite by columns keeps what does not count and drops the rest",
-        "imap_wal/rewrite/columns/choice.py",
+        "imap_wal/rewrite/columns/merge.py",
         "stays = pa.array([(number, place) not in gone for place in order], pa.bool_())",
         "stays = pa.array([(number, place) in gone for place in order], pa.bool_())",
         "tests/cli/test_conflicts.py::test_a_rewrite_keeps_all_claims_without_a_resolution",
@@ -160,7 +160,7 @@ PICKED = (
     ),
     Mutation(
         "the age limit counts only above the size limit",
-        "imap_wal/retention/policy.py",
+        "imap_wal/retention/removal.py",
         "if old or (size_limit_mb > 0 and kept_bytes > size_limit_mb * MB):",
         "if old and (size_limit_mb > 0 and kept_bytes > size_limit_mb * MB):",
         "tests/durable/test_retention.py::test_the_age_limit_removes_only_older_files",
@@ -181,14 +181,14 @@ PICKED = (
     ),
     Mutation(
         "files that are no archives are compared with archives",
-        "imap_wal/manifest/evidence.py",
+        "imap_wal/manifest/older.py",
         "elif archive is not None and manifest.archived < archive.last[:2] not in there:",
         "elif archive is None and manifest.archived < archive.last[:2] not in there:",
         "tests/unit/test_evidence.py::test_open_and_verify_agree_on_files_newer_than_manifest",
     ),
     Mutation(
         "the first lists of archives are not written",
-        "imap_wal/manifest/archives.py",
+        "imap_wal/manifest/list_files.py",
         "        if len(direct) > NEWEST_MAX:",
         "        if lists and len(direct) > NEWEST_MAX:",
         "tests/unit/test_list_files.py::test_the_manifest_has_few_archives_and_names_lists",

@@ -27,7 +27,7 @@ OF_PROCESSES = (
     ),
     Mutation(
         "a reader loads its maps again while it shows them",
-        "imap_wal/embedded/following.py",
+        "imap_wal/embedded/read_only.py",
         "                with self._maps.replaced(None):\n",
         "                if True:\n",
         _STATES,
@@ -41,14 +41,14 @@ OF_PROCESSES = (
     ),
     Mutation(
         "a request that is sent again is made again",
-        "imap_wal/workers/once.py",
+        "imap_wal/workers/server.py",
         "            if last == number:\n",
         "            if last == -number:\n",
         _ONCE,
     ),
     Mutation(
         "a change is committed without its request",
-        "imap_wal/workers/once.py",
+        "imap_wal/workers/server.py",
         "        return results, [*changes, WriteBatch(",
         "        return results, [*changes] or [WriteBatch(",
         _ONCE,
@@ -63,7 +63,7 @@ OF_PROCESSES = (
     ),
     Mutation(
         "a change of a request does not see those before it",
-        "imap_wal/workers/once.py",
+        "imap_wal/workers/server.py",
         "                if index + 1 < len(steps):\n",
         "                if False:\n",
         f"{_TASKS}::test_tasks_of_all_processes_share_commits",

@@ -46,7 +46,7 @@ OF_SNAPSHOTS = (
     ),
     Mutation(
         "the segments of many short runs do not count",
-        "imap_wal/rewrite/growth.py",
+        "imap_wal/rewrite/compaction.py",
         "sum(max(size, segment_bytes_min) for size in segments if size)",
         "sum(segments)",
         f"{_SMALL}::test_many_short_runs_leave_few_files",

@@ -10,12 +10,12 @@ from structlog.testing import capture_logs
 
 from imap_wal.agent import node_schemas
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.limits import CLEAR_COUNTS_MAX
+from imap_wal.agent.handler import CLEAR_COUNTS_MAX
 from imap_wal.context import Context
 from imap_wal.entry import clear_of
 from imap_wal.errors import InvalidSetting
 from imap_wal.layout import Identity
-from imap_wal.retention.offline import archive_offline
+from imap_wal.retention.archive import archive_offline
 from imap_wal.rules.cleared import COUNTS_MAX
 from imap_wal.schemas import Schema
 from storage_backends import open_store

@@ -18,7 +18,7 @@ from imap_wal.context import Context, open_context
 from imap_wal.disposal import dispose
 from imap_wal.placement import open_store
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.retention.policy import remove_covered
+from imap_wal.retention.removal import remove_covered
 from imap_wal.settings import Settings
 from rewrite_cli.cli import group
 from rewrite_cli.console.check import WARNING

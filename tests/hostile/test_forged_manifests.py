@@ -18,9 +18,8 @@ from imap_wal.clock import SeededRandomness, SystemClock
 from imap_wal.errors import CorruptLog
 from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import cluster_manifests
-from imap_wal.manifest.document import canonical_json
 from imap_wal.manifest.node import node_manifests
-from imap_wal.manifest.store import CLUSTER_FORMAT, FORMAT
+from imap_wal.manifest.store import CLUSTER_FORMAT, FORMAT, canonical_json
 from storage_backends import StorageError, lease, open_store
 from storage_backends.memory import MemoryStore
 from tests.cli.conftest import Run, run

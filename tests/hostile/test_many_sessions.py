@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from imap_wal import layout
-from imap_wal.agent import kept_hellos
+from imap_wal.agent import handler
 from imap_wal.agent.membership.sessions import IDLE_SESSIONS_KEPT, SessionRegistry
 from imap_wal.agent.membership.start import Start
 from imap_wal.agent.requests import About, Wish
@@ -30,7 +30,7 @@ def test_a_second_hello_while_one_waits_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection gets one session, that of its first hello."""
-    monkeypatch.setattr(kept_hellos, "LOOK_S", 60)
+    monkeypatch.setattr(handler, "LOOK_S", 60)
     settings = config(tmp_path, lifetime_timeout_s=60, start_policy="partial")
     with (
         serving(settings) as agent,

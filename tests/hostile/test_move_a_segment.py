@@ -24,7 +24,7 @@ from imap_wal.retention.archive import archive_sealed
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.segment.salvage import scan_segment
 from imap_wal.segment.verdict import CLEAN, Place, judge
-from imap_wal.segment.writer import SegmentWriter
+from imap_wal.write.node_log import SegmentWriter
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore, forget
 from tests.encrypted import key_ring, key_variable, keyed, keys_of

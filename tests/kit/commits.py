@@ -7,9 +7,8 @@ from typing import Any
 from imap_wal import format
 from imap_wal.format import Frame
 from imap_wal.segment.reader import SegmentReader
-from imap_wal.write.commit_request import CommitRequest
 from imap_wal.write.committer import Committer
-from imap_wal.write.ring import RingBuffer
+from imap_wal.write.ring import CommitRequest, RingBuffer
 from storage_backends import SegmentStore
 from tests.support import node_log, row, segments
 

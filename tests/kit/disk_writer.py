@@ -10,7 +10,7 @@ from imap_wal.clock import SeededRandomness
 from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE
 from imap_wal.layout import Identity
-from imap_wal.placement.own_disk import OwnDiskStore, Unasked
+from imap_wal.placement.router import OwnDiskStore, Unasked
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.retention.archive import archive_sealed

@@ -11,10 +11,9 @@ import pytest
 from imap_wal import layout
 from imap_wal.clock import SeededRandomness
 from imap_wal.format import Position
-from imap_wal.manifest import archives, list_files, snapshots
-from imap_wal.manifest.archives import Archive
+from imap_wal.manifest import list_files, snapshots
 from imap_wal.manifest.cluster import ClusterManifestLog
-from imap_wal.manifest.list_files import Listed
+from imap_wal.manifest.list_files import Archive, Listed
 from imap_wal.manifest.node import NodeManifest, NodeManifestLog
 from imap_wal.manifest.snapshots import LowWaterMark, Snapshot, SnapshotFile
 from storage_backends import SegmentStore
@@ -25,7 +24,7 @@ FOLDER = "ns/c/nodes/n"
 
 def short_lists(monkeypatch: pytest.MonkeyPatch, newest: int = 3, least: int = 4) -> None:
     """Lists of few archives. Readers accept any number."""
-    monkeypatch.setattr(archives, "NEWEST_MAX", newest)
+    monkeypatch.setattr(list_files, "NEWEST_MAX", newest)
     monkeypatch.setattr(list_files, "LIST_MIN", least)
 
 

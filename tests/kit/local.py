@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from storage_backends.leftovers import TEMPORARY_PREFIX
+from storage_backends.paths import TEMPORARY_PREFIX
 
 ROOT = Path(__file__).parents[2]
 

@@ -86,11 +86,11 @@ class Counted:
 
 
 def main(root: str, gate: str) -> None:
-    from imap_wal.rewrite import processes, task_engine
+    from imap_wal.rewrite import local_engine, task_engine
     from rewrite_cli.__main__ import main
     from tests.kit import process_works
 
-    processes.ARCHIVES_BYTES_MIN = processes.OTHERS = 0
+    local_engine.ARCHIVES_BYTES_MIN = local_engine.OTHERS = 0
     task_engine.Sorting = lambda *_: process_works.Held(gate)  # type: ignore[assignment]
     sys.argv = ["imap-wal", "rewrite", root, "--processes", "2"]
     main()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from imap_wal.agent.membership.claims import find_cutoffs
 from imap_wal.context import Context
 from imap_wal.manifest.cluster import IncarnationRecord
-from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.report import RewriteReport

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
-from imap_wal.agent.monitoring.exporter import Exporter
 from imap_wal.agent.monitoring.health import STUCK_S, why_dead, why_not_ready
 from imap_wal.agent.monitoring.metrics import METRICS
+from imap_wal.agent.monitoring.pages import Exporter
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.histogram import Histogram
 from imap_wal.worker import WorkerState

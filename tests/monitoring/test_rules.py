@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from imap_wal.agent.monitoring.exporter import Exporter
 from imap_wal.agent.monitoring.metrics import METRICS
+from imap_wal.agent.monitoring.pages import Exporter
 from tests.monitoring.snapshots import OF_MEMBERS, snapshot
 from tests.storage.services import debian_program
 

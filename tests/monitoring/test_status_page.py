@@ -16,14 +16,13 @@ import pytest
 
 from imap_wal.agent.access.http_address import HttpAddress
 from imap_wal.agent.monitoring.listener import HttpListener
-from imap_wal.agent.monitoring.pages import listener
+from imap_wal.agent.monitoring.pages import StatusPage, listener
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.agent.monitoring.status.facts import MergeRate, sections
-from imap_wal.agent.monitoring.status.page import StatusPage
 from imap_wal.agent.own_disk.uploads import UploadStatistics
 from imap_wal.clock import SystemClock
 from imap_wal.format import Position
-from imap_wal.read.statistics import MergeProgress, MergeStatistics
+from imap_wal.read.merge import MergeProgress, MergeStatistics
 from imap_wal.worker import WorkerState
 from storage_backends.reserve import DiskState
 from tests.agent.harness import config, plugin, serving

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from imap_wal.agent.membership.claims import find_cutoffs
 from imap_wal.clock import SeededRandomness, SystemClock
 from imap_wal.context import Context
 from imap_wal.entry import SHARED_SESSIONS, VALUE, is_shared, shared_session
@@ -18,7 +19,6 @@ from imap_wal.inspect.finding import Deadline, Finding
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.inspect.verify import check, plan
 from imap_wal.manifest.cluster import IncarnationRecord
-from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.read.file_scan import END
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.rewrite import conflicts
@@ -31,7 +31,7 @@ from imap_wal.rules.dropped import TombstonePolicy
 from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
-from pyspark_imap_wal.changes.chain import AFTER, BEFORE, DELETE, INSERT, KeyState
+from pyspark_imap_wal.changes.images import AFTER, BEFORE, DELETE, INSERT, KeyState
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import put

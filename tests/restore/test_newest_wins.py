@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from imap_wal import format
+from imap_wal.agent.membership.claims import find_cutoffs
 from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE
 from imap_wal.manifest.cluster import IncarnationRecord
-from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.retention.archive import archive_sealed
 from storage_backends.memory import MemoryStore
 from tests.histories import put

@@ -21,7 +21,7 @@ from imap_wal.errors import CorruptLog, StorageUnavailable
 from imap_wal.format import Position
 from imap_wal.parquet import archive_rows
 from imap_wal.read.file_scan import ARCHIVE, FileScan
-from imap_wal.rewrite import part_writer, range_tasks, sorted_runs
+from imap_wal.rewrite import part_writer, sorted_runs, task_engine
 from imap_wal.rewrite.columns import merge
 from imap_wal.rewrite.columns.sources import Sources
 from imap_wal.rewrite.conflicts import Resolution
@@ -69,7 +69,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...]]]:
             )
             super().read_runs(every)
 
-    monkeypatch.setattr(range_tasks, "ColumnMerge", Watched)
+    monkeypatch.setattr(task_engine, "ColumnMerge", Watched)
     return found
 
 

@@ -13,7 +13,7 @@ from imap_wal.errors import (
 )
 from imap_wal.manifest.list_files import Listed
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.retention.policy import remove_covered
+from imap_wal.retention.removal import remove_covered
 from imap_wal.retention.snapshots import demand_whole
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.plan import Result, RewritePlan

@@ -20,11 +20,10 @@ from imap_wal.parquet import archive_rows
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, FileScan
 from imap_wal.retention.other_process import ProcessDied
-from imap_wal.rewrite import part_writer, processes, sorted_runs
+from imap_wal.rewrite import local_engine, part_writer, sorted_runs
 from imap_wal.rewrite.columns import merge
-from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.local_engine import LocalEngine, ProcessEngine, useful_processes
 from imap_wal.rewrite.plan import Result, RewritePlan, prepare
-from imap_wal.rewrite.processes import ProcessEngine, useful_processes
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
 from storage_backends.local import LocalStore
@@ -123,7 +122,7 @@ def test_a_task_whose_process_is_killed_runs_once_more(tmp_path: Path, times: in
     plan = _plan(tmp_path / "root")
     (tmp_path / "scratch").mkdir()
     settings = Settings(scratch=tmp_path / "scratch")
-    with processes._processes(plan.place, 1, settings) as two:
+    with local_engine._processes(plan.place, 1, settings) as two:
         work = Killed(str(gate), times)
         if times == 1:
             assert [each.result for each in two.run(plan, work, ["a"])] == ["a"]
@@ -140,7 +139,7 @@ def test_each_attempt_has_an_empty_folder(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.mkdir()
     plan = _plan(tmp_path / "root")
-    with processes._processes(plan.place, 1, Settings(scratch=tmp_path)) as one:
+    with local_engine._processes(plan.place, 1, Settings(scratch=tmp_path)) as one:
         work = Leaves(str(gate))
         assert [each.result for each in one.run(plan, work, ["a"])] == [0]
         assert len(list(gate.iterdir())) == 2, "the first attempt was killed"
@@ -154,7 +153,7 @@ def test_tasks_of_a_step_read_one_plan(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.mkdir()
     plan = _plan(tmp_path / "root")
-    with processes._processes(plan.place, 1, Settings(scratch=tmp_path)) as one:
+    with local_engine._processes(plan.place, 1, Settings(scratch=tmp_path)) as one:
         answers = one.run(plan, Counted(str(gate)), list(range(20)))
         assert sorted(each.result for each in answers) == list(range(20))
     assert len(list(gate.iterdir())) == 1
@@ -176,7 +175,7 @@ def test_the_error_of_a_task_ends_the_others(tmp_path: Path) -> None:
     gate.mkdir()
     with (
         pytest.raises(CorruptLog, match="a defect"),
-        processes._processes(plan.place, 2, Settings(scratch=tmp_path)) as two,
+        local_engine._processes(plan.place, 2, Settings(scratch=tmp_path)) as two,
     ):
         list(two.run(plan, Fails(str(gate)), ["waits", "fails", "waits"]))
     assert not any(_is_alive(pid) for pid in _started(gate, 2))

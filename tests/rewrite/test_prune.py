@@ -18,7 +18,7 @@ from imap_wal.errors import (
 )
 from imap_wal.format import ENTRIES, START, Position
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.retention.policy import remove_covered
+from imap_wal.retention.removal import remove_covered
 from imap_wal.retention.snapshots import ORPHAN_MS
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.plan import Result, RewritePlan, prepare

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from imap_wal.agent.membership.claims import find_cutoffs
 from imap_wal.context import Context
 from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import (
@@ -25,7 +26,6 @@ from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.manifest.store import KEEP
 from imap_wal.read import scan
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.read.file_scan import Scope
 from imap_wal.rewrite import part_writer
 from imap_wal.rewrite.drop import drop_map

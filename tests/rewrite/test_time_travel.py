@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imap_wal.agent.membership.forget_node import forget_node
+from imap_wal.clock import SKEW_MS_MAX
 from imap_wal.context import Context
 from imap_wal.entry import (
     DELETED,
@@ -40,7 +41,6 @@ from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import RecoveryMode, RecoveryPolicy
-from imap_wal.storage_clock import SKEW_MS_MAX
 from imap_wal.write.node_log import NodeLog
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore, forget

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imap_wal.clock import SystemClock
+from imap_wal.clock import SKEW_MS_MAX, SystemClock
 from imap_wal.context import Context
 from imap_wal.entry import ORDER, TURNS, Row
 from imap_wal.errors import (
@@ -21,7 +21,6 @@ from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.publish import publish
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import RecoveryPolicy
-from imap_wal.storage_clock import SKEW_MS_MAX
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
 from tests.histories import put

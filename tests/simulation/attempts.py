@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any
 
 from imap_wal.rewrite.plan import RewritePlan
-from imap_wal.rewrite.range_tasks import RangeTask
 from imap_wal.rewrite.sorted_runs import Sizes
-from imap_wal.rewrite.task_engine import TaskAnswer
+from imap_wal.rewrite.task_engine import RangeTask, TaskAnswer
 from pyspark_imap_wal.rewrite_engine import Partition, SparkEngine
 from tests.simulation.executors import executor
 from tests.simulation.threads import Event

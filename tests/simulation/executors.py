@@ -30,10 +30,10 @@ def executor(actor: Any, name: str, *, seed: int, offset_ms: int = 0) -> Process
 
 def patches() -> list[tuple[Any, str, Any]]:
     """Replacements in the modules that run in executors."""
-    from pyspark_imap_wal import rewrite_engine, task_log
+    from pyspark_imap_wal import rewrite_engine
 
     return [
-        (task_log, "open_context", _open_context),
+        (rewrite_engine, "open_context", _open_context),
         (rewrite_engine, "SystemRandomness", lambda: getcurrent().process.randomness),
     ]
 

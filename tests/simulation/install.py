@@ -22,7 +22,7 @@ from msgpack import Packer, unpackb
 
 from imap_wal import entry, format, layout
 from imap_wal.clock import SeededRandomness
-from imap_wal.manifest import cluster, document, evidence, node, store
+from imap_wal.manifest import cluster, node, older, store
 from imap_wal.segment import listing
 from imap_wal.settings import choose
 from tests.simulation import values
@@ -206,8 +206,8 @@ def _quicken(put: Callable[[Any, str, Any], None]) -> None:
         "_checksum": lambda canonical: canonical,
         "json": _Json,
     }.items():
-        real_one = getattr(document, name)
-        for module in (document, store, node, cluster):
+        real_one = getattr(store, name)
+        for module in (store, node, cluster):
             if getattr(module, name, None) is real_one:
                 put(module, name, fake)
     put(store.ManifestLog, "_decode", _read_once(store.ManifestLog._decode))
@@ -227,7 +227,7 @@ def _quicken(put: Callable[[Any, str, Any], None]) -> None:
         put(layout, name, lru_cache(100_000)(getattr(layout, name)))
     put(format, "decode_header", lru_cache(REMEMBERED)(format.decode_header))
     put(entry, "rows", _rows(entry.rows))
-    put(evidence, "epoch_of", lru_cache(100_000)(evidence.epoch_of))
+    put(older, "epoch_of", lru_cache(100_000)(older.epoch_of))
 
 
 @contextmanager
@@ -264,7 +264,7 @@ def installed() -> Iterator[None]:
     writer = sys.modules["imap_wal.write.opening"]
     put(writer, "holder_text", lambda what, clock: what)
     # A separate thread would not wait for its turn.
-    put(sys.modules["imap_wal.segment.read_ahead"], "READERS", 1)
+    put(sys.modules["imap_wal.segment.reader"], "READERS", 1)
     put(sys.modules["imap_wal.retention.overlap"], "THREADS", 0)
     logger = logging.getLogger("imap_wal")
     level = logger.level

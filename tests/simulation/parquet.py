@@ -252,7 +252,6 @@ def patches() -> list[tuple[Any, str, Any]]:
         part_writer,
         plan,
         publish,
-        range_tasks,
         sorted_runs,
         task_engine,
     )
@@ -279,7 +278,6 @@ def patches() -> list[tuple[Any, str, Any]]:
         part_writer,
         plan,
         publish,
-        range_tasks,
         sorted_runs,
         task_engine,
     )

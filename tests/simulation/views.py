@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from imap_wal.agent.membership import claims, counted_requests, sessions
+from imap_wal.agent.membership import claims, sessions
+from imap_wal.agent.membership.claims import find_cutoffs
 from imap_wal.errors import OutcomeUnknown
 from imap_wal.manifest.claims import ClaimManifest
-from imap_wal.read.cutoffs import find_cutoffs
 from tests.simulation.actors import Op, Spec
 from tests.simulation.drills import DRILLS, ORDERS
 from tests.simulation.medium import APPEND
@@ -70,7 +70,7 @@ def _all_that_is_in_the_log_counts(put: Put) -> None:
     def last(log: Any, cluster: Any, ended: Any) -> dict[int, int]:
         return {session: log.requests.get(session, 0) for session in ended}
 
-    put(counted_requests, "last_that_count", last)
+    put(sessions, "last_that_count", last)
 
 
 def _any_member_may_write(put: Put) -> None:

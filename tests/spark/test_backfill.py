@@ -23,7 +23,7 @@ from imap_wal.errors import (
     WriterLocked,
 )
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.retention import backfill, ended_backfills
+from imap_wal.retention import backfill
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
@@ -223,7 +223,7 @@ def test_files_of_an_ended_backfill_are_swept_and_no_damage(
     ]
     done.commit([parts[1]])
     paths = [part.archives[0].path for part in parts]
-    monkeypatch.setattr(ended_backfills, "ORPHAN_MS", -1)
+    monkeypatch.setattr(backfill, "ORPHAN_MS", -1)
     writer(tmp_path)
     assert [(tmp_path / path).exists() for path in paths] == [False, True]
     with pytest.raises(CorruptLog, match="nothing was published"):
@@ -260,7 +260,7 @@ def test_list_files_of_a_refused_backfill_are_swept(
     assert len([*tmp_path.rglob("part-*.parquet")]) == 5
     writer(tmp_path)
     assert left() == {"manifest", "lists"}, "not before a day has passed"
-    monkeypatch.setattr(ended_backfills, "ORPHAN_MS", -1)
+    monkeypatch.setattr(backfill, "ORPHAN_MS", -1)
     writer(tmp_path)
     assert left() == {"manifest"}  # of the new one
     assert not [*tmp_path.rglob("part-*.parquet")]
@@ -281,7 +281,7 @@ def test_doctor_names_and_prune_removes_unfinished_backfills(
     files, log = files_of_backfills(tmp_path), ClusterLog(open_context(str(tmp_path)), *LOG)
     assert not prune(log).backfill_files, "they may still run"
     assert "without success" not in CliRunner().invoke(group, ["doctor", str(tmp_path)]).output
-    monkeypatch.setattr(ended_backfills, "ORPHAN_MS", -1)
+    monkeypatch.setattr(backfill, "ORPHAN_MS", -1)
     shown = CliRunner().invoke(group, ["doctor", str(tmp_path)]).output
     assert "2 backfills ended without success and left 3 files" in " ".join(shown.split())
     planned = prune(log, dry_run=True).backfill_files
@@ -304,7 +304,7 @@ def test_a_backfill_that_prune_removed_is_never_published(
     def pruned_meanwhile(log: ClusterLog, manifest: Any) -> None:
         asked.append(manifest)
         if len(asked) == 2:
-            monkeypatch.setattr(ended_backfills, "ORPHAN_MS", -1)
+            monkeypatch.setattr(backfill, "ORPHAN_MS", -1)
             assert len(prune(ClusterLog(open_context(str(tmp_path)), *LOG)).backfill_files) == 3
         demand(log, manifest)
 

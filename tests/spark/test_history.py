@@ -22,7 +22,7 @@ from imap_wal.rewrite.run import rewrite
 from pyspark_imap_wal.changes.history import HistoryReader
 from pyspark_imap_wal.options import Options
 from rewrite_cli.cli import group
-from rewrite_cli.entries.history import Search, find
+from rewrite_cli.commands.reading.get import Search, find
 from rewrite_cli.entries.keys import matcher
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore, forget

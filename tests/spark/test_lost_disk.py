@@ -24,7 +24,7 @@ from pyspark_imap_wal.changes.batch import ImagesReader
 from pyspark_imap_wal.changes.history import HistoryReader
 from pyspark_imap_wal.options import Options
 from pyspark_imap_wal.stream import ImapWalStreamReader
-from rewrite_cli.entries.following import LineFollower
+from rewrite_cli.commands.reading.tail import LineFollower
 from tests.agent.harness import Plugin, plugin, serving
 from tests.kit.agents import Process
 from tests.kit.own_disks import own_disk_config

@@ -14,12 +14,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from imap_wal.agent.membership.claims import find_cutoffs
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace
 from imap_wal.format import START
 from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.plan import Engine, prepare

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from imap_wal.agent.membership.claims import find_cutoffs
 from imap_wal.entry import ORDER
 from imap_wal.errors import CorruptLog, InvalidSetting, MissingNode, PositionGone
 from imap_wal.format import Position
 from imap_wal.manifest import readers
 from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.cutoffs import find_cutoffs
 from imap_wal.read.file_scan import Scope
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune

@@ -11,13 +11,13 @@ import pytest
 
 from imap_wal.context import open_context
 from imap_wal.errors import InvalidSetting, MissingNode
-from imap_wal.placement.record import SegmentsPlace, record
+from imap_wal.placement.opening import SegmentsPlace, record
 from imap_wal.placement.router import SplitStore
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.rewrite.plan import prepare
 from imap_wal.version import VERSION
+from pyspark_imap_wal.rewrite_engine import worker_log
 from pyspark_imap_wal.session import explained
-from pyspark_imap_wal.task_log import worker_log
 from storage_backends import factory
 from storage_backends.local import LocalStore
 from storage_backends.location import Location

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from storage_backends import limited
-from storage_backends.limited import LimitedStore, Rate
+from storage_backends import metered
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
+from storage_backends.metered import LimitedStore, Rate
 from storage_backends.testing import check_segment_store
 
 
@@ -37,7 +37,7 @@ def test_time_without_reads_is_not_saved_up() -> None:
     time.now = 100
     for _ in range(50):
         rate.spend(100)
-    assert time.now == pytest.approx(105 - limited.BURST_S)
+    assert time.now == pytest.approx(105 - metered.BURST_S)
 
 
 @pytest.mark.parametrize("kind", ["memory", "local"])

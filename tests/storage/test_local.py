@@ -18,8 +18,8 @@ from storage_backends import (
     Unavailable,
     descriptors,
 )
-from storage_backends.leftovers import TEMPORARY_PREFIX, sweep_below
 from storage_backends.local import LocalStore
+from storage_backends.paths import TEMPORARY_PREFIX, sweep_below
 from tests.kit.local import python, temporaries
 
 CREATES = """

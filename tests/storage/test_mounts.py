@@ -9,7 +9,7 @@ import pytest
 
 from storage_backends import local
 from storage_backends.local import LocalStore
-from storage_backends.mounts import is_network
+from storage_backends.local_listing import is_network
 
 TABLE = r"""21 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
 40 21 0:40 / /mnt/shared rw,relatime shared:20 - nfs4 server:/export rw,vers=4.2

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import imap_wal
 from imap_wal.errors import StorageUnavailable
 from imap_wal.placement import open_store
-from imap_wal.placement.record import RECORD, SegmentsPlace, record, recorded
+from imap_wal.placement.opening import RECORD, SegmentsPlace, record, recorded
 from imap_wal.placement.router import SplitStore
 from rewrite_cli.cli import group
 from storage_backends import StorageError

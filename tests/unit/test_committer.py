@@ -236,7 +236,7 @@ def test_large_commit_is_written_in_several_frames(
 ) -> None:
     """It has more than a frame can contain."""
     size = len(row("k1.0", "v"))
-    for module in ("committer", "commit_request"):
+    for module in ("committer", "ring"):
         monkeypatch.setattr(f"imap_wal.write.{module}.PAYLOAD_BYTES_MAX", 2 * size)
     target = committer(memory)
     for request in range(1, 6):

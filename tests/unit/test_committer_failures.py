@@ -11,7 +11,7 @@ import pytest
 from imap_wal import entry, format
 from imap_wal.errors import CorruptLog, NotAppended, OutcomeUnknown
 from imap_wal.segment.reader import SegmentReader
-from imap_wal.write.commit_request import CommitRequest
+from imap_wal.write.ring import CommitRequest
 from storage_backends import NoSpace, SegmentStore
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore

@@ -18,7 +18,7 @@ from imap_wal.inspect.verify import check, plan
 from imap_wal.security.encryption_keys import NO_KEYS
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.segment.verdict import CLEAN, CORRUPT, SHORT, TORN, Place, judge
-from imap_wal.segment.writer import SegmentWriter
+from imap_wal.write.node_log import SegmentWriter
 from storage_backends.memory import MemoryStore
 from tests.kit.damages import history, offsets
 from tests.support import header, overwrite, row, segments

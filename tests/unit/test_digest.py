@@ -12,7 +12,7 @@ import pytest
 from mmh3 import mmh3_x64_128_uintdigest
 
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, Row
-from imap_wal.read.newest.digest import digest
+from imap_wal.read.view import digest
 
 SALT = bytes(range(16))
 GOLDEN = Path(__file__).parents[1] / "golden" / "digests.json"

@@ -13,7 +13,7 @@ from imap_wal.context import Context
 from imap_wal.errors import CorruptLog, EncryptionError, Forged
 from imap_wal.format import SegmentHeader
 from imap_wal.segment.reader import SegmentReader, is_header_torn
-from imap_wal.segment.writer import SegmentWriter
+from imap_wal.write.node_log import SegmentWriter
 from storage_backends.memory import MemoryStore
 from tests.encrypted import key_ring, keyed, other
 from tests.kit.frames import with_right_crc

@@ -11,11 +11,10 @@ from imap_wal import layout
 from imap_wal.errors import CorruptLog
 from imap_wal.format import Position
 from imap_wal.inspect import older_manifests
-from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.evidence import of_files
-from imap_wal.manifest.list_files import Listed
+from imap_wal.manifest.list_files import Archive, Listed
 from imap_wal.manifest.node import NodeManifest
+from imap_wal.manifest.older import of_files
 from imap_wal.manifest.snapshots import LowWaterMark, Snapshot
 from imap_wal.read.state import NodeState
 from imap_wal.segment.listing import sorted_out

@@ -13,7 +13,7 @@ TURNS = 10
 PROGRAM = """
 import dataclasses, sys, threading
 from imap_wal.manifest import cluster, node
-from imap_wal.manifest.document import checked
+from imap_wal.manifest.store import checked
 
 sys.setswitchinterval(1e-6)
 kinds = [

@@ -14,16 +14,15 @@ from imap_wal import entry, format
 from imap_wal.clock import SeededRandomness
 from imap_wal.entry import DataEntry
 from imap_wal.format import Position
-from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.cluster import ClusterManifest, IncarnationRecord, cluster_manifests
 from imap_wal.manifest.epochs import Epoch
-from imap_wal.manifest.list_files import Listed
+from imap_wal.manifest.list_files import Archive, Listed
 from imap_wal.manifest.node import NodeManifest, Seen, node_manifests
 from imap_wal.manifest.snapshots import LowWaterMark, PartitionVersions, Snapshot, SnapshotFile
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.security.encryption_keys import NO_KEYS
 from imap_wal.segment.reader import SegmentReader
-from imap_wal.segment.writer import SegmentWriter
+from imap_wal.write.node_log import SegmentWriter
 from storage_backends.memory import MemoryStore
 from tests.kit.golden import DIRECTORY, ENTRIES, FRAMES, HEADER
 from tests.support import FakeClock

@@ -24,7 +24,7 @@ from click.testing import CliRunner
 import imap_wal
 from imap_wal.clock import SeededRandomness
 from imap_wal.context import open_context
-from imap_wal.manifest import archives, list_files
+from imap_wal.manifest import list_files
 from imap_wal.manifest.readers import bases_of_history
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import LogReader
@@ -60,7 +60,7 @@ def make(name: str, folder: Path) -> None:
 
 def many_archives(url: str, fixed: dict[str, Any]) -> imap_wal.Store:
     """Made with short lists: readers accept any length (`NEWEST_MAX` and `LIST_MIN` of 3 and 4)."""
-    archives.NEWEST_MAX, list_files.LIST_MIN = 3, 4
+    list_files.NEWEST_MAX, list_files.LIST_MIN = 3, 4
     for turn in range(4):
         with imap_wal.open(url, **fixed) as store:
             for number in range(4):

@@ -14,10 +14,9 @@ import pytest
 from imap_wal import layout
 from imap_wal.clock import SeededRandomness
 from imap_wal.errors import CorruptLog, ShortLog
-from imap_wal.manifest import archives, list_files
+from imap_wal.manifest import list_files
 from imap_wal.manifest import store as manifest_store
-from imap_wal.manifest.archives import Archive
-from imap_wal.manifest.list_files import Listed
+from imap_wal.manifest.list_files import Archive, Listed
 from imap_wal.manifest.node import NodeManifest, NodeManifestLog, node_manifests
 from storage_backends import NotFound, StorageError
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
@@ -65,7 +64,7 @@ def test_the_manifest_has_few_archives_and_names_lists(
 ) -> None:
     found = fill(memory, 100)
     assert tuple(found.archives) == tuple(archive(number) for number in range(100))
-    assert len(found.archives.direct) <= archives.NEWEST_MAX
+    assert len(found.archives.direct) <= list_files.NEWEST_MAX
     sizes = [each.items for each in found.archives.lists]
     assert sum(size < list_files.LIST_MIN for size in sizes) <= 1
     assert all(size < 2 * list_files.LIST_MIN for size in sizes)

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from imap_wal.segment import read_ahead as module
-from imap_wal.segment.read_ahead import read_ahead
+from imap_wal.segment import reader as module
+from imap_wal.segment.reader import read_ahead
 from storage_backends import Capabilities, NotFound, SegmentStore
 
 FILES = [(number, f"f{number}", 10) for number in range(100)]

@@ -13,10 +13,9 @@ import pytest
 from imap_wal import format
 from imap_wal.errors import Fenced
 from imap_wal.write import committer as module
-from imap_wal.write.commit_request import CommitRequest
 from imap_wal.write.committer import CHECKPOINT_S, Committer
 from imap_wal.write.node_log import NodeLog
-from imap_wal.write.ring import RingBuffer
+from imap_wal.write.ring import CommitRequest, RingBuffer
 from storage_backends.gated import GatedStore
 from storage_backends.interface import SegmentStore
 from storage_backends.objects import LocalObjects

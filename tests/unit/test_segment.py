@@ -15,7 +15,7 @@ from imap_wal.errors import CorruptLog, ShortLog, UnsupportedVersion
 from imap_wal.security.encryption_keys import NO_KEYS
 from imap_wal.segment.frame_search import FrameSearch, shifted
 from imap_wal.segment.reader import SegmentReader, SegmentTail, is_header_torn
-from imap_wal.segment.writer import SegmentWriter
+from imap_wal.write.node_log import SegmentWriter
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from tests.support import header, overwrite, row

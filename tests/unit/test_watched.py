@@ -11,7 +11,7 @@ import pytest
 from imap_wal.agent.access import keys
 from imap_wal.errors import EncryptionError, InvalidSetting
 from imap_wal.security.encryption_keys import Keys
-from imap_wal.watched import Watched
+from imap_wal.worker import Watched
 from tests.support import FakeClock
 
 

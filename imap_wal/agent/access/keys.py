@@ -28,7 +28,7 @@ from imap_wal.agent.access.peers import Peer, Right
 from imap_wal.clock import Clock
 from imap_wal.errors import InvalidSetting
 from imap_wal.security.secret_files import read_secret_file, read_trusted_file
-from imap_wal.watched import Watched
+from imap_wal.worker import Watched
 from storage_backends import StorageError
 from storage_backends.local import LocalStore
 

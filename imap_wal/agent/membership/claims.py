@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hmac import compare_digest
+from typing import NamedTuple
 
 import structlog
 
@@ -22,14 +23,15 @@ from imap_wal.agent.access.keys import token_hash
 from imap_wal.agent.access.peers import LOCAL, Peer, Right
 from imap_wal.agent.membership.start import Start
 from imap_wal.errors import ImapWalError, NotAllowed
+from imap_wal.format import Position
 from imap_wal.manifest.claims import CLOSED_ADVICE, ClaimManifest
 from imap_wal.manifest.cluster import ClusterManifest, IncarnationRecord
 from imap_wal.manifest.older import current_cluster, older_manifest
-from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.cutoffs import Cutoffs, find_cutoffs
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog
+from imap_wal.read.file_scan import END
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.other_writers import shut_out_others
-from storage_backends import AlreadyExists
+from storage_backends import AlreadyExists, NotFound
 
 READ_AGAIN_S = 1.0
 """Claims without a permit are read again after this time, even if the file with the next number
@@ -423,3 +425,37 @@ def _followed(claims: ClaimManifest, claimed: int) -> VoidIncarnation:
 def _begun(manifest: ClusterManifest, incarnation: int) -> bool:
     """Whether the lifetime of this incarnation is published."""
     return any(lifetime.incarnation == incarnation for lifetime in manifest.lifetimes)
+
+
+class Cutoffs(NamedTuple):
+    """Node → the position where its log ends now. `covered`: missing nodes of whose unseen entries
+    other logs have all that were acknowledged."""
+
+    cuts: dict[str, Position]
+    covered: frozenset[str] = frozenset()
+
+
+def find_cutoffs(log: ClusterLog) -> Cutoffs:
+    """The position where every node's log ends now; entries up to it count. A registered node whose
+    log is missing is cut after everything, so its entries count if it returns. But if other logs
+    have each acknowledged change of it, it is cut after what can be seen: otherwise a change that
+    counts as absent from now on would return with it."""
+    for _ in range(ATTEMPTS):
+        state = log.state()
+        covered = state.covered_by_copies
+        cuts = dict.fromkeys(state.missing, END)
+        try:
+            for name in state.nodes:
+                node_state = log.node(name)  # its disk may have become unreachable since
+                cuts[name] = (
+                    END
+                    if node_state.missing
+                    else log.end_of(node_state, node_state.manifest.checkpoint)
+                )
+            for name in covered:
+                part = state.parts[name]
+                cuts[name] = log.end_of(part, part.manifest.removed)
+        except NotFound:
+            continue
+        return Cutoffs(cuts, covered)
+    raise NotFound("the logs change too fast to find their ends; try again", log.folder)

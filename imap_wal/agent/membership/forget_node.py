@@ -24,8 +24,8 @@ from imap_wal.errors import InvalidSetting, LogError, LostRace
 from imap_wal.format import START, Position
 from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.evidence import epoch_of
 from imap_wal.manifest.node import NodeManifest, node_manifests
+from imap_wal.manifest.older import epoch_of
 from imap_wal.manifest.readers import HISTORY, readers_of
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.cluster import ClusterLog

@@ -7,27 +7,31 @@ changes, and the connected clients that only read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from imap_wal.agent.access.peers import LOCAL, Peer
-from imap_wal.agent.membership import counted_requests
 from imap_wal.agent.membership.claims import ClaimedView, Claims, Greeting
 from imap_wal.agent.membership.clocks import Clocks
 from imap_wal.agent.membership.liveness import SignOfLife, SignWatch
 from imap_wal.agent.membership.reports import Reports
-from imap_wal.agent.membership.settling import Settling
 from imap_wal.agent.membership.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
 from imap_wal.agent.requests import About, Beat, Wish
-from imap_wal.entry import COPIES_MAX, shared_session
-from imap_wal.errors import NotAllowed, NotAppended, OutcomeUnknown
+from imap_wal.clock import Clock
+from imap_wal.entry import COPIES_MAX, ORDER, shared_session
+from imap_wal.errors import LogError, NotAllowed, NotAppended, OutcomeUnknown
+from imap_wal.format import START, Position
 from imap_wal.manifest.node import UNKNOWN
-from imap_wal.read.cluster import ClusterLog
-from imap_wal.write.commit_request import CommitRequest
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog
+from imap_wal.read.file_scan import FileScan
+from imap_wal.read.scan import CutBack, read_scan
+from imap_wal.read.scan_list import node_scans
+from imap_wal.read.state import ClusterState
 from imap_wal.write.node_log import PLUGINS_KEPT, NodeLog
-from storage_backends import StorageError
+from imap_wal.write.ring import CommitRequest
+from storage_backends import NotFound, StorageError
 
 
 @dataclass(slots=True)
@@ -234,9 +238,7 @@ class SessionRegistry:
             for number, own in incarnations.items()
             if own < incarnation and number not in manifest.former
         }
-        last_requests = (
-            counted_requests.last_that_count(self._log, self._cluster, ended) if ended else {}
-        )
+        last_requests = last_that_count(self._log, self._cluster, ended) if ended else {}
         if last_requests and self.claims.newest() != incarnation:
             raise NotAppended(
                 f"incarnation {incarnation} was followed by another one during this hello; the "
@@ -442,3 +444,130 @@ class SessionRegistry:
                     "newer view of this one"
                 )
                 batch.error = OutcomeUnknown(reason)
+
+
+# How many partitions the connected members have not yet compared with the log, as their beats say.
+# Until then, operations on them wait.
+
+
+class Settling:
+    """Used by the serving thread; `partitions`, `seconds` and `running_s` by any thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._by_sender: dict[bytes, int] = {}
+        self._time: tuple[float, float | None] = (0.0, None)
+        """Seconds until the last time when there were none, and since when there are some. Replaced
+        as a whole."""
+
+    @property
+    def partitions(self) -> int:
+        return sum(list(self._by_sender.values()))
+
+    @property
+    def running_s(self) -> float:
+        """For how long there have been any without a break; 0: there are none."""
+        _, since = self._time
+        return 0.0 if since is None else max(0.0, self._clock.monotonic() - since)
+
+    @property
+    def seconds(self) -> float:
+        """For how long there were any, since the log was opened."""
+        before, since = self._time
+        return before if since is None else before + max(0.0, self._clock.monotonic() - since)
+
+    def of(self, sender: bytes) -> int:
+        return self._by_sender.get(sender, 0)
+
+    def told(self, sender: bytes, partitions: int) -> None:
+        """A beat of this connection said how many."""
+        if partitions:
+            self._by_sender[sender] = partitions
+        else:
+            self._by_sender.pop(sender, None)
+        _, since = self._time
+        if self._by_sender and since is None:
+            self._time = self._time[0], self._clock.monotonic()
+        elif not self._by_sender and since is not None:
+            self._time = self.seconds, None
+
+    def gone(self, sender: bytes) -> None:
+        self.told(sender, 0)
+
+
+# Which requests of a session count after its incarnation was followed by another one: those up to a
+# cutoff.
+#
+# A member of the old view that is also in the new one gets this in the answer to its hello. It
+# acknowledges the requests that count, and sends the others again. So this answer must never
+# change. It depends on the cutoffs of the lifetimes that have begun. The caller checks afterwards
+# that the newest of them still has its permit: then every later cutoff is above what was read here.
+
+
+def last_that_count(
+    log: NodeLog, cluster: ClusterLog, sessions: Mapping[int, int]
+) -> dict[int, int]:
+    """Session → its last request that counts; 0: none; or `UNKNOWN`. `sessions`: of this node, with
+    their incarnations, all of which were followed by others. Nothing is appended for them
+    meanwhile."""
+    last = {session: log.requests.get(session, 0) for session in sessions}
+    if not any(last.values()):
+        return last
+    number, manifest = cluster.manifests.read()
+    node = log.identity.node
+    cuts = {
+        session: min(
+            lifetime.cuts.get(node, START)
+            for lifetime in manifest.lifetimes
+            if lifetime.incarnation > incarnation
+        )
+        for session, incarnation in sessions.items()
+    }
+    first_cut = min(cuts.values())
+    if first_cut >= log.end:
+        return last
+    for _ in range(ATTEMPTS):
+        state = cluster.node(node)
+        removed = state.manifest.removed
+        if first_cut == START:
+            break
+        scans = node_scans(
+            ClusterState(manifest, {node: state}, {}, number), node, since=first_cut, covered=True
+        )
+        try:
+            above = _first_above(cluster, scans, cuts)
+        except NotFound:
+            continue  # it was archived or removed after it was listed
+        except LogError:
+            break
+        return {
+            session: UNKNOWN
+            if removed > cuts[session]
+            else min(request, above.get(session, request + 1) - 1)
+            for session, request in last.items()
+        }
+    return {session: UNKNOWN if request else 0 for session, request in last.items()}
+
+
+def _first_above(
+    cluster: ClusterLog, scans: Iterable[FileScan], cuts: Mapping[int, Position]
+) -> dict[int, int]:
+    """Session → its first request in an entry above its cutoff."""
+    firsts: dict[int, int] = {}
+    for scan in scans:
+        raw = replace(scan, cuts=())
+        try:
+            _look(cluster, raw, cuts, firsts)
+        except CutBack:  # an open removed the frame that was the last one at the cutoff
+            _look(cluster, replace(raw, since=None), cuts, firsts)
+    return firsts
+
+
+def _look(
+    cluster: ClusterLog, scan: FileScan, cuts: Mapping[int, Position], firsts: dict[int, int]
+) -> None:
+    for changes in read_scan(cluster.context, scan, positions=True):
+        for row, place in zip(changes.rows, changes.positions or (), strict=True):
+            _, _, session, request = row[ORDER]
+            if session in cuts and place > cuts[session]:
+                firsts[session] = min(request, firsts.get(session, request))

@@ -17,12 +17,11 @@ from typing import Any
 
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.membership.liveness import Presence, SignWatch
-from imap_wal.clock import Clock, utc
+from imap_wal.clock import SKEW_MS_MAX, Clock, utc
 from imap_wal.errors import ImapWalError, LogError
 from imap_wal.manifest.claims import ClaimManifest
 from imap_wal.manifest.node import node_manifests
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.storage_clock import SKEW_MS_MAX
 
 
 class StartPolicy(StrEnum):

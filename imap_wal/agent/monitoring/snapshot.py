@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from imap_wal.agent.own_disk.uploads import UploadStatistics
 from imap_wal.agent.transport.door import DoorStatistics
-from imap_wal.read.statistics import MergeProgress, MergeStatistics
+from imap_wal.read.merge import MergeProgress, MergeStatistics
 from imap_wal.rewrite.compaction import CompactionStatistics
 from imap_wal.worker import WorkerState
-from imap_wal.write.commit_statistics import CommitStatistics
+from imap_wal.write.committer import CommitStatistics
 from imap_wal.write.maintenance import MaintenanceStatistics
 from imap_wal.write.ring import RingStatistics
 from storage_backends.reserve import DiskState

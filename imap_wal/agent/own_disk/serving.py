@@ -23,7 +23,7 @@ from imap_wal.agent.transport.payload import Payload
 from imap_wal.agent.transport.router import Message, Router
 from imap_wal.clock import Clock
 from imap_wal.errors import NotAllowed
-from imap_wal.placement.own_disk import OwnDiskStore
+from imap_wal.placement.router import OwnDiskStore
 from imap_wal.worker import Worker
 from storage_backends import NotFound, StorageError
 from storage_backends.paths import is_path

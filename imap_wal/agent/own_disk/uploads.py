@@ -24,7 +24,7 @@ from imap_wal import layout
 from imap_wal.clock import Clock, Randomness
 from imap_wal.disposal import dispose
 from imap_wal.errors import LogError
-from imap_wal.placement.own_disk import OwnDiskStore
+from imap_wal.placement.router import OwnDiskStore
 from imap_wal.segment.copies import checksum, demand_disk_is_right
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.tracing import span
@@ -37,7 +37,7 @@ from storage_backends import (
     StoredFile,
     Unavailable,
 )
-from storage_backends.links import local_folder
+from storage_backends.paths import local_folder
 
 LOOK_S = 0.5
 """How often to look for a sealed segment. The storage is read only if there is one."""

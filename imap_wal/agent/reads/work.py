@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from imap_wal.read.statistics import MergeProgress
+from imap_wal.read.merge import MergeProgress
 
 YIELD_S = 1.0
 """How long a part of a merge lets the serving thread go first. A hello, which may claim the log,

@@ -13,7 +13,7 @@ from imap_wal.backup.catalogue import Backup
 from imap_wal.backup.restore import begun, check, restore_backup, unfinished
 from imap_wal.errors import CorruptLog
 from imap_wal.placement import open_place, open_store
-from imap_wal.placement.record import SegmentsPlace, record
+from imap_wal.placement.opening import SegmentsPlace, record
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import CLEAN, FINDINGS, Failed
 from rewrite_cli.console.progress import Reached, working

@@ -9,7 +9,7 @@ import click
 from imap_wal.context import Context
 from imap_wal.layout import Identity
 from imap_wal.read.state import ClusterState, NodeState
-from imap_wal.retention.offline import archive_offline
+from imap_wal.retention.archive import archive_offline
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.progress import Reached, working

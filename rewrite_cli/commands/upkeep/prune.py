@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
+from imap_wal.clock import SKEW_MS_MAX
 from imap_wal.manifest import readers
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.kept import KeptFor, kept_for_readers
 from imap_wal.retention.snapshots import ORPHAN_MS
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.report import PruneReport
-from imap_wal.storage_clock import SKEW_MS_MAX
 from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
 from rewrite_cli.console.failures import Failed

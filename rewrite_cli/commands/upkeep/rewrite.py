@@ -12,8 +12,8 @@ import click
 from imap_wal.errors import LogError
 from imap_wal.manifest.readers import HISTORY
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.merge import MergeProgress
 from imap_wal.read.newest.rivals import ADVICE
-from imap_wal.read.statistics import MergeProgress
 from imap_wal.retention.kept import KeptFor, kept_for_readers
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.plan import Engine

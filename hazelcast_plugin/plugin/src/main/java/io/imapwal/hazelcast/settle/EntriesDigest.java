@@ -8,7 +8,7 @@ import java.security.SecureRandom;
 
 /**
  * The digest of some entries: 16 bytes, equal for equal entries in any order. The agent computes it
- * from the log in the same way ({@code imap_wal/read/newest/digest.py}): the sum, modulo 2^128, of
+ * from the log in the same way ({@code imap_wal/read/view.py}): the sum, modulo 2^128, of
  * the first 16 bytes of the SHA-256 of each entry's salt, expiry in whole seconds, size of the key,
  * key and value. Whoever wrote the entries did not know the random salt, so no one can choose
  * entries that have the digest of others.
