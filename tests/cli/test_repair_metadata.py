@@ -174,6 +174,33 @@ def test_a_node_of_an_older_backup_is_repaired(run: Run, tmp_path: Path, mode: s
     assert values(f"{tmp_path}/copy") == {"before": 1, **later}
 
 
+def test_a_segment_of_another_copy_is_no_void_one(run: Run, tmp_path: Path) -> None:
+    """Its name says that a later writer had replaced its writer; the id of its epoch does not."""
+    log, other = tmp_path / "log", tmp_path / "other"
+
+    def write(root: Path, **values: int) -> None:
+        with imap_wal.open(root, node="n1", auto_rewrite_percentage=0) as store:
+            store.map("m").update(values)
+
+    write(log, first=1)
+    shutil.copytree(log, other)
+    write(other, theirs=2)
+    with imap_wal.open(log, node="n1", auto_rewrite_percentage=0):
+        pass
+    write(log, ours=3)
+    folder = "default/embedded/nodes/n1"
+    theirs = f"{folder}/wal/00000002-00000002.wal"
+    assert (log / f"{folder}/wal/00000003-00000002.wal").exists()
+    shutil.copy(other / theirs, log / theirs)
+    assert values(f"{log}") == {"first": 1, "ours": 3}
+    file = damaged_file(repair(run, tmp_path))
+    assert (file["file"], file["action"]) == (theirs, "given-up")
+    assert "another copy of this log" in file["what"]
+    aside = tmp_path / f"copy/{folder}/lost/00000002-00000002.wal.foreign"
+    assert aside.read_bytes() == (other / theirs).read_bytes()
+    assert values(f"{tmp_path}/copy") == {"first": 1, "ours": 3}
+
+
 def test_a_checkpoint_of_another_copy_names_no_frame_of_this_log(run: Run, tmp_path: Path) -> None:
     """The repaired copy kept it, and did not open: bytes there were no frame."""
     log, other = tmp_path / "log", tmp_path / "other"

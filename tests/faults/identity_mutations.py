@@ -116,4 +116,11 @@ OF_IDENTITIES = (
         "if False:",
         "tests/cli/test_repair_histories.py::test_what_the_logs_have_of_a_damaged_snapshot_counts",
     ),
+    Mutation(
+        "a repair calls a segment of another copy void",
+        "imap_wal/repair/strangers.py",
+        "return bool(epoch_ids) and header.epoch_id not in epoch_ids",
+        "return False",
+        "tests/cli/test_repair_metadata.py::test_a_segment_of_another_copy_is_no_void_one",
+    ),
 )
