@@ -1,5 +1,5 @@
-"""What a package needs that adds a storage (docs/how-to/storage-backend.md). The package
-`storage_backends` has them; import them from here."""
+"""The names that a package needs to add a storage (docs/how-to/storage-backend.md). Import them
+from here: `storage_backends` is internal."""
 
 from storage_backends import (
     AlreadyExists,

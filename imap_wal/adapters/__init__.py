@@ -1,2 +1,2 @@
-"""Durable maps behind the interfaces of other libraries: small modules on the public methods of a
-map. Each but `memoize` needs an extra of imap-wal, which its error names."""
+"""Durable maps with the interfaces of other libraries. The modules use only public methods of maps.
+Each except `memoize` needs an extra of imap-wal, which its error names."""

@@ -37,8 +37,8 @@ ABSENT = object()
 
 
 class CacheInfo(NamedTuple):
-    """Of a function of `memoize`, with the names of `functools`. `hits`, `misses`: calls of this
-    process. `currsize`: the number of results in the map, those of former processes included.
+    """Counts of a function of `memoize`, with the names of `functools`. `hits`, `misses`: calls of
+    this process. `currsize`: the number of results in the map, those of former processes included.
     `maxsize`: there is no limit; use a `ttl`."""
 
     hits: int
@@ -68,7 +68,7 @@ class Memoized(Protocol[P, R_co]):
 
 
 class AsyncMemoized(Protocol[P, R_co]):
-    """The same of a coroutine function."""
+    """The same for a coroutine function."""
 
     __name__: str
     __wrapped__: Callable[..., Any]
@@ -103,7 +103,7 @@ def memoize(
     key: Callable[..., Any] | None = None,
 ) -> Memoize:
     """A decorator: the results of a function are in a durable map, and are found again after a
-    restart. A coroutine function takes a map of any store; another one that of `open` or `connect`.
+    restart. The map is of `open` or `connect`; for a coroutine function, it may be of `aopen`.
 
         @imap_wal.memoize(store.map("prices"), ttl=3600)
         def price(article: str) -> Decimal: ...
@@ -116,11 +116,11 @@ def memoize(
     Args:
         map: the map of this function, or a function that returns it, if its store is opened later.
             Give each function a map of its own: `cache_clear` deletes all its entries.
-        ttl: how long a result counts, in seconds; None: for ever.
+        ttl: how long a result counts, in seconds; None: it does not expire.
         name: in the keys; None: module and name of the function. Results are found again only
             under the same name, so change it when the function returns something else.
-        key: gets the arguments and returns what the results differ by, instead of the arguments:
-            for a method, or arguments that cannot be stored.
+        key: a function that gets the arguments and returns what the result depends on: for a
+            method, or arguments that cannot be stored.
 
     Raises:
         InvalidSetting: `ttl` is not valid, or the map is not one for this function.
@@ -235,8 +235,8 @@ def _plain(results: _Results) -> Any:
         target = map_of(results.source)
         if isinstance(target, AsyncMap):
             raise InvalidSetting(
-                f"the map {target.name!r} of `aopen` takes an `async def` function; {results.name} "
-                "is none: open the store with imap_wal.open, or make it one"
+                f"{results.name} is no `async def` function, but the map {target.name!r} is of "
+                "`aopen`: open the store with imap_wal.open, or make it one"
             )
         return target
 

@@ -1,7 +1,7 @@
 """Sessions of web applications with Starlette or FastAPI, in a durable map.
 
-The cookie has a random id, and the map has the data, under the SHA-256 of the id: who reads the log
-or a backup of it cannot take over a session. An id that is not in the map is never adopted.
+The cookie has a random id, and the map has the data, under the SHA-256 of the id: whoever reads the
+log or a backup of it cannot take over a session. An id that is not in the map is never used.
 
 A request works on its own copy. Before the head of its response is sent, what it has changed is
 merged into the stored session, key by key, in one atomic change; so requests of one session that
@@ -88,15 +88,15 @@ def regenerate_session_id(connection: HTTPConnection) -> None:
 class SessionMiddleware:
     """Keeps `request.session` in a durable map; in place of Starlette's own, whose cookie has the
     data. Values are those of `MsgpackSerializer`. A WebSocket can read the session; what it changes
-    is not stored, because its head has been sent.
+    is not stored, because the response has begun.
 
     Args:
         app: the application.
         sessions: a map, or a function that returns it, if its store is opened later. One of `aopen`
             is fastest; one of `connect` is for several worker processes.
         session_cookie: the name of the cookie.
-        max_age: seconds after which an unused session ends, from 0.9 times of it on. None: the
-            cookie ends with the browser, the stored session after 14 days without use.
+        max_age: seconds after which an unused session ends; it may end up to a tenth earlier. None:
+            the cookie ends with the browser, the stored session after 14 days without use.
         path: of the cookie.
         same_site: `lax`, `strict` or `none`, of the cookie.
         https_only: the browser sends the cookie only with HTTPS.

@@ -1,5 +1,5 @@
-"""`connect` for asyncio. What asks the process that serves is awaited, so the event loop never
-waits for it: one thread sends the changes of all tasks, another one their reads."""
+"""`connect` for asyncio. One thread sends the changes of all tasks, another one their reads, so the
+event loop never waits for the process that serves."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@
     answer    [number, "ok", value] or [number, "error", class, text];
               before it, any number of [number, "part", value]
 
-A map is [name, label]; the label is that of its serializer, "" if the client has none in mind. Keys
-and values are as the log has them. Several operations are one request, so that the tasks of a
+A map is [name, label]; the label is that of its serializer, "" if the client passed none. Keys and
+values are as the log has them. Several operations are one request, so that the tasks of a
 process share it: ["change" or "read", maps, operations]. In an operation, a map is its place among
 `maps`. The answer is a list of results: [answer] or [class, text] for each change, the value for
 each read.

@@ -1,2 +1,2 @@
-"""What other libraries of Python store on disk: `imap-wal import` reads it. None of them is needed,
-and nothing of theirs is changed."""
+"""Reads what other libraries of Python store on disk, for `imap-wal import`. The libraries are not
+needed, and their files are not changed."""

@@ -24,13 +24,13 @@ def open_database(path: Path) -> sqlite3.Connection:
         start = _start(path)
         if not start.startswith(HEADER):
             raise sqlite3.DatabaseError("it is no SQLite file")
-        # In this mode SQLite would create files beside it. Without a log, nobody writes to it.
+        # In this mode SQLite would create files beside it. Without a log, no program writes to it.
         log = path.with_name(f"{path.name}-wal")
         alone = start[18] == _WAL_MODE and not (log.exists() and log.stat().st_size)
         options = "mode=ro&immutable=1" if alone else "mode=ro"
         database = sqlite3.connect(f"{path.resolve().as_uri()}?{options}", uri=True)
         database.execute("PRAGMA trusted_schema = OFF")
-        # A key that is no UTF-8 is refused by itself.
+        # So only the key that is not UTF-8 is refused.
         database.text_factory = lambda data: data.decode(errors="surrogateescape")
         return database
 

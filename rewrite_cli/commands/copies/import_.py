@@ -213,8 +213,8 @@ def _demand_room(log: ClusterLog, names: Collection[str], label: str, *, add: bo
     for folder in log.store.folders(f"{log.folder}/nodes"):
         if is_backfill(decode(folder)) and decode(folder) not in log.manifest().nodes:
             out.note_once(
-                "an import or backfill into this log has not ended, or is running; the log has "
-                "none of its entries. This one begins anew"
+                "another import or backfill into this log is running or has not ended; the log has "
+                "none of its entries"
             )
     present = MapNames(log)
     for step in (present.in_manifests, present.in_segments):
@@ -228,8 +228,8 @@ def _demand_room(log: ClusterLog, names: Collection[str], label: str, *, add: bo
             for rows in view.rows(name):
                 if not add:
                     raise Failed(
-                        f"map {name!r} has entries already; if they are of an earlier import, that "
-                        "has ended. Name another map with --map, or add to this one with --add"
+                        f"map {name!r} has entries already, perhaps of an earlier import. Name "
+                        "another map with --map, or add to this one with --add"
                     )
                 for row in rows:
                     demand_known_class(name, label, {row[KEY_CLASS], row[VALUE_CLASS]})
@@ -341,7 +341,7 @@ def _compact(log: ClusterLog, node: str, names: Collection[str]) -> None:
             prune(log, nodes=(node,))
     except (ImapWalError, StorageError, OSError) as error:
         out.note(
-            f"the import has ended, but was not compacted: {message(error)}. A program needs "
+            f"the entries were imported, but not compacted: {message(error)}. A program needs "
             "pyarrow to open the log, until `imap-wal rewrite` and `imap-wal prune` have run"
         )
 
