@@ -147,7 +147,7 @@ def open(  # the public name: imap_wal.open
     if follow is not False and not read_only:
         raise InvalidSetting("follow is for stores with read_only=True")
     if read_only and (takeover or shared or wal_filter is not None):
-        raise InvalidSetting("read_only goes with none of takeover, shared and wal_filter")
+        raise InvalidSetting("read_only cannot be combined with takeover, shared and wal_filter")
     place = location(url, options=storage_options, file_mode=chosen.file_mode)
     try:
         context = open_context(

@@ -37,7 +37,7 @@ class Batch:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """The block ends: a later change would be lost without a word."""
+        """The block ends: a later change would be lost without an error."""
         with self._lock:
             self._closed = True
 
@@ -77,7 +77,7 @@ class Transaction:
         self._closed = False
 
     def close(self) -> None:
-        """The function has returned: a later change would be lost without a word."""
+        """The function has returned: a later change would be lost without an error."""
         self._closed = True
 
     def demand_open(self) -> None:
