@@ -14,8 +14,9 @@ from imap_wal.errors import ImapWalError
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.proof import prove_keys
+from imap_wal.retention.archiver import writer_for
 from imap_wal.retention.log_writer import LogWriter
-from imap_wal.retention.other_process import OtherProcess, is_reachable, writer_for
+from imap_wal.retention.other_process import OtherProcess, is_reachable
 from imap_wal.rewrite.compaction import KEEP_S, Compactor
 from imap_wal.worker import Worker
 from imap_wal.write.context import LogContext

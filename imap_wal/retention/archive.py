@@ -89,7 +89,7 @@ def archive_sealed(
     `epoch`: of the caller's log; None: the current one. `writing`: the number of the segment being
     written, or of the next one: only segments below it are archived; None: there is no writer, and
     all are archived. `write`: reads the segments and writes the files; the one of
-    `imap_wal.retention.other_process` does not slow down this process.
+    `imap_wal.retention.archiver` does not slow down this process.
 
     Raises `Fenced` if the node has another epoch when the archives are published: then none of them
     counts. Raises `CorruptLog` or `ShortLog` for damage in a sealed segment; nothing is changed

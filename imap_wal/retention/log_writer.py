@@ -20,7 +20,7 @@ from imap_wal.write.ring import CommitRequest, CommitSignal, RingBuffer
 
 if TYPE_CHECKING:  # pyarrow is not loaded by a program that never archives
     from imap_wal.retention.archive import Archived
-    from imap_wal.retention.other_process import ArchiverProcess
+    from imap_wal.retention.archiver import ArchiverProcess
     from imap_wal.retention.removal import Removal
 
 

@@ -125,7 +125,7 @@ def _written(change: WriteBatch, place_of: PlaceOf) -> list[Any]:
     return [name, place, *fields]
 
 
-class Maps:
+class RequestMaps:
     """The maps of a request, in this process. Raises `NotUnderstood`, and the errors of
     `state_of`."""
 

@@ -30,8 +30,8 @@ from imap_wal.workers.messages import (
     SMALL_BYTES,
     VERSION,
     MapName,
-    Maps,
     NotUnderstood,
+    RequestMaps,
     error_fields,
     receive,
     result_of,
@@ -202,12 +202,12 @@ class Server:
         match fields:
             case ["change", maps, changes]:
                 known_only = not self.store.changes.knows_all
-                steps = Maps(maps, self._state).changes(changes, known_only=known_only)
+                steps = RequestMaps(maps, self._state).changes(changes, known_only=known_only)
                 decision = once(steps, self._requests, client, number, now)
                 self.store.changes.evaluate([decision])
                 return decision.answer
             case ["read", maps, reads]:
-                results = Maps(maps, self._state).reads(reads, now)
+                results = RequestMaps(maps, self._state).reads(reads, now)
                 return self._in_parts(connection, number, results)
             case ["keys", [str(name), str(label)]]:
                 return self._in_parts(connection, number, self._state((name, label)).keys(now))

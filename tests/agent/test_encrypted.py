@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imap_wal.errors import EncryptionError, InvalidSetting
-from imap_wal.retention import other_process
+from imap_wal.retention import archiver
 from storage_backends import open_store
 from tests.agent.harness import config, plugin, serving
 from tests.encrypted import key_file, other
@@ -21,7 +21,7 @@ def test_members_write_archive_and_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """The agent reads its keys from their source, and so does the process that archives."""
-    monkeypatch.setattr(other_process, "HERE_BYTES_MAX", 2**40 if where == "this process" else 0)
+    monkeypatch.setattr(archiver, "HERE_BYTES_MAX", 2**40 if where == "this process" else 0)
     settings = config(tmp_path, encryption_keys=key_file(tmp_path, "a"), archive_interval_s=0.2)
     disk = open_store(str(tmp_path / "log"))
 

@@ -17,16 +17,11 @@ import imap_wal
 from imap_wal.agent.config import AgentConfig
 from imap_wal.context import Context
 from imap_wal.errors import Closed, CorruptLog
-from imap_wal.retention import other_process
+from imap_wal.retention import archiver, other_process
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.retention.archive_writer import ArchiveJob, WrittenArchives, write_archives
-from imap_wal.retention.other_process import (
-    ArchiverProcess,
-    OtherProcess,
-    ProcessDied,
-    Report,
-    writer_for,
-)
+from imap_wal.retention.archiver import ArchiverProcess, writer_for
+from imap_wal.retention.other_process import OtherProcess, ProcessDied, Report
 from storage_backends import NotFound, Unavailable
 from storage_backends.local import LocalStore
 from storage_backends.location import Location
@@ -36,7 +31,7 @@ from tests.support import Threads, eventually, node_log, row
 
 @pytest.fixture(autouse=True)
 def always_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(other_process, "HERE_BYTES_MAX", 0)
+    monkeypatch.setattr(archiver, "HERE_BYTES_MAX", 0)
 
 
 def sealed(root: Path, keys: int = 300) -> Any:
@@ -202,11 +197,11 @@ def test_the_archiver_process_ends_with_its_parent(tmp_path: Path) -> None:
     code = f"""
 import threading
 from pathlib import Path
-from imap_wal.retention import other_process
+from imap_wal.retention import archiver
 from imap_wal.retention.archive_writer import ArchiveJob
 from imap_wal.read.file_scan import SEGMENT, FileScan
-other_process.HERE_BYTES_MAX = 0
-other = other_process.ArchiverProcess({tmp_path.as_uri()!r})
+archiver.HERE_BYTES_MAX = 0
+other = archiver.ArchiverProcess({tmp_path.as_uri()!r})
 scans = (FileScan(SEGMENT, "n", "never.wal"),)
 job = ArchiveJob("n", "n", scans, Path({str(tmp_path)!r}), 1, (), "x", 1, True)
 threading.Thread(target=other.write, args=(None, job), daemon=True).start()

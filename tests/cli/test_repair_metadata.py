@@ -201,7 +201,7 @@ def test_a_segment_of_another_copy_is_no_void_one(run: Run, tmp_path: Path) -> N
     assert values(f"{tmp_path}/copy") == {"first": 1, "ours": 3}
 
 
-def test_a_checkpoint_of_another_copy_names_no_frame_of_this_log(run: Run, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_copy_names_no_frame(run: Run, tmp_path: Path) -> None:
     """The repaired copy kept it, and did not open: bytes there were no frame."""
     log, other = tmp_path / "log", tmp_path / "other"
 

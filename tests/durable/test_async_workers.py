@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import imap_wal
 from imap_wal.errors import Closed, InvalidSetting, NotSerializable, TooLarge, WriterLocked
-from tests.durable.test_workers import Cutting, run_workers
 from tests.kit.effort import share, thorough
 from tests.kit.tasks import run
+from tests.kit.worker_faults import Cutting, run_workers
 from tests.kit.worker_processes import count_async
 
 
