@@ -304,8 +304,8 @@ def test_a_repaired_copy_without_damage_has_the_part_lists(
 def test_a_repaired_snapshot_has_part_lists(
     log: tuple[str, Contents], run: Run, tmp_path: Path
 ) -> None:
-    """One of its files is missing, so the copy has a new manifest, and new lists. The segments still
-    have its keys."""
+    """One of its files is missing, so the copy has a new manifest, and new lists. The segments
+    still have its keys."""
     url, expected = log
     lost = tmp_path / "log" / snapshot(url).paths[7]
     lost.unlink()

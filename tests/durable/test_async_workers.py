@@ -243,7 +243,7 @@ def test_an_asyncio_server_that_stops_gives_way(aconnect: Connect) -> None:
 
 
 @pytest.mark.parametrize("how", ["connect", "read_only"])
-def test_an_error_in_the_block_is_the_one_that_is_raised(tmp_path: Path, how: str) -> None:
+def test_an_error_in_the_block_is_what_is_raised(tmp_path: Path, how: str) -> None:
     """Of each kind of store."""
     with imap_wal.open(tmp_path / "log", preallocate=False) as store:
         store.map("m")["a"] = 1
