@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from imap_wal import format, layout
-from imap_wal.errors import EncryptionError, NotRepairable
+from imap_wal.errors import EncryptionError, LogError, NotRepairable
 from imap_wal.format import START, Position
+from imap_wal.manifest.epochs import ids
 from imap_wal.repair.node_plan import NodePlan, Write
 from imap_wal.repair.report import (
     COPIED,
@@ -31,7 +33,9 @@ from imap_wal.repair.segment import (
 from imap_wal.repair.strangers import MISSING_MAX, is_foreign
 from imap_wal.security.encryption import SEAL_BYTES, resealed
 from imap_wal.segment.listing import SegmentFile, WalFolder
+from imap_wal.segment.reader import SegmentReader
 from imap_wal.segment.salvage import Scan, WholeFrame
+from storage_backends import NotFound
 
 _CHANGED = -1
 """Instead of the checksum of a segment's last frame: that frame is different in the copy."""
@@ -99,10 +103,7 @@ class SegmentPlanner:
             (wal.void, "begun by a writer that had been replaced: nothing in it counts"),
             (wal.copied, "a recovery made a copy of it, which counts instead"),
         ):
-            plan.items += [
-                Item(segment.path, "segment", "clean", LEFT_OUT, what=reason)
-                for segment in segments
-            ]
+            plan.items += [self._left_out(segment, reason) for segment in segments]
         living = wal.segments
         by_number: dict[int, Segment] = {}
         for index, segment in enumerate(living):
@@ -110,6 +111,24 @@ class SegmentPlanner:
             by_number[segment.number] = self._look_at(segment, newest=index == len(living) - 1)
         find_missing_ends(by_number)
         return by_number
+
+    def _left_out(self, segment: SegmentFile, reason: str) -> Item:
+        """The item of a segment that does not count because of its name. If its epoch has another
+        id here, it is of another copy of this log, which was written too: it is put aside."""
+        plan = self._plan
+        epoch_ids = ids(plan.manifest.epochs, segment.epoch)
+        with suppress(LogError, NotFound):
+            header = SegmentReader(plan.store, segment.path).header
+            if epoch_ids and header.epoch_id not in epoch_ids:
+                reason = (
+                    "it is of another copy of this log, and what only it has is not in this one; "
+                    f"its bytes are kept in {plan.put_aside(segment)}"
+                )
+                lost = Extent(bytes=segment.bytes)
+                return Item(
+                    segment.path, "segment", "corrupt", GIVEN_UP, given_up=lost, what=reason
+                )
+        return Item(segment.path, "segment", "clean", LEFT_OUT, what=reason)
 
     def _known_epochs(self) -> dict[int, int]:
         """Segment number → its epoch, from the manifests."""

@@ -4,8 +4,6 @@ puts them aside: otherwise a single name would stop it, or make true segments vo
 - The number is far above all that are known: the segments between them would be missing.
 - Because of the name, other files do not count: they have a lower epoch and the same or a higher
   number, or a recovery seems to have copied them. But nothing in the file is of this log.
-- It does not count because of its name, as if a writer that had been replaced had begun it. But the
-  id of its epoch is another one: it is of another copy of this log, which was written too.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from dataclasses import replace
 from imap_wal.context import Context
 from imap_wal.errors import EncryptionError, LogError, UnsupportedVersion
 from imap_wal.manifest import key_checks
-from imap_wal.manifest.epochs import ids
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.segment.listing import SegmentFile, WalFolder, sorted_out
 from imap_wal.segment.reader import SegmentReader
@@ -27,7 +24,6 @@ MISSING_MAX = 10_000
 """Up to this many missing segments may be damage. If there were more, the number in the file's name
 is wrong."""
 FAR = f"its number is more than {MISSING_MAX:,} above those of the other segments"
-OTHER_COPY = "it is of another copy of this log, and what only it has is not in this one"
 NOT_OURS = "because of its name other segments would not count, and nothing in it is of this log"
 
 
@@ -47,9 +43,6 @@ def without_strangers(
         hides = segment not in strangers and _hides_others(node, strangers, segment)
         if hides and not _is_ours(context, view, node, segment):
             strangers[segment] = NOT_OURS
-    for segment in node.wal.void:
-        if _is_of_another_copy(context, node, segment):
-            strangers[segment] = OTHER_COPY
     if not strangers:
         return node, strangers
     gone = {segment.path for segment in strangers}
@@ -78,15 +71,6 @@ def _is_encrypted(context: Context, path: str) -> bool:
     except (LogError, EncryptionError, NotFound):
         return False
     return bool(reader.header.key_id)
-
-
-def _is_of_another_copy(context: Context, node: NodeState, segment: SegmentFile) -> bool:
-    epoch_ids = ids(node.manifest.epochs, segment.epoch)
-    try:
-        header = SegmentReader(context.store, segment.path).header
-    except (LogError, NotFound):
-        return False  # the repair of this segment says what it is
-    return bool(epoch_ids) and header.epoch_id not in epoch_ids
 
 
 def _hides_others(

@@ -118,9 +118,9 @@ OF_IDENTITIES = (
     ),
     Mutation(
         "a repair calls a segment of another copy void",
-        "imap_wal/repair/strangers.py",
-        "return bool(epoch_ids) and header.epoch_id not in epoch_ids",
-        "return False",
+        "imap_wal/repair/node_segments.py",
+        "if epoch_ids and header.epoch_id not in epoch_ids:",
+        "if False:",
         "tests/cli/test_repair_metadata.py::test_a_segment_of_another_copy_is_no_void_one",
     ),
 )
