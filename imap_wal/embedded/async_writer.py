@@ -185,9 +185,9 @@ class AsyncWriter:
             self._bytes - taken,
             self._room - taken,
         )
-        taken_futures = futures[:operations]
-        many = {each: self._many.pop(each) for each in taken_futures if each in self._many}
-        return now, taken_futures, many
+        taken_now = futures[:operations]
+        many = {future: self._many.pop(future) for future in taken_now if future in self._many}
+        return now, taken_now, many
 
     def _run(self) -> None:
         """The thread that commits."""

@@ -121,7 +121,7 @@ def _written(change: WriteBatch, place_of: PlaceOf) -> list[Any]:
         case "together":
             changes, reads = fields
             read = [(place_of(state), list(values.items())) for state, values in reads.items()]
-            fields = [[_written(each, place_of) for each in changes], read]
+            fields = [[_written(change, place_of) for change in changes], read]
     return [name, place, *fields]
 
 

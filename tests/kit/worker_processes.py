@@ -21,7 +21,7 @@ def count(folder: str, name: str, operations: int) -> None:
     """Add to counters and move jobs. The journal has each operation before and after it."""
     with noting(folder, name) as note:
         store = imap_wal.connect(Path(folder) / "log", socket=Path(folder) / "socket")
-        counts, jobs, done = (store.map(each) for each in ("counts", "jobs", "done"))
+        counts, jobs, done = (store.map(title) for title in ("counts", "jobs", "done"))
 
         @store.transaction
         def work(transaction: imap_wal.Transaction, job: str) -> None:
@@ -48,7 +48,7 @@ async def _count_async(folder: str, name: str, operations: int) -> None:
     with noting(folder, name) as note:
         url, socket = Path(folder) / "log", Path(folder) / "socket"
         async with imap_wal.aconnect(url, socket=socket) as store:
-            counts, jobs, done = [await store.map(each) for each in ("counts", "jobs", "done")]
+            counts, jobs, done = [await store.map(title) for title in ("counts", "jobs", "done")]
 
             @store.transaction
             def work(transaction: imap_wal.Transaction, job: str) -> None:
