@@ -8,6 +8,7 @@ those threads held is never released, and no commit ever ends. The log belongs t
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, NoReturn
 from weakref import WeakSet
 
@@ -21,11 +22,18 @@ class Openness:
         """`noun`: its name in errors, such as "store"."""
         self.closed = False
         """Also in a forked child."""
+        self.at_end: Callable[[], object] = lambda: None
+        """Called when it was closed, and in a forked child. Takes no lock."""
         self._what, self._parent = noun, 0
         _open.add(self)
 
+    def end(self) -> None:
+        """It cannot be used any more."""
+        self.closed = True
+        self.at_end()
+
     def check(self) -> None:
-        """Raises `Closed` after `closed` was set, and `Fenced` in a forked child."""
+        """Raises `Closed` after `end`, and `Fenced` in a forked child."""
         if self.closed:
             self.check_process()
             raise Closed(f"this {self._what} was closed; open it again")
@@ -55,7 +63,8 @@ _open: WeakSet[Openness] = WeakSet()
 
 def _in_child() -> None:
     for handle in list(_open):
-        handle.closed, handle._parent = True, handle._parent or os.getppid()
+        handle._parent = handle._parent or os.getppid()
+        handle.end()
 
 
 os.register_at_fork(after_in_child=_in_child)

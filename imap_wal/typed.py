@@ -23,7 +23,7 @@ from imap_wal.entry import TYPED
 from imap_wal.errors import InvalidSetting, NotReadable, NotSerializable
 from imap_wal.serializer import K, MsgpackSerializer, V, derived, key_bytes, shown, step
 
-_FAST_KEYS = (str, int, bytes)
+_SIMPLE_KEYS = (str, int, bytes)
 _KEPT = (bytes, datetime, date, time, timedelta, Decimal, UUID)
 """Types in keys for which the default serializer has a form."""
 _LEVELS_MAX = 500
@@ -90,8 +90,9 @@ class TypedSerializer(Generic[K, V]):
         self._codecs: tuple[Codec, ...] = (*codecs, _Pydantic())
         self._encode = msgspec.msgpack.Encoder(enc_hook=self._encoded).encode
         self._keys = MsgpackSerializer()
-        self._key, self._value = key, value
-        self._fast = key if key in _FAST_KEYS else None
+        self._key, self._value = self.types = key, value
+        self.simple_key: Any = key if key in _SIMPLE_KEYS else None
+        """The type of the keys, if the default serializer has them as they are."""
         try:
             self._decode = msgspec.msgpack.Decoder(value, dec_hook=self._decoded).decode
             msgspec.msgpack.Decoder(key, dec_hook=self._decoded)
@@ -144,7 +145,7 @@ class TypedSerializer(Generic[K, V]):
     # ---- keys ----
 
     def dump_key(self, key: K) -> bytes:
-        if type(key) is self._fast:
+        if type(key) is self.simple_key:
             return self._keys.dump_key(key)
         try:
             data = key_bytes(self._key_parts(key))
@@ -165,7 +166,7 @@ class TypedSerializer(Generic[K, V]):
 
     def load_key(self, data: bytes) -> K:
         plain = self._keys.load_key(data)
-        if type(plain) is self._fast:
+        if type(plain) is self.simple_key:
             key: K = plain
             return key
         try:

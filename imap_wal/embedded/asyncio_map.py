@@ -85,6 +85,11 @@ class AsyncChanges(OfOneProcess, Generic[K, V]):
             batch = commits._batch_for(state)
         batch.keys.append(key_data)
         batch.values.append(data)
+        if batch.objects is not None:
+            if type(key) in state.held.simple:
+                batch.objects.append(key)
+            else:
+                batch.objects = None
         commits._bytes = waiting = commits._bytes + size
         future = commits._create_future()
         futures = commits._futures

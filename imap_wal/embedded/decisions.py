@@ -28,19 +28,19 @@ class Outlook:
 
     def __init__(self, state: MapState, now_ms: int, pending: Sequence[WriteBatch]) -> None:
         self._state, self._now_ms, self._pending = state, now_ms, pending
-        self._changed: dict[bytes, tuple[bytes | None, int]] = {}
-        """Values from earlier changes of the same commit, and when they expire."""
-        self._added: dict[bytes, None] = {}
-        """Keys that those changes added, in order."""
-        self._gone: set[bytes] = {key for batch in pending for key in batch.keys}
-        """Keys that `end` skips: keys with pending changes, or deleted by the same commit."""
+        self._changed: dict[Any, tuple[bytes | None, int]] = {}
+        """Held key → its value from earlier changes of the same commit, and when it expires."""
+        self._added: dict[Any, None] = {}
+        """Held keys that those changes added, in order."""
+        self._gone: set[Any] = {key for batch in pending for key in batch.held()}
+        """Held keys that `end` skips: those with pending changes, or deleted by the same commit."""
 
     def add(self, changes: WriteBatch) -> None:
         """Add the next changes."""
-        for index, key in enumerate(changes.keys):
+        for index, key in enumerate(changes.held()):
             value = changes.values[index]
             earlier = self._changed.get(key)
-            before = self._state.get(key, self._now_ms) if earlier is None else earlier[0]
+            before = self._state.find(key, self._now_ms) if earlier is None else earlier[0]
             self._changed[key] = value, changes.expires.get(index, 0)
             if value is None:
                 self._added.pop(key, None)
@@ -55,19 +55,23 @@ class Outlook:
     def entry(self, key: bytes) -> tuple[bytes | None, int]:
         """The value of the key, or None, and when it expires: Unix time in milliseconds; 0: never.
         Raises `Undecided`."""
-        if key in self._changed:
-            return self._changed[key]
+        held = self._state.held.held(key)
+        if held in self._changed:
+            return self._changed[held]
         if any(key in batch.keys for batch in self._pending):
             raise Undecided
-        value = self._state.get(key, self._now_ms)
-        return value, 0 if value is None else self._state.expires.get(key, 0)
+        value = self._state.find(held, self._now_ms)
+        if value is None:
+            return None, 0
+        return self._state.bytes_of(value), self._state.expires.get(held, 0)
 
     def end(self, *, last: bool) -> tuple[bytes, bytes] | None:
         """The first or last key, and its value. Keys with pending changes are passed over."""
-        stored = self._state.end(self._now_ms, self._gone, last=last)
+        state = self._state
+        stored = state.end(self._now_ms, self._gone, last=last)
         ends = [] if stored is None else [stored[0]]
         if self._added:
-            order = self._state.order
+            order = state.order
             if order is not None:
                 ends = [order.outermost([*self._added, *ends], last=last)]
             elif last or not ends:
@@ -76,10 +80,10 @@ class Outlook:
             return None
         key = ends[0]
         changed, _ = self._changed.get(key, (None, 0))
-        if changed is not None:
-            return key, changed
-        assert stored is not None
-        return stored
+        if changed is None:
+            assert stored is not None
+            changed = state.bytes_of(stored[1])
+        return state.held.data(key), changed
 
     def end_or_wait(self, *, last: bool) -> tuple[bytes, bytes] | None:
         """The same. Raises `Undecided` if only pending changes may have added a key."""
@@ -90,9 +94,10 @@ class Outlook:
 
     def keys(self) -> list[bytes]:
         """All keys that may exist, including those that pending changes set."""
-        present = dict.fromkeys(self._state.keys(self._now_ms))
-        pending = {key: None for batch in self._pending for key in batch.keys}
-        return [*{**present, **pending, **dict.fromkeys(self._changed)}]
+        keys = dict.fromkeys(self._state.keys(self._now_ms))
+        for batch in self._pending:
+            keys |= dict.fromkeys(batch.held())
+        return [*map(self._state.held.data, keys | self._changed)]
 
 
 OutlookOf: TypeAlias = "Callable[[MapState], Outlook]"

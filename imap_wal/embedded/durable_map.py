@@ -94,14 +94,17 @@ class DurableMap(MapReads[K, V], MutableMapping[K, V]):
         state = self._state
         dump = state.serializer.dump
         changes = WriteBatch(state, [], [])
+        keys: list[Any] = []
         for key, value in pairs:
             key_data = self._key_data(key)
             try:
                 data = dump(value)
             except NotSerializable as error:
                 raise error.at(f"{state.name}[{shown(key)}]") from error
+            keys.append(key)
             changes.keys.append(key_data)
             changes.values.append(data)
+        changes.objects = keys if state.held.simple.issuperset(map(type, keys)) else None
         limit = self._writer.max_value_bytes
         demand_columns(state.name, changes.keys, changes.values, limit, state.shown_key)
         if ttl is not None:

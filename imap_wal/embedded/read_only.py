@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 from imap_wal.collector import collecting_rarely
@@ -13,7 +14,7 @@ from imap_wal.embedded.changes import MapState, WriteBatch
 from imap_wal.embedded.durable_map import DurableMap
 from imap_wal.embedded.loading import InOrder, NotInOrder, ReadAgain
 from imap_wal.embedded.map_writer import MapWriter
-from imap_wal.embedded.store import FollowStatistics, Store, StoreStatistics
+from imap_wal.embedded.store import FollowStatistics, Store, StoreStatistics, retire
 from imap_wal.entry import KEY, MAP, Row, is_clear
 from imap_wal.errors import Closed, InvalidSetting, NoSuchLog, ReadOnly
 from imap_wal.forked import Openness
@@ -61,6 +62,7 @@ class ReadOnlyStore(Store):
         self.changes: _Refusing = _Refusing(cluster, settings)
         self._cluster, self._serializer, self._clock = cluster, serializer, cluster.clock
         self._maps: dict[str, MapState] = {}
+        self.changes.openness.at_end = partial(retire, self._maps)
         self.url = cluster.store.url
         self._follower = Follower(cluster, settings, self)
         self._refreshing = threading.Lock()
@@ -188,7 +190,7 @@ class ReadOnlyStore(Store):
 
     def _close(self, wait_s: float) -> None:
         self.changes.openness.check_process()
-        self.changes.openness.closed = True
+        self.changes.openness.end()
         self._worker.stop()
         with self._refreshing:
             self._follower.close()

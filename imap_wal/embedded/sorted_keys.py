@@ -14,8 +14,9 @@ from collections.abc import Set as AbstractSet
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
+from imap_wal.embedded.held_keys import ForeignKey, HeldKeys
 from imap_wal.errors import NotSerializable
-from imap_wal.serializer import Serializer, shown
+from imap_wal.serializer import shown
 
 LIST_KEYS = 1000
 """A list that has grown to twice as many keys is split."""
@@ -55,11 +56,12 @@ class SortedKeys:
     """The order of one map. Not thread-safe, except `demand`: `MapState` calls the other methods
     with its lock held."""
 
-    def __init__(self, serializer: Serializer[Any, Any], keys: Iterable[bytes]) -> None:
-        """Raises `NotSerializable` if the keys cannot be compared with each other."""
-        self._serializer = serializer
-        self._touched: set[bytes] = set()
-        """Keys that were added or removed since the last read."""
+    def __init__(self, held: HeldKeys, keys: Iterable[Any]) -> None:
+        """`keys`: the held keys of the map. Raises `NotSerializable` if the keys cannot be compared
+        with each other."""
+        self.held = held
+        self._touched: set[Any] = set()
+        """Held keys that were added or removed since the last read."""
         self._stale = True
         """So many keys were touched that the next read sorts all keys: they are not noted then."""
         self._lists: list[list[Any]] = []
@@ -69,7 +71,10 @@ class SortedKeys:
         self._kind: Any = None
         """Of the keys, see `_kind_of`. None: there was no key yet."""
         self._kind_lock = threading.Lock()
-        for key in map(serializer.load_key, keys):
+        keys = list(keys)
+        if any(type(key) is ForeignKey for key in keys):
+            raise NotSerializable("it has keys that its serializer does not write")
+        for key in held.keys(keys):
             self.demand(key)
 
     def demand(self, key: Any) -> None:
@@ -77,7 +82,8 @@ class SortedKeys:
         from any thread."""
         if _kind_of(key) == self._kind:
             return
-        plain = self._serializer.load_key(self._serializer.dump_key(key))
+        serializer = self.held.serializer
+        plain = serializer.load_key(serializer.dump_key(key))
         try:
             ordered = not isinstance(plain, AbstractSet) and not plain < plain
         except TypeError:
@@ -96,20 +102,20 @@ class SortedKeys:
                 )
             self._kind = merged
 
-    def note(self, keys: Iterable[bytes], values: Collection[bytes]) -> None:
+    def note(self, keys: Iterable[Any], values: Collection[Any]) -> None:
         """These keys will be set; `values` has the present ones."""
         if not self._stale:
             self.touch(key for key in keys if key not in values)
 
-    def touch(self, keys: Iterable[bytes]) -> None:
+    def touch(self, keys: Iterable[Any]) -> None:
         """These keys are added or removed."""
         if not self._stale:
             self._touched.update(keys)
             if len(self._touched) > self._count // REBUILD_SHARE + LIST_KEYS:
                 self.forget()
 
-    def between(self, span: Span, values: Collection[bytes]) -> list[bytes]:
-        """The serialised keys of the map in a span, in order. `values`: all present keys. Raises
+    def between(self, span: Span, values: Collection[Any]) -> list[Any]:
+        """The held keys of the map in a span, in order. `values`: all present keys. Raises
         TypeError if the limits cannot be compared with the keys."""
         self._catch_up(values)
         low, high = self._limits(span)
@@ -121,19 +127,22 @@ class SortedKeys:
         else:
             tail = [self._lists[last][:stop]] if stop else []
             parts = [self._lists[first][start:], *self._lists[first + 1 : last], *tail]
-        return list(map(self._serializer.dump_key, chain.from_iterable(parts)))
+        return list(self.held.of_keys(chain.from_iterable(parts)))
 
-    def walk(self, values: Collection[bytes], *, last: bool) -> Iterator[bytes]:
-        """The serialised keys from the smallest on, or from the largest on."""
+    def walk(self, values: Collection[Any], *, last: bool) -> Iterator[Any]:
+        """The held keys from the smallest on, or from the largest on."""
         self._catch_up(values)
         lists = reversed(self._lists) if last else iter(self._lists)
         keys = chain.from_iterable(map(reversed, lists) if last else lists)
-        return map(self._serializer.dump_key, keys)
+        return self.held.of_keys(keys)
 
-    def outermost(self, keys: Iterable[bytes], *, last: bool) -> bytes:
-        """The smallest or largest of some serialised keys."""
+    def outermost(self, keys: Iterable[Any], *, last: bool) -> Any:
+        """The smallest or largest of some held keys."""
         choose = max if last else min
-        return choose(keys, key=self._serializer.load_key)
+        return choose(keys, key=self._key)
+
+    def _key(self, held: Any) -> Any:
+        return next(iter(self.held.keys([held])))
 
     def _limits(self, span: Span) -> tuple[tuple[int, int], tuple[int, int]]:
         """Where a span begins and ends: list, and index in it."""
@@ -160,16 +169,15 @@ class SortedKeys:
         number = bisect(self._lasts, key)
         return number, bisect(self._lists[number], key) if number < len(self._lists) else 0
 
-    def _catch_up(self, values: Collection[bytes]) -> None:
+    def _catch_up(self, values: Collection[Any]) -> None:
         """Put the touched keys in order."""
         if not (self._stale or self._touched):
             return
         try:
             if self._stale:
-                self._fill(sorted(map(self._serializer.load_key, values)))
-            for data in self._touched:
-                key = self._serializer.load_key(data)
-                (self._add if data in values else self._discard)(key)
+                self._fill(sorted(self.held.keys(filter(_is_own, values))))
+            for held in filter(_is_own, self._touched):
+                (self._add if held in values else self._discard)(self._key(held))
             self._touched.clear()
             self._stale = False
         except BaseException:  # also a Ctrl-C: the next read sorts all keys again
@@ -216,6 +224,10 @@ class SortedKeys:
             self._lasts[number] = part[-1]
         else:
             del self._lists[number], self._lasts[number]
+
+
+def _is_own(held: Any) -> bool:
+    return type(held) is not ForeignKey
 
 
 def _kind_of(key: Any) -> Any:

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from html import escape
 from operator import itemgetter
 from types import TracebackType
@@ -125,6 +125,7 @@ class Store(OfOneProcess):
         self._log, self._serializer = writer.log, serializer
         self._clock = self._log.clock
         self._maps: dict[str, MapState] = {}
+        self.changes.openness.at_end = partial(retire, self._maps)
         self._queues: dict[str, JobQueue] = {}
         self._queues_lock = threading.Lock()
         self._ended = False
@@ -241,7 +242,9 @@ class Store(OfOneProcess):
                 )
                 self.changes.some_unlogged |= disable_wal
             self._demand_opened_alike(state, wanted, disable_wal)
-            state.serializer, state.opened = wanted or state.serializer, True
+            state.use(wanted or state.serializer)
+            if self.closed:  # meanwhile
+                state.retire()
             if sorted:
                 try:
                     state.sort()
@@ -489,7 +492,7 @@ class Store(OfOneProcess):
         self.changes.openness.check_process()
         if self._ended:
             return
-        self.changes.openness.closed = True
+        self.changes.openness.end()
         self._unclosed.detach()
         try:
             try:
@@ -566,7 +569,12 @@ class Store(OfOneProcess):
         if isinstance(state.serializer, Mixed):
             state.serializer.classes |= classes
         elif classes - {name}:
-            state.serializer = Mixed(classes | {name})
+            state.use(Mixed(classes | {name}), opened=False)
+
+
+def retire(maps: dict[str, MapState]) -> None:
+    for state in list(maps.values()):
+        state.retire()
 
 
 def _warn_unclosed(url: str, process: int) -> None:

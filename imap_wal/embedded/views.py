@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import (
     ItemsView,
-    Iterable,
     Iterator,
     KeysView,
     Mapping,
@@ -13,12 +12,12 @@ from collections.abc import (
     ValuesView,
 )
 from html import escape
-from itertools import islice
-from typing import Any, Protocol, TypeVar
+from itertools import compress, islice
+from typing import Any, Protocol, TypeAlias, TypeVar, overload
 
 from imap_wal.embedded.changes import MapState
 from imap_wal.embedded.sorted_keys import Prefix, Span, begins, demand_prefix
-from imap_wal.errors import InvalidSetting, NotReadable, NotSerializable
+from imap_wal.errors import InvalidSetting, NotSerializable
 from imap_wal.forked import OfOneProcess
 from imap_wal.serializer import K, V, shown
 
@@ -26,6 +25,9 @@ SHOWN_ENTRIES = 10
 """How many entries a notebook shows of a map."""
 
 T = TypeVar("T")
+Columns: TypeAlias = "tuple[list[Any], list[Any]]"
+"""Keys and values as memory has them."""
+_ABSENT = object()
 
 
 class MapOwner(Protocol):
@@ -66,18 +68,67 @@ class MapReads(OfOneProcess, Mapping[K, V]):
         """The name of the map."""
         return self._state.name
 
+    # These three try `quick` first, and take no other step if it has the answer: then a read costs
+    # two or three times what it costs in a dict.
+
     def __getitem__(self, key: K) -> V:
+        try:
+            value = self._state.quick[key]
+        except (KeyError, TypeError):
+            value = None
+        if value is None or type(value) is bytes:
+            value = self._read(key)
+            if value is _ABSENT:
+                raise KeyError(key)
+        return value  # type: ignore[no-any-return]
+
+    @overload
+    def get(self, key: K, default: None = None, /) -> V | None: ...
+    @overload
+    def get(self, key: K, default: V, /) -> V: ...
+    @overload
+    def get(self, key: K, default: T, /) -> V | T: ...
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The value of the key, or `default` if it does not exist."""
+        try:
+            value = self._state.quick[key]
+        except (KeyError, TypeError):
+            value = None
+        if value is None or type(value) is bytes:
+            value = self._read(key)
+            if value is _ABSENT:
+                return default
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            if key in self._state.quick:
+                return True
+        except TypeError:  # no dict takes this key, but a serializer may
+            pass
+        return self._found(key)[1] is not None
+
+    def _read(self, key: Any) -> Any:
+        """The value of a key, or `_ABSENT`. Raises `NotReadable` with its place."""
+        held, value = self._found(key)
+        return _ABSENT if value is None else self._state.loaded(held, value)
+
+    def _found(self, key: Any) -> tuple[Any, Any]:
+        """The held key, and the value that memory has of it; None: the key does not exist."""
         self._owner.check_open()
         state = self._state
+        if state.held.direct:
+            try:
+                value = state.find(key, self._owner.now_ms())
+                if value is not None or type(key) in state.held.simple:
+                    return key, value
+            except TypeError:  # no dict takes this key
+                return key, None
         data = self._key(key)
-        value = None if data is None else state.get(data, self._owner.now_ms())
-        if value is None:
-            raise KeyError(key)
-        try:
-            loaded: V = state.serializer.load(value)
-        except NotReadable as error:
-            raise error.at(f"{state.name}[{shown(key)}]") from error
-        return loaded
+        if data is None:
+            return key, None
+        held = state.held.held(data)
+        return held, state.find(held, self._owner.now_ms())
 
     def ttl(self, key: K) -> float | None:
         """The remaining time to live of a key in seconds; None: it does not expire. Raises KeyError
@@ -86,11 +137,6 @@ class MapReads(OfOneProcess, Mapping[K, V]):
         now = self._owner.now_ms()
         data = self._key(key)
         return time_left(key, None if data is None else self._state.expiry(data, now), now)
-
-    def __contains__(self, key: object) -> bool:
-        self._owner.check_open()
-        data = self._key(key)
-        return data is not None and self._state.get(data, self._owner.now_ms()) is not None
 
     def _key(self, key: Any) -> bytes | None:
         """None: no map of this serializer has the key."""
@@ -101,7 +147,7 @@ class MapReads(OfOneProcess, Mapping[K, V]):
 
     def __iter__(self) -> Iterator[K]:
         self._owner.check_open()
-        return map(self._state.serializer.load_key, self._state.keys(self._owner.now_ms()))
+        return self._state.all_keys(self._state.keys(self._owner.now_ms()))
 
     def __len__(self) -> int:
         self._owner.check_open()
@@ -109,8 +155,7 @@ class MapReads(OfOneProcess, Mapping[K, V]):
 
     def __reversed__(self) -> Iterator[K]:
         self._owner.check_open()
-        keys = self._state.keys(self._owner.now_ms())
-        return map(self._state.serializer.load_key, reversed(keys))
+        return self._state.all_keys(self._state.keys(self._owner.now_ms())[::-1])
 
     def keys(self, *, prefix: Prefix | None = None) -> MapKeys[K]:
         """The keys of the map.
@@ -150,7 +195,7 @@ class MapReads(OfOneProcess, Mapping[K, V]):
             TypeError: a limit cannot be compared with the keys.
         """
         keys, _ = self._range(Span(minimum, maximum, inclusive))
-        return map(self._state.serializer.load_key, reversed(keys) if reverse else keys)
+        return self._state.all_keys(keys[::-1] if reverse else keys)
 
     def irange_items(
         self,
@@ -160,12 +205,9 @@ class MapReads(OfOneProcess, Mapping[K, V]):
         reverse: bool = False,
     ) -> Iterator[tuple[K, V]]:
         """The same with the values. Arguments and errors as for `irange`."""
-        columns = self._range(Span(minimum, maximum, inclusive))
-        keys, values = map(reversed, columns) if reverse else columns
-        serializer = self._state.serializer
-        return zip(map(serializer.load_key, keys), map(serializer.load, values), strict=True)
+        return _entries(self._state, self._range(Span(minimum, maximum, inclusive)), reverse)
 
-    def _range(self, span: Span) -> tuple[list[bytes], list[bytes]]:
+    def _range(self, span: Span) -> Columns:
         self._owner.check_open()
         if self._state.order is None:
             raise InvalidSetting(
@@ -198,9 +240,9 @@ class MapReads(OfOneProcess, Mapping[K, V]):
             return NotImplemented
         return {**other, **self.snapshot()}
 
-    def _columns(self, prefix: Prefix | None) -> tuple[list[bytes], list[bytes]]:
-        """Serialised keys and values, at one moment. Without an order, also of keys that do not
-        begin with the prefix."""
+    def _columns(self, prefix: Prefix | None) -> Columns:
+        """Held keys and values, at one moment. Without an order, also of keys that do not begin
+        with the prefix."""
         self._owner.check_open()
         return self._state.pairs(self._owner.now_ms(), Span(prefix=prefix))
 
@@ -250,18 +292,19 @@ class _View(MappingView):
         self._prefix = prefix
 
     def __len__(self) -> int:
-        return len(self._mapping) if self._prefix is None else sum(1 for _ in self._entries())
+        return len(self._mapping) if self._prefix is None else len(self._columns()[0])
 
     def _has(self, key: object) -> bool:
         return self._prefix is None or begins(key, self._prefix)
 
-    def _entries(self, *, reverse: bool = False) -> Iterator[tuple[Any, bytes]]:
-        """Keys and serialised values, at one moment."""
-        columns = self._mapping._columns(self._prefix)
-        keys, values = map(reversed, columns) if reverse else columns
-        decoded = map(self._mapping._state.serializer.load_key, keys)
-        pairs = zip(decoded, values, strict=True)
-        return pairs if self._prefix is None else (pair for pair in pairs if self._has(pair[0]))
+    def _columns(self) -> Columns:
+        """The keys and values as memory has them, at one moment."""
+        prefix, state = self._prefix, self._mapping._state
+        keys, values = self._mapping._columns(prefix)
+        if prefix is None or state.order is not None:
+            return keys, values
+        begin = [begins(key, prefix) for key in state.all_keys(keys)]
+        return [*compress(keys, begin)], [*compress(values, begin)]
 
 
 class MapKeys(_View, KeysView[K]):
@@ -273,10 +316,10 @@ class MapKeys(_View, KeysView[K]):
     def __iter__(self) -> Iterator[K]:
         if self._prefix is None:
             return iter(self._mapping)
-        return (key for key, _ in self._entries())
+        return self._mapping._state.all_keys(self._columns()[0])
 
     def __reversed__(self) -> Iterator[K]:
-        return (key for key, _ in self._entries(reverse=True))
+        return self._mapping._state.all_keys(self._columns()[0][::-1])
 
 
 class MapItems(_View, ItemsView[K, V]):
@@ -288,44 +331,35 @@ class MapItems(_View, ItemsView[K, V]):
         return self._has(item[0]) and super().__contains__(item)
 
     def __iter__(self) -> Iterator[tuple[K, V]]:
-        serializer = self._mapping._state.serializer
-        if self._prefix is None:
-            keys, values = self._mapping._columns(None)
-            entries = zip(map(serializer.load_key, keys), map(serializer.load, values), strict=True)
-            return _placed(entries, self._mapping._state, keys, values)
-        return ((key, serializer.load(value)) for key, value in self._entries())
+        return _entries(self._mapping._state, self._columns())
 
     def __reversed__(self) -> Iterator[tuple[K, V]]:
-        load = self._mapping._state.serializer.load
-        return ((key, load(value)) for key, value in self._entries(reverse=True))
+        return _entries(self._mapping._state, self._columns(), reverse=True)
 
 
 class MapValues(_View, ValuesView[V]):
     """The values of a map; it can be reversed."""
 
     def __iter__(self) -> Iterator[V]:
-        load = self._mapping._state.serializer.load
-        if self._prefix is None:
-            keys, values = self._mapping._columns(None)
-            return _placed(map(load, values), self._mapping._state, keys, values)
-        return (load(value) for _, value in self._entries())
+        return _loaded(self._mapping._state, *self._columns())
 
     def __reversed__(self) -> Iterator[V]:
-        load = self._mapping._state.serializer.load
-        return (load(value) for _, value in self._entries(reverse=True))
+        return _loaded(self._mapping._state, *_reversed(self._columns()))
 
     def __contains__(self, value: object) -> bool:
         return any(own is value or own == value for own in self)
 
 
-def _placed(
-    loaded: Iterable[T], state: MapState, keys: Iterable[bytes], values: Iterable[bytes]
-) -> Iterator[T]:
-    """The same. `NotReadable` gets its place."""
-    try:
-        yield from loaded
-    except NotReadable as error:
-        for key, value in zip(keys, values, strict=True):
-            if error.data in (key, value):
-                raise error.at(f"{state.name}[{state.shown_key(key)}]") from error
-        raise
+def _reversed(columns: Columns) -> Columns:
+    return columns[0][::-1], columns[1][::-1]
+
+
+def _entries(state: MapState, columns: Columns, reverse: bool = False) -> Iterator[tuple[Any, Any]]:
+    """Keys and values, decoded. Raises `NotReadable` with its place."""
+    keys, values = _reversed(columns) if reverse else columns
+    return zip(state.all_keys(keys), _loaded(state, keys, values), strict=True)
+
+
+def _loaded(state: MapState, keys: list[Any], values: list[Any]) -> Iterator[Any]:
+    """The values, decoded."""
+    return state.all_loaded(keys, values) if bytes in set(map(type, values)) else iter(values)

@@ -165,7 +165,7 @@ class Watch(OfOneProcess, Iterator[Event]):
         load, load_key = self._serializer.load, self._serializer.load_key
         before.purge(now)
         if is_clear(entry):
-            keys, values = before.pairs(now)
+            keys, values = before.rows(now)
             before.replay([entry], now)
             for left, key, value in zip(range(len(keys))[::-1], keys, values, strict=True):
                 # Whoever continues after one of these events, gets all of them again.

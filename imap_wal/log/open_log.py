@@ -235,7 +235,7 @@ class Log:
         self._openness.check_process()
         if self.closed:
             return
-        self._openness.closed = True
+        self._openness.end()
         self._writer.stop()
         try:
             with storage_errors(f"closing {self}"):

@@ -12,8 +12,9 @@ from contextlib import suppress
 from typing import Any, cast
 
 from imap_wal.clock import Clock, Randomness, SystemClock
-from imap_wal.embedded.changes import MapState, WriteBatch
+from imap_wal.embedded.changes import NOTHING, MapState, WriteBatch
 from imap_wal.embedded.decisions import Choice, Decision, OutlookOf
+from imap_wal.embedded.held_keys import AsBytes
 from imap_wal.embedded.map_writer import MapWriter
 from imap_wal.embedded.sorted_keys import EVERYTHING, Span
 from imap_wal.errors import (
@@ -200,7 +201,7 @@ class Client:
 
     def close(self) -> None:
         """Close all connections. Safe to call twice."""
-        self.openness.closed = True
+        self.openness.end()
         with self._mutex:
             lines, self._free = self._free, []
         for line in lines:
@@ -234,10 +235,10 @@ class RemoteState(MapState):
     def __init__(self, name: str, serializer: Serializer[Any, Any], client: Client) -> None:
         # Without the content that `MapState` has: whoever uses it here must fail.
         self.name, self.serializer, self.logged, self.opened = name, serializer, True, True
-        self.order = None
+        self.order, self.held, self.quick = None, AsBytes(serializer), NOTHING
         self._client = client
 
-    def get(self, key: bytes, now_ms: int) -> bytes | None:
+    def find(self, key: bytes, now_ms: int) -> bytes | None:
         value: bytes | None = self._read("get", key)
         return value
 

@@ -210,9 +210,9 @@ class Server:
                 results = RequestMaps(maps, self._state).reads(reads, now)
                 return self._in_parts(connection, number, results)
             case ["keys", [str(name), str(label)]]:
-                return self._in_parts(connection, number, self._state((name, label)).keys(now))
+                return self._in_parts(connection, number, self._state((name, label)).rows(now)[0])
             case ["pairs", [str(name), str(label)]]:
-                pairs = zip(*self._state((name, label)).pairs(now), strict=True)
+                pairs = zip(*self._state((name, label)).rows(now), strict=True)
                 return self._in_parts(connection, number, chain.from_iterable(pairs))
             case ["label", [str(name), str(label)]]:
                 return self._state((name, label)).serializer.name

@@ -537,7 +537,7 @@ def test_pickle_is_used_only_if_it_is_asked_for(memory: MemoryStore) -> None:
         m = store.map("m")
         assert m["x"].value == 7
         store.map("raw", serializer="raw")[b"k"] = b"v"
-        m._state.values[m._key_data("bad")] = pickle.dumps(7)[:-1]
+        m._state.set(m._key_data("bad"), pickle.dumps(7)[:-1])
         with pytest.raises(NotReadable, match=r"m\['bad'\]: the value .* cannot be unpickled"):
             m["bad"]
 

@@ -13,6 +13,7 @@ from tests.faults.adapter_mutations import OF_ADAPTERS
 from tests.faults.atomic_mutations import OF_ATOMIC_CHANGES
 from tests.faults.entry_mutations import OF_ENTRIES
 from tests.faults.identity_mutations import OF_IDENTITIES
+from tests.faults.memory_mutations import OF_MEMORY
 from tests.faults.mutation import Mutation
 from tests.faults.process_mutations import OF_PROCESSES
 from tests.faults.reading_mutations import OF_READING
@@ -460,6 +461,7 @@ MUTATIONS = (
         "tests/agent/test_members.py::test_doctor_names_maps_that_are_not_durable",
     ),
     *OF_IDENTITIES,
+    *OF_MEMORY,
     *OF_ADAPTERS,
     *OF_ATOMIC_CHANGES,
     *OF_PROCESSES,
