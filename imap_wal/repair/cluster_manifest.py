@@ -191,9 +191,12 @@ class ManifestRepair:
             if self._snapshots.taken_in
             else ""
         )
+        there = max(self._snapshots.generation, self._view.manifest.generation)
+        gone = "those that only a later snapshot had are lost, and "
         return (
-            ": later drops, cuts and cluster starts are lost, and entries that a later rewrite "
-            f"removed may be back{adopted}"
+            ": later drops, cuts and cluster starts are lost; of the entries, "
+            f"{gone * (there < self._seen.generation)}those that a later rewrite removed may be "
+            f"back{adopted}"
         )
 
 

@@ -245,3 +245,27 @@ def test_void_entries_of_a_former_lifetime_stay_void(run: Run, log: Path, tmp_pa
     assert [line["value"] for line in lines] == [[0, key] for key in range(10)] + kept + [
         [2, key] for key in range(10)
     ]
+
+
+@pytest.mark.parametrize("remains", [True, False])
+def test_what_only_a_lost_snapshot_had_is_said(run: Run, tmp_path: Path, remains: bool) -> None:
+    """The cluster's manifest of an earlier day is put back; the log below the snapshot is gone."""
+    log = tmp_path / "log"
+    former = log / "default/embedded/manifest"
+    for number in range(3):
+        with imap_wal.open(f"file://{log}", node="n1") as store:
+            store.map("m")[f"k{number}"] = number
+            store.archive()
+        if not number:
+            shutil.copytree(former, tmp_path / "earlier")
+        else:
+            assert run("rewrite", log).code == 0
+            assert run("prune", log, "--yes").code == 0
+    shutil.rmtree(former)
+    shutil.copytree(tmp_path / "earlier", former)
+    if not remains:
+        shutil.rmtree(log / "default/embedded/snapshot")
+    (item,) = [item for item in repair(run, tmp_path)["files"] if item["action"] == "rewritten"]
+    assert "is older than the files beside it" in item["what"]
+    assert ("those that only a later snapshot had are lost" in item["what"]) is not remains
+    assert len(values(f"file://{tmp_path}/copy")) == (3 if remains else 0)

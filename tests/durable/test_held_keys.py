@@ -322,7 +322,7 @@ def test_readers_see_each_change_while_entries_expire(memory: MemoryStore) -> No
                 assert m.get(f"{name} once") is None
                 assert dict(m.items())[name] == number
 
-        threads = Threads(*(lambda name=name: work(name) for name in "abc"))  # type: ignore[misc]
+        threads = Threads(*(lambda name=name: work(name) for name in "abc"))
         threads.join()
 
 
