@@ -89,17 +89,17 @@ demo: $(VENV)/.demo ## real flights, kill -9, restore, archive, rewrite; a repor
 demo-cluster: setup ## the same flights into two real Hazelcast members, all killed, restarted, compared
 	$(BIN)/python -m examples.demo --members 2 --picture out/demo-cluster.png
 
-# First what uses a processor and what waits together: the Java tests wait for their members. The
-# workers of pytest-xdist would all rewrite the assertions of all tests, if no process had done it.
+# First what the tests need. The workers of pytest-xdist would all rewrite the assertions of all
+# tests, if no process had done it. The Java tests mostly wait for their members, so they run beside
+# those of Python.
 ifeq ($(FOR),)
 test: ## quick: lint, both languages, members, Spark, servers, a browser; FOR=imap_wal/write: tests of that package
-	@$(MAKE) --no-print-directory --jobs 3 test-java lint collected
-	@$(MAKE) --no-print-directory test-python
+	@$(MAKE) --no-print-directory --jobs 3 jar lint collected
+	@$(MAKE) --no-print-directory --jobs 2 test-java test-python
 
-# It makes the jar too: a second run of Maven would take twenty seconds.
-test-java:
-	$(MVN) verify -Dtests.excluded=thorough
-	@touch $(JAR)
+# It does not make the jar again, which members of the Python tests may have open.
+test-java: jar
+	$(MVN) test -Dtests.excluded=thorough
 
 collected: python
 	@$(PYTEST) --collect-only --quiet > /dev/null

@@ -109,14 +109,16 @@ class MapState:
         """Convert the keys, and the values that are objects."""
         serializer = self.serializer
         before, self.held = self.held, held
+        if isinstance(held, AsBytes) and isinstance(before, AsBytes):
+            return
         if type(held) is type(before) and _kind_of(serializer) == _kind_of(held.serializer):
             return
-        keys = held.all_held([*map(before.data, self.values)])
-        values = [
-            value if type(value) is bytes else serializer.dump(value)
-            for value in self.values.values()
-        ]
-        self.values = dict(zip(keys, values, strict=True))
+        data: list[bytes] = [*self.values]
+        values: Iterable[bytes] = self.values.values()
+        if not isinstance(before, AsBytes):
+            data = [*map(before.data, data)]
+            values = [v if type(v) is bytes else serializer.dump(v) for v in values]
+        self.values = dict(zip(held.all_held(data), values, strict=True))
         self.expires = {held.held(before.data(key)): at for key, at in self.expires.items()}
         self._count_deadlines()
         if self.order is not None:

@@ -13,6 +13,9 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 HISTORY = ("test_operations", "test_restore", "test_eviction", "test_values")
 """They share the cluster of `tests/cluster/history.py`."""
 
+TOGETHER = ("test_site", "test_s3", "test_hdfs", "test_traces", "test_names_in_code")
+"""Files whose tests share what takes long to make: a server, a site, the syntax of all modules."""
+
 
 class Groups(LoadScopeScheduling):
     """The name of a test's file decides its group. The marker `xdist_group` cannot be used:
@@ -36,6 +39,6 @@ def group_of(nodeid: str) -> str:
         "test_member_beans",
     ):
         return "members"
-    if module in ("test_site", "test_s3", "test_hdfs", "test_traces") or folder == "chart":
+    if module in TOGETHER or folder == "chart":
         return file
     return nodeid

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,10 +15,13 @@ FILLERS = {"each", "found", "what", "known", "kept", "given", "here"}
 SHARE_MAX = 0.004
 
 
-def modules() -> Iterator[tuple[Path, ast.Module]]:
-    for package in PACKAGES:
-        for path in ROOT.glob(f"{package}/**/*.py"):
-            yield path.relative_to(ROOT), ast.parse(path.read_text("utf-8"))
+@cache
+def modules() -> Mapping[Path, ast.Module]:
+    return {
+        path.relative_to(ROOT): ast.parse(path.read_text("utf-8"))
+        for package in PACKAGES
+        for path in ROOT.glob(f"{package}/**/*.py")
+    }
 
 
 def bound(tree: ast.Module) -> Iterator[tuple[str, int]]:
@@ -36,7 +40,7 @@ def share_of_fillers(trees: Iterable[ast.Module]) -> float:
 
 def test_names_say_which_thing_is_meant() -> None:
     """Some are left, such as `what` is wrong with a file: it is a public name of the errors."""
-    product = dict(modules())
+    product = modules()
     places = [
         f"{path}:{line} {name}"
         for path, tree in product.items()
@@ -56,7 +60,7 @@ def test_a_filler_name_is_noticed() -> None:
 def test_no_two_classes_have_one_name() -> None:
     """A reader finds the class at the first guess. Private classes are known in one module only."""
     places: dict[str, list[str]] = defaultdict(list)
-    for path, tree in modules():
+    for path, tree in modules().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(f"{path}:{node.lineno}")
