@@ -155,9 +155,13 @@ def test_bytes_that_are_no_pickle_only_raise(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_a_hostile_pickle_runs_nothing(run: Run, tmp_path: Path, protocol: int) -> None:
+def test_a_hostile_pickle_runs_nothing(
+    run: Run, tmp_path: Path, protocol: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the entries before it, some are written already, and are not published."""
+    monkeypatch.setattr(import_, "BATCH_ENTRIES", 1)
     ran = tmp_path / "ran"
-    old = shelf_of(tmp_path / "old.db", {"good": 1, "bad": Runs(ran)}, protocol)
+    old = shelf_of(tmp_path / "old.db", {"good": 1, "too": 2, "bad": Runs(ran)}, protocol)
     ended = run("import", "shelve", old, tmp_path / "log")
     assert ended.code == 1
     assert "refused: old[bad" in ended.err or "old['bad']: it needs the class" in ended.err

@@ -95,11 +95,15 @@ def test_an_error_of_one_task_is_not_that_of_another(aconnect: Connect) -> None:
         async with aconnect(ring_bytes=2**20) as store:
             m = await store.map("m")
             await m.put("text", "x")
+
+            async def large() -> None:  # `update` itself begins before the tasks do
+                await m.update({str(number): "x" * 10_000 for number in range(200)})
+
             results = await asyncio.gather(
                 m.add("n"),
                 m.add("text"),
                 m.put("a", object()),
-                m.update({str(number): "x" * 10_000 for number in range(200)}),
+                large(),
                 m.put("b", 1),
                 m.pop("none"),
                 m.add("n"),
