@@ -53,6 +53,10 @@ class DurableMap(MapReads[K, V], MutableMapping[K, V]):
     threads, including `pop`, `setdefault`, `add`, `replace` and `change`. `update`, `Store.batch`
     and `Store.transaction` change several keys or maps at once.
 
+    A read decodes a value, so a change of what it returned is not in the map. Text, numbers and
+    bools cannot change: memory has them as objects after their first read, and a read then costs as
+    much as two or three of a dict, while no key of the map has a time to live.
+
     Raises:
         NotAppended: the change is not in the log.
         NotSerializable: the key or value cannot be serialised.
