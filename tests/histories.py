@@ -207,7 +207,7 @@ class Cluster:
 
     def stamp(self, partition: int) -> tuple[str, int, Order]:
         """The owner, its time, and the order of its next change."""
-        node = NODES[self.owner[partition]]
+        node = self.owner_of(partition)
         self.running(node)
         order = (
             self.incarnation,
@@ -239,7 +239,12 @@ class Cluster:
                 ):
                     self.reference[row[MAP], key] = row
 
+    def owner_of(self, partition: int) -> str:
+        return NODES[self.owner[partition]]
+
     def arrive(self, node: str) -> None:
+        """What a node has numbered is in its log before it numbers another change that is not held:
+        a node appends in the order of its requests."""
         held, self.held[node] = self.held[node], []
         if held and node in self.logs:
             self.append(node, *(each.row for each in held))
@@ -251,6 +256,7 @@ class Cluster:
         acknowledged: Hazelcast repeats it there."""
         incarnation, version = row[ORDER][:2]
         if incarnation == self.incarnation and version < self.version[row[PARTITION]]:
+            self.arrive(self.owner_of(row[PARTITION]))
             if is_clear(row):
                 self.append(*self.clearing(row[PARTITION], row[MAP]))
                 return
@@ -268,12 +274,16 @@ class Cluster:
             case "nothing":
                 pass
             case "put" | "delete" | "ttl" | "hold":
+                if kind != "hold":
+                    self.arrive(self.owner_of(partition_of(key)))
                 value = None if kind == "delete" else b"v%d" % next(self.values)
                 writer, row = self.change(
                     key, name, value, 2 * STEP_S * 1000 if kind == "ttl" else 0
                 )
                 self.send(writer, row, held=kind == "hold")
             case "clear" | "hold_clear":
+                if kind == "clear":
+                    self.arrive(self.owner_of(partition_of(key)))
                 self.send(*self.clearing(partition_of(key), name), held=kind == "hold_clear")
             case "arrive":
                 self.arrive(node)
@@ -319,7 +329,6 @@ class Cluster:
         if held:
             self.held[node].append(Held(row))
         else:
-            self.arrive(node)  # a node appends in the order of its requests
             self.append(node, row)
 
     def archive(self, node: str) -> None:

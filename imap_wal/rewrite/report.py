@@ -6,7 +6,9 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from imap_wal.format import Position
 from imap_wal.retention.kept import KeptFor
@@ -138,6 +140,11 @@ class DropReport:
 
 def memory_max_bytes() -> int:
     """The largest resident memory of this process so far."""
+    with suppress(OSError), Path("/proc/self/status").open(encoding="ascii") as status:
+        for line in status:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    # Where there is no other: it begins with what the parent had when it made this process.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )

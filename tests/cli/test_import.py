@@ -418,10 +418,11 @@ def test_an_imported_log_has_no_parquet_files(run: Run, tmp_path: Path) -> None:
 
 
 MEASURED = """
-import resource, sys
+import sys
+from imap_wal.rewrite.report import memory_max_bytes
 from rewrite_cli.cli import group
 group.main(["import", "shelve", sys.argv[1], sys.argv[2]], standalone_mode=False)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(memory_max_bytes() // 2**20)
 """
 
 
