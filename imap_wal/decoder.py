@@ -1,5 +1,5 @@
 """Decodes keys and values, so that people can read them: msgpack and raw bytes of embedded maps,
-and Hazelcast's Data bytes with hazelcast-python-client.
+Hazelcast's Data bytes with hazelcast-python-client, and numbers and text of SeaTunnel's engine.
 
 Compact values become dicts: their schemas are in the log. Values that cannot be decoded here (of
 the user's Java classes) become `Opaque`, with their class and bytes.
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
 
+from imap_wal import seatunnel
 from imap_wal.entry import (
     KEY,
     KEY_CLASS,
@@ -101,6 +102,8 @@ class Decoder:
     ) -> Any:
         try:
             value: Any = None
+            if seatunnel.is_simple(data, label):
+                return seatunnel.load(data, label)
             if partition_version:  # only members have partitions
                 value = self._of_member(data)
             elif load is not None:

@@ -35,6 +35,7 @@ from msgpack import ExtType, Timestamp
 from imap_wal.decoder import Decoder, Opaque, Pairs
 from imap_wal.entry import KEY, KEY_CLASS, ORDER, PICKLE, RAW, Row, is_clear, is_msgpack
 from imap_wal.extension import duration_text
+from imap_wal.seatunnel import is_simple
 
 NUMBERS: Final = "NaN, an infinity or a number of thousands of digits is shown as text"
 DICT_KEYS: Final = "keys of a dict that are not text are shown as text or in pairs"
@@ -207,6 +208,8 @@ def _characters(words: str, lost: set[str]) -> str:
 def _is_exact(row: Row, key: Any) -> bool:
     """Whether no other key of this class has the same JSON."""
     data, label = row[KEY], row[KEY_CLASS]
+    if is_simple(data, label):
+        return True
     if row[ORDER][1]:  # of a member
         return _is_exact_of_member(data, label, key)
     return label == RAW or ((is_msgpack(label) or label == PICKLE) and _is_exact_msgpack(data, key))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from imap_wal import layout
 from imap_wal.entry import Row
@@ -19,6 +19,16 @@ from imap_wal.retention.archive_writer import FULL
 from imap_wal.retention.backfill import EPOCH, SESSION, Backfill
 
 SEGMENT = 1
+
+
+class BackfillEntry(NamedTuple):
+    """`expires_at_ms`: Unix time in milliseconds; 0: never."""
+
+    key: bytes
+    value: bytes
+    key_class: str
+    value_class: str
+    expires_at_ms: int
 
 
 class BackfillRows:
@@ -43,16 +53,15 @@ class BackfillRows:
     ) -> None:
         self._rows.close()
 
-    def add(self, name: str, label: str, entries: Sequence[tuple[bytes, bytes, int]]) -> None:
-        """Take entries of a map: key, value, and when it expires (Unix time in milliseconds; 0:
-        never). They are valid (`imap_wal.rules.valid`), and `label` is the class of the map."""
+    def add(self, name: str, entries: Sequence[BackfillEntry]) -> None:
+        """Take entries of a map. They are valid (`imap_wal.rules.valid`)."""
         rows: list[Row] = []
         size = 0
-        for request, (key, value, expires_at_ms) in enumerate(entries, self._count + 1):
+        for request, entry in enumerate(entries, self._count + 1):
+            key, value, key_class, value_class, expires_at_ms = entry
             order = self._of.incarnation, 0, SESSION, request
-            rows.append(
-                (name, key, label, value, label, False, self._now_ms, expires_at_ms, 0, order)
-            )
+            times = self._now_ms, expires_at_ms
+            rows.append((name, key, key_class, value, value_class, False, *times, 0, order))
             size += len(key) + len(value)
         # The number of the first row instead of the offset of a frame: positions increase.
         self._rows.add(rows, EPOCH, SEGMENT, [(self._count, len(rows))], size)

@@ -19,7 +19,7 @@ from typing import Any
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.sources.database import open_database, quoted, reading, size_of
 from rewrite_cli.sources.pickles import BYTES_MAX
-from rewrite_cli.sources.source import Stored, Unreadable, damaged
+from rewrite_cli.sources.source import Source, Stored, Unreadable, damaged
 
 RAW, BINARY, TEXT, PICKLE = 1, 2, 3, 4
 DATABASE = "cache.db"
@@ -27,7 +27,7 @@ COLUMNS = ("key", "raw", "expire_time", "tag", "size", "mode", "filename", "valu
 FOREVER_MS = 2**62
 
 
-class DiskcacheFolder:
+class DiskcacheFolder(Source):
     """`name`: of the map."""
 
     def __init__(self, path: Path, name: str, load: Callable[[bytes], Any]) -> None:

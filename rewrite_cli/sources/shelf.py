@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dbm
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -12,18 +12,15 @@ from typing import Any
 
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.sources.database import columns_of, is_database, open_database, reading, size_of
-from rewrite_cli.sources.source import Stored, damaged
+from rewrite_cli.sources.source import Source, Stored, damaged
 
 SQLITE = "dbm.sqlite3"
 SUFFIXES = ("", ".dat", ".dir", ".db", ".pag")
 """Of the files that a module of `dbm` creates for one name."""
 
 
-class Shelf:
+class Shelf(Source):
     """`name`: of the map."""
-
-    equal_keys = False
-    lost: Mapping[str, int] = {}
 
     def __init__(self, path: Path, name: str, load: Callable[[bytes], Any]) -> None:
         path = _without_suffix(path)

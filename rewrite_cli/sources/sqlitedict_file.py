@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,13 @@ import click
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.sources.database import columns_of, open_database, quoted, reading, size_of
-from rewrite_cli.sources.source import Stored, Unreadable
+from rewrite_cli.sources.source import Source, Stored, Unreadable
 
 COLUMNS = ["key", "value"]
 
 
-class SqlitedictFile:
+class SqlitedictFile(Source):
     """`tables`: only these; none: all. `name`: of the map, if there is one table."""
-
-    equal_keys = False
-    lost: Mapping[str, int] = {}
 
     def __init__(
         self, path: Path, name: str, load: Callable[[bytes], Any], tables: Collection[str] = ()

@@ -24,6 +24,7 @@ from imap_wal.clock import SystemClock
 from rewrite_cli import cli
 from tests.kit.effort import every, thorough
 from tests.kit.pages import titled
+from tests.kit.seatunnel_files import change, write
 from tests.storage.s3_gateway import running_moto
 
 ROOT = Path(__file__).parents[2]
@@ -149,6 +150,7 @@ def make_sources(folder: Path) -> None:
         database.execute("CREATE TABLE unnamed (key TEXT PRIMARY KEY, value BLOB)")
     with pytest.importorskip("diskcache").Cache(folder / "cache") as cache:
         cache["/home"] = "Home"
+    write(folder / "seatunnel-imap/zeta", "engine_runningJobInfo", 7, change(1, "job", 1))
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -7,6 +7,8 @@ from tests.faults.mutation import Mutation
 
 _RULES = "tests/unit/test_rules.py::test_rows_and_columns_agree_over_random_histories"
 
+_IMPORT = "tests/cli/test_import_seatunnel.py::test_the_newest_whole_change_of_each_key_is_imported"
+
 OF_ENTRIES = (
     Mutation(
         "an import reads a pickle that needs any class",
@@ -21,6 +23,27 @@ OF_ENTRIES = (
         "                published = skip_refused or not result.refusals\n",
         "                published = True\n",
         "tests/cli/test_import.py::test_a_hostile_pickle_runs_nothing",
+    ),
+    Mutation(
+        "of two changes in one millisecond, an import takes the first",
+        "rewrite_cli/sources/newest_changes.py",
+        "        elif change.timestamp_ms < former[3]:\n",
+        "        elif change.timestamp_ms <= former[3]:\n",
+        _IMPORT,
+    ),
+    Mutation(
+        "an import brings back keys that SeaTunnel deleted",
+        "rewrite_cli/sources/newest_changes.py",
+        "    WHERE NOT deleted ORDER BY",
+        "    WHERE 1 ORDER BY",
+        _IMPORT,
+    ),
+    Mutation(
+        "an import takes what was damaged for the end of a file",
+        "rewrite_cli/sources/seatunnel_record.py",
+        "        if not any(head) and _is_zero(file):\n",
+        "        if not any(head):\n",
+        "tests/cli/test_import_seatunnel.py::test_a_damaged_file_is_named_and_nothing_imported",
     ),
     Mutation(
         "a backfill of another class is added to a map",

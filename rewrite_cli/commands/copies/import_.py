@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,67 +19,46 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.map_names import MapNames
 from imap_wal.read.view import MaterializedView
 from imap_wal.retention import backfill
-from imap_wal.retention.backfill_rows import BackfillRows
+from imap_wal.retention.backfill_rows import BackfillEntry, BackfillRows
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.row_engine import RowEngine
 from imap_wal.rewrite.run import rewrite
 from imap_wal.rewrite.turn import turn
 from imap_wal.rules.alive import has_expired
 from imap_wal.rules.valid import demand_known_class, demand_size
-from imap_wal.serializer import Serializer, serializer_of, shown
+from imap_wal.serializer import Serializer, serializer_of
 from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import CLEAN, FINDINGS, Failed, message
 from rewrite_cli.console.progress import Reached, Tell, working
-from rewrite_cli.console.selection import refuse_nested, url_argument
+from rewrite_cli.console.selection import Url, refuse_nested, url_argument
 from rewrite_cli.sources.diskcache_folder import DiskcacheFolder
+from rewrite_cli.sources.imported import Counts, Imported, advice, show
 from rewrite_cli.sources.pickles import load_safely, load_trusted
+from rewrite_cli.sources.seatunnel_folder import SeatunnelFolder
 from rewrite_cli.sources.shelf import Shelf
 from rewrite_cli.sources.source import Source, Stored, Unreadable
 from rewrite_cli.sources.sqlitedict_file import SqlitedictFile
 from storage_backends import StorageError, with_url
 from storage_backends.location import Location
 
-SHELVE, SQLITEDICT, DISKCACHE = FORMS = ("shelve", "sqlitedict", "diskcache")
-NODE, PURPOSE = "embedded", "imap-wal import"
+SHELVE, SQLITEDICT, DISKCACHE, SEATUNNEL = FORMS = (
+    "shelve",
+    "sqlitedict",
+    "diskcache",
+    "seatunnel",
+)
+NODE, AGENTS, PURPOSE = "embedded", "dev", "imap-wal import"
 BATCH_ENTRIES, BATCH_BYTES = 1024, 4 * 1024 * 1024
 MEMORY_BYTES = 64 * 1024 * 1024
 """Of the merge that follows; the rest is on scratch."""
-SHOWN_MAX = 100
-"""At most this many refused entries are shown; all are counted."""
-
-
-@dataclass
-class _Counts:
-    imported: int = 0
-    expired: int = 0
-    refused: int = 0
-
-
-@dataclass
-class _Result:
-    """What became of the entries of each map. `refused`: the first ones, with the reason."""
-
-    maps: dict[str, _Counts]
-    refused: list[dict[str, str]] = field(default_factory=list)
-    reasons: Counter[str] = field(default_factory=Counter)
-
-    def refuse(self, stored: Stored, reason: str) -> None:
-        self.maps[stored.map].refused += 1
-        self.reasons[reason] += 1
-        if len(self.refused) < SHOWN_MAX:
-            self.refused.append({"map": stored.map, "key": shown(stored.name), "reason": reason})
-
-    @property
-    def refusals(self) -> int:
-        return sum(counts.refused for counts in self.maps.values())
 
 
 @click.command()
 @click.argument("form", type=click.Choice(FORMS))
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path")
 @url_argument
 @click.option(
     "--map",
@@ -96,7 +73,11 @@ class _Result:
     help="With sqlitedict, only this table; may be repeated. Each table becomes a map.",
 )
 @click.option("--namespace", default="default", show_default=True, help="Namespace of the cluster.")
-@click.option("--cluster", default="embedded", show_default=True, help="Cluster of the maps.")
+@click.option(
+    "--cluster",
+    help=f"Cluster of the maps. Default: {NODE}, for programs; with seatunnel {AGENTS}, as that of "
+    "an agent.",
+)
 @click.option(
     "--serializer",
     type=click.Choice((MSGPACK, PICKLE)),
@@ -125,12 +106,12 @@ class _Result:
 @out.output_option
 def command(
     form: str,
-    path: Path,
+    path: str,
     url: Location,
     name: str,
     tables: tuple[str, ...],
     namespace: str,
-    cluster: str,
+    cluster: str | None,
     serializer: str,
     trust_pickle: bool,
     skip_refused: bool,
@@ -138,76 +119,92 @@ def command(
     dry_run: bool,
     output: str,
 ) -> int:
-    """Bring the entries of a shelf of shelve, a file of sqlitedict or a folder of diskcache into
-    maps of a log, all at once or not at all.
+    """Bring the entries of a shelf of shelve, a file of sqlitedict, a folder of diskcache or one of
+    SeaTunnel's imap-storage-file into maps of a log, all at once or not at all.
 
     PATH is only read; these libraries need not be installed. No program may have the log open. If
     the command is stopped, the log has nothing of it: run it again. Expired entries are left out,
     and the others expire when they would have.
 
-    The values are pickles, and reading a pickle can run any code. So only None, bool, int, float,
-    str, bytes, dates and times, Decimal, UUID, and lists, tuples, sets and dicts of these are read.
-    Every other value is refused, and nothing is imported.
+    With seatunnel, PATH is the folder of a cluster, also as a URL, and its servers must be stopped.
+    Keys and values are copied as bytes.
+
+    With the others, values are pickles, and reading a pickle can run any code. So only None, bool,
+    int, float, str, bytes, dates and times, Decimal, UUID, and lists, tuples, sets and dicts of
+    these are read. Every other value is refused, and nothing is imported.
 
     \b
     Examples:
       imap-wal import shelve sessions.db /var/lib/maps --dry-run
       imap-wal import sqlitedict app.sqlite /var/lib/maps --table users
       imap-wal import diskcache /var/cache/app s3://bucket/maps --map pages
+      imap-wal import seatunnel hdfs://nn/imap/c1 /var/lib/agents --cluster seatunnel
     """
+    if cluster is None:
+        cluster = AGENTS if form == SEATUNNEL else NODE
     Identity(namespace, cluster, "import").check()
+    if tables and form != SQLITEDICT:
+        raise click.UsageError(f"--table is for {SQLITEDICT}")
+    if form == SEATUNNEL and (trust_pickle or serializer != MSGPACK):
+        raise click.UsageError(
+            f"--trust-pickle and --serializer are not for {SEATUNNEL}: its bytes are copied"
+        )
     load = load_trusted if trust_pickle else load_safely
-    result = _Result({})
+    result = Imported({})
     with working("reading") as tell, ExitStack() as stack:
-        source = _open(form, path, name, tables, load)
+        if form == SEATUNNEL:
+            place = Url().convert(path, None, click.get_current_context())
+            refuse_nested(place, url)
+            source: Source = SeatunnelFolder(place, name, tell)
+        else:
+            refuse_nested(Location(str(Path(path).resolve())), url)
+            source = _open(form, Path(path), name, tables, load)
         stack.callback(source.close)
-        refuse_nested(Location(str(path.resolve())), url)
+        for map_name in source.maps():
+            check_map_name(map_name)
         try:
             context = open_context(url)
         except (StorageError, ImportError) as error:
             raise Failed(with_url(url, error)) from error
         stack.callback(context.store.close)
         log = ClusterLog(context, namespace, cluster)
-        _demand_room(log, source.maps(), serializer, add=add)
-        result.maps.update({map_name: _Counts() for map_name in source.maps()})
+        label = "" if form == SEATUNNEL else serializer
+        _demand_room(log, source.maps(), label, add=add)
+        result.maps.update({map_name: Counts() for map_name in source.maps()})
         entries = _serialised(source, serializer, result, log.clock.now_ms(), tell)
         if dry_run:
             for _ in entries:
                 pass
         else:
-            _import(log, entries, serializer, result, skip_refused=skip_refused)
-    published = not dry_run and (skip_refused or not result.refusals)
-    _show(result, source, output, published=published, dry_run=dry_run)
+            programs = form != SEATUNNEL
+            _import(log, entries, result, skip_refused=skip_refused, programs=programs)
+        published = not dry_run and (skip_refused or not result.refusals)
+        files = log.store.list(log.folder) if published else []
+    size = sum(file.size for file in files) if published else None
+    show(result, source, output, size, published=published, dry_run=dry_run)
     if not result.refusals:
         return CLEAN
     if skip_refused or dry_run:
         return FINDINGS
     raise Failed(
         f"nothing was imported, because {out.count(result.refusals, 'entry was', 'entries were')} "
-        f"refused; --skip-refused imports the others{_advice(result, trusted=trust_pickle)}"
+        f"refused; --skip-refused imports the others{advice(result, trusted=trust_pickle)}"
     )
 
 
 def _open(
     form: str, path: Path, name: str, tables: tuple[str, ...], load: Callable[[bytes], Any]
 ) -> Source:
-    if tables and form != SQLITEDICT:
-        raise click.UsageError(f"--table is for {SQLITEDICT}")
-    source: Source
     if form == SHELVE:
-        source = Shelf(path, name, load)
-    elif form == SQLITEDICT:
-        source = SqlitedictFile(path, name, load, tables)
-    else:
-        source = DiskcacheFolder(path, name, load)
-    for map_name in source.maps():
-        check_map_name(map_name)
-    return source
+        return Shelf(path, name, load)
+    if form == SQLITEDICT:
+        return SqlitedictFile(path, name, load, tables)
+    return DiskcacheFolder(path, name, load)
 
 
 def _demand_room(log: ClusterLog, names: Collection[str], label: str, *, add: bool) -> None:
     """Raise `Failed` if a map has entries, unless they may be added to, and `InvalidSetting` if
-    they have another class."""
+    they have another class. `label` "": the map may have many."""
     if not log.manifests.read()[0]:
         return
     for folder in log.store.folders(f"{log.folder}/nodes"):
@@ -231,16 +228,16 @@ def _demand_room(log: ClusterLog, names: Collection[str], label: str, *, add: bo
                         f"map {name!r} has entries already, perhaps of an earlier import. Name "
                         "another map with --map, or add to this one with --add"
                     )
-                for row in rows:
+                for row in rows if label else ():
                     demand_known_class(name, label, {row[KEY_CLASS], row[VALUE_CLASS]})
 
 
-Serialised = tuple[str, bytes, bytes, int]
-"""Map, key, value, and when it expires."""
+Serialised = tuple[str, BackfillEntry]
+"""A map, and an entry of it."""
 
 
 def _serialised(
-    source: Source, label: str, result: _Result, now_ms: int, tell: Tell
+    source: Source, label: str, result: Imported, now_ms: int, tell: Tell
 ) -> Iterator[Serialised]:
     """The entries that can be imported; the others are counted in `result`."""
     serializer = serializer_of(label)
@@ -256,23 +253,26 @@ def _serialised(
             result.maps[stored.map].expired += 1
             continue
         try:
-            entry = _entry(stored, serializer)
+            entry = _entry(stored, label, serializer)
             if source.equal_keys:
-                if entry[:2] in keys:
+                key = stored.map, entry.key
+                if key in keys:
                     raise Unreadable("its key equals another one: in a map, both are one key")
-                keys.add(entry[:2])
+                keys.add(key)
         # A pickle, or a method of what was read from it, can raise anything.
         except Exception as error:  # noqa: BLE001
             result.refuse(stored, _reason(error))
             continue
         result.maps[stored.map].imported += 1
-        yield entry
+        yield stored.map, entry
 
 
-def _entry(stored: Stored, serializer: Serializer[Any, Any]) -> Serialised:
-    key, value = serializer.dump_key(stored.key()), serializer.dump(stored.value())
+def _entry(stored: Stored, label: str, serializer: Serializer[Any, Any]) -> BackfillEntry:
+    key, value = stored.key(), stored.value()
+    if not stored.classes:
+        key, value = serializer.dump_key(key), serializer.dump(value)
     demand_size(f"map {stored.map!r}", key, value, Settings().max_value_bytes)
-    return stored.map, key, value, stored.expires_at_ms
+    return BackfillEntry(key, value, *(stored.classes or (label, label)), stored.expires_at_ms)
 
 
 def _reason(error: Exception) -> str:
@@ -287,10 +287,10 @@ def _reason(error: Exception) -> str:
 def _import(
     log: ClusterLog,
     entries: Iterator[Serialised],
-    label: str,
-    result: _Result,
+    result: Imported,
     *,
     skip_refused: bool,
+    programs: bool,
 ) -> None:
     """Publish the entries, unless some were refused; then all are read, to count them."""
     with tempfile.TemporaryDirectory(prefix="imap-wal-import-") as folder:
@@ -299,7 +299,7 @@ def _import(
             with BackfillRows(log, started, Path(folder)) as rows:
                 for name, batch in _batches(entries):
                     if skip_refused or not result.refusals:
-                        rows.add(name, label, batch)
+                        rows.add(name, batch)
                 published = skip_refused or not result.refusals
                 archives = rows.end() if published else []
             backfill.publish(log, started, archives)
@@ -307,33 +307,34 @@ def _import(
             backfill.abandon(log, started)
             raise
     if archives:
-        _compact(log, started.node, {archive.map for archive in archives})
+        _compact(log, started.node, {archive.map for archive in archives}, programs=programs)
     else:
         backfill.abandon(log, started)
 
 
-def _batches(entries: Iterator[Serialised]) -> Iterator[tuple[str, list[tuple[bytes, bytes, int]]]]:
-    batch: list[tuple[bytes, bytes, int]] = []
+def _batches(entries: Iterator[Serialised]) -> Iterator[tuple[str, list[BackfillEntry]]]:
+    batch: list[BackfillEntry] = []
     size, former = 0, ""
-    for name, key, value, expires_at_ms in entries:
+    for name, entry in entries:
         full = len(batch) >= BATCH_ENTRIES or size >= BATCH_BYTES
         if batch and (full or name != former):
             yield former, batch
             batch, size = [], 0
-        batch.append((key, value, expires_at_ms))
-        size += len(key) + len(value)
+        batch.append(entry)
+        size += len(entry.key) + len(entry.value)
         former = name
     if batch:
         yield former, batch
 
 
-def _compact(log: ClusterLog, node: str, names: Collection[str]) -> None:
+def _compact(log: ClusterLog, node: str, names: Collection[str], *, programs: bool) -> None:
     """Turn the Parquet files of the import into snapshots that a program without pyarrow can open,
-    and remove them. The import has ended before: a failure is a note."""
+    and remove them. The import has ended before: a failure is a note. `programs`: they will open
+    the log, and not agents."""
     try:
         with turn(log, PURPOSE, lambda holder: out.note(f"waiting for {holder}")):
             rewrite(log, RowEngine(Settings(restore_memory_bytes=MEMORY_BYTES)), maps=names)
-            if log.manifest().nodes.keys() == {node}:
+            if programs and log.manifest().nodes.keys() == {node}:
                 # A log has a node: that of the first program that opens it.
                 who = Identity(log.namespace, log.cluster, NODE)
                 first = LogContext(log.context, who, Settings())
@@ -344,46 +345,3 @@ def _compact(log: ClusterLog, node: str, names: Collection[str]) -> None:
             f"the entries were imported, but not compacted: {message(error)}. A program needs "
             "pyarrow to open the log, until `imap-wal rewrite` and `imap-wal prune` have run"
         )
-
-
-def _show(result: _Result, source: Source, output: str, *, published: bool, dry_run: bool) -> None:
-    rows = [
-        {
-            "map": name,
-            "imported": counts.imported if published or dry_run else 0,
-            "expired": counts.expired,
-            "refused": counts.refused,
-        }
-        for name, counts in result.maps.items()
-    ]
-    if output == out.JSON:
-        out.print_json(
-            {
-                "dry_run": dry_run,
-                "published": published,
-                "maps": rows,
-                "refused": result.refused,
-                "lost": dict(source.lost),
-            }
-        )
-    else:
-        out.print_table(
-            ("map", "would import" if dry_run else "imported", "expired", "refused"),
-            [tuple(row.values()) for row in rows],
-        )
-    for refused in result.refused[: SHOWN_MAX if output != out.JSON else 0]:
-        out.note(f"refused: {refused['map']}[{refused['key']}]: {refused['reason']}")
-    if output != out.JSON and result.refusals > len(result.refused):
-        out.note(f"and {out.count(result.refusals - len(result.refused), 'more')}")
-    for what, number in source.lost.items():
-        out.note(f"{what} are not imported: {out.count(number, 'entry has', 'entries have')} some")
-
-
-def _advice(result: _Result, *, trusted: bool) -> str:
-    classes = [reason for reason in result.reasons if "needs the class" in reason]
-    if trusted or not classes:
-        return ""
-    return (
-        "; --trust-pickle reads all classes, if only you could write this source; with "
-        "--serializer pickle, the map keeps them"
-    )

@@ -1,0 +1,127 @@
+"""Reads records of Apache SeaTunnel's `imap-storage-file`, as 2.3.8 writes them.
+
+    ┌────────────────────────┬─────────┬─────────────────────────────┐
+    │ length, little-endian  │ zeros   │ IMapFileData, as protostuff │
+    │ 4 bytes                │ 8 bytes │                             │
+    └────────────────────────┴─────────┴─────────────────────────────┘
+
+    1 deleted  2 key  3 class of the key  4 value  5 class of the value  6 Unix time in milliseconds
+
+A record of a deletion has no value and no class of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple, TypeAlias
+
+from imap_wal.seatunnel import VARINT_BYTES_MAX, signed, varint
+from imap_wal.settings import Settings
+
+HEAD_BYTES = 12
+RECORD_BYTES_MAX = 2 * Settings().max_value_bytes
+DELETED, KEY, KEY_CLASS, VALUE, VALUE_CLASS, TIMESTAMP = range(1, 7)
+_VARINT, _BYTES = 0, 2
+_TYPES = {DELETED: _VARINT, TIMESTAMP: _VARINT}
+
+
+class Change(NamedTuple):
+    """One change of a key. `value_at`, `value_bytes`: where its value is in the file."""
+
+    key_class: str
+    key: bytes
+    timestamp_ms: int
+    deleted: bool
+    value_class: str
+    value_at: int
+    value_bytes: int
+
+
+class Damaged(ValueError):
+    """There is no record at `position`. `torn`: the writer ended before the record did."""
+
+    def __init__(self, position: int, problem: str, *, torn: bool = False) -> None:
+        super().__init__(problem)
+        self.position, self.torn = position, torn
+
+
+def changes(file: BinaryIO, size: int) -> Iterator[tuple[int, Change]]:
+    """The changes in a file of `size` bytes, with the position of each record, in the order in
+    which they were written. Raises `Damaged`."""
+    position = 0
+    while position < size:
+        head = file.read(HEAD_BYTES)
+        length = int.from_bytes(head[:4], "little", signed=True)
+        if len(head) < HEAD_BYTES:
+            raise Damaged(position, "the file ends in a length", torn=True)
+        if not any(head) and _is_zero(file):
+            # What a machine leaves that lost its power: SeaTunnel does not sync local files.
+            raise Damaged(position, "the file ends in zeros", torn=True)
+        if any(head[4:]) or not 0 < length <= RECORD_BYTES_MAX:
+            raise Damaged(position, "no length of a record is there, or the record is too large")
+        data = file.read(length)
+        torn = len(data) < length
+        try:
+            fields = _fields(data, cut=torn)
+            change = None if torn else _change(data, fields, position + HEAD_BYTES)
+        except ValueError as error:
+            raise Damaged(position, f"the record cannot be read: {error}") from error
+        if change is None:
+            raise Damaged(position, "the file ends in a record", torn=True)
+        yield position, change
+        position += HEAD_BYTES + length
+
+
+_Fields: TypeAlias = dict[int, tuple[int, int]]
+"""Number of a field → (0, its number), or where it begins and ends."""
+
+
+def _fields(data: bytes, *, cut: bool) -> _Fields:
+    """The fields of a record, in rising order as the serializer writes them. `cut`: the last one
+    may be incomplete. Raises ValueError."""
+    fields: _Fields = {}
+    at = former = 0
+    while at < len(data):
+        number, kind = data[at] >> 3, data[at] & 7
+        if not former < number <= TIMESTAMP or kind != _TYPES.get(number, _BYTES):
+            raise ValueError(f"byte {at} begins no field")
+        if cut and at + VARINT_BYTES_MAX >= len(data):
+            return fields
+        value, at = varint(data, at + 1)
+        if kind == _VARINT:
+            fields[number] = 0, value
+        else:
+            fields[number] = at, at + value
+            at += value
+        former = number
+    if at > len(data) and not cut:
+        raise ValueError(f"field {former} is cut off")
+    return fields
+
+
+def _change(data: bytes, fields: _Fields, start: int) -> Change:
+    deleted = fields.get(DELETED, (0, 0))[1] != 0
+    needed = {KEY, KEY_CLASS, TIMESTAMP, *(() if deleted else (VALUE, VALUE_CLASS))}
+    if absent := needed - fields.keys():
+        raise ValueError(f"it has no field {min(absent)}")
+    value_at, value_end = (0, 0) if deleted else fields[VALUE]
+    return Change(
+        _class(data, fields[KEY_CLASS]),
+        data[slice(*fields[KEY])],
+        signed(fields[TIMESTAMP][1]),
+        deleted,
+        "" if deleted else _class(data, fields[VALUE_CLASS]),
+        start + value_at,
+        value_end - value_at,
+    )
+
+
+def _class(data: bytes, ends: tuple[int, int]) -> str:
+    name = data[slice(*ends)].decode()
+    if not 0 < ends[1] - ends[0] < 2**16:
+        raise ValueError(f"the name of a class has {ends[1] - ends[0]} bytes")
+    return name
+
+
+def _is_zero(file: BinaryIO) -> bool:
+    return not any(map(any, iter(lambda: file.read(1024 * 1024), b"")))
