@@ -46,6 +46,8 @@ def load(data: bytes, label: str) -> bool | int | float | str:
         raise ValueError(f"the serializer writes no such {label}")
     body = content[2:-1]
     if label == "java.lang.Double":
+        if len(body) != struct.calcsize("<d"):
+            raise ValueError("the length of a number is wrong")
         return float(*struct.unpack("<d", body))
     number, end = varint(body, 0)
     if label == "java.lang.String":

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import json
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -19,13 +22,14 @@ from imap_wal import seatunnel
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.sources import newest_changes, open_files
 from rewrite_cli.sources.seatunnel_folder import SeatunnelFolder
-from rewrite_cli.sources.source import Torn, Unreadable
+from rewrite_cli.sources.seatunnel_record import Damaged, changes
 from storage_backends.location import Location
 from tests.agent.harness import Plugin, config, entry, plugin, serving
 from tests.cli.conftest import Run
 from tests.kit import seatunnel_files as files
 from tests.kit.effort import thorough
 
+GOLDEN = Path(__file__).parents[1] / "golden/seatunnel-imap.zip"
 INFO = "engine_runningJobInfo"
 
 
@@ -49,6 +53,54 @@ def entries(folder: Path) -> dict[str, dict[bytes, bytes]]:
         for stored in source.entries():
             maps[stored.map][stored.key()] = stored.value()
         return maps
+
+
+# ---- files that SeaTunnel's own classes have written (tests/golden/SeatunnelFiles.java) ----
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Path:
+    with zipfile.ZipFile(GOLDEN) as packed:
+        packed.extractall(tmp_path)
+    return tmp_path / "imap"
+
+
+def test_the_entries_are_those_that_seatunnel_loads(run: Run, golden: Path) -> None:
+    """Keys of three classes, deletions, and two starts of a server."""
+    loaded: dict[str, dict[bytes, bytes]] = {}
+    for line in (golden.parent / "loaded.txt").read_text().splitlines():
+        name, key_class, key, value_class, value = line.split(" ")
+        loaded.setdefault(name, {})[seatunnel.form_of(key_class, bytes.fromhex(key))] = (
+            seatunnel.form_of(value_class, bytes.fromhex(value))
+        )
+    assert entries(golden) == loaded
+    ended = run("import", "seatunnel", golden, "log", "-o", "json")
+    assert ended.code == 0, ended.err
+    counts = {row["map"]: row["imported"] for row in ended.json["maps"]}
+    assert counts == {name: len(of_map) for name, of_map in loaded.items()}
+    exported = run("export", "log", "--map", "engine_checkpoint-id-map").lines
+    shown = {json.dumps(line["key"]): line["value"] for line in exported}
+    truth = {"true": 7, '"truth"': True, '"integer"': -5, '"double"': -1.5, '""': ""}
+    assert shown == {**truth, '"long"': -(2**63)}
+
+
+def test_the_files_of_these_tests_are_those_of_seatunnel(golden: Path) -> None:
+    for path in golden.rglob("wal.txt"):
+        data = path.read_bytes()
+        records = []
+        for _, change in changes(io.BytesIO(data), len(data)):
+            end = change.value_at + change.value_bytes
+            value = None if change.deleted else data[change.value_at : end]
+            records.append(
+                files.record(
+                    change.key,
+                    value,
+                    change.timestamp_ms,
+                    key_class=change.key_class,
+                    value_class=change.value_class,
+                )
+            )
+        assert b"".join(records) == data
 
 
 # ---- which change of a key counts ----
@@ -170,18 +222,19 @@ def test_what_precedes_damage_is_imported_if_asked(run: Run, tmp_path: Path) -> 
     assert len(ended.json["refused"]) == 1
 
 
-def test_random_damage_is_an_error_or_is_reported(tmp_path: Path) -> None:
-    """Of every byte of a file: no other error, and no entry that was never written."""
-    data = bytearray(files.change(1, "a", 1) + files.change(2, "bb", 2) + files.change(1, None, 3))
+def test_a_damaged_byte_is_an_error_or_another_value() -> None:
+    """Of every byte of a file: records have no checksum."""
+    records = [files.change(1, "a", 1), files.change(2, "bb", 2), files.change(1, None, 3)]
+    data = b"".join(records)
     for place in range(len(data)):
         damaged = bytearray(data)
         damaged[place] ^= 0x55
-        files.write(tmp_path / "c1", INFO, 7, bytes(damaged))
-        with opened(tmp_path) as source:
-            for stored in source.entries():
-                with suppress(Unreadable):
-                    assert stored.key()
-            assert all(isinstance(torn, Torn) for torn in source.torn)
+        read = changes(io.BytesIO(bytes(damaged)), len(data))
+        positions = []
+        with suppress(Damaged):
+            positions = [position for position, _ in read]
+            assert len(positions) == len(records)
+        assert positions in ([], [0, len(records[0]), len(records[0] + records[1])])
 
 
 # ---- the wrong folder, and a server that runs ----
@@ -191,7 +244,7 @@ def test_random_damage_is_an_error_or_is_reported(tmp_path: Path) -> None:
     ("paths", "place", "problem"),
     [
         ([], "imap", "has no wal.txt"),
-        ([f"c1/{INFO}/1", f"c2/{INFO}/1"], "imap", "several clusters: c1 and c2"),
+        ([f"c1/{INFO}/1", f"c2/{INFO}/1"], "imap", "several clusters: c1, c2"),
         ([f"c1/{INFO}/1"], f"imap/c1/{INFO}/1", "name the folder of the cluster"),
         ([f"c1/{INFO}"], "imap", "name the folder of the cluster"),
     ],

@@ -11,7 +11,8 @@ import org.apache.seatunnel.engine.serializer.protobuf.ProtoStuffSerializer;
 /**
  * Makes seatunnel-imap.zip: files of SeaTunnel's own classes, and what they load from them. It ran
  * once, on Java 17, with imap-storage-file 2.3.8, seatunnel-hadoop3-3.1.4-uber 2.3.8 (optional) and
- * guava 27.0-jre from Maven Central: java -cp ... SeatunnelFiles.java FOLDER
+ * guava 27.0-jre from Maven Central: java -cp ... SeatunnelFiles FOLDER, in which it makes imap and
+ * loaded.txt
  */
 public class SeatunnelFiles {
     /** As the engine's PipelineLocation. */

@@ -154,12 +154,12 @@ def command(
     with working("reading") as tell, ExitStack() as stack:
         if form == SEATUNNEL:
             place = Url().convert(path, None, click.get_current_context())
-            refuse_nested(place, url)
             source: Source = SeatunnelFolder(place, name, tell)
         else:
-            refuse_nested(Location(str(Path(path).resolve())), url)
+            place = Location(str(Path(path).resolve()))
             source = _open(form, Path(path), name, tables, load)
         stack.callback(source.close)
+        refuse_nested(place, url)
         for map_name in source.maps():
             check_map_name(map_name)
         try:
