@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from rewrite_cli.sources.seatunnel_record import Change
+from rewrite_cli.sources.seatunnel_record import StoredChange
 
 WAITING_MAX, WAITING_BYTES = 10_000, 4 * 1024 * 1024
 """Keys that may wait in memory, and their bytes."""
@@ -50,7 +50,7 @@ class NewestChanges:
         self._waiting: dict[tuple[str, bytes], tuple[Any, ...]] = {}
         self._waiting_bytes = 0
 
-    def add(self, name: str, key: bytes, file: int, position: int, change: Change) -> None:
+    def add(self, name: str, key: bytes, file: int, position: int, change: StoredChange) -> None:
         """Take a change of the map `name`. `key`: as in the log. Files and positions rise."""
         subject = name, key
         former = self._waiting.get(subject)

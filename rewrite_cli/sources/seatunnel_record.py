@@ -25,7 +25,7 @@ _VARINT, _BYTES = 0, 2
 _TYPES = {DELETED: _VARINT, TIMESTAMP: _VARINT}
 
 
-class Change(NamedTuple):
+class StoredChange(NamedTuple):
     """One change of a key. `value_at`, `value_bytes`: where its value is in the file."""
 
     key_class: str
@@ -45,7 +45,7 @@ class Damaged(ValueError):
         self.position, self.torn = position, torn
 
 
-def changes(file: BinaryIO, size: int) -> Iterator[tuple[int, Change]]:
+def changes(file: BinaryIO, size: int) -> Iterator[tuple[int, StoredChange]]:
     """The changes in a file of `size` bytes, with the position of each record, in the order in
     which they were written. Raises `Damaged`."""
     position = 0
@@ -99,13 +99,13 @@ def _fields(data: bytes, *, cut: bool) -> _Fields:
     return fields
 
 
-def _change(data: bytes, fields: _Fields, start: int) -> Change:
+def _change(data: bytes, fields: _Fields, start: int) -> StoredChange:
     deleted = fields.get(DELETED, (0, 0))[1] != 0
     needed = {KEY, KEY_CLASS, TIMESTAMP, *(() if deleted else (VALUE, VALUE_CLASS))}
     if absent := needed - fields.keys():
         raise ValueError(f"it has no field {min(absent)}")
     value_at, value_end = (0, 0) if deleted else fields[VALUE]
-    return Change(
+    return StoredChange(
         _class(data, fields[KEY_CLASS]),
         data[slice(*fields[KEY])],
         signed(fields[TIMESTAMP][1]),

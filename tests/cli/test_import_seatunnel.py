@@ -15,7 +15,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from imap_wal import seatunnel
@@ -118,6 +118,8 @@ CHANGES = st.lists(
     cut=st.integers(0, 80),
     waiting=st.sampled_from([1, 2, 100]),
 )
+@example(logs={(INFO, 1): [(1, "a", 2), (1, "b", 2), (2, None, 1)]}, cut=0, waiting=100)
+@example(logs={(INFO, 1): [(1, "a", 2)], (INFO, 2): [(1, None, 2)]}, cut=0, waiting=1)
 def test_the_newest_whole_change_of_each_key_is_imported(
     logs: dict[tuple[str, int], list[Change]], cut: int, waiting: int
 ) -> None:

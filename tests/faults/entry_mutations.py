@@ -20,8 +20,10 @@ OF_ENTRIES = (
     Mutation(
         "an import publishes the rest although entries were refused",
         "rewrite_cli/commands/copies/import_.py",
+        "                    if skip_refused or not result.refusals:\n"
+        "                        rows.add(name, batch)\n"
         "                published = skip_refused or not result.refusals\n",
-        "                published = True\n",
+        "                    rows.add(name, batch)\n                published = True\n",
         "tests/cli/test_import.py::test_a_hostile_pickle_runs_nothing",
     ),
     Mutation(
