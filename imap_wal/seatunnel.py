@@ -70,13 +70,16 @@ def load(data: bytes, label: str) -> bool | int | float | str:
 def varint(data: bytes, at: int) -> tuple[int, int]:
     """An unsigned number of at most 64 bits at this place, and where it ends. Raises ValueError if
     it is cut off, too large, or longer than the serializer writes it."""
-    number = 0
-    for shift, byte in enumerate(data[at : at + VARINT_BYTES_MAX]):
-        number |= (byte & 127) << 7 * shift
+    if at < len(data) and data[at] < 128:  # common
+        return data[at], at + 1
+    number = shift = 0
+    for byte in data[at : at + VARINT_BYTES_MAX]:
+        number |= (byte & 127) << shift
+        shift += 7
         if byte < 128:
-            if (shift and not byte) or number >= 2**64:
+            if not byte or number >= 2**64:
                 break
-            return number, at + shift + 1
+            return number, at + shift // 7
     raise ValueError(f"byte {at} begins no number")
 
 

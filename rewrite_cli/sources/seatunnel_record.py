@@ -13,6 +13,7 @@ A record of a deletion has no value and no class of it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import BinaryIO, NamedTuple, TypeAlias
 
 from imap_wal.seatunnel import VARINT_BYTES_MAX, signed, varint
@@ -22,7 +23,7 @@ HEAD_BYTES = 12
 RECORD_BYTES_MAX = 2 * Settings().max_value_bytes
 DELETED, KEY, KEY_CLASS, VALUE, VALUE_CLASS, TIMESTAMP = range(1, 7)
 _VARINT, _BYTES = 0, 2
-_TYPES = {DELETED: _VARINT, TIMESTAMP: _VARINT}
+_TYPES = dict.fromkeys(range(1, 7), _BYTES) | {DELETED: _VARINT, TIMESTAMP: _VARINT}
 
 
 class StoredChange(NamedTuple):
@@ -64,6 +65,8 @@ def changes(file: BinaryIO, size: int) -> Iterator[tuple[int, StoredChange]]:
         try:
             fields = _fields(data, cut=torn)
             change = None if torn else _change(data, fields, position + HEAD_BYTES)
+        except KeyError as error:
+            raise Damaged(position, f"the record has no field {error}") from error
         except ValueError as error:
             raise Damaged(position, f"the record cannot be read: {error}") from error
         if change is None:
@@ -81,11 +84,12 @@ def _fields(data: bytes, *, cut: bool) -> _Fields:
     may be incomplete. Raises ValueError."""
     fields: _Fields = {}
     at = former = 0
-    while at < len(data):
+    size = len(data)
+    while at < size:
         number, kind = data[at] >> 3, data[at] & 7
-        if not former < number <= TIMESTAMP or kind != _TYPES.get(number, _BYTES):
+        if not former < number <= TIMESTAMP or kind != _TYPES[number]:
             raise ValueError(f"byte {at} begins no field")
-        if cut and at + VARINT_BYTES_MAX >= len(data):
+        if cut and at + VARINT_BYTES_MAX >= size:
             return fields
         value, at = varint(data, at + 1)
         if kind == _VARINT:
@@ -94,33 +98,30 @@ def _fields(data: bytes, *, cut: bool) -> _Fields:
             fields[number] = at, at + value
             at += value
         former = number
-    if at > len(data) and not cut:
+    if at > size and not cut:
         raise ValueError(f"field {former} is cut off")
     return fields
 
 
 def _change(data: bytes, fields: _Fields, start: int) -> StoredChange:
-    deleted = fields.get(DELETED, (0, 0))[1] != 0
-    needed = {KEY, KEY_CLASS, TIMESTAMP, *(() if deleted else (VALUE, VALUE_CLASS))}
-    if absent := needed - fields.keys():
-        raise ValueError(f"it has no field {min(absent)}")
+    deleted = fields[DELETED][1] != 0
     value_at, value_end = (0, 0) if deleted else fields[VALUE]
     return StoredChange(
-        _class(data, fields[KEY_CLASS]),
+        _class(data[slice(*fields[KEY_CLASS])]),
         data[slice(*fields[KEY])],
         signed(fields[TIMESTAMP][1]),
         deleted,
-        "" if deleted else _class(data, fields[VALUE_CLASS]),
+        "" if deleted else _class(data[slice(*fields[VALUE_CLASS])]),
         start + value_at,
         value_end - value_at,
     )
 
 
-def _class(data: bytes, ends: tuple[int, int]) -> str:
-    name = data[slice(*ends)].decode()
-    if not 0 < ends[1] - ends[0] < 2**16:
-        raise ValueError(f"the name of a class has {ends[1] - ends[0]} bytes")
-    return name
+@lru_cache
+def _class(name: bytes) -> str:
+    if not 0 < len(name) < 2**16:
+        raise ValueError(f"the name of a class has {len(name)} bytes")
+    return name.decode()
 
 
 def _is_zero(file: BinaryIO) -> bool:
