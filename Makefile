@@ -13,7 +13,8 @@ UV := $(BIN)/python -m uv pip install --quiet --python $(BIN)/python
 VERSIONS := build/versions.txt
 MVN := mvn -q -B -f hazelcast_plugin
 JAR := hazelcast_plugin/target/imap-wal-hazelcast.jar
-JAVA_MODULES := hazelcast_plugin/wire hazelcast_plugin/plugin
+JARS := $(JAR) hazelcast_plugin/target/imap-wal-seatunnel.jar
+JAVA_MODULES := $(addprefix hazelcast_plugin/,wire plugin seatunnel)
 POMS := hazelcast_plugin/pom.xml $(JAVA_MODULES:=/pom.xml)
 JAVA_SOURCES := LICENSE NOTICE $(POMS) $(shell find $(JAVA_MODULES:=/src/main) -type f 2>/dev/null)
 PACKAGING := pyproject.toml hatch_build.py imap_wal/version.py requirements/constraints.txt
@@ -46,7 +47,7 @@ help: ## this list
 
 setup: python jar ## .venv with everything, and the plug-in's jar
 python: $(VENV)/.everything ## all of imap-wal in .venv, without the jar
-jar: $(JAR) ## the plug-in's jar, after a change in Java
+jar: $(JAR) ## the jars of the plug-in and for SeaTunnel, after a change in Java
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
@@ -186,12 +187,12 @@ sbom: $(JAR) $(VERSIONS) ## what both sides are made of, as CycloneDX, in out/sb
 	build/sbom/tool/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o out/sbom/python.cdx.json build/sbom/runtime/bin/python
 	$(MVN) package -DskipTests org.cyclonedx:cyclonedx-maven-plugin:$(SBOM_PLUGIN):makeAggregateBom -DoutputReactorProjects=false -DoutputFormat=json -DoutputName=java.cdx -DoutputDirectory=$(CURDIR)/out/sbom -DincludeTestScope=false
 
-reproducible: jar ## builds the jar again in another folder: the bytes must be the same
+reproducible: jar ## builds the jars again in another folder: the bytes must be the same
 	rm -rf build/again && mkdir -p build/again && cp -r --parents LICENSE NOTICE $(POMS) $(JAVA_MODULES:=/src) build/again
 	mvn -q -B -f build/again/hazelcast_plugin package -DskipTests -Dmdep.skip
-	cmp $(JAR) build/again/$(JAR)
+	for jar in $(JARS); do cmp $$jar build/again/$$jar || exit 1; done
 
-wheel: setup ## a wheel with the jar in it, in dist/
+wheel: setup ## a wheel with the jars in it, in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 release: setup ## sdist and wheel in dist/, checked as a package index does

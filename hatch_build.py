@@ -1,4 +1,4 @@
-"""Puts the plug-in's jar and its SHA-256 into the wheel, and refuses to build one without it."""
+"""Puts our jars and their SHA-256 into the wheel, and refuses to build one without them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-JAR = "hazelcast_plugin/target/imap-wal-hazelcast.jar"
-IN_WHEEL = "rewrite_cli/jars/imap-wal-hazelcast.jar"
-HASH = f"{JAR}.sha256"
-PROPERTIES = "io/imapwal/hazelcast/plugin.properties"
+BUILT = "hazelcast_plugin/target"
+IN_WHEEL = "rewrite_cli/jars"
+JARS = {
+    "imap-wal-hazelcast.jar": "io/imapwal/hazelcast/plugin.properties",
+    "imap-wal-seatunnel.jar": "io/imapwal/seatunnel/plugin.properties",
+}
+"""Name → the file in it that has its version."""
 TIME = (2026, 1, 1, 0, 0, 0)
 """The time of every file in a reproducible jar; see `project.build.outputTimestamp` in pom.xml."""
 
@@ -25,28 +28,33 @@ class JarBuildHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":
             return
-        jar = Path(self.root) / JAR
+        for name in JARS:
+            self._add(name, build_data["force_include"])
+
+    def _add(self, name: str, included: dict[str, str]) -> None:
+        path = f"{BUILT}/{name}"
+        jar = Path(self.root) / path
         if not jar.is_file():
             raise FileNotFoundError(
-                f"{JAR} is missing: the wheel ships the Hazelcast plug-in; build it first "
+                f"{path} is missing: the wheel ships it; build it first "
                 "with `mvn -B -f hazelcast_plugin package` (or `make setup`)"
             )
         with zipfile.ZipFile(jar) as file:
             if {entry.date_time for entry in file.infolist()} != {TIME}:
                 raise ValueError(
-                    f"{JAR} was not built from this source: its files have other times; run "
+                    f"{path} was not built from this source: its files have other times; run "
                     "`mvn -B -f hazelcast_plugin clean package`"
                 )
-            found = file.read(PROPERTIES).decode().strip()
-        if found != f"version={self.metadata.version}":
+            version = file.read(JARS[name]).decode().strip()
+        if version != f"version={self.metadata.version}":
             raise ValueError(
-                f"{JAR} says {found}, and this is {self.metadata.version}; run `mvn -B -f "
+                f"{path} says {version}, and this is {self.metadata.version}; run `mvn -B -f "
                 "hazelcast_plugin clean package`"
             )
-        build_data["force_include"][str(jar)] = IN_WHEEL if self.target_name == "wheel" else JAR
+        included[str(jar)] = f"{IN_WHEEL}/{name}" if self.target_name == "wheel" else path
         if self.target_name == "wheel":
-            hash_file = Path(self.root) / HASH
+            hash_file = Path(f"{jar}.sha256")
             hash_file.write_text(
                 f"{hashlib.sha256(jar.read_bytes()).hexdigest()}  {jar.name}\n", encoding="ascii"
             )
-            build_data["force_include"][str(hash_file)] = f"{IN_WHEEL}.sha256"
+            included[str(hash_file)] = f"{IN_WHEEL}/{name}.sha256"

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 FACTORY = "io.imapwal.hazelcast.member.WalMapStoreFactory"
+SEATUNNEL_FACTORY = "io.imapwal.seatunnel.ImapWalMapStoreFactory"
 
 
 def _quoted(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Finds the plug-in's jar and Hazelcast's own."""
+"""Finds our jars and Hazelcast's own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rewrite_cli.console.failures import Failed
 
 PACKAGE = Path(__file__).parents[1]
 PLUGIN_NAME = "imap-wal-hazelcast.jar"
+SEATUNNEL_NAME = "imap-wal-seatunnel.jar"
 HAZELCAST_VERSION = "5.7.0"
 _FETCH = (
     f"mvn -q dependency:copy -Dartifact=com.hazelcast:hazelcast:{HAZELCAST_VERSION} "
@@ -19,18 +20,18 @@ _FETCH = (
 )
 
 
-def plugin_jar() -> Path:
-    """The plug-in's jar: from the wheel, or from Maven's build in a source tree. Raises `Failed` if
+def plugin_jar(name: str = PLUGIN_NAME) -> Path:
+    """One of our jars: from the wheel, or from Maven's build in a source tree. Raises `Failed` if
     there is none, or if it is damaged."""
-    shipped = PACKAGE / "jars" / PLUGIN_NAME
+    shipped = PACKAGE / "jars" / name
     if shipped.is_file():
         _check(shipped)
         return shipped
-    built = PACKAGE.parent / "hazelcast_plugin" / "target" / PLUGIN_NAME
+    built = PACKAGE.parent / "hazelcast_plugin" / "target" / name
     if built.is_file():
         return built
     raise Failed(
-        f"{PLUGIN_NAME} was not found: a wheel ships it; in a source tree build it with "
+        f"{name} was not found: a wheel ships it; in a source tree build it with "
         "`make setup` (or mvn -B -f hazelcast_plugin package)"
     )
 

@@ -136,12 +136,12 @@ def _needed(package: str, extras: set[str]) -> set[str]:
 
 
 def test_plug_in_and_library_have_one_version() -> None:
-    modules = ("", "wire", "plugin")
+    modules = ("", "wire", "plugin", "seatunnel")
     poms = [(ROOT / "hazelcast_plugin" / module / "pom.xml").read_text() for module in modules]
     versions = re.findall(
         r"<artifactId>imap-wal-java</artifactId>\s*<version>(.*)</version>", "".join(poms)
     )
-    assert versions == [VERSION] * 3, "make version NEW=… writes all"
+    assert versions == [VERSION] * 4, "make version NEW=… writes all"
     assert imap_wal.__version__ == VERSION
 
 
@@ -174,7 +174,9 @@ def test_the_source_archive_is_complete(
         "hazelcast_plugin/pom.xml",
         "hazelcast_plugin/wire/pom.xml",
         "hazelcast_plugin/plugin/pom.xml",
+        "hazelcast_plugin/seatunnel/pom.xml",
         "hazelcast_plugin/target/imap-wal-hazelcast.jar",
+        "hazelcast_plugin/target/imap-wal-seatunnel.jar",
         "imap_wal/py.typed",
         "tests/conftest.py",
     } <= names
@@ -189,19 +191,31 @@ def test_the_wheel_has_packages_and_jar(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())
-        jar = file.read("rewrite_cli/jars/imap-wal-hazelcast.jar")
-        checksum = file.read("rewrite_cli/jars/imap-wal-hazelcast.jar.sha256").decode()
-    assert checksum.split() == [hashlib.sha256(jar).hexdigest(), "imap-wal-hazelcast.jar"]
+        jars = {
+            name: (
+                file.read(f"rewrite_cli/jars/{name}"),
+                file.read(f"rewrite_cli/jars/{name}.sha256").decode(),
+            )
+            for name in ("imap-wal-hazelcast.jar", "imap-wal-seatunnel.jar")
+        }
     assert {name.rpartition("/")[2] for name in names} >= {"LICENSE", "NOTICE"}
     assert f"imap_wal-{VERSION}.dist-info/METADATA" in names
-    with zipfile.ZipFile(io.BytesIO(jar)) as file:
-        assert {"META-INF/LICENSE", "META-INF/NOTICE"} <= set(file.namelist())
-        assert {entry.date_time for entry in file.infolist()} == {(2026, 1, 1, 0, 0, 0)}, (
-            "two builds give the same bytes"
-        )
-        assert not [name for name in file.namelist() if not name.startswith(("META-INF/", "io/"))]
-        assert java_versions(file, "io/imapwal/wire/") == {JAVA_8}
-        assert java_versions(file, "io/imapwal/hazelcast/") == {JAVA_17}
+    for name, (jar, checksum) in jars.items():
+        assert checksum.split() == [hashlib.sha256(jar).hexdigest(), name]
+        with zipfile.ZipFile(io.BytesIO(jar)) as file:
+            entries = set(file.namelist())
+            assert {"META-INF/LICENSE", "META-INF/NOTICE"} <= entries
+            assert {entry.date_time for entry in file.infolist()} == {(2026, 1, 1, 0, 0, 0)}, (
+                "two builds give the same bytes"
+            )
+            assert not [each for each in entries if not each.startswith(("META-INF/", "io/"))]
+            assert java_versions(file, "io/imapwal/wire/") == {JAVA_8}
+            if name == "imap-wal-hazelcast.jar":
+                assert java_versions(file, "io/imapwal/hazelcast/") == {JAVA_17}
+            else:
+                assert java_versions(file, "io/") == {JAVA_8}
+                services = [each for each in entries if each.startswith("META-INF/services/com.")]
+                assert not services, "Hazelcast 5.1 could not load them"
     assert {
         "imap_wal/__init__.py",
         *(

@@ -12,22 +12,26 @@ from rewrite_cli.local_cluster import hazelcast_yaml, jars
 
 @click.group()
 def command() -> None:
-    """The jar that a Hazelcast member needs on its classpath, and its configuration."""
+    """The jar that a member of Hazelcast or SeaTunnel needs on its classpath, and its
+    configuration."""
 
 
 @command.command()
+@click.option("--seatunnel", is_flag=True, help="The jar for servers of SeaTunnel's engine.")
 @out.output_option
-def path(output: str) -> None:
+def path(seatunnel: bool, output: str) -> None:
     """Print the path of the plug-in's jar.
 
     \b
-    Example:
+    Examples:
       java -cp "hazelcast.jar:$(imap-wal plugin path)" -Dhazelcast.config=hazelcast.yaml \\
         com.hazelcast.core.server.HazelcastMemberStarter
+      cp "$(imap-wal plugin path --seatunnel)" "$SEATUNNEL_HOME/lib/"
     """
-    jar = str(jars.plugin_jar())
+    jar = str(jars.plugin_jar(jars.SEATUNNEL_NAME if seatunnel else jars.PLUGIN_NAME))
     if output == out.JSON:
-        out.print_json({"jar": jar, "factory": hazelcast_yaml.FACTORY})
+        factory = hazelcast_yaml.SEATUNNEL_FACTORY if seatunnel else hazelcast_yaml.FACTORY
+        out.print_json({"jar": jar, "factory": factory})
     else:
         out.raw(jar)
 

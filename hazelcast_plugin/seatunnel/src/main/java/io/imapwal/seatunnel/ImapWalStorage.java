@@ -1,0 +1,105 @@
+package io.imapwal.seatunnel;
+
+import io.imapwal.wire.AgentSettings;
+import org.apache.seatunnel.engine.imap.storage.api.IMapStorage;
+
+import java.util.Arrays;
+import java.util.Collection;
+import java.util.Collections;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Properties;
+import java.util.Set;
+import java.util.concurrent.TimeUnit;
+
+/**
+ * One map, behind SeaTunnel's {@code FileMapStore}. That drops the results of these methods, so a
+ * change that is not in the log is an exception.
+ */
+final class ImapWalStorage implements IMapStorage {
+    private static final String MAP = "businessName";
+    /** Those of the file storage, which may stay in the configuration. */
+    private static final List<String> OF_FILES = Arrays.asList("type", "namespace", "clusterName",
+            MAP, "writeDataTimeoutMilliseconds");
+    private static final long OPENING_NANOS = TimeUnit.SECONDS.toNanos(5);
+
+    private String name;
+    private AgentSettings settings;
+    private String thread;
+    private LogMap map;
+    private Map<Object, Object> read;
+    private long readNanos;
+
+    @Override
+    public void initialize(Map<String, Object> properties) {
+        Properties own = new Properties();
+        properties.forEach((key, value) -> {
+            if (!OF_FILES.contains(key) && !key.contains(".")) {
+                own.setProperty(key, String.valueOf(value));
+            }
+        });
+        name = String.valueOf(properties.get(MAP));
+        settings = LogClient.settings(name, own);
+        thread = Thread.currentThread().getName();
+    }
+
+    /** The member may still be starting when the storage is made. */
+    private synchronized LogMap map() {
+        if (map == null) {
+            map = LogClient.map(ThisMember.of(thread), name, settings);
+        }
+        return map;
+    }
+
+    @Override
+    public boolean store(Object key, Object value) {
+        storeAll(Collections.singletonMap(key, value));
+        return true;
+    }
+
+    @Override
+    public Set<Object> storeAll(Map<Object, Object> entries) {
+        Map<Object, LogMap.Entry> all = new HashMap<>();
+        entries.forEach((key, value) -> all.put(key, new LogMap.Entry(value, 0)));
+        map().store(all);
+        return Collections.emptySet();
+    }
+
+    @Override
+    public boolean delete(Object key) {
+        deleteAll(Collections.singletonList(key));
+        return true;
+    }
+
+    @Override
+    public Set<Object> deleteAll(Collection<Object> keys) {
+        map().delete(keys);
+        return Collections.emptySet();
+    }
+
+    /**
+     * While a map is opened, SeaTunnel asks for all of it again for each batch of keys. Until they
+     * are loaded, these partitions do not change, so one pass over the log answers all.
+     */
+    @Override
+    public synchronized Map<Object, Object> loadAll() {
+        if (read == null || System.nanoTime() - readNanos > OPENING_NANOS) {
+            Map<Object, Object> all = new HashMap<>();
+            map().loadAll().forEach((key, entry) -> all.put(key, entry.value));
+            read = all;
+        }
+        readNanos = System.nanoTime();
+        return read;
+    }
+
+    @Override
+    public Set<Object> loadAllKeys() {
+        return loadAll().keySet();
+    }
+
+    @Override
+    public void destroy(boolean deleteAllFileFlag) {
+        // What the log has stays. imap-wal drop deletes a map.
+    }
+}

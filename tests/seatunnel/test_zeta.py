@@ -1,0 +1,210 @@
+"""Real servers of SeaTunnel's engine (Zeta) with their maps in the log of an agent: a job runs again
+after kill -9 of server and agent, and what happens when one of them, or the disk, is gone.
+
+`tests/seatunnel/test_map_store.py` tests the same map stores without SeaTunnel's engine.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.processes import Agent, Child
+from tests.cluster.waiting import until
+from tests.kit.disks import needed_disk
+from tests.kit.effort import thorough
+from tests.kit.ports import free_ports
+from tests.seatunnel.zeta import FACTORY, SEATUNNEL_FACTORY, Client, Home, Zeta
+
+pytestmark = [thorough, pytest.mark.timeout(600)]
+
+STREAM = """
+env { job.mode = "STREAMING", checkpoint.interval = 1000, parallelism = 1 }
+source { FakeSource { row.num = 1000000, split.num = 1000, split.read-interval = 300,
+  result_table_name = "fake", schema = { fields { name = "string", age = "int" } } } }
+sink { Console { log.print.data = false } }
+"""
+BATCH = """
+env { job.mode = "BATCH", parallelism = 1 }
+source { FakeSource { row.num = 1, result_table_name = "fake",
+  schema = { fields { name = "string" } } } }
+sink { Console { log.print.data = false } }
+"""
+COMPLETED = "notify checkpoint completed"
+RESTORED = "begin restore"
+JOBS = 200
+
+
+class World:
+    """Agents with one log, servers of one cluster, a client. All end with the test."""
+
+    def __init__(self, folder: Path, servers: int, log: Path, factory: str) -> None:
+        ports = free_ports(2 * servers)
+        self.url = log.as_uri()
+        self.agents = [
+            Agent(
+                folder,
+                f"node-{number}",
+                self.url,
+                cluster="seatunnel",
+                endpoint=f"tcp://127.0.0.1:{ports[servers + number]}",
+            )
+            for number in range(servers)
+        ]
+        own = {"type": "imap-wal"} if factory == SEATUNNEL_FACTORY else {}
+        stores = [{"factory": factory, "agent": agent.endpoint, **own} for agent in self.agents]
+        self.home = Home(folder / "home", ports[:servers])
+        self.servers = [Zeta(self.home, number, store) for number, store in enumerate(stores)]
+        self.client = Client(self.home)
+        self.stream, self.batch = folder / "stream.conf", folder / "batch.conf"
+        self.stream.write_text(STREAM)
+        self.batch.write_text(BATCH)
+
+    def start(self) -> None:
+        for agent in self.agents:
+            agent.start()
+        for server in self.servers:
+            server.launch()
+        self.client.start()
+
+    def close(self) -> None:
+        children: list[Child] = [self.client, *self.servers, *self.agents]
+        for child in children:
+            child.kill()
+
+    def wait_for(self, job: int, state: str, seconds: float = 90) -> None:
+        until(
+            f"job {job} is {state}; {self.servers[0].last_words()}",
+            lambda: self.client.status(job) == state,
+            seconds,
+            0.3,
+        )
+
+    def wait_for_checkpoints(self, server: Zeta, count: int = 2) -> None:
+        until(
+            f"{count} checkpoints; {server.last_words()}",
+            lambda: server.said().count(COMPLETED) >= count,
+            60,
+        )
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
+    worlds: list[World] = []
+
+    def make(servers: int = 1, log: Path | None = None, factory: str = FACTORY) -> World:
+        worlds.append(World(tmp_path, servers, log or tmp_path / "log", factory))
+        return worlds[-1]
+
+    yield make
+    for one in worlds:
+        one.close()
+
+
+@pytest.mark.parametrize("factory", [FACTORY, SEATUNNEL_FACTORY], ids=["factory", "type"])
+def test_a_job_continues_after_server_and_agent_were_killed(
+    world: Callable[..., World], factory: str
+) -> None:
+    zeta = world(factory=factory)
+    zeta.start()
+    (server,), (agent,) = zeta.servers, zeta.agents
+    job = zeta.client.submit(zeta.stream)
+    zeta.wait_for(job, "RUNNING")
+    zeta.wait_for_checkpoints(server)
+    server.kill()
+    agent.kill()
+    agent.start()
+    server.launch()
+    zeta.wait_for(job, "RUNNING")
+    assert RESTORED in server.said()
+    zeta.wait_for_checkpoints(server)
+    zeta.client.ask(f"cancel {job}")
+    zeta.wait_for(job, "CANCELED")
+
+
+def test_a_job_continues_after_one_of_two_servers_was_killed(world: Callable[..., World]) -> None:
+    zeta = world(servers=2)
+    zeta.start()
+    for server in zeta.servers:
+        server.wait_for("Loaded event handlers")
+    job = zeta.client.submit(zeta.stream)
+    zeta.wait_for(job, "RUNNING")
+    zeta.wait_for_checkpoints(zeta.servers[0])
+    zeta.servers[1].kill()
+    zeta.wait_for(job, "RUNNING")
+    before = zeta.servers[0].said().count(COMPLETED)
+    zeta.wait_for_checkpoints(zeta.servers[0], before + 2)
+
+
+def test_a_job_continues_after_its_agent_was_gone(world: Callable[..., World]) -> None:
+    """The refused change fails the pipeline, and the engine restores it."""
+    zeta = world()
+    zeta.start()
+    (server,), (agent,) = zeta.servers, zeta.agents
+    job = zeta.client.submit(zeta.stream)
+    zeta.wait_for(job, "RUNNING")
+    zeta.wait_for_checkpoints(server)
+    agent.kill()
+    until("a change is refused", lambda: "imap-wal: agent tcp://" in server.said(), 20)
+    time.sleep(8)
+    agent.start()
+    before = server.said().count(COMPLETED)
+    zeta.wait_for(job, "RUNNING")
+    zeta.wait_for_checkpoints(server, before + 2)
+
+
+def test_a_full_disk_refuses_a_job_and_loses_none(
+    world: Callable[..., World], tmp_path: Path
+) -> None:
+    with needed_disk(tmp_path / "disk", 8) as disk:
+        zeta = world(log=disk / "log")
+        zeta.start()
+        (server,), (agent,) = zeta.servers, zeta.agents
+        job = zeta.client.submit(zeta.stream)
+        zeta.wait_for(job, "RUNNING")
+        zeta.wait_for_checkpoints(server)
+        subprocess.run(
+            ["dd", "if=/dev/zero", f"of={disk / 'filler'}", "bs=4k"], check=False, stderr=-3
+        )
+        until("a change is refused", lambda: "imap-wal: agent tcp://" in server.said(), 60)
+        (disk / "filler").unlink()
+        before = server.said().count(COMPLETED)
+        zeta.wait_for(job, "RUNNING")
+        zeta.wait_for_checkpoints(server, before + 2)
+        server.kill()
+        agent.kill()
+        agent.start()
+        server.launch()
+        zeta.wait_for(job, "RUNNING")
+        zeta.client.kill()
+        server.kill()
+        agent.kill()
+
+
+def test_compaction_bounds_the_log_of_finished_jobs(
+    world: Callable[..., World], tmp_path: Path
+) -> None:
+    zeta = world()
+    zeta.start()
+    (server,), (agent,) = zeta.servers, zeta.agents
+    for number in range(JOBS):
+        job = zeta.client.submit(zeta.batch, f"job-{number}")
+        zeta.wait_for(job, "FINISHED")
+    server.kill()
+    agent.stop()
+    before = _bytes(tmp_path / "log")
+    command = [sys.executable, "-m", "rewrite_cli", "compact", zeta.url, "--cluster", "seatunnel"]
+    subprocess.run(command, check=True)
+    assert _bytes(tmp_path / "log") < before / 2
+    agent.start()
+    server.launch()
+    until("the last job is in the history", lambda: zeta.client.status(job) == "FINISHED", 60)
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
