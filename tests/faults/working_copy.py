@@ -20,6 +20,8 @@ JAVA_SOURCES = (
     "hazelcast_plugin/wire/src",
     "hazelcast_plugin/plugin/pom.xml",
     "hazelcast_plugin/plugin/src",
+    "hazelcast_plugin/seatunnel/pom.xml",
+    "hazelcast_plugin/seatunnel/src",
     "LICENSE",
     "NOTICE",
     "tests/golden",

@@ -126,6 +126,8 @@ class Home:
                 "hazelcast.invocation.max.retry.count": "20",
                 "hazelcast.tcp.join.port.try.count": "30",
                 "hazelcast.logging.type": "log4j2",
+                # With two, as on two processors, heartbeats of servers block each other.
+                "hazelcast.operation.generic.thread.count": "50",
                 **QUICK_LOSS,
             },
             "map": {"engine*": {"map-store": store}},

@@ -83,10 +83,12 @@ final class Appender {
         } finally {
             turn.unlock();
         }
-        if (mine.failure instanceof NotAppended) {  // one error for each caller, with its own stack
-            throw new NotAppended(mine.failure.getMessage(), mine.failure.getCause());
+        // One error for each caller, with its own stack. SeaTunnel looks at the last cause to decide
+        // whether to repeat the operation, so there is none; the text has the reason.
+        if (mine.failure instanceof NotAppended) {
+            throw new NotAppended(mine.failure.getMessage(), null);
         } else if (mine.failure != null) {
-            throw new OutcomeUnknown(mine.failure.getMessage(), mine.failure.getCause());
+            throw new OutcomeUnknown(mine.failure.getMessage(), null);
         }
     }
 

@@ -2,6 +2,7 @@ package io.imapwal.seatunnel;
 
 import com.hazelcast.core.HazelcastException;
 import com.hazelcast.core.HazelcastInstanceNotActiveException;
+import com.hazelcast.core.OperationTimeoutException;
 import io.imapwal.wire.AgentError;
 
 import java.io.IOException;
@@ -87,9 +88,10 @@ final class LogMap {
         try {
             return load(key);
         } catch (IOException e) {
-            throw new HazelcastException("imap-wal: map \"" + name + "\": key " + key
+            // Without a cause, as in Appender.append.
+            throw new OperationTimeoutException("imap-wal: map \"" + name + "\": key " + key
                     + " is not in memory, and agent " + client.agent + " cannot be asked: "
-                    + AgentError.reason(e), e);
+                    + AgentError.reason(e));
         }
     }
 
