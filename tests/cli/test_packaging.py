@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import io
+import json
 import pkgutil
 import re
 import subprocess
@@ -22,6 +23,7 @@ import imap_wal
 from imap_wal.version import VERSION
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.local_cluster.jars import plugin_jar
+from tests.cli.conftest import Run
 from tests.kit.effort import thorough
 
 ROOT = Path(__file__).parents[2]
@@ -228,6 +230,14 @@ def test_the_wheel_has_packages_and_jar(tmp_path: Path) -> None:
     } <= names
     assert f"imap_wal-{VERSION}.data/data/share/man/man1/imap-wal.1" in names
     assert not any(name.startswith(("tests/", "benchmarks/")) for name in names)
+
+
+@pytest.mark.cluster
+def test_the_path_of_the_jar_for_seatunnel(run: Run) -> None:
+    printed = json.loads(run("plugin", "path", "--seatunnel", "--output", "json").out)
+    assert Path(printed["jar"]).name == "imap-wal-seatunnel.jar"
+    with zipfile.ZipFile(printed["jar"]) as file:
+        assert f"{printed['factory'].replace('.', '/')}.class" in file.namelist()
 
 
 def test_documents_and_examples_import_imap_wal_only() -> None:

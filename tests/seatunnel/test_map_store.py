@@ -37,17 +37,24 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
         agent.kill()
 
 
-@pytest.fixture
-def members(tmp_path: Path) -> Iterator[Asked]:
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     libraries = [str(path) for path in sorted((BUILT / "lib").glob("*.jar"))]
     classpath = os.pathsep.join([*libraries, str(jars.plugin_jar(jars.SEATUNNEL_NAME))])
     classes = compiled("StoreMember", BUILT / "members", classpath)
     options = [*JVM_FLAGS, *QUICK_JVM, "-cp", f"{classes}{os.pathsep}{classpath}"]
     command = [jars.java(), *options, "StoreMember"]
-    process = Asked("members", tmp_path / "members.log", command)
-    process.start()
+    jvm = Asked("members", tmp_path_factory.mktemp("seatunnel") / "members.log", command)
+    jvm.start()
+    yield jvm
+    jvm.kill()
+
+
+@pytest.fixture
+def members(process: Asked) -> Iterator[Asked]:
+    """None at first. A JVM for all tests costs less than members in their own."""
     yield process
-    process.kill()
+    process.ask("kill")
 
 
 def test_the_change_of_the_later_owner_wins(agents: list[Agent], members: Asked) -> None:

@@ -170,10 +170,10 @@ final class Appender {
             } catch (IOException e) {
                 cause = e;
             }
-            boolean unsent = connection.written() == before;
+            boolean refused = cause instanceof AgentError && ((AgentError) cause).certain();
+            boolean unsent = refused || connection.written() == before;
             disconnect();
-            if (cause instanceof AgentError && ((AgentError) cause).certain()
-                    && !AgentError.isVoid(cause)) {
+            if (refused && !AgentError.isVoid(cause)) {
                 throw notAppended(cause);
             }
             if (!again || cause instanceof SocketTimeoutException) {

@@ -28,8 +28,9 @@ final class ImapWalStorage implements IMapStorage {
     private AgentSettings settings;
     private String thread;
     private LogMap map;
-    private Map<Object, Object> read;
-    private long readNanos;
+    private final Object opening = new Object();
+    private volatile Map<Object, Object> read;
+    private volatile long readNanos;
 
     @Override
     public void initialize(Map<String, Object> properties) {
@@ -62,7 +63,7 @@ final class ImapWalStorage implements IMapStorage {
     public Set<Object> storeAll(Map<Object, Object> entries) {
         Map<Object, LogMap.Entry> all = new HashMap<>();
         entries.forEach((key, value) -> all.put(key, new LogMap.Entry(value, 0)));
-        map().store(all);
+        opened().store(all);
         return Collections.emptySet();
     }
 
@@ -74,8 +75,16 @@ final class ImapWalStorage implements IMapStorage {
 
     @Override
     public Set<Object> deleteAll(Collection<Object> keys) {
-        map().delete(keys);
+        opened().delete(keys);
         return Collections.emptySet();
+    }
+
+    /** For a change: what was read for the opening is not kept. */
+    private LogMap opened() {
+        if (read != null && System.nanoTime() - readNanos > OPENING_NANOS) {
+            read = null;
+        }
+        return map();
     }
 
     /**
@@ -83,14 +92,18 @@ final class ImapWalStorage implements IMapStorage {
      * are loaded, these partitions do not change, so one pass over the log answers all.
      */
     @Override
-    public synchronized Map<Object, Object> loadAll() {
-        if (read == null || System.nanoTime() - readNanos > OPENING_NANOS) {
-            Map<Object, Object> all = new HashMap<>();
-            map().loadAll().forEach((key, entry) -> all.put(key, entry.value));
+    public Map<Object, Object> loadAll() {
+        synchronized (opening) {
+            Map<Object, Object> all = read;
+            if (all == null || System.nanoTime() - readNanos > OPENING_NANOS) {
+                Map<Object, Object> fresh = new HashMap<>();
+                map().loadAll().forEach((key, entry) -> fresh.put(key, entry.value));
+                all = fresh;
+            }
+            readNanos = System.nanoTime();
             read = all;
+            return all;
         }
-        readNanos = System.nanoTime();
-        return read;
     }
 
     @Override
