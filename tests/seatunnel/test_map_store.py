@@ -12,6 +12,7 @@ from rewrite_cli.local_cluster import jars
 from rewrite_cli.local_cluster.launcher import JVM_FLAGS
 from tests.cluster.processes import QUICK_JVM, ROOT, Agent
 from tests.cluster.waiting import until
+from tests.kit.effort import thorough
 from tests.kit.ports import free_ports
 from tests.seatunnel.asked import Asked, compiled
 
@@ -80,6 +81,7 @@ def test_the_change_of_the_later_owner_wins(agents: list[Agent], members: Asked)
     assert members.ask("ttl engine_type 8") == "-1"
 
 
+@thorough
 def test_a_change_without_an_agent_is_refused(agents: list[Agent], members: Asked) -> None:
     """Also by the storage whose results SeaTunnel drops. Memory and log stay as they were."""
     agent = agents[0]
