@@ -355,6 +355,8 @@ def test_a_map_with_entries_is_refused_unless_asked(run: Run, tmp_path: Path) ->
     assert run("import", "seatunnel", "imap", "log", "--add").code == 0
     ended = run("export", "log")
     assert [(line["key"], line["value"]) for line in ended.lines] == [(1, "b"), (2, "a")]
+    ended = run("dump", "log", "-o", "json")
+    assert sorted((line["key"], line["value"]) for line in ended.lines) == [(1, "b"), (2, "a")]
 
 
 def test_a_log_of_many_changes_becomes_small(run: Run, tmp_path: Path) -> None:

@@ -224,9 +224,10 @@ def _demand_room(log: ClusterLog, names: Collection[str], label: str, *, add: bo
         for name in names:
             for rows in view.rows(name):
                 if not add:
+                    other = ", or name another map with --map" if label else ""
                     raise Failed(
-                        f"map {name!r} has entries already, perhaps of an earlier import. Name "
-                        "another map with --map, or add to this one with --add"
+                        f"map {name!r} has entries already, perhaps of an earlier import. Add to "
+                        f"this one with --add{other}"
                     )
                 for row in rows if label else ():
                     demand_known_class(name, label, {row[KEY_CLASS], row[VALUE_CLASS]})

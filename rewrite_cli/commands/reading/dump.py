@@ -258,7 +258,9 @@ def _streams(
                     raise
 
     if snapshots:
-        yield by_time(lines(Scope(nodes, until={}, covered=True)))
+        # Also entries of nodes that are no longer in the log: of a backfill, or forgotten.
+        of_snapshots = nodes if selection.nodes else None
+        yield by_time(lines(Scope(of_snapshots, until={}, covered=True)))
     yield from map(lines_of_node, nodes)
 
 
