@@ -24,7 +24,7 @@ from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.progress import Reached, Tell
 from rewrite_cli.sources.newest_changes import NewestChanges
 from rewrite_cli.sources.open_files import writer_of
-from rewrite_cli.sources.seatunnel_record import Damaged, changes
+from rewrite_cli.sources.seatunnel_record import Damaged, StoredChange, changes, next_place
 from rewrite_cli.sources.source import Changes, Source, Stored, Torn, Unreadable
 from storage_backends import SegmentStore, StorageError, StoredFile, open_store, with_url
 from storage_backends.location import Location
@@ -71,7 +71,8 @@ class SeatunnelFolder(Source):
 
     def entries(self) -> Iterator[Stored]:
         self._demand_no_writer()
-        damages = [damage for number in range(len(self._files)) for damage in self._read(number)]
+        for number in range(len(self._files)):
+            yield from self._read(number)
         with self._reading():
             if self._listed() != self._files:
                 raise self._changing("its files change")
@@ -79,7 +80,6 @@ class SeatunnelFolder(Source):
         self.changes = {
             name: Changes(self._counts[name], deleted.get(name, 0)) for name in self.maps()
         }
-        yield from damages
         yield from self._live()
 
     def close(self) -> None:
@@ -135,28 +135,33 @@ class SeatunnelFolder(Source):
     # ---- the newest change of each key ----
 
     def _read(self, number: int) -> Iterator[Stored]:
-        """Take the changes of a file. Returns what is damaged, as an entry to refuse."""
-        file = self._files[number]
+        """Take the changes of a file. Returns what is damaged, as entries to refuse."""
+        file, size = self._files[number], self._files[number].stored.size
+        place: int | None = 0
         with self._reading(), closing(self._store.open_input(file.stored.path)) as data:
-            try:
-                for position, change in changes(data, file.stored.size):
-                    key = seatunnel.form_of(change.key_class, change.key)
-                    self._newest.add(file.map, key, number, position, change)
-                    self._counts[file.map] += 1
-                    if not self._counts[file.map] % TOLD_EVERY:
-                        count = out.count(self._counts.total(), "change")
-                        self._tell(
-                            Reached(
-                                f"reading {count}", self._done + position, self.bytes, "changes"
-                            )
-                        )
-            except Damaged as error:
-                left = file.stored.size - error.position
-                if error.torn:
-                    self.torn = (*self.torn, Torn(file.stored.path, error.position, left))
-                else:
-                    yield _refused(file, error, left)
-        self._done += file.stored.size
+            while place is not None:
+                try:
+                    self._take(number, changes(data, size, place))
+                    break
+                except Damaged as error:
+                    place = next_place(data, error.position)
+                    left = (size if place is None else place) - error.position
+                    if error.torn and place is None:
+                        self.torn = (*self.torn, Torn(file.stored.path, error.position, left))
+                    else:
+                        yield _refused(file, error, left)
+        self._done += size
+
+    def _take(self, number: int, read: Iterator[tuple[int, StoredChange]]) -> None:
+        name = self._files[number].map
+        for position, change in read:
+            key = seatunnel.form_of(change.key_class, change.key)
+            self._newest.add(name, key, number, position, change)
+            self._counts[name] += 1
+            if not self._counts[name] % TOLD_EVERY:
+                count = out.count(self._counts.total(), "change")
+                done = self._done + position
+                self._tell(Reached(f"reading {count}", done, self.bytes, "changes"))
 
     def _live(self) -> Iterator[Stored]:
         """Of each key that is there, with its value."""
@@ -199,8 +204,8 @@ class SeatunnelFolder(Source):
 def _refused(file: _File, error: Damaged, left: int) -> Stored:
     def refuse() -> bytes:
         raise Unreadable(
-            f"damaged at byte {error.position}: {error}; this and all that follows, "
-            f"{out.count(left, 'byte')}, is not read"
+            f"damaged at byte {error.position}: {error}; {out.count(left, 'byte')} from there on "
+            "are not read"
         )
 
     return Stored(file.map, file.stored.path, refuse, refuse, 0)

@@ -12,6 +12,7 @@ A record of a deletion has no value and no class of it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import BinaryIO, NamedTuple, TypeAlias
@@ -20,6 +21,7 @@ from imap_wal.seatunnel import VARINT_BYTES_MAX, signed, varint
 from imap_wal.settings import Settings
 
 HEAD_BYTES = 12
+SEARCHED_BYTES = 1024 * 1024
 RECORD_BYTES_MAX = 2 * Settings().max_value_bytes
 DELETED, KEY, KEY_CLASS, VALUE, VALUE_CLASS, TIMESTAMP = range(1, 7)
 _VARINT, _BYTES = 0, 2
@@ -39,22 +41,22 @@ class StoredChange(NamedTuple):
 
 
 class Damaged(ValueError):
-    """There is no record at `position`. `torn`: the writer ended before the record did."""
+    """There is no record at `position`. `torn`: perhaps the writer ended before the record did."""
 
     def __init__(self, position: int, problem: str, *, torn: bool = False) -> None:
         super().__init__(problem)
         self.position, self.torn = position, torn
 
 
-def changes(file: BinaryIO, size: int) -> Iterator[tuple[int, StoredChange]]:
-    """The changes in a file of `size` bytes, with the position of each record, in the order in
-    which they were written. Raises `Damaged`."""
-    position = 0
+def changes(file: BinaryIO, size: int, position: int = 0) -> Iterator[tuple[int, StoredChange]]:
+    """The changes in a file of `size` bytes from `position` on, with the position of each record,
+    in the order in which they were written. Raises `Damaged`."""
+    file.seek(position)
     while position < size:
         head = file.read(HEAD_BYTES)
         length = int.from_bytes(head[:4], "little", signed=True)
         if len(head) < HEAD_BYTES:
-            raise Damaged(position, "the file ends in a length", torn=True)
+            raise Damaged(position, "the file ends before the record does", torn=True)
         if not any(head) and _is_zero(file):
             # What a machine leaves that lost its power: SeaTunnel does not sync local files.
             raise Damaged(position, "the file ends in zeros", torn=True)
@@ -70,9 +72,28 @@ def changes(file: BinaryIO, size: int) -> Iterator[tuple[int, StoredChange]]:
         except ValueError as error:
             raise Damaged(position, f"the record cannot be read: {error}") from error
         if change is None:
-            raise Damaged(position, "the file ends in a record", torn=True)
+            raise Damaged(position, "the file ends before the record does", torn=True)
         yield position, change
         position += HEAD_BYTES + length
+
+
+_MAYBE = re.compile(rb".{4}\0{8}\x08[\0\1]\x12", re.DOTALL)
+"""How a record begins: its length, and the fields 1 and 2."""
+_MAYBE_BYTES = 15
+
+
+def next_place(file: BinaryIO, position: int) -> int | None:
+    """The first place after a damaged record where another one may begin. A writer whose disk was
+    full leaves a part of a record, and then the whole."""
+    at, held = position + 1, b""
+    file.seek(at)
+    while part := file.read(SEARCHED_BYTES):
+        held += part
+        if matched := _MAYBE.search(held):
+            return at + matched.start()
+        at += max(len(held) - _MAYBE_BYTES, 0)
+        held = held[-_MAYBE_BYTES:]
+    return None
 
 
 _Fields: TypeAlias = dict[int, tuple[int, int]]

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from imap_wal import seatunnel
 from rewrite_cli.console.failures import Failed
-from rewrite_cli.sources import newest_changes, open_files
+from rewrite_cli.sources import newest_changes, open_files, seatunnel_record
 from rewrite_cli.sources.seatunnel_folder import SeatunnelFolder
-from rewrite_cli.sources.seatunnel_record import Damaged, changes
+from rewrite_cli.sources.seatunnel_record import Damaged, changes, next_place
 from storage_backends.location import Location
 from tests.agent.harness import Plugin, config, entry, plugin, serving
 from tests.cli.conftest import Run
@@ -194,6 +194,7 @@ GARBAGE = [
     (9).to_bytes(4, "little") + b"not zero" + bytes(9),
     (2**30).to_bytes(4, "little") + bytes(8) + files.change(1, "b", 2)[12:] * 3,
     (40).to_bytes(4, "little") + bytes(8) + b"<html>" * 10,
+    (500).to_bytes(4, "little") + files.change(1, "b" * 50, 2)[4:40],
     files.change(1, "b", 2)[:20] + b"\xff" * 40,
     files.record(b"k", b"v", 1, key_class=""),
     files.record(b"k", b"v", 1)[:-2] + b"\x38\x01",
@@ -215,13 +216,46 @@ def test_a_damaged_file_is_named_and_nothing_imported(
     assert not (tmp_path / "log/default/dev/snapshot").exists()
 
 
-def test_what_precedes_damage_is_imported_if_asked(run: Run, tmp_path: Path) -> None:
-    files.write(tmp_path / "imap/c1", INFO, 7, files.change(1, "a", 1) + GARBAGE[0])
-    files.write(tmp_path / "imap/c1", INFO, 8, files.change(2, "b", 1))
+def test_what_is_not_damaged_is_imported_if_asked(run: Run, tmp_path: Path) -> None:
+    """A server whose disk is full leaves a part of a record, and then the whole."""
+    full = files.change(2, "b" * 100, 2)
+    parts = [files.change(1, "a", 1), full[:60], full, files.change(3, "c", 1), GARBAGE[0]]
+    files.write(tmp_path / "imap/c1", INFO, 7, b"".join(parts))
+    files.write(tmp_path / "imap/c1", INFO, 8, files.change(4, "d", 1))
     ended = run("import", "seatunnel", "imap", "log", "--skip-refused", "-o", "json")
     assert ended.code == 3
-    assert [row["imported"] for row in ended.json["maps"]] == [2]
-    assert len(ended.json["refused"]) == 1
+    assert [row["imported"] for row in ended.json["maps"]] == [4]
+    reasons = [refused["reason"] for refused in ended.json["refused"]]
+    assert [reason.partition(":")[0] for reason in reasons] == [
+        f"damaged at byte {len(parts[0])}",
+        f"damaged at byte {sum(map(len, parts[:4]))}",
+    ]
+    assert "60 bytes from there on are not read" in reasons[0]
+
+
+@given(
+    log=st.lists(st.tuples(st.integers(0, 9), st.binary(min_size=1, max_size=40)), max_size=6),
+    searched=st.sampled_from([1, 7, 2**20]),
+)
+def test_every_whole_record_between_garbage_is_found(
+    log: list[tuple[int, bytes]], searched: int
+) -> None:
+    data, expected = b"", []
+    for number, garbage in log:
+        expected.append((len(data), number))
+        data += files.change(number, "v", number) + b"\xff" * 4 + garbage
+    found, place = [], 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(seatunnel_record, "SEARCHED_BYTES", searched)
+        file = io.BytesIO(data)
+        while place is not None:
+            try:
+                for position, change in changes(file, len(data), place):
+                    found.append((position, change.timestamp_ms))
+                break
+            except Damaged as error:
+                place = next_place(file, error.position)
+    assert found == expected
 
 
 def test_a_damaged_byte_is_an_error_or_another_value() -> None:
@@ -333,13 +367,15 @@ def test_a_member_restores_imported_entries_and_changes_them(run: Run, tmp_path:
     with serving(settings), plugin(settings) as member:
         assert restored(member, INFO) == imported
         new = [entry("", "new", member.order(1), name=INFO), entry("", None, member.order(2))]
-        new[1][0], new[0][1], new[1][1] = INFO, first, second
+        new[0][1:3], new[1][:3] = (first, files.LONG), (INFO, second, files.LONG)
         answer = member.client.ask(
             "append", member.session, 1, 2, payload=b"".join(map(msgpack.packb, new))
         )
         assert answer[0][0] == "ack"
     with serving(settings), plugin(settings, cluster_id="c2", uuid="p2", member="m2") as member:
         assert restored(member, INFO) == {first: b"new", third: imported[third]}
+    lines = {line["key"]: line["value"] for line in run("export", "log", "--map", INFO).lines}
+    assert lines == {0: {"class": "v", "hex": b"new".hex()}, 2: "2"}
     ended = run("import", "seatunnel", "imap/c1", "log", "--cluster", "c", "--add")
     assert ended.code == 2
     assert "belongs to Hazelcast members" in ended.err
