@@ -45,7 +45,14 @@ OF_ENTRIES = (
         "rewrite_cli/sources/seatunnel_record.py",
         "        if not any(head) and _is_zero(file):\n",
         "        if not any(head):\n",
-        "tests/cli/test_import_seatunnel.py::test_a_damaged_file_is_named_and_nothing_imported",
+        "tests/cli/test_import_seatunnel.py::test_what_is_not_damaged_is_imported_if_asked",
+    ),
+    Mutation(
+        "an import loses what follows a damaged record",
+        "rewrite_cli/sources/seatunnel_folder.py",
+        "                    place = next_place(data, error.position)\n",
+        "                    place = None\n",
+        "tests/cli/test_import_seatunnel.py::test_what_is_not_damaged_is_imported_if_asked",
     ),
     Mutation(
         "a backfill of another class is added to a map",
