@@ -240,11 +240,12 @@ def test_what_is_not_damaged_is_imported_if_asked(run: Run, tmp_path: Path) -> N
 def test_every_whole_record_between_garbage_is_found(
     log: list[tuple[int, bytes]], searched: int
 ) -> None:
-    data, expected = b"", []
+    data, expected = b"", list[tuple[int, int]]()
     for number, garbage in log:
         expected.append((len(data), number))
         data += files.change(number, "v", number) + b"\xff" * 4 + garbage
-    found, place = [], 0
+    found: list[tuple[int, int]] = []
+    place: int | None = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(seatunnel_record, "SEARCHED_BYTES", searched)
         file = io.BytesIO(data)
