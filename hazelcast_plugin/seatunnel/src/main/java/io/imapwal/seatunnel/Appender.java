@@ -83,8 +83,8 @@ final class Appender {
         } finally {
             turn.unlock();
         }
-        // One error for each caller, with its own stack. SeaTunnel looks at the last cause to decide
-        // whether to repeat the operation, so there is none; the text has the reason.
+        // One error for each caller, with its own stack. SeaTunnel looks at the last cause to
+        // decide whether to repeat the operation, so there is none; the text has the reason.
         if (mine.failure instanceof NotAppended) {
             throw new NotAppended(mine.failure.getMessage(), null);
         } else if (mine.failure != null) {

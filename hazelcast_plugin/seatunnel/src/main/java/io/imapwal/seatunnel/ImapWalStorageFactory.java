@@ -6,8 +6,8 @@ import org.apache.seatunnel.engine.imap.storage.api.IMapStorageFactory;
 import java.util.Map;
 
 /**
- * The storage {@code type: imap-wal} of SeaTunnel's own {@code FileMapStoreFactory}, in the place of
- * {@code type: hdfs}.
+ * The storage {@code type: imap-wal} of SeaTunnel's own {@code FileMapStoreFactory}, in the place
+ * of {@code type: hdfs}.
  */
 public final class ImapWalStorageFactory implements IMapStorageFactory {
     static final String TYPE = "imap-wal";
