@@ -196,7 +196,9 @@ class Compactor:
         self._process = process
         self._compacting, self._stop = threading.Lock(), threading.Event()
         self._closing = threading.Event()
-        """The thread does what is due, and ends; if `_stop` is set too, it ends at once."""
+        """The thread does what is due; if `_stop` is set too, it ends at once."""
+        self._finished = threading.Event()
+        """It has looked since `_closing` was set."""
         self._growth = writer.maintenance.compaction
         self._segment_bytes_min = writer.maintenance.segment_bytes_min = self._least_of_segment()
         self._is_tiny = False
@@ -245,7 +247,9 @@ class Compactor:
         if threading.main_thread().is_alive() and self._fits(limit_s):
             self._closing.set()
             self._growth.wake.set()
-            self.worker.stop(max(until - self._clock.monotonic(), 0))
+            # Not `worker.stop`: a thread that is between two turns, or before its first one, would
+            # end without a look.
+            self._finished.wait(max(until - self._clock.monotonic(), 0))
 
     def _fits(self, limit_s: float) -> bool:
         """Whether there is something to compact, and so little that it can end in time."""
@@ -377,13 +381,17 @@ class Compactor:
             while self._grown < self._growth.at and not self._closing.is_set():
                 self._growth.wake.wait()
                 self._growth.wake.clear()  # first: `stop` sets it after it has set `_closing`
+        if self._finished.is_set():
+            worker.stopping.wait()
         if self._stop.is_set():
             return False
         before, self._pause = self._pause, 0.0
         closing = self._closing.is_set()
-        error = self._look(worker)
-        if self._closing.is_set() and not closing and not error:
-            error = self._look(worker)  # it has grown meanwhile
+        try:
+            error = self._look(worker)
+        finally:
+            if closing:
+                self._finished.set()
         if error and error != self.statistics.error:
             _log.warning(
                 "%s was not compacted, and grows until it can be: %s", self._writer.log, error

@@ -153,7 +153,7 @@ def test_the_newest_whole_change_of_each_key_is_imported(
         }
 
 
-def test_files_of_a_bucket_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_files_of_a_bucket_are_read_by_number(tmp_path: Path) -> None:
     for number in (10, 9):
         data = files.change(1, str(number), 5)
         files.write(tmp_path / "c1", INFO, 7, data, f"{number}_wal.txt")

@@ -17,6 +17,7 @@ from imap_wal.context import Context
 from imap_wal.errors import Closed, InvalidSetting, StorageUnavailable
 from imap_wal.rewrite import compaction
 from imap_wal.rewrite.turn import turn
+from imap_wal.worker import Worker
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
 from storage_backends.metered import LimitedStore
@@ -255,6 +256,23 @@ def test_a_close_finds_what_earlier_runs_left(tmp_path: Path) -> None:
     with imap_wal.open(tmp_path, node="n1", **AUTOMATIC, **limits, **PATIENT) as store:
         assert dict(store.map("orders").items()) == expected
     assert size(tmp_path) < 100_000
+
+
+def test_a_close_before_the_first_look_compacts_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine, the thread has not begun when a short program closes its store."""
+    run = Worker._run
+
+    def late(worker: Worker) -> None:
+        worker.stopping.wait(0.3 if worker.name == "imap-wal-compactor" else 0)
+        run(worker)
+
+    monkeypatch.setattr(Worker, "_run", late)
+    limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 10_000}
+    with imap_wal.open(tmp_path, node="n1", **AUTOMATIC, **limits, **PATIENT) as store:
+        overwrite(store, 50)
+    assert size(tmp_path) < 50_000
 
 
 @pytest.mark.parametrize("limits", [{"auto_rewrite_close_s": 0}, {"auto_rewrite_percentage": 0}])

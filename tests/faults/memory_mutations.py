@@ -58,6 +58,14 @@ OF_MEMORY = (
         f"{_FILE}::test_other_bytes_of_a_value_stay_for_those_who_compare",
     ),
     Mutation(
+        "a compaction is lost if its thread begins late",
+        "imap_wal/rewrite/compaction.py",
+        "            self._finished.wait(max(until",
+        "            self.worker.stop(max(until",
+        "tests/durable/test_automatic_compaction.py::"
+        "test_a_close_before_the_first_look_compacts_too",
+    ),
+    Mutation(
         "a serializer of the user does not decide which keys are equal",
         _KEYS,
         "    if methods == (MsgpackSerializer.dump_key, MsgpackSerializer.load_key):\n",
