@@ -20,8 +20,8 @@ import org.apache.seatunnel.engine.imap.storage.api.IMapStorageFactory;
 
 /**
  * Members of Hazelcast 5.1 with the two map stores: {@code engine_factory} has the one that is
- * given its member, {@code engine_type} the one behind SeaTunnel's interface. A request on each line of
- * standard input, an answer on each line of the output.
+ * given its member, {@code engine_type} the one behind SeaTunnel's interface. A request on each
+ * line of standard input, an answer on each line of the output.
  *
  * <pre>
  * start PORT AGENT        a member; the others are found by their ports
