@@ -281,11 +281,11 @@ class MapState:
 
     def all_loaded(self, keys: Iterable[Any], values: Iterable[Any]) -> Iterator[Any]:
         """The same for many, in their order, in chunks."""
-        pairs = zip(keys, values, strict=True)
+        pairs, load = zip(keys, values, strict=True), self.serializer.load
         while some := list(islice(pairs, CHUNK_VALUES)):
             try:
-                loaded = [*map(self.serializer.load, (value for _, value in some))]
-            except Exception:  # noqa: BLE001  # those before it come first
+                loaded = [load(value) if type(value) is bytes else value for _, value in some]
+            except Exception:  # noqa: BLE001  # raised again, after the values before it
                 yield from (self.loaded(key, value) for key, value in some)
                 continue
             self._keep((*pair, value) for pair, value in zip(some, loaded, strict=True))
@@ -301,6 +301,7 @@ class MapState:
             (key, value, loaded)
             for key, value, loaded in values
             if type(loaded) in LIVE
+            and loaded is not value  # which was an object before
             and loaded.__sizeof__() <= SIZE_SHARE * len(value) + SIZE_SPARE
             and dump(loaded) == value
         ]

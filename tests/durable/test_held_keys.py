@@ -231,6 +231,18 @@ def test_values_that_can_change_are_never_shared(memory: MemoryStore) -> None:
             assert m["k"] == [1]
 
 
+def test_objects_and_bytes_are_iterated_in_chunks(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = {number: [number] if number % 2 else str(number) for number in range(2500)}
+    with embedded(memory) as store:
+        m: Any = store.map("m")
+        m.update(content)
+        monkeypatch.setattr(MapState, "loaded", lambda *_: pytest.fail("one by one"))
+        for _ in range(2):  # the texts are objects after the first time
+            assert dict(m.items()) == content
+
+
 def test_a_text_that_would_take_more_memory_stays_bytes(memory: MemoryStore) -> None:
     """Four bytes for each letter, because of one."""
     with embedded(memory) as store:
