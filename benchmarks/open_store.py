@@ -28,11 +28,12 @@ found = len(dict(sqlite3.connect(sys.argv[1]).execute("select key, value from en
 seconds = time.perf_counter() - start
 """
 MEASURED = """
-import json, resource, sqlite3, sys, time
+import json, sqlite3, sys, time
 import imap_wal
+from imap_wal.rewrite.report import memory_max_bytes
 start = time.perf_counter()
 {}
-memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+memory = memory_max_bytes() // 2**20
 print(json.dumps([seconds, memory, found]))
 """
 

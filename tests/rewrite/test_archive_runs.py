@@ -270,6 +270,7 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import sorted_runs
 from imap_wal.rewrite.columns import merge
 from imap_wal.rewrite.columns.sources import Sources
+from imap_wal.rewrite.report import memory_max_bytes
 from imap_wal.rewrite.run import rewrite
 from imap_wal.rewrite.sorted_runs import Sizes
 from imap_wal.settings import Settings
@@ -277,23 +278,18 @@ from pyspark_imap_wal import rewrite_engine
 from imap_wal.placement import open_store
 from tests.kit.task_engine import TaskEngine
 
-def peak():
-    # Not ru_maxrss: it starts at the memory that the parent had when it created this process.
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024
-
 merge.COLUMN_ROWS = 1
 sorted_runs.is_absorbable = lambda *_: False
 rewrite_engine.SETTINGS = Settings(restore_memory_bytes={BOUND})
 log = ClusterLog(open_context(sys.argv[1]), "default", "embedded")
 with open("/proc/self/clear_refs", "w") as refs:
     refs.write("5")  # reset the peak
-base = peak()
+base = memory_max_bytes()
 size = {BOUND} * int(sys.argv[2]) // 2
 report = rewrite(log, TaskEngine(Sizes(range_bytes_min=size, range_bytes=size, ranges_max=64)))
 sorting, merging = report.steps
 assert sorting.records_written == 0 and merging.tasks > 8 // int(sys.argv[2])
-print(report.maps[0].live, peak() - base)
+print(report.maps[0].live, memory_max_bytes() - base)
 """
 
 

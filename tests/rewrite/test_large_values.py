@@ -33,20 +33,16 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings
 from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.report import memory_max_bytes
 from imap_wal.rewrite.run import rewrite
 from storage_backends import open_store
-
-def peak():
-    # Not ru_maxrss: it starts at the memory that the parent had when it created this process.
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024
 
 what, url = sys.argv[1:]
 settings = Settings(restore_memory_bytes={BOUND})
 log = ClusterLog(open_context(url), "default", "embedded")
 with open("/proc/self/clear_refs", "w") as refs:
     refs.write("5")  # reset the peak
-base = peak()
+base = memory_max_bytes()
 if what == "rewrite":
     count = rewrite(log, LocalEngine(settings)).maps[0].live
 else:
@@ -60,7 +56,7 @@ else:
     assert count == 0
     count = len(view.load("big", [b"key-0000", b"key-0001"])) + {VALUES - 2}
     view.close()
-print(count, peak() - base)
+print(count, memory_max_bytes() - base)
 """
 
 
