@@ -147,8 +147,7 @@ final class Appender {
 
     private OutcomeUnknown unknown(List<Change> changes, Exception cause) {
         doubts.add(changes);
-        return new OutcomeUnknown("imap-wal: " + name + ": " + AgentError.reason(cause)
-                + ". The change may be in the log; memory was not changed", cause);
+        return lost(cause);
     }
 
     /**
@@ -198,7 +197,7 @@ final class Appender {
                 + ". Nothing was changed", cause);
     }
 
-    private OutcomeUnknown lost(IOException cause) {
+    private OutcomeUnknown lost(Exception cause) {
         return new OutcomeUnknown("imap-wal: " + name + ": " + AgentError.reason(cause)
                 + ". The change may be in the log; memory was not changed", cause);
     }

@@ -14,7 +14,7 @@ import java.util.Set;
 import java.util.concurrent.TimeUnit;
 
 /**
- * One map, behind SeaTunnel's {@code FileMapStore}. That drops the results of these methods, so a
+ * One map, for SeaTunnel's {@code FileMapStore}. That drops the results of these methods, so a
  * change that is not in the log is an exception.
  */
 final class ImapWalStorage implements IMapStorage {

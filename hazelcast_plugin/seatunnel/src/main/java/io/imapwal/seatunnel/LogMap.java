@@ -38,7 +38,7 @@ final class LogMap {
             this.expiresAtMs = expiresAtMs;
         }
 
-        /** 0: for ever. */
+        /** 0: it never expires. */
         long ttlMs() {
             return expiresAtMs == 0 ? 0
                     : Math.max(1, expiresAtMs - System.currentTimeMillis());
