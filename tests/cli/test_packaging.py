@@ -210,13 +210,13 @@ def test_the_wheel_has_packages_and_jar(tmp_path: Path) -> None:
             assert {entry.date_time for entry in file.infolist()} == {(2026, 1, 1, 0, 0, 0)}, (
                 "two builds give the same bytes"
             )
-            assert not [each for each in entries if not each.startswith(("META-INF/", "io/"))]
+            assert not [path for path in entries if not path.startswith(("META-INF/", "io/"))]
             assert java_versions(file, "io/imapwal/wire/") == {JAVA_8}
             if name == "imap-wal-hazelcast.jar":
                 assert java_versions(file, "io/imapwal/hazelcast/") == {JAVA_17}
             else:
                 assert java_versions(file, "io/") == {JAVA_8}
-                services = [each for each in entries if each.startswith("META-INF/services/com.")]
+                services = [path for path in entries if path.startswith("META-INF/services/com.")]
                 assert not services, "Hazelcast 5.1 could not load them"
     assert {
         "imap_wal/__init__.py",

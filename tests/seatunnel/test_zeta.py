@@ -37,6 +37,8 @@ sink { Console { log.print.data = false } }
 """
 COMPLETED = "notify checkpoint completed"
 RESTORED = "begin restore"
+OUTAGE_S = 8
+"""How long an agent is gone: no condition ends it earlier."""
 JOBS = 200
 
 
@@ -161,7 +163,7 @@ def test_a_job_continues_after_its_agent_was_gone(world: Callable[..., World]) -
     zeta.wait_for_checkpoints()
     agent.kill()
     until("a change is refused", lambda: "imap-wal: agent tcp://" in server.said(), 20)
-    time.sleep(8)
+    time.sleep(OUTAGE_S)
     agent.start()
     zeta.wait_for(job, "RUNNING")
     zeta.wait_for_checkpoints()

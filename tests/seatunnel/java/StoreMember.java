@@ -20,7 +20,7 @@ import org.apache.seatunnel.engine.imap.storage.api.IMapStorageFactory;
 
 /**
  * Members of Hazelcast 5.1 with the two map stores: {@code engine_factory} has the one that is
- * given its member, {@code engine_type} the one behind SeaTunnel's interface. A request on each
+ * given its member, {@code engine_type} that of SeaTunnel's interface. A request on each
  * line of standard input, an answer on each line of the output.
  *
  * <pre>
@@ -30,7 +30,7 @@ import org.apache.seatunnel.engine.imap.storage.api.IMapStorageFactory;
  * remove MAP KEY
  * get MAP KEY
  * sum MAP                 how many entries have each value
- * ttl MAP KEY             the rest of its life in s; -1: for ever
+ * ttl MAP KEY             the rest of its life in s; -1: no end
  * kill                    all members, without a word
  * </pre>
  */
