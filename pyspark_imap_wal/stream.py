@@ -248,9 +248,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Everything up to `end` is in Spark's checkpoint as done: prune may remove it. Raises
         `InvalidSetting` if the reader was forgotten."""
-        done, registered = Offset.from_json(end), self._registered()
-        if registered is not None and not done.start:
-            planned_again(lambda: registered.advance(done.nodes, self._state))
+        self._publish(Offset.from_json(end))
 
     def stop(self) -> None:
         """Close connections."""
@@ -331,8 +329,20 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if registered is None or self._last is not None:
             return
         registered.read()
-        if not offset.start:
-            planned_again(lambda: registered.advance(offset.nodes, self._state))
+        self._publish(offset)
+
+    def _publish(self, offset: Offset) -> None:
+        """Publish how far the registered reader has read, unless the log is another one now."""
+        registered = self._registered()
+        if registered is None or offset.start:
+            return
+
+        def advance() -> None:
+            state = self._state()
+            self._demand_same_logs(state, offset)
+            registered.advance(offset.nodes, state)
+
+        planned_again(advance)
 
     def _demand_same_logs(self, state: ClusterState, offset: Offset) -> None:
         for node, directory in offset.directories.items():
@@ -527,13 +537,12 @@ class ReaderRegistration:
         self._reader.advance({}, base)
         return True
 
-    def advance(self, places: Places, look: Callable[[], ClusterState]) -> None:
-        """Publish that a batch up to `places` is committed. `look` returns the state of the
-        logs."""
+    def advance(self, places: Places, state: ClusterState) -> None:
+        """Publish that a batch up to `places` is committed. `state`: of the logs."""
         if not self._images:
             self._reader.advance(places)
             return
-        registered, state = self.read(), look()
+        registered = self.read()
         base = registered.base
         # There is no base if the process ended between the registration and its first base. A base
         # is of no use if a removal had read the readers before it was registered, or if the query

@@ -353,7 +353,8 @@ class Follower:
         """Show what the logs have now. If this raises, what was shown before stays, with a part of
         what follows it in the log. Raises `MissingNode`, `LogError`, `StorageError`."""
         merge = self._merge
-        if merge is None:
+        if merge is None or merge.is_replaced():
+            self._forget()
             self._load()
             return
         try:

@@ -61,17 +61,20 @@ def _has_entries(epoch: Epoch) -> bool:
     return epoch.end is None or epoch.end.epoch >= epoch.number
 
 
-def ended(
-    epochs: Sequence[Epoch], end: Position, given_up: Position | None = None
-) -> tuple[Epoch, ...]:
-    """As `closed`, but the last one continues. `given_up`: what was after this position was given
-    up, also of epochs whose end was known."""
+def ended(epochs: Sequence[Epoch], end: Position) -> tuple[Epoch, ...]:
+    """The epochs of an open that begins the last one, after the entries up to `end`: what was after
+    that is given up, also of epochs whose end was known."""
     former = closed(epochs[:-1], end)
-    if given_up is not None:
-        former = tuple(
-            replace(epoch, end=min(epoch.end, given_up)) if epoch.end else epoch for epoch in former
-        )
-    return (*former, *epochs[-1:])
+    return (*(replace(epoch, end=min(epoch.end or end, end)) for epoch in former), *epochs[-1:])
+
+
+def lost_from(epochs: Sequence[Epoch], segment: int) -> tuple[Epoch, ...]:
+    """The epochs of a log whose segments from this number on are lost."""
+    ends = [Position(epoch.number, segment, 0, 0) for epoch in epochs]
+    return tuple(
+        replace(epoch, end=min(epoch.end or end, end))
+        for epoch, end in zip(epochs, ends, strict=True)
+    )
 
 
 def closed(epochs: Sequence[Epoch], end: Position) -> tuple[Epoch, ...]:

@@ -9,8 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from imap_wal.errors import Closed, ImapWalError
+from imap_wal.errors import Closed, ImapWalError, LogError, OtherHistory
 from imap_wal.format import FRAME_HEADER_BYTES, START, Position
+from imap_wal.manifest.epochs import demand, ids, marked
 from imap_wal.manifest.older import mark_beyond
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import (
@@ -23,8 +24,9 @@ from imap_wal.read.file_scan import (
 )
 from imap_wal.read.scan import CutBack, ahead, read_scan
 from imap_wal.read.scan_list import cluster_scans, node_scans
-from imap_wal.read.state import ClusterState
+from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.segment.listing import wal_folder
+from imap_wal.segment.reader import SegmentReader
 from imap_wal.settings import Settings
 from storage_backends import NotFound, StorageError
 
@@ -109,7 +111,8 @@ S = TypeVar("S", bound=Sink)
 
 @dataclass(frozen=True, slots=True)
 class _Cursor:
-    """The merged part of a node's log: the last position, and where its segment continues."""
+    """The merged part of a node's log: the last position, with the id of its epoch, and where its
+    segment continues."""
 
     directory: str
     position: Position = START
@@ -179,6 +182,9 @@ class Merge(Generic[S]):
         for attempt in range(ATTEMPTS):
             self._state = None  # after a failure the next call examines everything
             state, nodes = news or (self._log.state(), None)
+            if self._is_of_other_history(state):
+                self._begin_again()
+                state, nodes = self._log.state(), None
             try:
                 self._read_unmerged(state, nodes)
             except NotFound as error:
@@ -219,6 +225,25 @@ class Merge(Generic[S]):
             for name, node in state.nodes.items()
             if node.segments
         )
+
+    def is_replaced(self) -> bool:
+        """Whether the newest known segment of a node is now that of another copy of the log: it may
+        have the same name, and nothing at the place of the next frame. One read for each node."""
+        state = self._state
+        return state is not None and any(
+            self._is_replaced(self._cursors[name], node) for name, node in state.nodes.items()
+        )
+
+    def _is_replaced(self, cursor: _Cursor, node: NodeState) -> bool:
+        newest = [segment.path for segment in node.segments[-1:]]
+        if not cursor.next_offset or newest != [cursor.path]:
+            return False
+        try:
+            header = SegmentReader(self._log.store, cursor.path).header
+        except (LogError, NotFound):
+            return False  # the next look at the logs says why
+        epoch_ids = ids(node.manifest.epochs, cursor.position.epoch)
+        return bool(epoch_ids) and header.epoch_id not in epoch_ids
 
     def stop(self) -> None:
         """End a merge under way with `Closed` at its next batch; nothing is merged after this. May
@@ -275,6 +300,21 @@ class Merge(Generic[S]):
             return None
         return replace(state, nodes=nodes), moved
 
+    def _is_of_other_history(self, state: ClusterState) -> bool:
+        """Whether the log of a node was replaced by another copy since it was merged, or an open
+        has cut off what was merged."""
+        try:
+            for name, node in state.nodes.items():
+                cursor = self._cursors.get(name)
+                # What is given up with a node's own disk may have copies, which need no new merge.
+                if cursor is None or node.manifest.address:
+                    continue
+                if cursor.directory == node.manifest.directory:
+                    demand(node.manifest.epochs, cursor.position, f"node {name!r}")
+        except OtherHistory:
+            return True
+        return False
+
     def _has_more(self, node: str, newest: str) -> bool:
         """Whether a node's newest segment has more than was merged. A preallocated one does not
         grow, so this reads the place of its next frame."""
@@ -324,7 +364,8 @@ class Merge(Generic[S]):
             # overlap.
             end = max((archive.last for archive in log.manifest.archives), default=START)
             if end > self._cursors[node].position:
-                self._cursors[node] = replace(self._cursors[node], position=end)
+                position = marked(log.manifest.epochs, end)
+                self._cursors[node] = replace(self._cursors[node], position=position)
         self._generations = {
             name: snapshot.generation for name, snapshot in state.manifest.snapshots.items()
         }
@@ -349,8 +390,9 @@ class Merge(Generic[S]):
                     self._note(item)
                 if forward and scan.kind == SEGMENT:
                     cursor = self._cursors[scan.node]
+                    position = marked(scan.epochs, changes.last)
                     self._cursors[scan.node] = _Cursor(
-                        cursor.directory, changes.last, scan.path, changes.next_offset
+                        cursor.directory, position, scan.path, changes.next_offset
                     )
                     self.bytes += changes.bytes
                 of_scan = min(of_scan + changes.bytes, _left(scan))

@@ -460,19 +460,14 @@ class NodeOpening:
                 manifest.known_requests(recovered.requests),
             )
             archived_epoch, archived = manifest.archived
-            after_archives = Position(archived_epoch, archived + 1, 0, 0)
-            gives_up = recovered.recovery.lost is not None
+            end = max(recovered.end, Position(archived_epoch, archived + 1, 0, 0))
             return replace(
                 manifest,
                 requests=requests,
                 checkpoint=recovered.end,
                 newest=newest,
                 begins=(manifest.epoch, recovered.next_segment),
-                epochs=ended(
-                    manifest.epochs,
-                    recovered.end,
-                    max(recovered.end, after_archives) if gives_up else None,
-                ),
+                epochs=ended(manifest.epochs, end),
             )
 
         return self.manifests.update(change)

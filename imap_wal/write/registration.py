@@ -14,6 +14,7 @@ from imap_wal.errors import MissingNode
 from imap_wal.format import START
 from imap_wal.manifest import older
 from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.epochs import lost_from
 from imap_wal.manifest.node import UNKNOWN, NodeManifest
 from imap_wal.manifest.older import MISSING_ADVICE, foreign_wal, older_manifest, unseen_text
 from imap_wal.manifest.store import ManifestLog
@@ -146,7 +147,13 @@ class Registration:
             )
             self.count_loss()
 
-        return replace(before, wal_id="", clean=True, archived=(before.epoch, number)), lose
+        without = replace(
+            _without_segments(before),
+            clean=True,
+            archived=(before.epoch, number),
+            epochs=lost_from(before.epochs, before.archived[1] + 1),
+        )
+        return without, lose
 
     def count_loss(self) -> None:
         """Call this before a part of this log is given up: changes with a copy there then have one
@@ -182,17 +189,8 @@ class Registration:
         )
         lost = _LostDisk(before, unseen, reason)
         self._demand_dispensable(lost, cluster)
-        without = replace(
-            before,
-            wal_id="",
-            clean=False,
-            # They may name lost entries; a request that is sent again is then not a repetition.
-            checkpoint=START,
-            requests={},
-            # Those answers too: the entries that they name may be lost.
-            former=dict.fromkeys(before.former, UNKNOWN),
-            given_up=(before.epoch, unseen[0], unseen[-1]),
-        )
+        given_up = before.epoch, unseen[0], unseen[-1]
+        without = replace(_without_segments(before), clean=False, given_up=given_up)
         return without, partial(self._give_up, lost)
 
     def _demand_dispensable(self, lost: _LostDisk, cluster: ClusterManifest) -> bool:
@@ -258,6 +256,17 @@ class Registration:
         former = epochs.get(directory, 0)
         if 0 < former < opened.epoch:
             self._context.store.delete(layout.opened_path(cluster, directory, former))
+
+
+def _without_segments(before: NodeManifest) -> NodeManifest:
+    """The manifest without what may name entries in segments that are lost."""
+    return replace(
+        before,
+        wal_id="",
+        checkpoint=START,
+        requests={},  # a request that is sent again is then not a repetition
+        former=dict.fromkeys(before.former, UNKNOWN),
+    )
 
 
 def demand_current(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -18,12 +19,23 @@ from hypothesis import strategies as st
 
 import imap_wal
 from imap_wal.embedded.store import Store
-from imap_wal.errors import Closed, Fenced, InvalidSetting, NoSuchLog, ReadOnly, StorageUnavailable
+from imap_wal.errors import (
+    Closed,
+    Fenced,
+    InvalidSetting,
+    LogError,
+    NoSuchLog,
+    ReadOnly,
+    StorageUnavailable,
+)
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.serializer import MsgpackSerializer
-from storage_backends import Unavailable, open_store
+from storage_backends import SegmentStore, Unavailable, open_store
+from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
+from storage_backends.objects import LocalObjects
 from tests.kit.actors import Interrupted, compact, log_of
+from tests.kit.nth_call import AtCall, counted, replaced
 from tests.support import Threads, embedded, eventually, segments
 
 URLS = ["file://{}/maps", "objects+file://{}/maps"]
@@ -332,6 +344,42 @@ def test_a_follower_beside_a_busy_writer(memory: MemoryStore) -> None:
             following = follower.statistics.following
             assert following is not None and following.records >= 800
             assert follower.statistics.failure == ""
+
+
+@pytest.mark.parametrize("value", ["", "x" * 99], ids=["shorter", "longer"])
+@pytest.mark.parametrize("kind", [LocalStore, LocalObjects])
+def test_a_follower_notices_that_its_log_was_replaced(
+    tmp_path: Path, kind: type[LocalStore], value: str
+) -> None:
+    """By an older copy, whose writer then began a segment with the same name, at any call of the
+    storage. It showed the former log for good if the copy's segment was the shorter one."""
+
+    def write(place: SegmentStore, key: str, written: str) -> None:
+        with imap_wal.open(place.url, storage=kind(str(tmp_path / place.url[-1]))) as store:
+            store.map("m")[key] = written
+
+    first, then = kind(str(tmp_path / "1")), kind(str(tmp_path / "2"))
+    write(first, "both", "")
+    shutil.copytree(tmp_path / "1", tmp_path / "2", dirs_exist_ok=True)
+    write(first, "first", "y" * 50)
+    write(then, "then", value)
+    histories = [{"both": "", "first": "y" * 50}, {"both": "", "then": value}]
+
+    def states_of(gate: AtCall) -> Iterator[dict[str, str]]:
+        """What a store shows after its open, and after each refresh that succeeds."""
+        with suppress(LogError), reader(gate) as store:
+            yield dict(store.map("m").items())
+            for _ in range(3):
+                with suppress(LogError):
+                    store.refresh()
+                yield dict(store.map("m").items())
+
+    whole = counted(first)
+    calls = [whole.calls for state in states_of(whole) if state == histories[0]]
+    for number in range(calls[2]):
+        states = list(states_of(replaced(first, then, number)))
+        assert all(state in histories for state in states), (number, states)
+        assert not states or states[-1] == histories[1], (number, states)
 
 
 def test_a_torn_tail_is_no_error_for_a_follower(tmp_path: Path) -> None:

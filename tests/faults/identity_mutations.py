@@ -104,10 +104,40 @@ OF_IDENTITIES = (
     ),
     Mutation(
         "positions that an open gave up are still of the log",
-        "imap_wal/write/opening.py",
-        "gives_up = recovered.recovery.lost is not None",
-        "gives_up = False",
+        "imap_wal/manifest/epochs.py",
+        "(*(replace(epoch, end=min(epoch.end or end, end)) for epoch in former), *epochs[-1:])",
+        "(*former, *epochs[-1:])",
         "tests/log/test_other_histories.py::test_a_position_that_an_open_gave_up_is_refused[False]",
+    ),
+    Mutation(
+        "a follower reads on in the segment of another copy",
+        "imap_wal/embedded/read_only.py",
+        "if merge is None or merge.is_replaced():",
+        "if merge is None:",
+        "tests/durable/test_read_only.py::"
+        "test_a_follower_notices_that_its_log_was_replaced[LocalStore-shorter]",
+    ),
+    Mutation(
+        "a merge continues in another history",
+        "imap_wal/read/merge.py",
+        "if self._is_of_other_history(state):",
+        "if False:",
+        "tests/durable/test_read_only.py::"
+        "test_a_follower_notices_that_its_log_was_replaced[LocalStore-longer]",
+    ),
+    Mutation(
+        "a refused stream publishes how far it has read",
+        "pyspark_imap_wal/stream.py",
+        "            self._demand_same_logs(state, offset)\n            registered",
+        "            registered",
+        "tests/spark/test_other_histories.py::test_a_refused_stream_publishes_no_position[False]",
+    ),
+    Mutation(
+        "positions in lost segments are still of the log",
+        "imap_wal/write/registration.py",
+        "            epochs=lost_from(before.epochs, before.archived[1] + 1),\n",
+        "",
+        "tests/log/test_other_histories.py::test_given_up_positions_are_refused_after_any_crash[lost]",
     ),
     Mutation(
         "what the logs have of a damaged snapshot does not count in a repaired copy",

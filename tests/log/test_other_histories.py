@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,12 +18,15 @@ from imap_wal.errors import OtherHistory, PositionGone
 from imap_wal.format import ENTRIES, START
 from imap_wal.log import LogReader, Position
 from imap_wal.manifest.epochs import EPOCHS_MAX, Epoch, begun, forked, ids
+from imap_wal.segment.reader import SegmentReader
 from storage_backends.local import LocalStore
+from storage_backends.memory import MemoryStore, forget
 from storage_backends.objects import LocalObjects
 from tests.kit.effort import share
-from tests.kit.nth_call import counted, replaced
+from tests.kit.nth_call import AtCall, counted, replaced
 from tests.kit.repairs import frames
 from tests.kit.standalone import create, fill, reading, reopen, texts_of
+from tests.support import copy_files, overwrite, segments
 
 Replace = Callable[[Path, Path], None]
 
@@ -126,6 +131,59 @@ def test_a_position_that_an_open_gave_up_is_refused(tmp_path: Path, archived: bo
     for position in read[remain:]:
         with pytest.raises(OtherHistory):
             _values(here, str(position))
+
+
+def _damage(store: MemoryStore) -> None:
+    path = segments(store)[0]
+    data = bytearray(store.read(path))
+    frames = SegmentReader(store, path).whole_frames()
+    data[[frame.end for frame in frames if frame.kind == ENTRIES][1] - 1] ^= 1
+    overwrite(store, path, bytes(data))
+
+
+def _lose(store: MemoryStore) -> None:
+    for file in store.list(""):
+        if "/wal/" in file.path:
+            store.delete(file.path)
+
+
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [
+        pytest.param(_damage, {"recovery_mode": "point-in-time"}, id="damaged"),
+        pytest.param(_lose, {"recovery_policy": "partial"}, id="lost"),
+    ],
+)
+def test_given_up_positions_are_refused_after_any_crash(
+    how: Callable[[MemoryStore], None], options: dict[str, Any]
+) -> None:
+    """What follows them was given up too, so a consumer that continues there misses it. The open
+    that gives up is killed at any call of the storage, and the log is opened again."""
+    original = MemoryStore(f"given-up-{how.__name__}")
+    create(original).close()
+    for value in range(0, 6, 2):
+        with reopen(original) as opened:
+            fill(opened, value, value + 1)
+    places = [record.position for record in reading(original).read()]
+    how(original)
+    for number in count():
+        place = copy_files(original)
+        images: list[MemoryStore] = []
+        gate = AtCall(place, number, lambda place=place, to=images: to.append(copy_files(place)))
+        reopen(gate, **options).close()
+        for image in images or [place]:
+            with reopen(image, **options, takeover=True) as opened:
+                fill(opened, 9)
+            kept = texts_of(reading(image).read())[:-1]
+            for index, position in enumerate(places):
+                if index < len(kept):
+                    assert texts_of(reading(image).read(position))[-1] == "9"
+                else:
+                    with pytest.raises(OtherHistory):
+                        list(reading(image).read(str(position)))
+            forget(image.url.removeprefix("memory://"))
+        if not images:
+            break
 
 
 def test_a_tail_ends_when_its_log_is_replaced(folder: Path) -> None:

@@ -13,6 +13,7 @@ from imap_wal.clock import SystemRandomness
 from imap_wal.context import Context
 from imap_wal.errors import ImapWalError, OtherHistory
 from imap_wal.layout import Identity
+from imap_wal.manifest.readers import readers_of
 from imap_wal.placement import Placed
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
@@ -24,6 +25,7 @@ from storage_backends.objects import LocalObjects
 from tests.histories import put
 from tests.kit.logs import SMALL, append
 from tests.kit.nth_call import AtCall, counted, replaced
+from tests.kit.stream_engine import Engine
 from tests.support import FakeClock
 
 pytestmark = pytest.mark.spark
@@ -80,3 +82,26 @@ def test_a_log_replaced_at_any_call_of_a_stream(
             assert found in histories, f"call {number}: {found}"
             ends.add(found)
     assert {"01456", OtherHistory} <= ends
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_refused_stream_publishes_no_position(tmp_path: Path, restarted: bool) -> None:
+    """A registered reader at a place of the former log: the new one would keep nothing for it."""
+    place = LocalStore(str(tmp_path / "log"))
+    written(place, 0, 1)
+    engine = Engine(place.url, reader="daily")
+    engine.rest()
+    shutil.copytree(tmp_path / "log", tmp_path / "copy")
+    written(place, 2, 3)
+    end = engine.reader.latestOffset(engine.start, None)
+    shutil.rmtree(tmp_path / "log")
+    shutil.copytree(tmp_path / "copy", tmp_path / "log")
+    written(place, 4)
+    registered = readers_of(place, "ns/c")
+    with pytest.raises(OtherHistory):
+        if restarted:
+            engine.restart()
+            engine.reader.latestOffset(end, None)
+        else:
+            engine.reader.commit(end)
+    assert readers_of(place, "ns/c") == registered
