@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import pandas as pd
 import pytest
 
 from imap_wal.context import Context
@@ -58,6 +57,8 @@ def test_duckdb_and_pandas_read_an_archive_directly(tmp_path: Path) -> None:
         f"FROM read_parquet({files!r}) WHERE map = 'orders' GROUP BY key"
     )
     assert newest.fetchall() == [(b"a", True)]
+
+    import pandas as pd  # takes too long to import for each collection of tests
 
     frame = pd.concat([pd.read_parquet(file) for file in files])
     assert sorted(frame["timestamp_ms"]) == [5, 7, 1000]

@@ -12,7 +12,6 @@ from typing import Any
 
 import duckdb
 import msgpack
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -93,6 +92,8 @@ def test_duckdb_and_pandas_read_keys_and_values(
     assert dict(found) == {
         key: None if key == "before" else str(value["n"]) for key, value in expected.items()
     }
+    import pandas as pd  # takes too long to import for each collection of tests
+
     frame = pd.concat([pd.read_parquet(file) for file in orders])
     shown = {json.loads(row.key_text): json.loads(row.value_json) for row in frame.itertuples()}
     assert shown == {key: encoder.plain(value) for key, value in expected.items()}
