@@ -24,6 +24,8 @@ from imap_wal.entry import (
     KEY_CLASS,
     MAP,
     MSGPACK,
+    PICKLE,
+    RAW,
     VALUE,
     VALUE_CLASS,
     DataEntry,
@@ -89,6 +91,18 @@ def demand_known_class(name: str, label: str, classes: Collection[str]) -> None:
         raise InvalidSetting(
             f"map {name!r} has class {written(classes)}, and this entry has class {label!r}; "
             f"{shows_classes(name)}"
+        )
+
+
+def demand_of_members(name: str, classes: Collection[str]) -> None:
+    """Raise `InvalidSetting` if keys have a class that only programs write: members of a cluster
+    cannot read them."""
+    for label in sorted(classes):
+        if label not in (RAW, PICKLE) and not is_msgpack(label):
+            continue
+        raise InvalidSetting(
+            f"map {name!r} has entries of class {label!r}, which programs wrote; members cannot "
+            f"read them. Use another name for the map, or another log; {shows_classes(name)}"
         )
 
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 from rewrite_cli.console.failures import Failed
@@ -93,8 +94,13 @@ def java() -> str:
 def java_version() -> int:
     """Java's feature release: 17, 21, … Raises `Failed` if Java is not there or does not print
     it."""
+    return _release_of(java())
+
+
+@cache
+def _release_of(executable: str) -> int:
     run = subprocess.run(
-        [java(), "-XshowSettings:properties", "-version"],
+        [executable, "-XshowSettings:properties", "-version"],
         capture_output=True,
         text=True,
         check=False,
@@ -103,4 +109,4 @@ def java_version() -> int:
         name, _, value = line.partition("=")
         if name.strip() == "java.specification.version":
             return int(value.strip().partition(".")[0])
-    raise Failed(f"{java()} does not print its version: {run.stderr.strip()[:200]}")
+    raise Failed(f"{executable} does not print its version: {run.stderr.strip()[:200]}")

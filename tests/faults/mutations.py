@@ -454,6 +454,13 @@ MUTATIONS = (
         "tests/disks/test_promises.py::test_a_session_without_copies_ends_the_promise",
     ),
     Mutation(
+        "members get the maps of programs",
+        "imap_wal/agent/reads/reads.py",
+        "demand_of_members(name, {some[0][KEY_CLASS]})",
+        "pass",
+        "tests/agent/test_foreign_maps.py::test_a_map_of_a_program_is_refused_to_members",
+    ),
+    Mutation(
         "doctor does not report maps that no list names",
         "rewrite_cli/doctor/agent.py",
         "    if unnamed:\n",

@@ -22,10 +22,11 @@ from imap_wal.agent.room import Room
 from imap_wal.agent.transport.payload import Payload
 from imap_wal.agent.transport.router import Message, Outbox
 from imap_wal.clock import Clock, Randomness
-from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, Row
+from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, VALUE, Row
 from imap_wal.errors import ImapWalError, InvalidSetting, NotAllowed
 from imap_wal.names import check_map_name
 from imap_wal.partitions import Partitions, is_count
+from imap_wal.rules.valid import demand_of_members
 from imap_wal.tracing import span
 from imap_wal.worker import Worker
 from storage_backends import StorageError
@@ -108,6 +109,8 @@ class Reads:
         self._taken: Message | None = None
         """The request that is being answered."""
         self._listings = Listings(self._view, randomness)
+        self._readable: set[str] = set()
+        """Maps that have an entry of a member, so they are not maps of programs."""
         self.served = 0
         self._ended = False
         self.worker = Worker("imap-wal-reads", self._turn)
@@ -307,6 +310,7 @@ class Reads:
             Partitions(frozenset(request.partitions), asked.partition_count, asked.is_of_member),
         )
         rows, loaded = self._view.load_some(request.map, page.keys, ANSWER_BYTES)
+        self._demand_readable(asked, request.map, rows)
         payload = self._payload(asked)
         payload += _packed(rows)
         pack = msgpack.Packer(use_bin_type=True).pack
@@ -362,6 +366,7 @@ class Reads:
             rows, done = self._view.load_some(
                 name, keys[taken : taken + LOAD_KEYS], ANSWER_BYTES - len(payload)
             )
+            self._demand_readable(asked, name, rows)
             packed = _packed(rows)
             if payload and len(payload) + len(packed) > ANSWER_BYTES:
                 break  # an entry that does not fit is the first one of the next answer
@@ -369,6 +374,18 @@ class Reads:
             entries += len(rows)
             taken += done
         return ["entries", request.number, entries, taken], payload
+
+    def _demand_readable(self, asked: _Asked, name: str, rows: list[Row]) -> None:
+        """Raise `InvalidSetting` if a member asks for a map of a program, in any of its partitions:
+        it would find none of the keys, and serve an empty map. `rows`: for the answer."""
+        if not asked.is_of_member:
+            return
+        if name not in self._readable:
+            for some in self._view.rows(name, 1):
+                demand_of_members(name, {some[0][KEY_CLASS]})
+                self._readable.add(name)
+                break
+        demand_of_members(name, {row[KEY_CLASS] for row in rows})
 
     def _maps(self, asked: _Asked, request: MapsRequest) -> tuple[list[Any], bytearray]:
         """The maps that have entries in the log. For an invalid name, the answer has the reason, so
