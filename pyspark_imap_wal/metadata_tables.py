@@ -130,7 +130,7 @@ def _marking(node: NodeState) -> Callable[[Position], str]:
 
 def _archives(view: ClusterState, node: NodeState) -> Iterator[Line]:
     marked = _marking(node)
-    marks = view.manifest.marks(node.name, node.manifest.directory)
+    marks = view.manifest.marks(node.name, node.manifest)
     for archive in node.manifest.archives:
         covered = archive.last <= marks.get(archive.map, START)
         yield {

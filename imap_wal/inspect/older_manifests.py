@@ -34,7 +34,7 @@ def of_node(
         epoch=max(evidence.epoch, opened.get(manifest.directory, 0)),
         newer=evidence.newer or older_epoch(manifest, opened),
     )
-    for name, mark in cluster.marks(node.name, manifest.directory).items():
+    for name, mark in cluster.marks(node.name, manifest).items():
         evidence = replace(evidence, epoch=max(evidence.epoch, mark.epoch))
         if mark.epoch > manifest.epoch or (manifest.newest and mark.segment > last):
             newer = f"the snapshot of map {name!r} has entries of this node up to {mark}"

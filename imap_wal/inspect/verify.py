@@ -45,7 +45,7 @@ from imap_wal.inspect.finding import (
 from imap_wal.inspect.segment_check import check_parquet, check_segment
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.list_files import Listed
-from imap_wal.manifest.older import NO_MANIFEST_ADVICE
+from imap_wal.manifest.older import NO_MANIFEST_ADVICE, OTHER_COPY_ADVICE, other_copy
 from imap_wal.manifest.reader_manifest import ReaderManifest
 from imap_wal.manifest.readers import examined
 from imap_wal.manifest.snapshots import Snapshot, lists_of
@@ -277,6 +277,9 @@ def _plan_node(
             f"{node.folder}/manifest/{node.number:010d}.json",
             older_manifests.of_node(node, manifest, view.manifest, view.opened).newer,
         )
+        other = other_copy(node.name, node.manifest, view.manifest)
+        if other:
+            yield Finding(node.folder, "node", CORRUPT, what=other, advice=OTHER_COPY_ADVICE)
     units += _archive_units(context, node)
     yield from _plan_wal(context, view, node, units)
 

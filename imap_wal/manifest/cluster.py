@@ -3,13 +3,14 @@ compare-and-swap."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from imap_wal.clock import Clock, Randomness
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import START, Position
+from imap_wal.manifest import epochs
 from imap_wal.manifest.list_files import dropped_names
 from imap_wal.manifest.node import NodeManifest, Seen
 from imap_wal.manifest.snapshots import (
@@ -95,6 +96,8 @@ class ClusterManifest:
     were given up; a recovery cut frames; the cut of a lifetime made entries void that are only on
     its disk; another log replaced it; it was forgotten. A change with a copy there then has one
     copy less."""
+    epochs: Mapping[str, tuple[epochs.Name, ...]] = field(default_factory=dict)
+    """Log directory → the epochs that its marks are of, see `imap_wal.manifest.epochs`."""
     decoded: tuple[str, ...] = ()
     """Names of maps, with `*` and `?`, whose files have keys and values in readable form too."""
     dropped_lists: Mapping[str, Whole] = field(default_factory=dict, compare=False)
@@ -139,6 +142,7 @@ class ClusterManifest:
                 "token",
                 "all_maps",
                 "losses",
+                "epochs",
                 "lists",
                 "decoded",
                 "dropped_lists",
@@ -197,25 +201,48 @@ class ClusterManifest:
             node, ()
         )
 
-    def marks(self, node: str, directory: str) -> dict[str, Position]:
-        """Map → position up to which its snapshot covers this log directory of the node."""
+    def reach_in(self, log: NodeManifest) -> Callable[[LowWaterMark | None], Position]:
+        """The rule which entries of a node's log a mark covers: a function that returns the
+        position up to which it does. A mark of another log directory covers nothing, and one of
+        another copy of this log only what both copies share."""
+        fork = epochs.fork(self.epochs.get(log.directory, ()), log.epochs)
+        end = None if fork is None else Position(fork, 0, 0, 0)
+
+        def reach(mark: LowWaterMark | None) -> Position:
+            if mark is None or mark.directory != log.directory:
+                return START
+            return mark.position if end is None else min(mark.position, end)
+
+        return reach
+
+    def marks(self, node: str, log: NodeManifest) -> dict[str, Position]:
+        """Map → position up to which its snapshot covers this log of the node."""
+        reach = self.reach_in(log)
         marks = {name: snapshot.marks.get(node) for name, snapshot in self.snapshots.items()}
         return {
-            name: mark.position
+            name: reach(mark)
             for name, mark in marks.items()
-            if mark is not None and mark.directory == directory
+            if mark is not None and mark.directory == log.directory
         }
 
-    def complete(self, node: str, directory: str) -> Position:
-        """The position up to which snapshots cover every entry of this log directory of the node,
-        of any map; START: unknown. A snapshot without a mark of the directory, of a rewrite that
-        could not read it, leaves it unknown."""
-        mark = self.all_maps.get(node)
-        if mark is None or mark.directory != directory:
+    def complete(self, node: str, log: NodeManifest) -> Position:
+        """The position up to which snapshots cover every entry of this log of the node, of any map;
+        START: unknown. A snapshot without a mark of the directory, of a rewrite that could not read
+        it, leaves it unknown."""
+        end = self.reach_in(log)(self.all_maps.get(node))
+        if end == START:
             return START
-        marks = self.marks(node, directory)
-        lowest = min((marks.get(name, START) for name in self.snapshots), default=START)
-        return min(mark.position, lowest)
+        marks = self.marks(node, log)
+        return min(end, min((marks.get(name, START) for name in self.snapshots), default=START))
+
+    def with_epochs(self, logs: Iterable[NodeManifest]) -> ClusterManifest:
+        """With the epochs of these logs, whose entries marks cover from now on."""
+        registered = set(self.nodes.values())
+        names = {log: known for log, known in self.epochs.items() if log in registered}
+        for log in logs:
+            if log.epochs:
+                names[log.directory] = epochs.named(log.epochs, names.get(log.directory, ()))
+        return replace(self, epochs=names)
 
     def seen(self, number: int) -> Seen:
         """The progress that a reader of this manifest, with this number, has seen."""

@@ -4,6 +4,9 @@ Every open begins an epoch, and gives it a random id. The id is in the node's ma
 header of each segment of the epoch. A copy of a log has the epochs of the original; when the copy
 is opened, it begins an epoch with an id of its own. So a position with the id of its epoch belongs
 to one history only, whatever made the copy: `imap-wal`, `cp`, or a snapshot of the disk.
+
+The cluster's manifest has the ids of the epochs that low-water marks are of (`Name`). The first
+epoch with another id is where two copies part (`fork`): marks cover no entry from there on.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from imap_wal.errors import OtherHistory
 from imap_wal.format import EPOCH_ID_BYTES, MarkedPosition, Position
@@ -19,6 +23,11 @@ from imap_wal.manifest.store import Whole
 EPOCHS_MAX = 250
 """Epochs whose ids a manifest keeps. A position that is older than all of them cannot be
 checked, and is refused."""
+NAMES_MAX = 64
+"""Epochs of a log whose ids the cluster's manifest keeps."""
+
+Name: TypeAlias = tuple[Whole, str]
+"""Number and id of an epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +113,30 @@ def ids(epochs: Sequence[Epoch], number: int) -> tuple[str, ...]:
 def between(epochs: Sequence[Epoch], first: int, last: int) -> tuple[Epoch, ...]:
     """The epochs with these numbers, both included."""
     return tuple(epoch for epoch in epochs if first <= epoch.number <= last)
+
+
+def named(epochs: Sequence[Epoch], former: Sequence[Name] = ()) -> tuple[Name, ...]:
+    """The names of the last epochs of a log. `former`: those that were known before, of epochs that
+    the log may have forgotten."""
+    numbers = {epoch.number for epoch in epochs}
+    left = [name for name in former if name[0] not in numbers]
+    names = sorted([*left, *((epoch.number, epoch.id) for epoch in epochs)])
+    last = sorted({number for number, _ in names})[-NAMES_MAX:]
+    return tuple(name for name in names if name[0] >= last[0])
+
+
+def fork(names: Sequence[Name], epochs: Sequence[Epoch]) -> int | None:
+    """The number of the first epoch that is another one in the log with these names than in the log
+    with these epochs. 0: they have no number in common, so they are not known to share anything.
+    None: they are one log, or nothing is known of one of them."""
+    numbers = {number for number, _ in names} & {epoch.number for epoch in epochs}
+    for number in sorted(numbers):
+        if sorted(id for of, id in names if of == number) != sorted(ids(epochs, number)):
+            return number
+    # A log forgets epochs below `NodeManifest.removed`, which no mark is below, and those before
+    # the last `EPOCHS_MAX`: then it may be the same log.
+    is_full = len(epochs) * 2 >= EPOCHS_MAX
+    return None if numbers or not names or not epochs or is_full else 0
 
 
 def segment_id(epochs: Sequence[Epoch], number: int, token: bytes) -> bytes:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness
 from imap_wal.errors import CorruptLog
+from imap_wal.format import START
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest, node_manifests
 from imap_wal.manifest.store import ManifestLog
@@ -23,6 +24,10 @@ NO_MANIFEST_ADVICE = "bring a manifest back from a copy, or restore a backup"
 OLDER_ADVICE = (
     "bring the newer manifests back from a copy, or write a repaired copy of the log with "
     "`imap-wal repair`"
+)
+OTHER_COPY_ADVICE = (
+    "bring this node's own folder back from a copy, or write a repaired copy of the log with "
+    "`imap-wal repair`: it has the entries of this folder and those of the snapshot"
 )
 
 RESTORE_UNFINISHED = "a restore into this place has not ended"
@@ -71,18 +76,41 @@ def older_manifest(path: str, evidence: str, advice: str = OLDER_ADVICE) -> Corr
     return CorruptLog(path, 0, reason, advice)
 
 
-def mark_beyond(
-    node: str, manifest: NodeManifest, last: tuple[int, int], cluster: ClusterManifest
-) -> str:
-    """The error text if a snapshot covers positions after `last`, the last segment of a node's log.
-    Then an older copy replaced the node's folder, and later entries would seem covered. "" if none
-    does."""
+def replaced(
+    folder: str,
+    node: str,
+    manifest: NodeManifest,
+    last: tuple[int, int],
+    cluster: ClusterManifest,
+) -> CorruptLog | None:
+    """The error if a snapshot covers positions that are not of a node's log: they are of another
+    copy of it, or after `last`, its last segment. Then another or an older copy replaced the node's
+    folder, and what is written there, or will be, would seem covered."""
+    why = other_copy(node, manifest, cluster)
+    if why:
+        return CorruptLog(f"{folder}/manifest", 0, why, OTHER_COPY_ADVICE)
     end = max(last, manifest.archived)
     for mark in cluster.covered(node):
         if mark.directory == manifest.directory and mark.position[:2] > end:
-            return (
+            return older_manifest(
+                f"{folder}/manifest",
                 f"a snapshot covers node {node!r} up to {mark.position}, but its log ends with "
-                f"segment {end[0]}-{end[1]}"
+                f"segment {end[0]}-{end[1]}",
+            )
+    return None
+
+
+def other_copy(node: str, manifest: NodeManifest, cluster: ClusterManifest) -> str:
+    """The error text if snapshots cover entries of another copy of a node's log; "" if none
+    does."""
+    reach = cluster.reach_in(manifest)
+    for mark in cluster.covered(node):
+        end = reach(mark)
+        if mark.directory == manifest.directory and end < mark.position:
+            shared = f"before epoch {end.epoch}" if end > START else "of no known epoch"
+            return (
+                f"a snapshot covers node {node!r} up to {mark.position} of another copy of this "
+                f"log: both have the same entries only {shared}"
             )
     return ""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from itertools import compress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from imap_wal import names
 from imap_wal.contents import Published
 from imap_wal.context import Context
-from imap_wal.entry import DELETED, MAP, Row
+from imap_wal.entry import DELETED, KEY, MAP, Row
 from imap_wal.errors import EncryptionError, LogError
 from imap_wal.format import Position
 from imap_wal.parquet.columns import (
@@ -32,6 +33,10 @@ from imap_wal.segment.snapshot import SnapshotRows, SnapshotWriter, is_segment, 
 from storage_backends import NotFound, SegmentStore
 
 _BATCH_ROWS = 1024
+
+
+Spans: TypeAlias = tuple[tuple[bytes, bytes | None], ...]
+"""The keys from each first one on and below the second; None: there is no end."""
 
 
 class LostRows(NamedTuple):
@@ -155,9 +160,15 @@ class Salvaged(NamedTuple):
 
 
 def count_readable(
-    context: Context, path: str, *, log: str | None, below: Position | None = None
+    context: Context,
+    path: str,
+    *,
+    log: str | None,
+    below: Position | None = None,
+    spans: Spans | None = None,
 ) -> Salvaged:
-    """Count the rows that can be kept. `below`: only entries at lower positions."""
+    """Count the rows that can be kept. `below`: only entries at lower positions. `spans`: only
+    those with these keys, and clears with the first key."""
     records = tombstones = 0
     lost: int | None = 0
     first = last = None
@@ -169,7 +180,7 @@ def count_readable(
             ends.append(part.begins)
             reason = reason or part.what
             continue
-        below_end = _below(part, below)
+        below_end = _wanted(part, below, spans)
         records += len(below_end.rows)
         tombstones += sum(row[DELETED] for row in below_end.rows)
         if below_end.places:
@@ -206,8 +217,10 @@ def rewrite_file(
     *,
     log: str | None,
     below: Position | None = None,
+    spans: Spans | None = None,
 ) -> Published:
-    """Write what can be kept to `target` as `name`, with the same keys."""
+    """Write what can be kept to `target` as `name`, with the same encryption keys. `below`,
+    `spans`: as in `count_readable`."""
     with tempfile.TemporaryDirectory(prefix="imap-wal-repair-") as folder:
         if log is None and is_segment(name):
             writer = SnapshotWriter(
@@ -219,7 +232,7 @@ def rewrite_file(
             )
             for part in readable(context, path, log=None):
                 if isinstance(part, Rows):
-                    writer.add(part.rows, part.nodes)
+                    writer.add(*_wanted(part, below, spans)[:2])
             return writer.publish(target)
         file = ParquetFile(
             Path(folder),
@@ -230,7 +243,7 @@ def rewrite_file(
         for part in readable(context, path, log=log):
             if isinstance(part, LostRows):
                 continue
-            below_end = _below(part, below)
+            below_end = _wanted(part, below, spans)
             if below_end.rows:
                 file.write(
                     to_batch(below_end.rows, below_end.nodes, below_end.places),
@@ -261,12 +274,20 @@ def copy_file(
         target.create_from(path, local.name)
 
 
-def _below(part: Rows, below: Position | None) -> Rows:
-    if below is None or part.places is None or not part.places or max(part.places) < below:
+def _wanted(part: Rows, below: Position | None, spans: Spans | None) -> Rows:
+    tests = [True] * len(part.rows)
+    if below is not None and part.places is not None:
+        tests = [place < below for place in part.places]
+    if spans is not None:
+        tests = [_has(spans, row[KEY] or b"") for row in part.rows]
+    if all(tests):
         return part
-    indices = [index for index, place in enumerate(part.places) if place < below]
     return Rows(
-        [part.rows[index] for index in indices],
-        [part.nodes[index] for index in indices],
-        [part.places[index] for index in indices],
+        list(compress(part.rows, tests)),
+        list(compress(part.nodes, tests)),
+        part.places and list(compress(part.places, tests)),
     )
+
+
+def _has(spans: Spans, key: bytes) -> bool:
+    return any(first <= key and (end is None or key < end) for first, end in spans)

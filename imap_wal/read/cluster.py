@@ -152,9 +152,9 @@ class ClusterLog:
         # It may also be newer entries that a rewrite has covered since the node was read, or an
         # open that has ended.
         damage += [
-            older_manifest(f"{node.folder}/manifest", why)
+            replaced
             for node in nodes.values()
-            if (why := node.why_older(manifest, opened))
+            if (replaced := node.replaced(manifest, opened)) is not None
         ]
         registered = manifest.nodes
         there = {

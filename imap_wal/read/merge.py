@@ -12,7 +12,6 @@ from typing import Generic, Protocol, TypeVar
 from imap_wal.errors import Closed, ImapWalError, LogError, OtherHistory
 from imap_wal.format import FRAME_HEADER_BYTES, START, Position
 from imap_wal.manifest.epochs import demand, ids, marked
-from imap_wal.manifest.older import mark_beyond
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import (
     MEMBERS_MAX,
@@ -278,7 +277,7 @@ class Merge(Generic[S]):
                     or node_state.manifest.cluster.newer_than(state.seen)
                 ):
                     return None
-                if mark_beyond(name, node_state.manifest, node_state.last, state.manifest):
+                if node_state.replaced(state.manifest, {}):
                     return None
                 nodes[name] = node_state
                 moved.add(name)

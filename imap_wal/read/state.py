@@ -17,7 +17,13 @@ from imap_wal.manifest.claims import ClaimManifest
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.list_files import Archive, Listed, ListFile
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, Seen
-from imap_wal.manifest.older import MISSING_ADVICE, mark_beyond, older_epoch, without_gap
+from imap_wal.manifest.older import (
+    MISSING_ADVICE,
+    older_epoch,
+    older_manifest,
+    replaced,
+    without_gap,
+)
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.rules.counts import Overtaken
 from imap_wal.segment.listing import SegmentFile, WalFolder
@@ -148,14 +154,14 @@ class NodeState:
         """Whether this is what a node whose disk cannot be read uploaded of that log."""
         return bool(self.manifest.address) and self.manifest.directory == directory
 
-    def why_older(self, cluster: ClusterManifest, opened: Mapping[str, int]) -> str:
-        """Why the node's folder was replaced by an older copy; "" if it was not. `opened`: the
+    def replaced(self, cluster: ClusterManifest, opened: Mapping[str, int]) -> LogError | None:
+        """The error if the node's folder was replaced by an older or another copy. `opened`: the
         newest opened epoch of each log."""
         if self.missing or not self.manifest.directory:
-            return ""
-        return mark_beyond(self.name, self.manifest, self.last, cluster) or older_epoch(
-            self.manifest, opened
-        )
+            return None
+        error = replaced(self.folder, self.name, self.manifest, self.last, cluster)
+        older = older_epoch(self.manifest, opened)
+        return error or (older_manifest(f"{self.folder}/manifest", older) if older else None)
 
 
 @dataclass(frozen=True)
@@ -331,7 +337,7 @@ class ClusterState:
         that existed, just as a checkpoint does: if the frame is missing, entries of the log are
         lost, though the snapshot has them."""
         name, checkpoint = segment.name, manifest.checkpoint
-        marks = self.manifest.marks(node.name, manifest.directory).values()
+        marks = self.manifest.marks(node.name, node.manifest).values()
         return Place(
             segment.path,
             manifest.directory,
@@ -402,13 +408,12 @@ class ClusterState:
         )
 
     def covered(self, node: str) -> dict[str, Position]:
-        """Map → position up to which a snapshot covers this node's entries. Marks of another log
-        directory do not count."""
-        return self.manifest.marks(node, self.nodes[node].manifest.directory)
+        """Map → position up to which a snapshot covers this node's entries."""
+        return self.manifest.marks(node, self.nodes[node].manifest)
 
     def complete(self, node: str) -> Position:
         """The position up to which snapshots cover this node's entries of all maps."""
-        return self.manifest.complete(node, self.nodes[node].manifest.directory)
+        return self.manifest.complete(node, self.nodes[node].manifest)
 
     def overtaken(self) -> Overtaken:
         """Map → partition → pair, for entries above the marks of that map's snapshot."""

@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 
 from imap_wal import layout
 from imap_wal.context import Context
+from imap_wal.format import START, Position
 from imap_wal.inspect import older_manifests
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.claims import CLOSED_ADVICE, ClaimManifest
 from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.epochs import Name, named
 from imap_wal.manifest.snapshots import LowWaterMark, lists_of, names_of
 from imap_wal.parquet import salvage
 from imap_wal.read.state import ClusterState
+from imap_wal.repair.former import Former
 from imap_wal.repair.node import Highest, NodeRepair
 from imap_wal.repair.report import COPIED, REWRITTEN, Extent, Item
 from imap_wal.repair.snapshots import SnapshotRepair
@@ -54,34 +57,54 @@ class ManifestRepair:
 
         def moved(marks: Mapping[str, LowWaterMark]) -> dict[str, LowWaterMark]:
             return {
-                node: LowWaterMark(mark.directory, repairs[node].position(mark.position))
-                if node in repairs
-                else mark
+                node: repairs[node].mark(mark) if node in repairs else mark
                 for node, mark in marks.items()
             }
 
-        def without_removed(marks: Mapping[str, LowWaterMark]) -> dict[str, LowWaterMark]:
+        def lowered(
+            marks: Mapping[str, LowWaterMark], former: Former | None
+        ) -> dict[str, LowWaterMark]:
+            """Down to those of the former snapshot, or to what is removed."""
+            floors = moved(former.snapshot.marks) if former is not None else {}
             return {
-                node: LowWaterMark(mark.directory, min(mark.position, repairs[node].removed))
+                node: replace(
+                    mark,
+                    position=min(
+                        mark.position,
+                        max(repairs[node].removed, _position(floors.get(node), mark.directory)),
+                    ),
+                )
                 if node in repairs
                 else mark
                 for node, mark in marks.items()
             }
 
+        others = {node for node, repair in repairs.items() if repair.other_copy}
         snapshots = {
-            name: replace(snapshot, marks=moved(snapshot.marks))
+            name: replace(
+                snapshot,
+                marks=moved(snapshot.marks),
+                mixed=snapshot.mixed or not others.isdisjoint(snapshot.marks),
+                versions=snapshot.versions if others.isdisjoint(snapshot.marks) else 0,
+            )
             for name, snapshot in self._snapshots.planned.items()
         }
-        for name in self._snapshots.incomplete:
+        versions = dict(manifest.versions)
+        for name, former in self._snapshots.incomplete.items():
             snapshot = snapshots[name]
-            if not snapshot.dropped:  # the logs may still have what was dropped
-                marks = without_removed(snapshot.marks)
-                snapshots[name] = replace(snapshot, marks=marks, mixed=True)
+            # The logs may still have what was dropped before.
+            if former is not None or not snapshot.dropped:
+                # What is below the mark until now may have lower versions than its table.
+                number = former.snapshot.versions if former is not None else 0
+                if former is not None and number:
+                    versions[number] = former.versions
+                marks = lowered(snapshot.marks, former)
+                snapshots[name] = replace(snapshot, marks=marks, mixed=True, versions=number)
         lifetimes = tuple(
             replace(
                 lifetime,
                 cuts={
-                    node: repairs[node].position(cut) if node in repairs else cut
+                    node: repairs[node].cut(cut) if node in repairs else cut
                     for node, cut in lifetime.cuts.items()
                 },
             )
@@ -109,6 +132,8 @@ class ManifestRepair:
             ),
             keys=key_checks.with_active(self._context.keys.key_ring, manifest.keys),
             losses=self._losses(manifest),
+            epochs=self._epochs(nodes),
+            versions=versions,
             token=manifest.token or (self.older and bool(view.claims.tokens)),
         )
 
@@ -136,6 +161,22 @@ class ManifestRepair:
         """The paths of the list files of the present manifest."""
         names = names_of(lists_of(self._view.manifest.snapshots))
         return [layout.list_path(self._view.folder, name) for name in sorted(names)]
+
+    def _epochs(self, nodes: Sequence[NodeRepair]) -> Mapping[str, tuple[Name, ...]]:
+        """The epochs that the marks of the copy are of. If the copy does not know all of them, it
+        has none: then its marks count for its log directory."""
+        names = dict(self._view.manifest.epochs)
+        for repair in nodes:
+            manifest = repair.manifest or repair.node.manifest
+            is_same = repair.manifest is None and not repair.other_copy
+            if is_same or manifest.directory not in names:
+                continue
+            marks = map(repair.mark, self._view.manifest.covered(repair.node.name))
+            farthest = max(_position(mark, manifest.directory).epoch for mark in (*marks, None))
+            del names[manifest.directory]
+            if manifest.epochs and manifest.epochs[-1].number >= farthest:
+                names[manifest.directory] = named(manifest.epochs)
+        return names
 
     def _losses(self, manifest: ClusterManifest) -> Mapping[str, int]:
         """Losses after which no promise of a node is valid: a promise does not say which copies the
@@ -198,6 +239,10 @@ class ManifestRepair:
             f"{gone * (there < self._seen.generation)}those that a later rewrite removed may be "
             f"back{adopted}"
         )
+
+
+def _position(mark: LowWaterMark | None, directory: str) -> Position:
+    return mark.position if mark is not None and mark.directory == directory else START
 
 
 # The claims of a repaired copy.

@@ -22,8 +22,10 @@ from imap_wal.format import START, Position
 from imap_wal.inspect import older_manifests
 from imap_wal.manifest.list_files import Archive, Listed, ListFile
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest
-from imap_wal.manifest.older import Evidence
+from imap_wal.manifest.older import Evidence, other_copy
+from imap_wal.manifest.snapshots import LowWaterMark
 from imap_wal.parquet import salvage
+from imap_wal.read.file_scan import END
 from imap_wal.read.state import NodeState
 from imap_wal.repair.node_plan import NodePlan, Write
 from imap_wal.repair.node_segments import SegmentPlanner
@@ -90,6 +92,15 @@ class NodeRepair:
         if self.older or look_at_entries:
             self._look_at_entries()
         self._plan_manifest()
+        if self.other_copy:
+            reason = (
+                f"{self.other_copy}. The copy has the entries of this folder and those of the "
+                "snapshots; what else the other copy had is lost, and entries that a rewrite "
+                "removed may be back"
+            )
+            plan.items.append(
+                Item(self.node.folder, "node", "corrupt", COPIED, given_up=Extent(), what=reason)
+            )
 
     def _put_strangers_aside(self) -> None:
         plan, manifest = self._plan, self._plan.manifest
@@ -133,9 +144,26 @@ class NodeRepair:
         """The list files that the copy has: those of a manifest that is copied."""
         return () if self._plan.changed else self._plan.node.manifest.archives.lists
 
+    @property
+    def other_copy(self) -> str:
+        """Why snapshots cover entries of another copy of this log; "" if none does."""
+        return other_copy(self.node.name, self.node.manifest, self._plan.view.manifest)
+
     def position(self, place: Position) -> Position:
         """The position in the copy for a position of this log."""
         return self._plan.position(place)
+
+    def mark(self, mark: LowWaterMark) -> LowWaterMark:
+        """The mark in the copy for one of this node."""
+        if mark.directory != self.node.manifest.directory:
+            return mark
+        reach = self._plan.view.manifest.reach_in(self.node.manifest)
+        return replace(mark, position=self.position(reach(mark)))
+
+    def cut(self, place: Position) -> Position:
+        """The end in the copy for one before a lifetime. What another copy had then is not known:
+        nothing of this log becomes void."""
+        return END if self.other_copy else self.position(place)
 
     def write(self, target: SegmentStore) -> None:
         """Write archives, their lists and segments; the caller writes the manifests later."""

@@ -86,7 +86,7 @@ class NodePlan:
 
     def marks(self) -> list[Position]:
         """The positions up to which snapshots cover this log."""
-        return [*self.view.manifest.marks(self.node.name, self.manifest.directory).values()]
+        return [*self.view.manifest.marks(self.node.name, self.node.manifest).values()]
 
     def put_aside(self, segment: SegmentFile) -> str:
         """Keep the bytes of a file that does not belong to this log. Returns their path in the

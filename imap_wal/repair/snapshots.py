@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from imap_wal import names
+from imap_wal.clock import utc
 from imap_wal.contents import checksum
 from imap_wal.context import Context
 from imap_wal.errors import ShortLog
@@ -14,6 +15,7 @@ from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.snapshots import Snapshot, SnapshotFile
 from imap_wal.parquet import salvage
 from imap_wal.read.state import ClusterState
+from imap_wal.repair.former import Former, former_with
 from imap_wal.repair.report import COPIED, GIVEN_UP, REWRITTEN, Extent, Item
 from storage_backends import NotFound, SegmentStore, StoredFile
 from storage_backends.paths import number_in
@@ -39,8 +41,11 @@ class SnapshotRepair:
         """Whether files of damaged lists were found again, or given up."""
         self.generation = 0
         """The highest generation that has a folder."""
-        self.incomplete: set[str] = set()
-        """Maps whose snapshot lost rows: what the logs still have of them counts again."""
+        self.incomplete: dict[str, Former | None] = {}
+        """Maps whose snapshot lost rows, and the former snapshot that has their keys: what the logs
+        still have of them since then counts again."""
+        self._spans: dict[str, salvage.Spans] = {}
+        """Path of a file of a former snapshot → the keys that are taken of it."""
         self.taken_in: list[str] = []
         """Files of snapshots that no manifest names but the copy keeps."""
 
@@ -58,7 +63,7 @@ class SnapshotRepair:
             again = self._parts_again(name, snapshots[name])
             fits = len(again) == expected and self._sizes_fit(snapshots[name], again)
             if not fits:
-                self.incomplete.add(name)
+                self.incomplete[name] = None
             files = Listed((*snapshots[name].files, *map(_taken_in, again)))
             snapshots[name] = replace(snapshots[name], files=files, mixed=True)
             doubt = "" if fits else "; their sizes are not those of the snapshot"
@@ -158,72 +163,103 @@ class SnapshotRepair:
         )
 
     def decide(self, name: str, snapshot: Snapshot) -> None:
-        files: list[SnapshotFile] = []
-        records = tombstones = 0
-        for named in snapshot.files:
-            path = named.path
-            self._tell(path)
-            try:
-                size = self._store.size(path)
-                with self._store.open_input(path) as source:
-                    crc = checksum(source)
-            except NotFound:
-                crc = size = 0
-            readable = salvage.count_readable(self._context, path, log=None)
-            records, tombstones = records + readable.records, tombstones + readable.tombstones
-            present = named._replace(checksum=crc, size=size, rows=readable.records)
-            if (named.checksum and named.checksum == crc) or (
-                not named.checksum and not readable.what
-            ):
-                files.append(present)
-                self._items.append(
-                    Item(
-                        path,
-                        "snapshot",
-                        "clean",
-                        COPIED,
-                        Extent(records=readable.records, bytes=size),
-                    )
-                )
-                continue
-            lost = Extent(records=readable.lost) if readable.lost != 0 else None
-            reason = readable.what or "its bytes do not match the checksum in the manifest"
-            if not readable.records or lost is not None:
-                self.incomplete.add(name)
-                reason += "; what the logs still have of it counts"
-            if not readable.records:
-                self._items.append(
-                    Item(path, "snapshot", "corrupt", GIVEN_UP, given_up=lost, what=reason)
-                )
-                continue
-            files.append(present)
-            self.rewritten.add(path)
-            self._items.append(
-                Item(
-                    path,
-                    "snapshot",
-                    "corrupt",
-                    REWRITTEN,
-                    Extent(records=readable.records),
-                    lost,
-                    reason,
-                )
-            )
+        looks = [self._look_at(file) for file in snapshot.files]
+        lost = [look.file.path for look in looks if look.loses]
+        former = former_with(self._context, self._view, name, snapshot, lost) if lost else None
+        if lost:
+            self.incomplete[name] = former
+        reason, gap = self._instead(name, snapshot, former)
+        files = [look.file for look in looks if look.is_whole or look.readable.records]
+        for look in looks:
+            self._items.append(look.item(reason, gap, is_counted=former is None))
+        self.rewritten |= {
+            look.file.path for look in looks if not look.is_whole and look.readable.records
+        }
         if self.rewritten.isdisjoint(snapshot.paths) and files == list(snapshot.files):
             self.planned[name] = snapshot
             return
+        records = sum(look.readable.records for look in looks)
+        tombstones = sum(look.readable.tombstones for look in looks)
         if files:
             files[0] = files[0]._replace(border="")  # the file before it may be given up
+        size = snapshot.bytes
+        for file, readable in self._take_in_former(former):
+            records, tombstones = records + readable.records, tombstones + readable.tombstones
+            files.append(file._replace(rows=readable.records, border=""))
+            size += file.size
         self.planned[name] = replace(
-            snapshot, files=Listed(files), live=records - tombstones, tombstones=tombstones
+            snapshot,
+            files=Listed(files),
+            live=records - tombstones,
+            tombstones=tombstones,
+            bytes=size,
         )
+
+    def _look_at(self, named: SnapshotFile) -> _Look:
+        self._tell(named.path)
+        try:
+            size = self._store.size(named.path)
+            with self._store.open_input(named.path) as source:
+                crc = checksum(source)
+        except NotFound:
+            crc = size = 0
+        readable = salvage.count_readable(self._context, named.path, log=None)
+        present = named._replace(checksum=crc, size=size, rows=readable.records)
+        is_same = bool(named.checksum) and named.checksum == crc
+        return _Look(present, readable, is_same or (not named.checksum and not readable.what))
+
+    def _instead(
+        self, name: str, snapshot: Snapshot, former: Former | None
+    ) -> tuple[str, Extent | None]:
+        """What a damaged file's report says about its lost rows, and the changes that are nowhere
+        else; None: there are none."""
+        if former is None:
+            return "what the logs still have of it counts", Extent()
+        then = f"generation {former.snapshot.generation}, of {utc(former.snapshot.created_ms)}"
+        reason = f"its keys are those of the former snapshot of map {name!r} ({then})"
+        gaps = former.gaps(self._view, snapshot)
+        if not gaps:
+            return f"{reason} and of the log since then, which is whole: nothing is lost", None
+        places = ", ".join(
+            f"after {start} up to {end} of node {node!r}"
+            for node, (start, end) in sorted(gaps.items())
+        )
+        first, last = next(iter(gaps.values())) if len(gaps) == 1 else (None, None)
+        return (
+            f"{reason} and what the logs still have since then. Changes of them {places} are lost: "
+            "changed keys have the value before, and deleted ones may be back"
+        ), Extent(first and str(first), last and str(last))
+
+    def _take_in_former(
+        self, former: Former | None
+    ) -> Iterator[tuple[SnapshotFile, salvage.Salvaged]]:
+        """The files of a former snapshot that the copy has, with the lost keys alone."""
+        for file in former.files if former is not None else ():
+            assert former is not None
+            readable = salvage.count_readable(
+                self._context, file.path, log=None, spans=former.spans
+            )
+            if not readable.records:
+                continue
+            action, what = COPIED, "of a former snapshot"
+            size: int | None = file.size
+            if readable.records != file.rows:
+                self.rewritten.add(file.path)
+                self._spans[file.path] = former.spans
+                action, size, what = REWRITTEN, None, f"{what}: the keys that are lost"
+            kept = Extent(records=readable.records, bytes=size)
+            self._items.append(Item(file.path, "snapshot", "clean", action, kept, what=what))
+            yield file, readable
 
     def write(self, target: SegmentStore, name: str, snapshot: Snapshot) -> None:
         files: list[SnapshotFile] = []
         for file in snapshot.files:
             self._tell(file.path)
             if file.path in self.rewritten:
-                new = salvage.rewrite_file(self._context, file.path, target, file.path, log=None)
+                spans = self._spans.get(file.path)
+                new = salvage.rewrite_file(
+                    self._context, file.path, target, file.path, log=None, spans=spans
+                )
                 files.append(file._replace(checksum=new.checksum, size=new.bytes))
             else:
                 salvage.copy_file(self._store, file.path, target)
@@ -232,6 +268,37 @@ class SnapshotRepair:
             size = snapshot.bytes + sum(new.size for new in files)
             size -= sum(file.size for file in snapshot.files)
             self.planned[name] = replace(snapshot, files=Listed(files), bytes=max(size, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A file of a snapshot as it is now."""
+
+    file: SnapshotFile
+    readable: salvage.Salvaged
+    is_whole: bool
+
+    @property
+    def loses(self) -> bool:
+        """Whether rows of it are lost."""
+        return not self.is_whole and (not self.readable.records or self.readable.lost != 0)
+
+    def item(self, instead: str, gap: Extent | None, *, is_counted: bool) -> Item:
+        """`instead`, `gap`: what the copy has in place of the lost rows, and what it lacks.
+        `is_counted`: all lost rows."""
+        path, readable, size = self.file.path, self.readable, self.file.size
+        kept = Extent(records=readable.records, bytes=size if self.is_whole else None)
+        if self.is_whole:
+            return Item(path, "snapshot", "clean", COPIED, kept)
+        reason = readable.what or "its bytes do not match the checksum in the manifest"
+        if not self.loses:
+            return Item(path, "snapshot", "corrupt", REWRITTEN, kept, None, reason)
+        if gap is not None and is_counted:
+            gap = replace(gap, records=readable.lost) if readable.lost != 0 else None
+        reason += f"; {instead}"
+        if not readable.records:
+            return Item(path, "snapshot", "corrupt", GIVEN_UP, given_up=gap, what=reason)
+        return Item(path, "snapshot", "corrupt", REWRITTEN, kept, gap, reason)
 
 
 def _taken_in(file: StoredFile) -> SnapshotFile:

@@ -246,6 +246,4 @@ def base_of(
 
 def _mark(snapshot: Snapshot, node: str, state: ClusterState) -> Position:
     """The position up to which a snapshot covers a node's log."""
-    mark = snapshot.marks.get(node)
-    is_of_log = mark is not None and mark.directory == state.nodes[node].manifest.directory
-    return mark.position if mark is not None and is_of_log else START
+    return state.manifest.reach_in(state.nodes[node].manifest)(snapshot.marks.get(node))

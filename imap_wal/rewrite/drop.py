@@ -92,9 +92,9 @@ def _publish(
             until_ms=now_ms,
             versions=number,
         )
-        return replace(
-            manifest.with_snapshot(name, snapshot), versions=versions
-        ).without_unused_tables()
+        dropped = replace(manifest.with_snapshot(name, snapshot), versions=versions)
+        logs = [node_state.manifest for node_state in state.nodes.values()]
+        return dropped.without_unused_tables().with_epochs(logs)
 
     log.manifests.update(change)
     return generation

@@ -124,9 +124,12 @@ def publish(log: ClusterLog, plan: RewritePlan, result: Result) -> ClusterManife
         if plan.maps is None:
             raised = _raised(all_maps, plan)
             all_maps = {node: raised[node] for node in raised if node in manifest.nodes}
-        return replace(
-            manifest, snapshots=left, versions=versions, clears=clears, all_maps=all_maps
-        ).without_unused_tables()
+        covered = [plan.state.nodes[node].manifest for node in plan.until]
+        return (
+            replace(manifest, snapshots=left, versions=versions, clears=clears, all_maps=all_maps)
+            .without_unused_tables()
+            .with_epochs(covered)
+        )
 
     return log.manifests.update(change)
 

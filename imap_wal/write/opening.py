@@ -35,10 +35,10 @@ from imap_wal.manifest.epochs import begun, ended
 from imap_wal.manifest.node import LOG, NodeManifest, node_manifests
 from imap_wal.manifest.older import (
     current_cluster,
-    mark_beyond,
     older_epoch,
     older_manifest,
     opened_epochs,
+    replaced,
 )
 from imap_wal.manifest.roots import demand_root
 from imap_wal.placement.router import demand_own
@@ -413,14 +413,10 @@ class NodeOpening:
             raise older_manifest(f"{self._folder}/manifest", older)
         wal = wal_folder(self._store, self._folder, before.archived, before.begins)
         if before.lives_in(wal.logs):
-            beyond = mark_beyond(
-                self._identity.node,
-                before,
-                wal.segments[-1].name if wal.segments else (0, 0),
-                cluster,
-            )
-            if beyond:
-                raise older_manifest(f"{self._folder}/manifest", beyond)
+            last = wal.segments[-1].name if wal.segments else (0, 0)
+            error = replaced(self._folder, self._identity.node, before, last, cluster)
+            if error is not None:
+                raise error
         return wal
 
     def _claimed(self, before: NodeManifest, first_session: int) -> NodeManifest:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import imap_wal
 from imap_wal import log
 from imap_wal.context import Context
 from imap_wal.entry import VALUE
@@ -16,6 +17,7 @@ from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.commands.reading.tail import LineFollower
 from storage_backends.local import LocalStore
 from tests.cli.conftest import Run
+from tests.kit.actors import NODE
 from tests.kit.nth_call import AtCall, counted, replaced
 
 
@@ -69,6 +71,41 @@ def test_a_repaired_copy_refuses_what_it_has_changed(tmp_path: Path, run: Run) -
             _values(copy, position)
     for each in LogReader(str(copy)).read():
         assert next(LogReader(str(copy)).read(each.position)) == each
+
+
+def test_a_folder_of_another_copy_is_reported_and_repaired(tmp_path: Path, run: Run) -> None:
+    """Its entries are below the mark of the snapshot, which has those of the log's own folder."""
+    here, other = tmp_path / "log", tmp_path / "other"
+
+    def write(root: Path, *keys: str) -> None:
+        with imap_wal.open(root, node="n1", auto_rewrite_percentage=0) as store:
+            store.map("m").update(dict.fromkeys(keys, 1))
+
+    write(here, "both")
+    shutil.copytree(here, other)
+    write(here, "ours")
+    write(here)
+    write(other, "theirs")
+    write(other, "later")
+    assert run("rewrite", here).code == 0
+    shutil.rmtree(here / NODE)
+    shutil.copytree(other / NODE, here / NODE)
+    for command in ("export", "restore", "rewrite", "prune"):
+        ended = run(command, here)
+        assert (ended.code, "of another copy of this log" in ended.err) == (1, True), ended.err
+    for command in ("verify", "doctor"):
+        ended = run(command, here)
+        assert (ended.code, "of another copy of this log" in ended.out) == (3, True)
+    copy = tmp_path / "copy"
+    ended = run("repair", here, "--to", copy)
+    assert (ended.code, "those of the snapshots" in ended.out) == (3, True)
+    assert {line["key"] for line in run("export", copy).lines} == {
+        "both",
+        "ours",
+        "theirs",
+        "later",
+    }
+    assert run("verify", copy).code == 0
 
 
 def _followed(gate: AtCall) -> str:

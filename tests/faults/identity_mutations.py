@@ -10,6 +10,9 @@ REPLACED = (
     "test_nothing_is_acknowledged_after_a_folder_was_replaced"
 )
 
+OF_ANOTHER = "tests/restore/test_marks_of_copies.py::test_a_mark_covers_no_entry_of_another_copy"
+FORMER = "tests/cli/test_former_snapshots.py"
+
 OF_IDENTITIES = (
     Mutation(
         "a permit is known by its name",
@@ -142,7 +145,7 @@ OF_IDENTITIES = (
     Mutation(
         "what the logs have of a damaged snapshot does not count in a repaired copy",
         "imap_wal/repair/cluster_manifest.py",
-        "if not snapshot.dropped:",
+        "if former is not None or not snapshot.dropped:",
         "if False:",
         "tests/cli/test_repair_histories.py::test_what_the_logs_have_of_a_damaged_snapshot_counts",
     ),
@@ -152,5 +155,61 @@ OF_IDENTITIES = (
         "if epoch_ids and header.epoch_id not in epoch_ids:",
         "if False:",
         "tests/cli/test_repair_metadata.py::test_a_segment_of_another_copy_is_no_void_one",
+    ),
+    Mutation(
+        "a mark covers the entries of another copy",
+        "imap_wal/manifest/cluster.py",
+        "return mark.position if end is None else min(mark.position, end)",
+        "return mark.position",
+        OF_ANOTHER,
+    ),
+    Mutation(
+        "a rewrite does not record the epochs that its marks are of",
+        "imap_wal/rewrite/publish.py",
+        ".with_epochs(covered)",
+        ".with_epochs([])",
+        OF_ANOTHER,
+    ),
+    Mutation(
+        "a drop does not record the epochs that its marks are of",
+        "imap_wal/rewrite/drop.py",
+        ".with_epochs(logs)",
+        ".with_epochs([])",
+        "tests/restore/test_marks_of_copies.py::test_the_mark_of_a_drop_is_of_one_copy",
+    ),
+    Mutation(
+        "a repair keeps the cut of another copy",
+        "imap_wal/repair/node.py",
+        "return END if self.other_copy else self.position(place)",
+        "return self.position(place)",
+        "tests/restore/test_marks_of_copies.py::test_a_cut_of_another_copy_makes_nothing_void",
+    ),
+    Mutation(
+        "a repair does not look for former snapshots",
+        "imap_wal/repair/snapshots.py",
+        "snapshot, lost) if lost else None",
+        "snapshot, lost) if False else None",
+        f"{FORMER}::test_only_changes_since_the_former_snapshot_are_lost",
+    ),
+    Mutation(
+        "a repair takes all keys of a former snapshot",
+        "imap_wal/repair/former.py",
+        "return Former(snapshot, versions, tuple(files), spans)",
+        "return Former(snapshot, versions, tuple(files), ALL_KEYS)",
+        f"{FORMER}::test_a_deleted_key_of_a_whole_file_stays_deleted",
+    ),
+    Mutation(
+        "a repair takes a former snapshot of a map that was dropped since",
+        "imap_wal/repair/former.py",
+        "if former.dropped == newest.dropped:",
+        "if True:",
+        f"{FORMER}::test_a_map_that_was_dropped_since_stays_dropped",
+    ),
+    Mutation(
+        "a repair says that nothing is lost although a prune removed the log",
+        "imap_wal/repair/former.py",
+        "if start < end:",
+        "if False:",
+        f"{FORMER}::test_only_changes_since_the_former_snapshot_are_lost",
     ),
 )

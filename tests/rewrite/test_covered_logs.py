@@ -113,10 +113,9 @@ def test_a_rewrite_of_some_maps_covers_no_other_map(memory: MemoryStore) -> None
     fill(log, 0, 3)
     fill(log, 3, 3, "other")
     run(memory, maps=["orders"])
-    manifest = cluster(memory).manifest()
-    assert manifest.complete("n1", log.directory) == START
+    assert cluster(memory).state().complete("n1") == START
     run(memory)
-    assert cluster(memory).manifest().complete("n1", log.directory) == log.end
+    assert cluster(memory).state().complete("n1") == log.end
     assert len(values(view(memory), "other")) == 3
 
 
@@ -126,7 +125,7 @@ def test_a_dropped_map_leaves_the_mark_of_all_maps(memory: MemoryStore) -> None:
     run(memory)
     end = log.end
     drop_map(cluster(memory), "orders")
-    assert cluster(memory).manifest().complete("n1", log.directory) == end
+    assert cluster(memory).state().complete("n1") == end
     fill(log, 3, 1)
     run(memory)
     assert values(view(memory)) == {"k3": "3"}

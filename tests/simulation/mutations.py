@@ -138,8 +138,8 @@ class _Publishing:
 def _older_manifests_are_taken(put: Put) -> None:
     put(opening, "demand_current", lambda *_, **__: None)
     put(Seen, "newer_than", lambda *_: False)
-    put(node_state, "mark_beyond", lambda *_, **__: "")
-    put(opening, "mark_beyond", lambda *_, **__: "")
+    put(node_state, "replaced", lambda *_, **__: None)
+    put(opening, "replaced", lambda *_, **__: None)
 
 
 def _segments_of_any_log(put: Put) -> None:

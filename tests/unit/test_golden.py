@@ -95,6 +95,7 @@ CLUSTER = ClusterManifest(
     token=True,
     all_maps={"n1": LowWaterMark(DIRECTORY, Position(1, 2, 3, 4))},
     losses={"n1": 1},
+    epochs={DIRECTORY: ((1, "0a1b2c3d4e5f"), (2, "a1b2c3d4e5f6"))},
     decoded=("order*",),
 )
 

@@ -275,8 +275,9 @@ def _loss_of_missing(log: ClusterLog, state: ClusterState, node: str, left: Node
     """The same for an incomplete log. Some of its files may exist, even without a manifest: their
     readable entries are counted. The count is never complete."""
     count, directory = _Count(log.context), state.manifest.nodes[node]
-    covered = state.manifest.marks(node, directory)
-    archives = left.archives if left.directory == directory else ()
+    if left.directory != directory:
+        left = NodeManifest(directory, archived=left.archived)
+    covered = state.manifest.marks(node, left)
     segments = wal_folder(log.store, log.node_folder(node), left.archived).segments
     scans = [
         FileScan(
@@ -290,7 +291,7 @@ def _loss_of_missing(log: ClusterLog, state: ClusterState, node: str, left: Node
             covered=covered,
             records=archive.records,
         )
-        for archive in archives
+        for archive in left.archives
     ]
     scans += [
         FileScan(

@@ -1,0 +1,222 @@
+"""A low-water mark is of one history of a log: it covers no entry of another copy."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import msgpack
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import imap_wal
+from imap_wal.entry import KEY
+from imap_wal.errors import CorruptLog
+from imap_wal.format import START, Position
+from imap_wal.manifest.cluster import ClusterManifest, IncarnationRecord
+from imap_wal.manifest.epochs import EPOCHS_MAX, NAMES_MAX, Epoch, fork, named
+from imap_wal.manifest.list_files import Listed
+from imap_wal.manifest.node import NodeManifest
+from imap_wal.manifest.snapshots import LowWaterMark, Snapshot
+from imap_wal.rewrite.drop import drop_map
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.run import rewrite
+from storage_backends.memory import MemoryStore
+from tests.kit.actors import NODE, log_of
+from tests.kit.effort import share
+from tests.kit.repairs import repaired
+from tests.support import copy_files
+
+Names = Sequence[tuple[int, str]]
+numbers = itertools.count(1)
+
+
+def write(store: MemoryStore, *keys: str, archive: bool = True) -> None:
+    with imap_wal.open(store.url, node="n1", auto_rewrite_percentage=0) as opened:
+        for key in keys:
+            opened.map("m")[key] = key
+        if archive:
+            opened.archive()
+
+
+def compacted(store: MemoryStore) -> None:
+    rewrite(log_of(store), LocalEngine())
+
+
+def with_folder_of(store: MemoryStore, other: MemoryStore) -> MemoryStore:
+    """A log, with the folder that its node has in another copy."""
+    mixed = copy_files(store)
+    for file in mixed.list(NODE):
+        mixed.delete(file.path)
+    for file in other.list(NODE):
+        mixed.create(file.path, other.read(file.path))
+    return mixed
+
+
+def keys_of(store: MemoryStore) -> set[str]:
+    with imap_wal.open(store.url, node="n1", auto_rewrite_percentage=0) as opened:
+        return set(opened.map("m"))
+
+
+def repaired_keys(store: MemoryStore) -> tuple[set[str], list[str]]:
+    """The keys of a repaired copy, and what the repair says about whole folders."""
+    target, items = repaired(copy_files(store), f"repaired-{next(numbers)}")
+    found = keys_of(target)
+    write(target, "new")
+    compacted(target)
+    assert keys_of(target) == found | {"new"}
+    return found, [item["what"] for item in items if item["kind"] == "node"]
+
+
+@pytest.fixture
+def copies(memory: MemoryStore) -> tuple[MemoryStore, MemoryStore]:
+    """A log with `ours`, and another copy with `theirs` instead, and more. Both were opened three
+    times: a copy that was opened less often, or more often, was always noticed."""
+    write(memory, "both")
+    other = copy_files(memory)
+    write(memory, "ours")
+    write(memory)
+    write(other, "theirs")
+    write(other, "later", archive=False)
+    return memory, other
+
+
+def test_a_mark_covers_no_entry_of_another_copy(copies: tuple[MemoryStore, MemoryStore]) -> None:
+    """The entries of the other copy are below the mark, but in no snapshot: they were left out
+    without an error, and the next prune removed them."""
+    compacted(copies[0])
+    mixed = with_folder_of(*copies)
+    for _ in range(2):
+        with pytest.raises(CorruptLog, match="of another copy of this log"):
+            keys_of(mixed)
+    with pytest.raises(CorruptLog, match="only before epoch 2"):
+        log_of(mixed).state()
+    found, said = repaired_keys(mixed)
+    assert found == {"both", "ours", "theirs", "later"}
+    assert ["another copy" in text for text in said] == [True]
+
+
+def test_the_mark_of_a_drop_is_of_one_copy(copies: tuple[MemoryStore, MemoryStore]) -> None:
+    drop_map(log_of(copies[0]), "m")
+    mixed = with_folder_of(*copies)
+    with pytest.raises(CorruptLog, match="of another copy of this log"):
+        keys_of(mixed)
+    assert repaired_keys(mixed)[0] == {"theirs", "later"}
+
+
+def test_a_cut_of_another_copy_makes_nothing_void(
+    copies: tuple[MemoryStore, MemoryStore],
+) -> None:
+    """A lifetime of a Hazelcast cluster cuts the log of each node at a position."""
+    first = next(log_of(copies[0]).changes(positions=True)).last
+    compacted(copies[0])
+    lifetime = IncarnationRecord("c", 9, {"n1": first})
+    log_of(copies[0]).manifests.update(lambda old: replace(old, lifetimes=(lifetime,)))
+    target, _ = repaired(with_folder_of(*copies), f"cut-{next(numbers)}")
+    rows = [row for batch in log_of(target).changes() for row in batch.rows]
+    assert {msgpack.unpackb(row[KEY]) for row in rows} == {"both", "ours", "theirs", "later"}
+
+
+def test_an_older_folder_is_below_the_mark(memory: MemoryStore) -> None:
+    """It has the history of the mark, and less of it: what was deleted since stays deleted."""
+    write(memory, "kept", "deleted")
+    older = copy_files(memory)
+    with imap_wal.open(memory.url, node="n1", auto_rewrite_percentage=0) as opened:
+        del opened.map("m")["deleted"]
+    compacted(memory)
+    mixed = with_folder_of(memory, older)
+    with pytest.raises(CorruptLog, match="older than the files"):
+        keys_of(mixed)
+    assert repaired_keys(mixed) == ({"kept"}, [])
+
+
+@settings(max_examples=share(60), deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32))
+def test_no_key_of_a_folder_or_snapshot_is_lost(seed: int) -> None:
+    """Two copies of a log are written, and the folder of one is put into the other: it is refused,
+    or has all its keys; and a repaired copy has them and those of the snapshot."""
+    rng = random.Random(seed)
+
+    def use(store: MemoryStore, name: str, keys: set[str], covered: set[str]) -> set[str]:
+        """Random writes and rewrites; adds to `keys`. Returns what a snapshot has."""
+        for _ in range(rng.randint(0, 3)):
+            new = [f"{name}-{len(keys)}-{at}" for at in range(rng.randint(0, 3))]
+            write(store, *new, archive=rng.random() < 0.5)
+            keys |= set(new)
+            if rng.random() < 0.4:
+                compacted(store)
+                covered = set(keys)
+        return covered
+
+    log, first = MemoryStore(f"marks-{next(numbers)}"), set[str]()
+    covered = use(log, "both", first, set())
+    write(log, "first")
+    other, theirs = copy_files(log), {*first, "first"}
+    covered = use(log, "ours", {*theirs}, covered)
+    use(other, "theirs", theirs, set())
+    mixed = with_folder_of(log, other)
+    with suppress(CorruptLog):
+        assert keys_of(copy_files(mixed)) == theirs | covered
+    assert repaired_keys(mixed)[0] == theirs | covered
+
+
+# ---- the rule ----
+
+
+def _epochs(names: Names) -> tuple[Epoch, ...]:
+    return tuple(Epoch(*name) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("names", "epochs", "parts"),
+    [
+        ([], [(1, "a")], None),
+        ([(1, "a")], [], None),
+        ([(1, "a")], [(1, "a"), (2, "b")], None),
+        ([(1, "a"), (2, "b")], [(1, "a")], None),
+        ([(1, "a"), (2, "b")], [(1, "a"), (2, "c"), (3, "d")], 2),
+        ([(2, "b"), (3, "c")], [(1, "a"), (2, "x"), (3, "y")], 2),
+        ([(1, "a"), (2, "b")], [(5, "e"), (6, "f")], 0),
+        ([(5, "e")], [(1, "a")], 0),
+        ([(1, "a"), (1, "b")], [(1, "b"), (1, "a"), (2, "c")], None),
+        ([(1, "a"), (1, "b")], [(1, "a"), (2, "c")], 1),
+        ([(1, "a")], [(number, "x") for number in range(2, EPOCHS_MAX + 2)], None),
+    ],
+)
+def test_copies_part_at_the_first_other_epoch(names: Names, epochs: Names, parts: int) -> None:
+    assert fork(names, _epochs(epochs)) == parts
+
+
+def test_a_cluster_manifest_names_the_last_epochs_of_a_log() -> None:
+    epochs = _epochs([(number, f"{number}") for number in range(1, 200)] + [(199, "repaired")])
+    names = named(epochs)
+    assert len(names) == NAMES_MAX + 1 and names[0] == (200 - NAMES_MAX, str(200 - NAMES_MAX))
+    assert fork(names, epochs) is None
+    later = named(_epochs([(300, "c")]), names)
+    assert later[-3:] == ((199, "199"), (199, "repaired"), (300, "c"))
+    assert fork(later, epochs) is None
+
+
+def test_marks_cover_only_what_two_copies_share() -> None:
+    """Every scan, of rows or columns, gets its marks from these two functions."""
+    mark = LowWaterMark("d", Position(3, 8, 0, 0))
+    cluster = ClusterManifest(
+        nodes={"n1": "d"},
+        snapshots={"m": Snapshot(1, Listed(), {"n1": mark}, 0, 0, 0, 0)},
+        all_maps={"n1": mark},
+        epochs={"d": ((2, "aa"), (3, "bb"))},
+    )
+    own = NodeManifest("d", epoch=4, epochs=_epochs([(2, "aa"), (3, "bb"), (4, "cc")]))
+    assert cluster.marks("n1", own) == {"m": mark.position}
+    assert cluster.complete("n1", own) == mark.position
+    other = NodeManifest("d", epoch=4, epochs=_epochs([(2, "aa"), (3, "xx"), (4, "yy")]))
+    assert cluster.marks("n1", other) == {"m": Position(3, 0, 0, 0)}
+    assert cluster.complete("n1", other) == Position(3, 0, 0, 0)
+    strange = NodeManifest("d", epoch=9, epochs=_epochs([(9, "zz")]))
+    assert cluster.marks("n1", strange) == {"m": START}
+    assert cluster.complete("n1", strange) == START
+    assert cluster.marks("n1", NodeManifest("another")) == {}
