@@ -152,7 +152,7 @@ def test_a_map_that_was_dropped_since_stays_dropped(memory: MemoryStore) -> None
     rewrite(log_of(memory), LocalEngine())
     damaged = copy_files(memory)
     put_back(damaged, former)
-    overwrite(damaged, *newest_files(damaged), b"damaged")
+    overwrite(damaged, newest_files(damaged)[0], b"damaged")
     copy, _ = repaired(damaged, f"dropped-{next(numbers)}")
     with opened(copy) as store:
         assert "dropped" not in store.map("m")
@@ -172,7 +172,7 @@ def test_the_log_counts_whatever_versions_its_entries_have(memory: MemoryStore) 
 
     log_of(memory).manifests.update(with_table)
     damaged = copy_files(memory)
-    overwrite(damaged, *newest_files(damaged), b"damaged")
+    overwrite(damaged, newest_files(damaged)[0], b"damaged")
     copy, _ = repaired(damaged, f"versions-{next(numbers)}")
     with opened(copy) as store:
         assert dict(store.map("m")) == {"a": 1, "b": 2}
