@@ -19,6 +19,7 @@ from imap_wal.embedded.store import Store
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.snapshots import PartitionVersions
 from imap_wal.rewrite import part_writer
+from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.ranges import borders_of
@@ -140,17 +141,19 @@ def test_a_deleted_key_of_a_whole_file_stays_deleted(
 
 
 def test_a_map_that_was_dropped_since_stays_dropped(memory: MemoryStore) -> None:
-    from imap_wal.rewrite.drop import drop_map
-
-    with opened(memory) as store:
-        store.map("m")["dropped"] = 1
-    rewrite(log_of(memory), LocalEngine())
+    """A reader still has the snapshot before the drop."""
+    with opened(memory, history_s=3600) as store:
+        for turn in range(2):
+            store.map("m")["dropped"] = turn
+            store.compact()
     former = snapshot_files(memory)
     drop_map(log_of(memory), "m")
     with opened(memory) as store:
         store.map("m")["later"] = 1
     rewrite(log_of(memory), LocalEngine())
     damaged = copy_files(memory)
+    for file in damaged.list("default/embedded/manifest")[:-1]:
+        damaged.delete(file.path)
     put_back(damaged, former)
     overwrite(damaged, newest_files(damaged)[0], b"damaged")
     copy, _ = repaired(damaged, f"dropped-{next(numbers)}")
