@@ -12,7 +12,7 @@ epoch with another id is where two copies part (`fork`): marks cover no entry fr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -129,14 +129,23 @@ def fork(names: Sequence[Name], epochs: Sequence[Epoch]) -> int | None:
     """The number of the first epoch that is another one in the log with these names than in the log
     with these epochs. 0: they have no number in common, so they are not known to share anything.
     None: they are one log, or nothing is known of one of them."""
-    numbers = {number for number, _ in names} & {epoch.number for epoch in epochs}
-    for number in sorted(numbers):
-        if sorted(id for of, id in names if of == number) != sorted(ids(epochs, number)):
-            return number
+    theirs = _by_number(names)
+    ours = _by_number((epoch.number, epoch.id) for epoch in epochs)
+    numbers = theirs.keys() & ours.keys()
+    others = [number for number in numbers if theirs[number] != ours[number]]
+    if others:
+        return min(others)
     # A log forgets epochs below `NodeManifest.removed`, which no mark is below, and those before
     # the last `EPOCHS_MAX`: then it may be the same log.
     is_full = len(epochs) * 2 >= EPOCHS_MAX
     return None if numbers or not names or not epochs or is_full else 0
+
+
+def _by_number(names: Iterable[Name]) -> dict[int, set[str]]:
+    ids_by_number: dict[int, set[str]] = {}
+    for number, id in names:
+        ids_by_number.setdefault(number, set()).add(id)
+    return ids_by_number
 
 
 def segment_id(epochs: Sequence[Epoch], number: int, token: bytes) -> bytes:

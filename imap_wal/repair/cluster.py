@@ -82,7 +82,7 @@ class ClusterRepair:
         of a node is left."""
         self._demand_repairable()
         view = self.view
-        self._snapshots = SnapshotRepair(self.context, view, self.tell, self.items)
+        self._snapshots = SnapshotRepair(self.context, view, self.wants_node, self.tell, self.items)
         view = self.view = self._snapshots.find_again()
         lost = self._lost(f"{view.folder}/manifest", view.number)
         self._manifest_repair = ManifestRepair(

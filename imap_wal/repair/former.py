@@ -8,7 +8,7 @@ what a prune removed of it, and only the damaged file had, is lost.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -36,19 +36,20 @@ class Former:
     files: tuple[SnapshotFile, ...]
     spans: Spans
 
-    def gaps(self, view: ClusterState, newest: Snapshot) -> dict[str, tuple[Position, Position]]:
+    def gaps(
+        self, view: ClusterState, newest: Snapshot, wants_node: Callable[[str], bool]
+    ) -> dict[str, tuple[Position, Position]]:
         """For each node: the positions after and up to which its changes were in the `newest`
-        snapshot, and are in neither this one nor the log."""
+        snapshot, and are in neither this one nor the log of the copy."""
         gaps = {}
         for node, mark in newest.marks.items():
-            state = view.nodes.get(node)
             former = self.snapshot.marks.get(node)
             same = former is not None and former.directory == mark.directory
-            start = former.position if former is not None and same else START
-            is_there = state is not None and state.manifest.directory == mark.directory
-            end = mark.position
-            if state is not None and is_there:
-                end = min(end, state.manifest.removed)
+            start, end = former.position if former is not None and same else START, mark.position
+            log = view.nodes.get(node) if wants_node(node) else None
+            is_there = log is not None and log.manifest.directory == mark.directory
+            if log is not None and is_there and log.replaced(view.manifest, view.opened) is None:
+                end = min(end, log.manifest.removed)
             if start < end:
                 gaps[node] = start, end
         return gaps

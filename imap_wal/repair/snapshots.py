@@ -28,11 +28,12 @@ class SnapshotRepair:
         self,
         context: Context,
         view: ClusterState,
+        wants_node: Callable[[str], bool],
         tell: Callable[[str], None],
         items: list[Item],
     ) -> None:
         self._context, self._store, self._view = context, context.store, view
-        self._tell, self._items = tell, items
+        self._wants_node, self._tell, self._items = wants_node, tell, items
         self.planned: dict[str, Snapshot] = {}
         """The snapshots of the copy, by map."""
         self.rewritten: set[str] = set()
@@ -217,17 +218,17 @@ class SnapshotRepair:
             return "what the logs still have of it counts", Extent()
         then = f"generation {former.snapshot.generation}, of {utc(former.snapshot.created_ms)}"
         reason = f"its keys are those of the former snapshot of map {name!r} ({then})"
-        gaps = former.gaps(self._view, snapshot)
+        gaps = former.gaps(self._view, snapshot, self._wants_node)
         if not gaps:
-            return f"{reason} and of the log since then, which is whole: nothing is lost", None
+            return f"{reason}; no change since then was removed from the log", None
         places = ", ".join(
             f"after {start} up to {end} of node {node!r}"
             for node, (start, end) in sorted(gaps.items())
         )
         first, last = next(iter(gaps.values())) if len(gaps) == 1 else (None, None)
         return (
-            f"{reason} and what the logs still have since then. Changes of them {places} are lost: "
-            "changed keys have the value before, and deleted ones may be back"
+            f"{reason} and of the logs since then. Changes of them {places} are lost: changed keys "
+            "have the value before, and deleted ones may be back"
         ), Extent(first and str(first), last and str(last))
 
     def _take_in_former(

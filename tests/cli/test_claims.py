@@ -22,6 +22,7 @@ from storage_backends import StoredFile, open_store
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import config, identity, plugin, serving
 from tests.cli.conftest import Run
+from tests.kit.repairs import always
 from tests.support import FakeClock
 
 CLAIMS = "default/c/claims/manifest"
@@ -133,7 +134,8 @@ def test_a_snapshot_with_adopted_files_is_mixed() -> None:
     known = Snapshot(1, Listed([former]), {}, 1, 0, 3, 0)
     manifests.update(lambda manifest: manifest.with_snapshot("m", known))
     (view,) = take_inventory(Context(store))
-    repair = SnapshotRepair(Context(store, clock=FakeClock()), view, lambda _: None, [])
+    context = Context(store, clock=FakeClock())
+    repair = SnapshotRepair(context, view, always, lambda _: None, [])
     adopted = repair.adopted("m", [StoredFile(new, 4, 0)])
     assert tuple(adopted.files) == (former, SnapshotFile(new, 0, 4, 0, "", 0))
     assert adopted.mixed and adopted.bytes == 7

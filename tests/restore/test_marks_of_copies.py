@@ -17,6 +17,7 @@ import imap_wal
 from imap_wal.entry import KEY
 from imap_wal.errors import CorruptLog
 from imap_wal.format import START, Position
+from imap_wal.manifest import epochs
 from imap_wal.manifest.cluster import ClusterManifest, IncarnationRecord
 from imap_wal.manifest.epochs import EPOCHS_MAX, NAMES_MAX, Epoch, fork, named
 from imap_wal.manifest.list_files import Listed
@@ -24,6 +25,7 @@ from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.snapshots import LowWaterMark, Snapshot
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from storage_backends.memory import MemoryStore
 from tests.kit.actors import NODE, log_of
@@ -164,6 +166,41 @@ def test_no_key_of_a_folder_or_snapshot_is_lost(seed: int) -> None:
     assert repaired_keys(mixed)[0] == theirs | covered
 
 
+@settings(max_examples=share(60), deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32))
+def test_a_log_is_never_taken_for_another_copy(seed: int) -> None:
+    """After any kills, rewrites, prunes, repairs and returns to a former state of the whole log.
+    Its manifests keep few epochs."""
+    rng, store, keys = random.Random(seed), MemoryStore(f"own-{next(numbers)}"), set[str]()
+    saved: tuple[MemoryStore, set[str]] = store, set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(epochs, "EPOCHS_MAX", rng.choice((4, 8, 250)))
+        patch.setattr(epochs, "NAMES_MAX", rng.choice((1, 2, 64)))
+        for step in range(rng.randint(3, 14)):
+            match rng.randint(0, 9):
+                case 0 | 1:
+                    compacted(store)
+                case 2 | 3:
+                    prune(log_of(store))
+                case 4:
+                    store, _ = repaired(copy_files(store), f"own-repaired-{next(numbers)}")
+                case 5:
+                    saved = copy_files(store), {*keys}
+                case 6 if saved[1]:
+                    store, keys = copy_files(saved[0]), {*saved[1]}
+                case _:
+                    opened = imap_wal.open(store.url, node="n1", auto_rewrite_percentage=0)
+                    for number in range(rng.randint(0, 3)):
+                        opened.map("m")[f"{step}-{number}"] = number
+                    keys = set(opened.map("m"))
+                    if rng.random() < 0.4:
+                        opened.archive()
+                    killed = copy_files(store)
+                    opened.close()
+                    store = killed if rng.random() < 0.3 else store
+            assert keys_of(copy_files(store)) == keys
+
+
 # ---- the rule ----
 
 
@@ -172,7 +209,7 @@ def _epochs(names: Names) -> tuple[Epoch, ...]:
 
 
 @pytest.mark.parametrize(
-    ("names", "epochs", "parts"),
+    ("names", "ours", "parts"),
     [
         ([], [(1, "a")], None),
         ([(1, "a")], [], None),
@@ -187,18 +224,18 @@ def _epochs(names: Names) -> tuple[Epoch, ...]:
         ([(1, "a")], [(number, "x") for number in range(2, EPOCHS_MAX + 2)], None),
     ],
 )
-def test_copies_part_at_the_first_other_epoch(names: Names, epochs: Names, parts: int) -> None:
-    assert fork(names, _epochs(epochs)) == parts
+def test_copies_part_at_the_first_other_epoch(names: Names, ours: Names, parts: int) -> None:
+    assert fork(names, _epochs(ours)) == parts
 
 
 def test_a_cluster_manifest_names_the_last_epochs_of_a_log() -> None:
-    epochs = _epochs([(number, f"{number}") for number in range(1, 200)] + [(199, "repaired")])
-    names = named(epochs)
+    ours = _epochs([(number, f"{number}") for number in range(1, 200)] + [(199, "repaired")])
+    names = named(ours)
     assert len(names) == NAMES_MAX + 1 and names[0] == (200 - NAMES_MAX, str(200 - NAMES_MAX))
-    assert fork(names, epochs) is None
+    assert fork(names, ours) is None
     later = named(_epochs([(300, "c")]), names)
     assert later[-3:] == ((199, "199"), (199, "repaired"), (300, "c"))
-    assert fork(later, epochs) is None
+    assert fork(later, ours) is None
 
 
 def test_marks_cover_only_what_two_copies_share() -> None:
