@@ -191,5 +191,18 @@ def demand(epochs: Sequence[Epoch], position: Position, log_name: str) -> Positi
     raise OtherHistory(log_name, str(position), str(marked(epochs, shared)) if shared else "")
 
 
+def demand_same(
+    epochs: Sequence[Epoch], planned: Sequence[Epoch], place: Position, log_name: str
+) -> None:
+    """Raises `OtherHistory` if a log with the epochs `planned` was replaced by one with these, and
+    this one does not have all entries up to `place`."""
+    demand(epochs, marked(planned, place), log_name)
+    present = {epoch.number for epoch in epochs}
+    for epoch in planned:
+        if epoch.number in present and epoch.id not in ids(epochs, epoch.number):
+            begin = MarkedPosition.of((epoch.number, 0, 0, 0), epoch.id)
+            raise OtherHistory(log_name, str(begin), "")
+
+
 def _has(epoch: Epoch, position: Position) -> bool:
     return epoch.end is None or position <= epoch.end.after()

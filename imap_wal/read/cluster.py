@@ -25,6 +25,7 @@ from imap_wal.format import START, Position
 from imap_wal.manifest import missing
 from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
+from imap_wal.manifest.epochs import demand_same
 from imap_wal.manifest.node import NodeManifest, NodeManifestLog, node_manifests
 from imap_wal.manifest.older import (
     MISSING_ADVICE,
@@ -44,7 +45,13 @@ from imap_wal.read.file_scan import (
     Scope,
 )
 from imap_wal.read.scan import ahead, read_scan
-from imap_wal.read.scan_list import cluster_scans, node_scans, replacing_scans, segment_scan
+from imap_wal.read.scan_list import (
+    cluster_scans,
+    last_planned,
+    node_scans,
+    replacing_scans,
+    segment_scan,
+)
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.segment.listing import WalFolder, sorted_out
 from imap_wal.settings import RecoveryPolicy
@@ -315,9 +322,10 @@ class ClusterLog:
                     raise NotFound(
                         "the log was rewritten while it was read; begin again", self.folder
                     )
-                _demand_same(
-                    node, state.nodes[node].manifest.directory, now.nodes[node].manifest.directory
-                )
+                planned, present = state.nodes[node].manifest, now.nodes[node].manifest
+                demand_same_log(node, planned.directory, present.directory)
+                name = f"node {node!r}"
+                demand_same(present.epochs, planned.epochs, place or START, name)
             segment = False
             try:
                 for scan, context in ahead(self.context, scans(now, since=place)):
@@ -380,12 +388,15 @@ class ClusterLog:
         self, scan: FileScan, place: Position | None, maps: Collection[str] | None
     ) -> list[FileScan]:
         """The files that now have the entries of a scan above `place`, with the same rules. Raises
-        `MissingNode` if this process cannot read the node's log, `NotFound` if a snapshot covers
-        the entries and their log was removed, and the errors of `node`."""
+        `MissingNode` if this process cannot read the node's log, `OtherHistory` if it was replaced
+        by a copy without these entries, `NotFound` if a snapshot covers the entries and their log
+        was removed, and the errors of `node`."""
         node = self.node(scan.node)
         if node.missing:  # another process sees its segments; this one does not
             raise MissingNode(f"node {scan.node!r}: {node.missing}", MISSING_ADVICE)
-        _demand_same(scan.node, scan.directory, node.manifest.directory)
+        demand_same_log(scan.node, scan.directory, node.manifest.directory)
+        read_to = last_planned(scan, place)
+        demand_same(node.manifest.epochs, scan.epochs, read_to, f"node {scan.node!r}")
         manifest = self.manifest()  # after the node's: its snapshots have what the node has removed
         return replacing_scans(scan, place, ClusterState(manifest, {scan.node: node}, {}), maps)
 
@@ -451,7 +462,7 @@ def _read(manifests: ManifestLog[C], *, everything: bool) -> tuple[int, C, tuple
     return manifests.read_past_damage() if everything else (*manifests.read(), ())
 
 
-def _demand_same(node: str, planned: str, directory: str) -> None:
+def demand_same_log(node: str, planned: str, directory: str) -> None:
     """Raises `MissingNode` if the node has another log now than when the read was planned."""
     if planned and directory != planned:
         now = f"{directory} replaced it" if directory else "the node was forgotten"

@@ -141,6 +141,15 @@ def _segments(
             yield index
 
 
+def last_planned(scan: FileScan, place: Position | None) -> Position:
+    """The last position in a file of a log that is known to be read, if it was read up to
+    `place`."""
+    if scan.kind == ARCHIVE:
+        return scan.last
+    until = scan.until if scan.until and scan.until[:2] == (scan.epoch, scan.number) else START
+    return max(place or START, until)
+
+
 def replacing_scans(
     scan: FileScan, place: Position | None, state: ClusterState, maps: Collection[str] | None
 ) -> list[FileScan]:

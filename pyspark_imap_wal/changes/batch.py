@@ -89,7 +89,8 @@ class ImagesReader(ClusterReader):
         state = log.state().demand(options.recovery_policy)
         start = options.starts()
         end = _end(log, state, options)
-        state.plain({**(start or {}), **end})
+        for places in (start or {}, end):
+            state.plain(places)
         for node, place in (start or {}).items():
             demand_unpruned(state, node, place, end.get(node, START))
         maps = self._filters.only("map", options.maps) or None

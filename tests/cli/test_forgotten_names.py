@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 
@@ -15,16 +16,20 @@ from imap_wal.embedded.store import Store
 from imap_wal.errors import ImapWalError, InvalidSetting, MissingNode, NoSuchLog
 from imap_wal.log import Log
 from imap_wal.manifest.node import node_manifests
+from imap_wal.placement import Placed
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
+from imap_wal.settings import Settings
 from storage_backends import SegmentStore, StorageError, Unavailable
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
 from tests.cli.conftest import Run
 from tests.kit.actors import Interrupted, embedded
 from tests.kit.forgetting import acknowledged, write
+from tests.kit.nth_call import AtCall
+from tests.support import copy_files
 
 
 def objects(tmp_path: Path) -> LocalObjects:
@@ -294,3 +299,31 @@ def test_the_command_line_forgets_a_node_without_a_folder(run: Run, tmp_path: Pa
     assert run("forget-node", tmp_path / "log", "--node", "n2", "--lose", "--yes").code == 0
     with imap_wal.open(str(tmp_path / "log"), node="n1") as store:
         assert dict(store.map("m")) == {"n1": 1}
+
+
+def test_dump_misses_no_entry_of_a_node_forgotten_meanwhile(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had read the snapshots before there was one, and then no log of the node."""
+    original = MemoryStore("dumped")
+    write(original, "n1", first=1)
+    write(original, "n2", second=2)
+    ends = set()
+    for number in itertools.count(step=6):
+        place = copy_files(original)
+
+        def forget(place: MemoryStore = place) -> None:
+            log = ClusterLog(Context(place), "default", "embedded")
+            rewrite(log, LocalEngine(Settings()))
+            forget_node(log, "n2")
+
+        gate = AtCall(place, number, forget)
+        monkeypatch.setattr(
+            "imap_wal.context.open_place", lambda place, gate=gate, **_: Placed(gate, place)
+        )
+        ended = run("dump", place.url)
+        assert ended.code or "second" in ended.out, f"call {number}"
+        ends.add(ended.code)
+        if gate.calls <= number:
+            break
+    assert ends == {0, 1}

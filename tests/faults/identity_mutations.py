@@ -136,6 +136,29 @@ OF_IDENTITIES = (
         "tests/spark/test_other_histories.py::test_a_refused_stream_publishes_no_position[False]",
     ),
     Mutation(
+        "a task reads what another copy has in place of its file",
+        "imap_wal/read/cluster.py",
+        '        demand_same(node.manifest.epochs, scan.epochs, read_to, f"node {scan.node!r}")\n',
+        "",
+        "tests/spark/test_other_histories.py::"
+        "test_a_planned_read_has_no_rows_of_another_history[more0-True]",
+    ),
+    Mutation(
+        "dump leaves out a node that was forgotten meanwhile",
+        "rewrite_cli/commands/reading/dump.py",
+        "            demand_same_log(node, *registered)\n",
+        "",
+        "tests/cli/test_forgotten_names.py::"
+        "test_dump_misses_no_entry_of_a_node_forgotten_meanwhile",
+    ),
+    Mutation(
+        "images start at a position of another history",
+        "pyspark_imap_wal/changes/batch.py",
+        "for places in (start or {}, end):",
+        "for places in ({**(start or {}), **end},):",
+        "tests/spark/test_other_histories.py::test_images_start_at_no_position_of_another_history",
+    ),
+    Mutation(
         "positions in lost segments are still of the log",
         "imap_wal/write/registration.py",
         "            epochs=lost_from(before.epochs, before.archived[1] + 1),\n",

@@ -24,7 +24,7 @@ from imap_wal.entry import (
 from imap_wal.errors import LogError, OtherHistory
 from imap_wal.format import START, Position
 from imap_wal.manifest import epochs
-from imap_wal.read.cluster import ATTEMPTS, ClusterLog
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog, demand_same_log
 from imap_wal.read.file_scan import Scope
 from imap_wal.read.state import ClusterState
 from imap_wal.settings import RecoveryPolicy
@@ -224,11 +224,19 @@ def _streams(
     maps = selection.maps or None
     nodes = [node.name for node in view.all_nodes if selection.wants_node(node.name)]
 
-    def lines(scope: Scope) -> Iterator[Line]:
+    def lines(scope: Scope, node: str = "") -> Iterator[Line]:
         damaged: list[LogError] = []
         try:
+            state = log.state()
+            registered = (each.manifest.nodes.get(node, "") for each in (view, state))
+            demand_same_log(node, *registered)
             for changes in log.changes(
-                maps, scope, policy=RecoveryPolicy.PARTIAL, positions=True, damaged=damaged
+                maps,
+                scope,
+                policy=RecoveryPolicy.PARTIAL,
+                positions=True,
+                state=state,
+                damaged=damaged,
             ):
                 decoder.add_metadata(changes.metadata)
                 places: Iterable[Position | None] = changes.positions or [None] * len(changes.rows)
@@ -245,7 +253,8 @@ def _streams(
         for attempt in range(ATTEMPTS):
             try:
                 # Positions exclude whole files here; the caller filters the entries.
-                for line in lines(Scope((node,), until=until, snapshots=False, covered=True)):
+                scope = Scope((node,), until=until, snapshots=False, covered=True)
+                for line in lines(scope, node):
                     if line.position is not None and line.position > shown.get(
                         line.row[MAP], START
                     ):
