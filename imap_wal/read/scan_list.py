@@ -156,18 +156,17 @@ def replacing_scans(
     """The files that now have the entries of a scan above `place`, with the same rules. `state` has
     its node. Raises `NotFound` if a snapshot covers the entries and their log was removed, or if
     nothing replaced the file."""
-    node, manifest = state.nodes[scan.node], state.manifest
+    node = state.nodes[scan.node]
     own_name = (scan.epoch, scan.number)
     end = scan.last if scan.kind == ARCHIVE else Position(*own_name, END.epoch, END.epoch)
     until = end if scan.until is None else min(end, scan.until)
     start = max(place or START, scan.since or START, scan.first._replace(index=-1))
     if scan.kind == SEGMENT:
         start = max(start, Position(*own_name, -1, 0))
-    for name, snapshot in manifest.snapshots.items():
-        mark = snapshot.marks.get(scan.node)
+    for name, mark in state.covered(scan.node).items():
         is_read = name == scan.map if scan.map else maps is None or name in maps
         covered_to = max(start, scan.covered.get(name, START))
-        if is_read and mark is not None and mark.position > covered_to < node.manifest.removed:
+        if is_read and mark > covered_to < node.manifest.removed:
             reason = f"a newer snapshot covers map {name!r}, and its log was removed; begin again"
             raise NotFound(reason, scan.path)
     replacing = []

@@ -71,9 +71,9 @@ def _publish(
             raise LostRace(f"map {name!r} was rewritten while it was dropped; drop it again")
         covered = dict(former.marks) if former is not None else {}
         for node, node_state in state.nodes.items():
+            reached = manifest.reach_in(node_state.manifest)(covered.get(node))
             covered[node] = LowWaterMark(
-                node_state.manifest.directory,
-                max(ends.get(node, START), covered[node].position if node in covered else START),
+                node_state.manifest.directory, max(ends.get(node, START), reached)
             )
         generation = manifest.generation + 1
         now_ms = log.clock.now_ms()

@@ -201,6 +201,13 @@ OF_IDENTITIES = (
         "tests/restore/test_marks_of_copies.py::test_the_mark_of_a_drop_is_of_one_copy",
     ),
     Mutation(
+        "a drop takes over the mark of a lost log",
+        "imap_wal/rewrite/drop.py",
+        "reached = manifest.reach_in(node_state.manifest)(covered.get(node))",
+        "reached = covered[node].position if node in covered else START",
+        "tests/restore/test_marks_of_copies.py::test_a_drop_keeps_no_mark_of_a_lost_log",
+    ),
+    Mutation(
         "a repair keeps the cut of another copy",
         "imap_wal/repair/node.py",
         "return END if self.other_copy else self.position(place)",

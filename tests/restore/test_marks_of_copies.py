@@ -110,6 +110,22 @@ def test_the_mark_of_a_drop_is_of_one_copy(copies: tuple[MemoryStore, MemoryStor
     assert repaired_keys(mixed)[0] == {"theirs", "later"}
 
 
+def test_a_drop_keeps_no_mark_of_a_lost_log(memory: MemoryStore) -> None:
+    """The node began a new log, whose positions are below that mark for a long time. The drop took
+    the mark over, so that all that was written until then would have been covered."""
+    for number in range(4):
+        write(memory, f"lost-{number}")
+    compacted(memory)
+    for file in memory.list(NODE):
+        memory.delete(file.path)
+    with imap_wal.open(memory.url, node="n1", recovery_policy="partial") as opened:
+        opened.map("m")["dropped"] = 1
+    drop_map(log_of(memory), "m")
+    write(memory, "after")
+    write(memory)
+    assert keys_of(memory) == {"after"}
+
+
 def test_a_cut_of_another_copy_makes_nothing_void(
     copies: tuple[MemoryStore, MemoryStore],
 ) -> None:
