@@ -205,8 +205,7 @@ class ClusterManifest:
         """The rule which entries of a node's log a mark covers: a function that returns the
         position up to which it does. A mark of another log directory covers nothing, and one of
         another copy of this log only what both copies share."""
-        fork = epochs.fork(self.epochs.get(log.directory, ()), log.epochs)
-        end = None if fork is None else Position(fork, 0, 0, 0)
+        end = epochs.fork(self.epochs.get(log.directory, ()), log.epochs)
 
         def reach(mark: LowWaterMark | None) -> Position:
             if mark is None or mark.directory != log.directory:

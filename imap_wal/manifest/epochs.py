@@ -5,8 +5,8 @@ header of each segment of the epoch. A copy of a log has the epochs of the origi
 is opened, it begins an epoch with an id of its own. So a position with the id of its epoch belongs
 to one history only, whatever made the copy: `imap-wal`, `cp`, or a snapshot of the disk.
 
-The cluster's manifest has the ids of the epochs that low-water marks are of (`Name`). The first
-epoch with another id is where two copies part (`fork`): marks cover no entry from there on.
+The cluster's manifest has the ids of the epochs that low-water marks are of (`Name`). Two copies
+part before the first epoch with another id (`fork`): marks cover no entry after that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from imap_wal.errors import OtherHistory
-from imap_wal.format import EPOCH_ID_BYTES, MarkedPosition, Position
+from imap_wal.format import EPOCH_ID_BYTES, START, MarkedPosition, Position
 from imap_wal.manifest.store import Whole
 
 EPOCHS_MAX = 250
@@ -125,20 +125,26 @@ def named(epochs: Sequence[Epoch], former: Sequence[Name] = ()) -> tuple[Name, .
     return tuple(name for name in names if name[0] >= last[0])
 
 
-def fork(names: Sequence[Name], epochs: Sequence[Epoch]) -> int | None:
-    """The number of the first epoch that is another one in the log with these names than in the log
-    with these epochs. 0: they have no number in common, so they are not known to share anything.
-    None: they are one log, or nothing is known of one of them."""
+def fork(names: Sequence[Name], epochs: Sequence[Epoch]) -> Position | None:
+    """Up to where the log with these epochs has the same entries as the log with these names;
+    START: they are not known to share any. None: they are one log, or nothing is known of one."""
     theirs = _by_number(names)
     ours = _by_number((epoch.number, epoch.id) for epoch in epochs)
     numbers = theirs.keys() & ours.keys()
     others = [number for number in numbers if theirs[number] != ours[number]]
     if others:
-        return min(others)
+        shared = [epoch.end for epoch in epochs if epoch.number < min(others)]
+        return max((_before(end) for end in shared if end is not None), default=START)
     # A log forgets epochs below `NodeManifest.removed`, which no mark is below, and those before
     # the last `EPOCHS_MAX`: then it may be the same log.
     is_full = len(epochs) * 2 >= EPOCHS_MAX
-    return None if numbers or not names or not epochs or is_full else 0
+    return None if numbers or not names or not epochs or is_full else START
+
+
+def _before(end: Position) -> Position:
+    """The end of an epoch. If all of it was archived, that is the start of a segment that was never
+    written, which a reader would miss: then, the end of the segment before it."""
+    return end if end.frame else Position(end.epoch, end.segment - 1, 2**62, 0)
 
 
 def _by_number(names: Iterable[Name]) -> dict[int, set[str]]:

@@ -107,10 +107,14 @@ def other_copy(node: str, manifest: NodeManifest, cluster: ClusterManifest) -> s
     for mark in cluster.covered(node):
         end = reach(mark)
         if mark.directory == manifest.directory and end < mark.position:
-            shared = f"before epoch {end.epoch}" if end > START else "of no known epoch"
+            shared = (
+                f"have the same entries only up to {end}"
+                if end > START
+                else "are not known to share entries"
+            )
             return (
                 f"a snapshot covers node {node!r} up to {mark.position} of another copy of this "
-                f"log: both have the same entries only {shared}"
+                f"log: both {shared}"
             )
     return ""
 
