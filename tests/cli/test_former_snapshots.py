@@ -71,7 +71,7 @@ def test_a_former_snapshot_and_the_log_since_lose_nothing(memory: MemoryStore) -
     damaged = copy_files(memory)
     for path in newest_files(damaged):
         overwrite(damaged, path, b"damaged")
-    copy, items = repaired(damaged, f"history-{next(numbers)}")
+    copy, items = repaired(damaged, f"former-snapshots-history-{next(numbers)}")
     with opened(copy) as store:
         assert dict(store.map("m")) == {
             "k0": "changed",
@@ -131,7 +131,7 @@ def test_a_deleted_key_of_a_whole_file_stays_deleted(
     first, *others = newest_files(damaged)
     assert others
     overwrite(damaged, first, b"damaged")
-    copy, items = repaired(damaged, f"ranges-{next(numbers)}")
+    copy, items = repaired(damaged, f"former-snapshots-ranges-{next(numbers)}")
     with opened(copy) as store:
         found = dict(store.map("m"))
     assert found == {
@@ -156,7 +156,7 @@ def test_a_map_that_was_dropped_since_stays_dropped(memory: MemoryStore) -> None
         damaged.delete(file.path)
     put_back(damaged, former)
     overwrite(damaged, newest_files(damaged)[0], b"damaged")
-    copy, _ = repaired(damaged, f"dropped-{next(numbers)}")
+    copy, _ = repaired(damaged, f"former-snapshots-dropped-{next(numbers)}")
     with opened(copy) as store:
         assert "dropped" not in store.map("m")
 
@@ -176,16 +176,16 @@ def test_the_log_counts_whatever_versions_its_entries_have(memory: MemoryStore) 
     log_of(memory).manifests.update(with_table)
     damaged = copy_files(memory)
     overwrite(damaged, newest_files(damaged)[0], b"damaged")
-    copy, _ = repaired(damaged, f"versions-{next(numbers)}")
+    copy, _ = repaired(damaged, f"former-snapshots-versions-{next(numbers)}")
     with opened(copy) as store:
         assert dict(store.map("m")) == {"a": 1, "b": 2}
 
 
 @settings(max_examples=share(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
-def test_a_lost_key_is_its_newest_or_that_of_the_former(seed: int) -> None:
+def test_a_lost_key_has_its_newest_or_former_value(seed: int) -> None:
     """Random changes, rewrites, prunes and damage. Keys of whole files have their newest value."""
-    rng, memory = random.Random(seed), MemoryStore(f"former-{next(numbers)}")
+    rng, memory = random.Random(seed), MemoryStore(f"former-snapshots-former-{next(numbers)}")
     keys = [f"k{number:02d}" for number in range(16)]
     states: dict[int, dict[str, int]] = {}
     files: dict[str, bytes] = {}
@@ -220,7 +220,7 @@ def test_a_lost_key_is_its_newest_or_that_of_the_former(seed: int) -> None:
     if "m" not in manifest.snapshots or not manifest.snapshots["m"].files:
         return
     lost, spans = _damage(rng, damaged, manifest)
-    copy, items = repaired(damaged, f"former-copy-{next(numbers)}")
+    copy, items = repaired(damaged, f"former-snapshots-former-copy-{next(numbers)}")
     with opened(copy) as store:
         found = dict(store.map("m"))
         store.map("m")["new"] = 1

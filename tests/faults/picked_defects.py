@@ -56,8 +56,8 @@ PICKED = (
     Mutation(
         "a log that was removed up to a reader counts as lost",
         "imap_wal/read/scan_list.py",
-        "if is_read and mark is not None and mark.position > covered_to < node.manifest.removed:",
-        "if is_read and mark is not None and mark.position > covered_to <= node.manifest.removed:",
+        "if is_read and mark > covered_to < node.manifest.removed:",
+        "if is_read and mark > covered_to <= node.manifest.removed:",
         "tests/restore/test_removed_logs.py::test_a_log_removed_up_to_a_reader_is_no_loss",
     ),
     Mutation(

@@ -66,7 +66,7 @@ def keys_of(store: MemoryStore) -> set[str]:
 
 def repaired_keys(store: MemoryStore) -> tuple[set[str], list[str]]:
     """The keys of a repaired copy, and what the repair says about whole folders."""
-    target, items = repaired(copy_files(store), f"repaired-{next(numbers)}")
+    target, items = repaired(copy_files(store), f"marks-of-copies-repaired-{next(numbers)}")
     found = keys_of(target)
     write(target, "new")
     compacted(target)
@@ -146,7 +146,7 @@ def test_a_cut_of_another_copy_makes_nothing_void(
     compacted(copies[0])
     lifetime = IncarnationRecord("c", 9, {"n1": first})
     log_of(copies[0]).manifests.update(lambda old: replace(old, lifetimes=(lifetime,)))
-    target, _ = repaired(with_folder_of(*copies), f"cut-{next(numbers)}")
+    target, _ = repaired(with_folder_of(*copies), f"marks-of-copies-cut-{next(numbers)}")
     rows = [row for batch in log_of(target).changes() for row in batch.rows]
     assert {msgpack.unpackb(row[KEY]) for row in rows} == {"both", "ours", "theirs", "later"}
 
@@ -183,7 +183,7 @@ def test_no_key_of_a_folder_or_snapshot_is_lost(seed: int) -> None:
                 covered = set(keys)
         return covered
 
-    log, first = MemoryStore(f"marks-{next(numbers)}"), set[str]()
+    log, first = MemoryStore(f"marks-of-copies-log-{next(numbers)}"), set[str]()
     covered = use(log, "both", first, set())
     write(log, "first")
     other, theirs = copy_files(log), {*first, "first"}
@@ -200,7 +200,11 @@ def test_no_key_of_a_folder_or_snapshot_is_lost(seed: int) -> None:
 def test_a_log_is_never_taken_for_another_copy(seed: int) -> None:
     """After any kills, rewrites, prunes, repairs and returns to a former state of the whole log.
     Its manifests keep few epochs."""
-    rng, store, keys = random.Random(seed), MemoryStore(f"own-{next(numbers)}"), set[str]()
+    rng, store, keys = (
+        random.Random(seed),
+        MemoryStore(f"marks-of-copies-own-{next(numbers)}"),
+        set[str](),
+    )
     saved: tuple[MemoryStore, set[str]] = store, set()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(epochs, "EPOCHS_MAX", rng.choice((4, 8, 250)))
@@ -212,7 +216,9 @@ def test_a_log_is_never_taken_for_another_copy(seed: int) -> None:
                 case 2 | 3:
                     prune(log_of(store))
                 case 4:
-                    store, _ = repaired(copy_files(store), f"own-repaired-{next(numbers)}")
+                    store, _ = repaired(
+                        copy_files(store), f"marks-of-copies-own-repaired-{next(numbers)}"
+                    )
                 case 5:
                     saved = copy_files(store), {*keys}
                 case 6 if saved[1]:
