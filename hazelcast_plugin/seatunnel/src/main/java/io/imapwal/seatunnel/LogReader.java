@@ -1,17 +1,16 @@
 package io.imapwal.seatunnel;
 
 import io.imapwal.wire.AgentConnection;
-import io.imapwal.wire.AgentError;
 import io.imapwal.wire.AgentSettings;
 import io.imapwal.wire.Candidates;
 import io.imapwal.wire.ListingGone;
 import io.imapwal.wire.MsgpackReader;
 import io.imapwal.wire.MsgpackWriter;
 import io.imapwal.wire.ProtocolException;
+import io.imapwal.wire.ReadConnection;
 import io.imapwal.wire.ZmtpConnection;
 
 import java.io.IOException;
-import java.net.SocketTimeoutException;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
@@ -26,18 +25,14 @@ final class LogReader {
     private final AgentSettings settings;
     private final boolean patient;
     private final MsgpackWriter payload = new MsgpackWriter(4096);
-    private AgentConnection connection;
-    private boolean closed;
+    private final ReadConnection connection;
 
     /** @param patient whether answers may take as long as a merge of all logs */
     LogReader(Candidates.Candidate agent, boolean patient) {
         this.agent = agent;
         this.settings = agent.settings();
         this.patient = patient;
-    }
-
-    interface Request<T> {
-        T on(AgentConnection connection) throws IOException;
+        this.connection = new ReadConnection(agent);
     }
 
     interface Entries {
@@ -62,7 +57,7 @@ final class LogReader {
         byte[] cursor = null;
         do {
             byte[] from = cursor;
-            MsgpackReader header = ask("keys", agent -> {
+            MsgpackReader header = ask(agent -> {
                 MsgpackWriter request = agent.start("keys", 3).string(map);
                 if (from == null) {
                     request.nil();
@@ -100,7 +95,7 @@ final class LogReader {
 
     /** How many of the keys, from the first on, the agent has answered for. */
     private int some(String map, List<byte[]> keys, Entries entries) throws IOException {
-        AgentConnection.Answer answer = ask("load", agent -> {
+        AgentConnection.Answer answer = ask(agent -> {
             agent.start("load", 2).string(map).integer(keys.size());
             payload.clear();
             keys.forEach(payload::binary);
@@ -126,56 +121,14 @@ final class LogReader {
                 patient ? settings.restoreTimeoutMs() : settings.timeoutMs());
     }
 
-    /** A request that fails on an idle connection is sent once more, on a new one. */
-    private synchronized <T> T ask(String kind, Request<T> request) throws IOException {
-        while (true) {
-            boolean fresh = connect();
-            try {
-                connection.patience(patient
-                        ? agent.identity().pulse().whileReading(settings.restoreTimeoutMs())
-                        : ZmtpConnection.Patience.NONE);
-                return request.on(connection);
-            } catch (AgentError e) {
-                if (!e.connectionStays()) {
-                    disconnect();
-                }
-                throw kind.equals("keys") && e.code().equals("listing-gone")
-                        ? new ListingGone(e.getMessage(), e) : e;
-            } catch (IOException e) {
-                disconnect();
-                if (fresh || closed || e instanceof ProtocolException
-                        || e instanceof SocketTimeoutException) {
-                    throw e;
-                }
-            } catch (RuntimeException e) {
-                disconnect();
-                throw e;
-            }
-        }
+    private synchronized <T> T ask(ReadConnection.Request<T> request) throws IOException {
+        ZmtpConnection.Patience patience = patient
+                ? agent.identity().pulse().whileReading(settings.restoreTimeoutMs())
+                : ZmtpConnection.Patience.NONE;
+        return connection.ask(() -> agent.opened("read", patient), patience, request);
     }
 
-    /** Whether it opened a new connection. */
-    private boolean connect() throws IOException {
-        if (connection != null && connection.current(agent.identity())) {
-            return false;
-        }
-        disconnect();
-        if (closed) {
-            throw new IOException("the member is shutting down");
-        }
-        connection = agent.open("read", patient);
-        return true;
-    }
-
-    private void disconnect() {
-        if (connection != null) {
-            connection.close();
-            connection = null;
-        }
-    }
-
-    synchronized void close() {
-        closed = true;
-        disconnect();
+    void close() {
+        connection.close();
     }
 }

@@ -34,7 +34,7 @@ public final class Candidates {
         }
 
         /** A greeted connection to it. */
-        Opened opened(String purpose, boolean patient) throws IOException {
+        public Opened opened(String purpose, boolean patient) throws IOException {
             return new Opened(this, open(purpose, patient));
         }
     }

@@ -2,12 +2,11 @@ package io.imapwal.hazelcast.read;
 
 import com.hazelcast.internal.serialization.Data;
 import io.imapwal.wire.AgentConnection;
-import io.imapwal.wire.AgentError;
 import io.imapwal.wire.Candidates;
-import io.imapwal.wire.ListingGone;
 import io.imapwal.wire.MsgpackReader;
 import io.imapwal.wire.MsgpackWriter;
 import io.imapwal.wire.ProtocolException;
+import io.imapwal.wire.ReadConnection;
 
 import java.io.Closeable;
 import java.io.IOException;
@@ -28,7 +27,7 @@ public final class AgentReader implements Closeable {
     /** Names of maps in one request. The agent accepts ten times as many. */
     private static final int MAPS_AT_ONCE = 1000;
 
-    private final ReadConnection connection;
+    private final ReadTurns connection;
     /** Used only by the thread whose turn it is. */
     private final MsgpackWriter payload = new MsgpackWriter(4096);
     /**
@@ -37,7 +36,7 @@ public final class AgentReader implements Closeable {
     private volatile int loadSize = FIRST_PART_KEYS;
 
     public AgentReader(Candidates agents) {
-        this.connection = new ReadConnection(agents);
+        this.connection = new ReadTurns(agents);
     }
 
     /**
@@ -54,48 +53,6 @@ public final class AgentReader implements Closeable {
 
     /** One page; {@link KeyListing} checks that none is missing. */
     public Keys keys(String map, byte[] cursor, int limit) throws IOException {
-        return page(() -> keysPage(map, cursor, limit));
-    }
-
-    /**
-     * One page with entries.
-     *
-     * @param live  the entries of the first keys of the page, as far as they fit into an answer
-     * @param rest  the other keys
-     * @param count keys of the page
-     * @param next  where the next page begins, as msgpack; null at the end
-     * @param total how many keys the agent sent in this listing, this page included
-     */
-    public record Page(List<LogEntry> live, List<Data> rest, long count, byte[] next, long total) {
-    }
-
-    /** @param partitions only their keys are listed */
-    public Page entries(String map, byte[] cursor, int limit, Set<Integer> partitions)
-            throws IOException {
-        return page(() -> entriesPage(map, cursor, limit, partitions));
-    }
-
-    private interface Asking<T> {
-        T ask() throws IOException;
-    }
-
-    private static <T> T page(Asking<T> asking) throws IOException {
-        try {
-            return asking.ask();
-        } catch (AgentError e) {
-            throw e.code().equals("listing-gone") ? new ListingGone(e.getMessage(), e) : e;
-        }
-    }
-
-    private static void cursor(MsgpackWriter header, byte[] cursor) {
-        if (cursor == null) {
-            header.nil();
-        } else {
-            header.raw(cursor, 0, cursor.length);
-        }
-    }
-
-    private Keys keysPage(String map, byte[] cursor, int limit) throws IOException {
         return inTurn(ReadWait.LONG, agent -> {
             MsgpackWriter header = agent.start("keys", 3).string(map);
             cursor(header, cursor);
@@ -112,7 +69,20 @@ public final class AgentReader implements Closeable {
         });
     }
 
-    private Page entriesPage(String map, byte[] cursor, int limit, Set<Integer> partitions)
+    /**
+     * One page with entries.
+     *
+     * @param live  the entries of the first keys of the page, as far as they fit into an answer
+     * @param rest  the other keys
+     * @param count keys of the page
+     * @param next  where the next page begins, as msgpack; null at the end
+     * @param total how many keys the agent sent in this listing, this page included
+     */
+    public record Page(List<LogEntry> live, List<Data> rest, long count, byte[] next, long total) {
+    }
+
+    /** @param partitions only their keys are listed */
+    public Page entries(String map, byte[] cursor, int limit, Set<Integer> partitions)
             throws IOException {
         return inTurn(ReadWait.LONG, agent -> {
             MsgpackWriter header = agent.start("list", 4).string(map);
@@ -134,6 +104,14 @@ public final class AgentReader implements Closeable {
             stream.reportUnusable();
             return new Page(live, rest, count, next, total);
         });
+    }
+
+    private static void cursor(MsgpackWriter header, byte[] cursor) {
+        if (cursor == null) {
+            header.nil();
+        } else {
+            header.raw(cursor, 0, cursor.length);
+        }
     }
 
     public interface Digests {
