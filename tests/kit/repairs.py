@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from storage_backends.memory import MemoryStore
 from tests.cli.conftest import Run
 
 
+_numbers = itertools.count()
+"""Stores in memory that have one name are one store in this process."""
+
+
 def always(_: str) -> bool:
     return True
 
@@ -24,7 +29,7 @@ def always(_: str) -> bool:
 def repaired(store: SegmentStore, name: str, mode: str = SALVAGE) -> tuple[MemoryStore, list[Any]]:
     """A repaired copy in memory, and the items; a dry run before it reports the same."""
     plans = []
-    target = MemoryStore(name)
+    target = MemoryStore(f"{name}-{next(_numbers)}")
     for dry_run in (True, False):
         views = looks_at(Context(store))
         items: list[Any] = []

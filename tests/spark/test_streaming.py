@@ -43,7 +43,7 @@ def test_a_killed_driver_loses_and_repeats_nothing(spark: Any, tmp_path: Path) -
     deaths = [(1, "after"), (3, "before")][: share(2, ci=50)]
     url, out, checkpoint = tmp_path / "log", tmp_path / "out", tmp_path / "checkpoint"
     stop = threading.Event()
-    with imap_wal.open(str(url), node="n1", durability="os") as store:
+    with imap_wal.open(str(url), node="n1", durability="os", auto_rewrite_percentage=0) as store:
         sensors, archived = store.map("sensors"), []
 
         def write() -> None:
