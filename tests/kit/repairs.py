@@ -17,7 +17,6 @@ from storage_backends import SegmentStore, open_store
 from storage_backends.memory import MemoryStore
 from tests.cli.conftest import Run
 
-
 _numbers = itertools.count()
 """Stores in memory that have one name are one store in this process."""
 
