@@ -102,25 +102,34 @@ def _imports() -> Iterator[tuple[str, str, object]]:
 
 
 def _java() -> Iterator[tuple[str, str, object]]:
-    """Classes of one package see each other without an import."""
-    sources = {
-        path.stem: path.read_text()
-        for folder in JAVA.rglob("src/main")
-        if folder.is_dir()
-        for path in folder.rglob("*.java")
-    }
-    comment = re.compile(r"/\*.*?\*/|//[^\n]*", flags=re.DOTALL)
-    code = {
-        name: set(re.findall(r"\b[A-Z]\w+", comment.sub("", text)))
-        for name, text in sources.items()
-    }
-    uses = {name: (words & set(sources)) - {name} for name, words in code.items()}
-    cycles = [group for group in _strongly_connected(uses) if len(group) > 1]
-    yield "files", "product in Java", len(sources)
+    uses = java_uses()
+    yield "files", "product in Java", len(uses)
+    cycles = [group for group in strongly_connected(uses) if len(group) > 1]
     yield "files in the largest cycle", "product in Java", max(map(len, cycles), default=0)
 
 
-def _strongly_connected(uses: dict[str, set[str]]) -> list[set[str]]:
+def java_uses() -> dict[str, set[str]]:
+    """MODULE/Class → the classes that it names. Classes of one package see each other without an
+    import; each Maven module may use `wire`."""
+    sources = {
+        f"{module}/{path.stem}": path.read_text()
+        for module in ("wire", "plugin", "seatunnel")
+        for path in (JAVA / module / "src/main").rglob("*.java")
+    }
+    comment = re.compile(r'"(?:\\.|[^"\\\n])*"|/\*.*?\*/|//[^\n]*', flags=re.DOTALL)
+
+    def used(place: str, text: str) -> set[str]:
+        module = place.partition("/")[0]
+        names = set(re.findall(r"\b[A-Z]\w+", comment.sub("", text)))
+        places = {f"{of}/{name}" for name in names for of in (module, "wire")}
+        return (places & set(sources)) - {place}
+
+    return {place: used(place, text) for place, text in sources.items()}
+
+
+def strongly_connected(uses: dict[str, set[str]]) -> list[set[str]]:
+    """The groups of which each member reaches each other one."""
+
     def reached(name: str) -> set[str]:
         seen, waiting = set[str](), [name]
         while waiting:

@@ -5,10 +5,21 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from benchmarks.structure import java_uses, strongly_connected
+
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 100
 WORDS_MAX = 10
 """The most words in the name of a test."""
+TOGETHER = {
+    ("plugin/CarriedState", "plugin/PartitionMoves"),
+    ("plugin/Change", "plugin/PendingAppend"),
+    ("plugin/InquiryOperation", "plugin/TransactionInquiry"),
+    ("plugin/LeftOut", "plugin/LookOperation"),
+    ("plugin/LoggedDataStore", "plugin/LoggedRecordStore"),
+    ("wire/AgentConnection", "wire/Pulse", "wire/SessionInfo"),
+}
+"""Classes that name each other: two or three that are read together. No others do."""
 _TEST = re.compile(r"@(?:Parameterized)?Test\b.*?\bvoid (\w+)\(", re.DOTALL)
 _WORD = re.compile(r"[a-z0-9]+|[A-Z][a-z0-9]*")
 
@@ -28,6 +39,12 @@ def test_no_line_of_java_is_longer_than_100_columns() -> None:
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
         if len(line) > WIDTH
     ] == []
+
+
+def test_only_few_java_classes_name_each_other() -> None:
+    """ArchUnit checks the packages of the plug-in; `seatunnel` is one package."""
+    groups = strongly_connected(java_uses())
+    assert {tuple(sorted(group)) for group in groups if len(group) > 1} == TOGETHER
 
 
 def test_no_java_test_name_has_more_than_ten_words() -> None:

@@ -95,7 +95,7 @@ final class Appender {
     private void requireSize(Change change) {
         long bytes = (long) change.keyBytes.length + change.valueBytes;
         if (change.valueBytes > 0 && valueBytesMax > 0 && bytes > valueBytesMax) {
-            throw new NotAppended("imap-wal: map \"" + change.map.name() + "\": key and value take "
+            throw new NotAppended("imap-wal: map \"" + change.map + "\": key and value take "
                     + bytes + " bytes, and " + name + " accepts " + valueBytesMax
                     + "; raise its max_value_bytes. Nothing was changed", null);
         }

@@ -5,7 +5,7 @@ import io.imapwal.wire.SessionInfo;
 
 /** One change that is not in the log yet: a DataEntry, without its order. */
 final class Change {
-    final LogMap map;
+    final String map;
     final Object key;
     final byte[] keyBytes;
     final int valueBytes;
@@ -17,7 +17,7 @@ final class Change {
      * @param expiresAtMs 0: never
      * @param order       see {@link ThisMember#order}
      */
-    Change(LogMap map, Object key, Object value, long expiresAtMs, int partition, long order) {
+    Change(String map, Object key, Object value, long expiresAtMs, int partition, long order) {
         this.map = map;
         this.key = key;
         this.order = order;
@@ -25,7 +25,7 @@ final class Change {
         byte[] bytes = value == null ? null : TypedBytes.of(value);
         valueBytes = bytes == null ? 0 : bytes.length;
         MsgpackWriter to = new MsgpackWriter(256 + keyBytes.length + valueBytes);
-        to.array(10).string(map.name()).binary(keyBytes).string(key.getClass().getName());
+        to.array(10).string(map).binary(keyBytes).string(key.getClass().getName());
         if (bytes == null) {
             to.nil().string("");
         } else {

@@ -1,6 +1,5 @@
 package io.imapwal.seatunnel;
 
-import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.core.HazelcastInstanceNotActiveException;
 import com.hazelcast.logging.ILogger;
 import com.hazelcast.map.IMap;
@@ -20,14 +19,16 @@ import java.util.concurrent.TimeUnit;
 final class Doubts {
     private static final long PAUSE_MS = 500;
 
-    private final HazelcastInstance instance;
+    private final ThisMember member;
+    private final LogReader log;
     private final ILogger logger;
     private final Map<Doubt, Change> changes = new ConcurrentHashMap<>();
     private Thread thread;
     private volatile boolean closed;
 
-    Doubts(ThisMember member) {
-        this.instance = member.instance();
+    Doubts(ThisMember member, LogReader log) {
+        this.member = member;
+        this.log = log;
         this.logger = member.logger();
     }
 
@@ -37,7 +38,7 @@ final class Doubts {
         private final Object key;
 
         Doubt(Change change) {
-            this.map = change.map.name();
+            this.map = change.map;
             this.key = change.key;
         }
 
@@ -77,11 +78,11 @@ final class Doubts {
 
     private void settle(Doubt doubt, Change change) {
         try {
-            change.map.check();
-            IMap<Object, Object> memory = instance.getMap(doubt.map);
+            member.requireRunning();
+            IMap<Object, Object> memory = member.instance().getMap(doubt.map);
             memory.lock(doubt.key);
             try {
-                LogMap.Entry entry = change.map.load(doubt.key);
+                LogReader.Entry entry = log.load(doubt.map, doubt.key);
                 if (entry == null) {
                     memory.evict(doubt.key);
                 } else {

@@ -19,7 +19,7 @@ final class ImapWalMapStore implements EntryStore<Object, Object>, MapLoaderLife
 
     @Override
     public void init(HazelcastInstance instance, Properties properties, String mapName) {
-        map = LogClient.map(instance, mapName, LogClient.settings(mapName, properties));
+        map = LogMap.of(instance, mapName, LogClient.settings(mapName, properties));
     }
 
     @Override
@@ -35,7 +35,7 @@ final class ImapWalMapStore implements EntryStore<Object, Object>, MapLoaderLife
 
     @Override
     public void storeAll(Map<Object, MetadataAwareValue<Object>> entries) {
-        Map<Object, LogMap.Entry> all = new HashMap<>();
+        Map<Object, LogReader.Entry> all = new HashMap<>();
         entries.forEach((key, value) -> all.put(key, entry(value)));
         map.store(all);
     }
@@ -52,7 +52,7 @@ final class ImapWalMapStore implements EntryStore<Object, Object>, MapLoaderLife
 
     @Override
     public MetadataAwareValue<Object> load(Object key) {
-        LogMap.Entry entry = map.loadNow(key);
+        LogReader.Entry entry = map.load(key);
         return entry == null ? null : value(entry);
     }
 
@@ -68,13 +68,13 @@ final class ImapWalMapStore implements EntryStore<Object, Object>, MapLoaderLife
         return map.keys();
     }
 
-    private static LogMap.Entry entry(MetadataAwareValue<Object> value) {
+    private static LogReader.Entry entry(MetadataAwareValue<Object> value) {
         long expiresAtMs = value.getExpirationTime();
-        return new LogMap.Entry(value.getValue(),
+        return new LogReader.Entry(value.getValue(),
                 expiresAtMs == MetadataAwareValue.NO_TIME_SET ? 0 : expiresAtMs);
     }
 
-    private static MetadataAwareValue<Object> value(LogMap.Entry entry) {
+    private static MetadataAwareValue<Object> value(LogReader.Entry entry) {
         return new MetadataAwareValue<>(entry.value,
                 entry.expiresAtMs == 0 ? MetadataAwareValue.NO_TIME_SET : entry.expiresAtMs);
     }

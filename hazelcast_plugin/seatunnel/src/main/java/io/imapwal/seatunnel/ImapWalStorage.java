@@ -22,6 +22,8 @@ final class ImapWalStorage implements IMapStorage {
     /** Those of the file storage, which may stay in the configuration. */
     private static final List<String> OF_FILES = Arrays.asList("type", "namespace", "clusterName",
             MAP, "writeDataTimeoutMilliseconds");
+    private static final String WAY_OUT = "use factory-class-name: "
+            + ImapWalMapStoreFactory.class.getName() + " instead of type: imap-wal";
     private static final long OPENING_NANOS = TimeUnit.SECONDS.toNanos(5);
 
     private String name;
@@ -48,7 +50,7 @@ final class ImapWalStorage implements IMapStorage {
     /** The member may still be starting when the storage is made. */
     private synchronized LogMap map() {
         if (map == null) {
-            map = LogClient.map(ThisMember.of(thread), name, settings);
+            map = LogMap.of(ThisMember.of(thread, WAY_OUT), name, settings);
         }
         return map;
     }
@@ -61,8 +63,8 @@ final class ImapWalStorage implements IMapStorage {
 
     @Override
     public Set<Object> storeAll(Map<Object, Object> entries) {
-        Map<Object, LogMap.Entry> all = new HashMap<>();
-        entries.forEach((key, value) -> all.put(key, new LogMap.Entry(value, 0)));
+        Map<Object, LogReader.Entry> all = new HashMap<>();
+        entries.forEach((key, value) -> all.put(key, new LogReader.Entry(value, 0)));
         opened().store(all);
         return Collections.emptySet();
     }

@@ -1,7 +1,5 @@
 package io.imapwal.seatunnel;
 
-import com.hazelcast.config.MapStoreConfig;
-import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.core.LifecycleEvent.LifecycleState;
 import io.imapwal.wire.AgentEndpoint;
 import io.imapwal.wire.AgentSettings;
@@ -36,11 +34,11 @@ final class LogClient {
         this.agent = settings.agent();
         agents = new Candidates(settings, member::membership, version(), 0,
                 () -> Pulse.State.NONE);
-        doubts = new Doubts(member);
-        appender = new Appender(agents.own(), "agent " + agent + " of member " + member.name(),
-                doubts);
         whole = new LogReader(agents.own(), true);
         single = new LogReader(agents.own(), false);
+        doubts = new Doubts(member, single);
+        appender = new Appender(agents.own(), "agent " + agent + " of member " + member.name(),
+                doubts);
         member.instance().getLifecycleService().addLifecycleListener(event -> {
             if (event.getState() == LifecycleState.SHUTDOWN) {
                 close();
@@ -65,24 +63,9 @@ final class LogClient {
         return AgentSettings.of(map, properties);
     }
 
-    /** A map in the log of the agent that its settings name. */
-    static LogMap map(HazelcastInstance instance, String name, AgentSettings settings) {
-        ThisMember member = new ThisMember(instance);
-        MapStoreConfig config = member.mapStore(name);
-        if (config.getWriteDelaySeconds() > 0) {
-            throw new IllegalArgumentException("map \"" + name + "\": write-delay-seconds is "
-                    + config.getWriteDelaySeconds()
-                    + ", so a change would be acknowledged before it is in the log; set it to 0");
-        }
-        if (config.getInitialLoadMode() != MapStoreConfig.InitialLoadMode.EAGER) {
-            throw new IllegalArgumentException("map \"" + name + "\": initial-mode is LAZY, so the"
-                    + " map would look empty until it is loaded; set it to EAGER");
-        }
-        return new LogMap(name, of(member, settings));
-    }
-
     @SuppressWarnings("unchecked")
-    private static LogClient of(ThisMember member, AgentSettings settings) {
+    /** The client for the agent that a map's settings name. */
+    static LogClient of(ThisMember member, AgentSettings settings) {
         Map<AgentEndpoint, LogClient> clients = (Map<AgentEndpoint, LogClient>)
                 member.instance().getUserContext()
                         .computeIfAbsent(CONTEXT, name -> new ConcurrentHashMap<>());

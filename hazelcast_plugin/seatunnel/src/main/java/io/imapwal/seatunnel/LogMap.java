@@ -1,9 +1,11 @@
 package io.imapwal.seatunnel;
 
+import com.hazelcast.config.MapStoreConfig;
 import com.hazelcast.core.HazelcastException;
-import com.hazelcast.core.HazelcastInstanceNotActiveException;
+import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.core.OperationTimeoutException;
 import io.imapwal.wire.AgentError;
+import io.imapwal.wire.AgentSettings;
 
 import java.io.IOException;
 import java.util.ArrayList;
@@ -23,40 +25,28 @@ final class LogMap {
     private final String name;
     private final LogClient client;
 
-    LogMap(String name, LogClient client) {
+    private LogMap(String name, LogClient client) {
         this.name = name;
         this.client = client;
     }
 
-    /** A value, and when it expires; 0: never. */
-    static final class Entry {
-        final Object value;
-        final long expiresAtMs;
-
-        Entry(Object value, long expiresAtMs) {
-            this.value = value;
-            this.expiresAtMs = expiresAtMs;
+    /** A map in the log of the agent that its settings name. */
+    static LogMap of(HazelcastInstance instance, String name, AgentSettings settings) {
+        ThisMember member = new ThisMember(instance);
+        MapStoreConfig config = member.mapStore(name);
+        if (config.getWriteDelaySeconds() > 0) {
+            throw new IllegalArgumentException("map \"" + name + "\": write-delay-seconds is "
+                    + config.getWriteDelaySeconds()
+                    + ", so a change would be acknowledged before it is in the log; set it to 0");
         }
-
-        /** 0: it never expires. */
-        long ttlMs() {
-            return expiresAtMs == 0 ? 0
-                    : Math.max(1, expiresAtMs - System.currentTimeMillis());
+        if (config.getInitialLoadMode() != MapStoreConfig.InitialLoadMode.EAGER) {
+            throw new IllegalArgumentException("map \"" + name + "\": initial-mode is LAZY, so the"
+                    + " map would look empty until it is loaded; set it to EAGER");
         }
+        return new LogMap(name, LogClient.of(member, settings));
     }
 
-    String name() {
-        return name;
-    }
-
-    /** @throws HazelcastInstanceNotActiveException the member has shut down */
-    void check() {
-        if (!client.member.isRunning()) {
-            throw new HazelcastInstanceNotActiveException();
-        }
-    }
-
-    void store(Map<Object, Entry> entries) {
+    void store(Map<Object, LogReader.Entry> entries) {
         List<Change> changes = new ArrayList<>(entries.size());
         entries.forEach((key, entry) -> changes.add(change(key, entry.value, entry.expiresAtMs)));
         client.appender.append(changes);
@@ -70,23 +60,14 @@ final class LogMap {
 
     private Change change(Object key, Object value, long expiresAtMs) {
         int partition = client.member.partition(key);
-        return new Change(this, key, value, expiresAtMs, partition,
+        return new Change(name, key, value, expiresAtMs, partition,
                 client.member.order(partition));
     }
 
-    /** The entry of a key; null: there is none. */
-    Entry load(Object key) throws IOException {
-        List<Entry> entries = new ArrayList<>(1);
-        client.single.load(name, Collections.singletonList(TypedBytes.of(key)),
-                (keyBytes, value, expiresAtMs) ->
-                        entries.add(new Entry(TypedBytes.object(value), expiresAtMs)));
-        return entries.isEmpty() ? null : entries.get(0);
-    }
-
-    /** As {@link #load(Object)}, for an operation. */
-    Entry loadNow(Object key) {
+    /** The entry of a key, for an operation; null: there is none. */
+    LogReader.Entry load(Object key) {
         try {
-            return load(key);
+            return client.single.load(name, key);
         } catch (IOException e) {
             // Without a cause, as in Appender.append.
             throw new OperationTimeoutException("imap-wal: map \"" + name + "\": key " + key
@@ -110,23 +91,23 @@ final class LogMap {
     }
 
     /** The live entries of these keys. Waits until the log can be read. */
-    Map<Object, Entry> loadAll(Collection<Object> keys) {
+    Map<Object, LogReader.Entry> loadAll(Collection<Object> keys) {
         List<byte[]> bytes = new ArrayList<>(keys.size());
         keys.forEach(key -> bytes.add(TypedBytes.of(key)));
         return untilRead(() -> loaded(bytes));
     }
 
     /** All live entries. Waits until the log can be read. */
-    Map<Object, Entry> loadAll() {
+    Map<Object, LogReader.Entry> loadAll() {
         return untilRead(() -> loaded(client.whole.keys(name)));
     }
 
-    private Map<Object, Entry> loaded(List<byte[]> keys) throws IOException {
-        Map<Object, Entry> entries = new HashMap<>();
+    private Map<Object, LogReader.Entry> loaded(List<byte[]> keys) throws IOException {
+        Map<Object, LogReader.Entry> entries = new HashMap<>();
         Unusable unusable = new Unusable();
         client.whole.load(name, keys, (key, value, expiresAtMs) -> unusable.tried(() ->
                 entries.put(TypedBytes.object(key),
-                        new Entry(TypedBytes.object(value), expiresAtMs))));
+                        new LogReader.Entry(TypedBytes.object(value), expiresAtMs))));
         unusable.report();
         return entries;
     }
@@ -145,7 +126,7 @@ final class LogMap {
             try {
                 return reading.read();
             } catch (IOException e) {
-                check();
+                client.member.requireRunning();
                 if (System.nanoTime() - warned >= WARN_NANOS) {
                     warned = System.nanoTime();
                     client.member.logger().warning("imap-wal: map \"" + name

@@ -12,6 +12,7 @@ import io.imapwal.wire.ZmtpConnection;
 
 import java.io.IOException;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
 
@@ -33,6 +34,23 @@ final class LogReader {
         this.settings = agent.settings();
         this.patient = patient;
         this.connection = new ReadConnection(agent);
+    }
+
+    /** A value, and when it expires; 0: never. */
+    static final class Entry {
+        final Object value;
+        final long expiresAtMs;
+
+        Entry(Object value, long expiresAtMs) {
+            this.value = value;
+            this.expiresAtMs = expiresAtMs;
+        }
+
+        /** 0: it never expires. */
+        long ttlMs() {
+            return expiresAtMs == 0 ? 0
+                    : Math.max(1, expiresAtMs - System.currentTimeMillis());
+        }
     }
 
     interface Entries {
@@ -79,6 +97,14 @@ final class LogReader {
             }
         } while (cursor != null);
         return keys;
+    }
+
+    /** The entry of a key; null: there is none. */
+    Entry load(String map, Object key) throws IOException {
+        List<Entry> entries = new ArrayList<>(1);
+        load(map, Collections.singletonList(TypedBytes.of(key)), (bytes, value, expiresAtMs) ->
+                entries.add(new Entry(TypedBytes.object(value), expiresAtMs)));
+        return entries.isEmpty() ? null : entries.get(0);
     }
 
     /** The live entries of these keys. */

@@ -3,6 +3,7 @@ package io.imapwal.seatunnel;
 import com.hazelcast.config.MapStoreConfig;
 import com.hazelcast.core.Hazelcast;
 import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.core.HazelcastInstanceNotActiveException;
 import com.hazelcast.instance.impl.HazelcastInstanceImpl;
 import com.hazelcast.instance.impl.HazelcastInstanceProxy;
 import com.hazelcast.internal.cluster.ClusterService;
@@ -37,8 +38,9 @@ final class ThisMember {
      * The member to which a thread with this name belongs, or the only one of this process.
      *
      * @param thread Hazelcast names its threads {@code hz.INSTANCE.…}
+     * @param wayOut what to do if there is no such member, for the error
      */
-    static HazelcastInstance of(String thread) {
+    static HazelcastInstance of(String thread, String wayOut) {
         List<String> names = new ArrayList<>();
         HazelcastInstance last = null;
         for (HazelcastInstance one : Hazelcast.getAllHazelcastInstances()) {
@@ -53,8 +55,7 @@ final class ThisMember {
         }
         throw new IllegalStateException("imap-wal: this process has " + names.size()
                 + " Hazelcast members " + names + ", and none of them is that of thread " + thread
-                + "; use factory-class-name: " + ImapWalMapStoreFactory.class.getName()
-                + " instead of type: " + ImapWalStorageFactory.TYPE);
+                + "; " + wayOut);
     }
 
     HazelcastInstance instance() {
@@ -62,11 +63,14 @@ final class ThisMember {
     }
 
     ILogger logger() {
-        return engine.getLogger(LogClient.class);
+        return engine.getLogger(ThisMember.class);
     }
 
-    boolean isRunning() {
-        return engine.isRunning();
+    /** @throws HazelcastInstanceNotActiveException it has shut down */
+    void requireRunning() {
+        if (!engine.isRunning()) {
+            throw new HazelcastInstanceNotActiveException();
+        }
     }
 
     Membership membership() {

@@ -6,7 +6,7 @@
  * factory-class-name: io.imapwal.seatunnel.ImapWalMapStoreFactory ─▶ ImapWalMapStore ─┐
  * type: imap-wal, through SeaTunnel's FileMapStore ─▶ ImapWalStorage ─────────────────┤
  *                                                                                     ▼
- * ThisMember (version of a partition, cluster)  ◀── LogMap ──▶ TypedBytes (bytes of an object)
+ * ThisMember (version of a partition, cluster)  ◀── LogMap ──▶ Change ──▶ TypedBytes (of an object)
  *                                                     │
  *                          LogClient, one per agent ──┼─▶ Appender ═ append ═▶ agent
  *                                                     ├─▶ LogReader ═ keys, load ═▶ agent
