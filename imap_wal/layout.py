@@ -10,6 +10,7 @@
     claims/alive/{node}-{epoch}-{number}    this agent hears members of the cluster with the log
     claims/present/{node}-{epoch}-{number}  this agent runs, and hears none of them
     opened/{directory}-{epoch}              the newest epoch of a log that was opened
+    backed-up/{ms}                          when the last whole backup ended, in Unix time
     nodes/{node}/
         manifest/{number}.json
         lists/{number}-{nonce}.json         names of archives
@@ -50,6 +51,7 @@ _OPENED = re.compile(r"/opened/([^/]+)-([0-9]{8,})$")
 _SIGN = re.compile(r"/claims/(?:alive|present)/([^/]+)-[0-9]{8,}-[0-9]{8,}$")
 _CLAIM = re.compile(r"/claims/([0-9]{8,})\.claim$")
 _WRITER = re.compile(r"/wal/([0-9]{8,})-[0-9a-f]+\.writer$")
+_BACKED_UP = re.compile(r"/backed-up/([0-9]{13})$")
 _LOST = re.compile(r"/lost/([0-9]{8,})/")
 _LIST = re.compile(r"/lists/([0-9]{10})-[0-9a-f]{1,64}\.json$")
 _ARCHIVE = re.compile(
@@ -260,6 +262,22 @@ def parse_sign_path(path: str) -> str | None:
     """The node of a file in the folders `alive` and `present`, or None for another file."""
     matched = _SIGN.search(path)
     return decode(matched[1]) if matched else None
+
+
+def backed_up_folder(cluster: str) -> str:
+    return f"{cluster}/backed-up"
+
+
+def backed_up_path(cluster: str, ended_ms: int) -> str:
+    """The empty file that records when the last whole backup ended: for people only, so that an
+    agent can show its age."""
+    return f"{backed_up_folder(cluster)}/{ended_ms:013d}"
+
+
+def parse_backed_up_path(path: str) -> int:
+    """The time of `backed_up_path`; 0 for another file."""
+    matched = _BACKED_UP.search(path)
+    return int(matched[1]) if matched else 0
 
 
 def opened_folder(cluster: str) -> str:

@@ -331,6 +331,8 @@ class Agent:
             incarnation=claims.known.newest,
             alive=start.alive(),
             absent=log.sessions.absent,
+            compaction_age_s=self._age_s(log.sessions.upkeep.compacted_ms),
+            backup_age_s=self._age_s(log.sessions.upkeep.backed_up_ms),
             clock_skew_ms=log.sessions.clocks.skew_ms,
             clock_doubt=log.sessions.clocks.doubt,
             waiting_seconds=start.waiting_s(),
@@ -354,6 +356,9 @@ class Agent:
             left_out=reads.merges.missing,
             read_from_copies=reads.merges.copied,
         )
+
+    def _age_s(self, at_ms: int) -> float | None:
+        return max(0, self._clock.now_ms() - at_ms) / 1000 if at_ms else None
 
     def statistics(self) -> dict[str, Any]:
         """The answer to `stat`, in plain values. It may ask the storage for the newest claim."""

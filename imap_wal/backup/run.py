@@ -17,6 +17,7 @@ import google_crc32c
 
 from imap_wal import format, layout
 from imap_wal.backup import catalogue
+from imap_wal.backup.age import note
 from imap_wal.backup.capture import Captured, capture, demand_nodes, same_front
 from imap_wal.backup.catalogue import (
     CHUNK_BYTES,
@@ -122,6 +123,9 @@ def back_up(
             catalogue.publish(target, backup)
         except AlreadyExists as error:
             raise LostRace("another run has published a backup meanwhile; run it again") from error
+        if not backup.damaged:
+            for log in logs:
+                note(log, backup.ended_ms)
         removed, freed = _retain(target, backup, keep) if keep and not backup.damaged else ((), 0)
     return BackupReport(backup, chunks.copied_bytes, chunks.copied, chunks.replaced, removed, freed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from imap_wal import layout
@@ -38,6 +39,7 @@ def test_a_claim_shuts_the_former_cluster_out_at_once(run: Run, tmp_path: Path) 
             "claimed": 0,
             "tokens": 0,
             "closed": False,
+            "missing": {},
         }
         assert shown == {"dry_run": True, "clusters": [report | {"present": {"n2": "cluster-2"}}]}
         assert old.put(b="1")[0] == "ack", "it was only shown"
@@ -50,6 +52,34 @@ def test_a_claim_shuts_the_former_cluster_out_at_once(run: Run, tmp_path: Path) 
     assert [
         file.path for file in store.list("default/c/claims") if file.path.endswith(".claim")
     ] == [layout.claim_path("default/c", 3)]
+
+
+def test_a_claim_names_missing_nodes_and_the_choices(run: Run, tmp_path: Path) -> None:
+    """One node was stopped cleanly, and of one only an old sign remains; one was never used."""
+    one, two, three, unused = (
+        config(tmp_path, f"n{number}", lifetime_timeout_s=600) for number in range(1, 5)
+    )
+    with serving(one), plugin(one) as member, serving(unused):
+        for other in (two, three):
+            with serving(other), plugin(other, uuid=other.node, member=other.node):
+                pass
+        killed = layout.present_path("default/c", "n3", 1, 7)
+        open_store(one.url).create(killed, b"\n0")
+        os.utime(tmp_path / "log" / killed, (1_763_720_000, 1_763_720_000))
+        assert member.put(a="1")[0] == "ack"
+        shown = " ".join(run("claim", one.url).out.split())
+        assert "missing: n2 (last seen 20" in shown
+        assert "missing: n3 (last seen 2025-11-21T10:13:20" in shown
+        assert "missing: n1" not in shown and "missing: n4" not in shown
+        assert "Your choices: - start 2 agents: n2, n3. The wait then ends" in shown
+        log = f"{one.url} --namespace default --cluster c"
+        assert f"imap-wal forget-node {log} --node n3 --lose --dry-run" in shown
+        assert f"imap-wal claim {log} --force" in shown
+        assert run("claim", one.url, "-o", "json").json["clusters"][0]["missing"].keys() == {
+            "n2",
+            "n3",
+        }
+        assert "missing" not in run("claim", one.url, "--force", "--yes").out
 
 
 def test_without_yes_nothing_is_claimed(run: Run, tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ def snapshot(**changes: Any) -> AgentSnapshot:
         "incarnation": 3,
         "alive": True,
         "absent": ("n3",),
+        "compaction_age_s": 3600.0,
+        "backup_age_s": 7200.0,
         "clock_skew_ms": -40,
         "clock_doubt": "",
         "waiting_seconds": 0.0,

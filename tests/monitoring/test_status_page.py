@@ -109,6 +109,26 @@ def test_page_and_events_show_the_state(shown: Shown) -> None:
         assert f"<bdi>{fact['value']}</bdi>" in html
 
 
+@pytest.mark.parametrize(
+    ("changes", "level"),
+    [
+        ({}, "good"),
+        ({"waiting_seconds": 5.0}, "warning"),
+        ({"merge_error": "MissingNode: n3"}, "warning"),
+        ({"settling": 3}, "warning"),
+        ({"settling": 3, "settling_running_s": 900.0}, "warning"),
+        ({"merged": MergeStatistics()}, "warning"),
+        ({"merged": MergeStatistics(), "members": 0}, "good"),
+        ({"threads": {"imap-wal-door": WorkerState(alive=False, error="", failures=1)}}, "bad"),
+    ],
+)
+def test_state_is_green_only_if_no_map_waits(changes: dict[str, Any], level: str) -> None:
+    """Also where /readyz answers 200, so that an orchestrator continues."""
+    state = sections(snapshot(**changes), 0)[0].facts[0]
+    assert (state.name, state.level) == ("State", level)
+    assert (state.value == "ready") == (level == "good")
+
+
 def test_each_part_of_a_hostile_name_is_escaped() -> None:
     made = StatusPage(
         lambda: snapshot(

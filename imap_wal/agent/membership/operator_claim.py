@@ -9,8 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from imap_wal.agent.membership.claims import begin, reserve
+from imap_wal.agent.membership.clocks import OLD_MS
 from imap_wal.agent.membership.liveness import present, signs
-from imap_wal.layout import parse_sign_path
+from imap_wal.agent.membership.start import Belonging
+from imap_wal.inspect.running_writer import writer_of
+from imap_wal.layout import alive_folder, parse_sign_path, present_folder
 from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.read.cluster import ClusterLog
@@ -24,7 +27,10 @@ class ClaimReport:
     killed. `claimed`: the incarnation that was claimed; 0 after a dry run. `present`: nodes whose
     agents run without such members, or did until they were killed → the id of their member's
     cluster ("": none was heard). `tokens`: how many tokens may claim the log. `closed`: after a
-    repair, no cluster can claim the log until an operator decides."""
+    repair, no cluster can claim the log until an operator decides. `missing`: nodes for which a new
+    cluster waits, because their agents have given no sign for some minutes, or whose logs are not
+    here → the Unix time of the last sign or, without one, of the last change of the node's
+    manifest; 0: neither is here."""
 
     namespace: str
     cluster: str
@@ -35,6 +41,7 @@ class ClaimReport:
     present: Mapping[str, str] = field(default_factory=dict)
     tokens: int = 0
     closed: bool = False
+    missing: Mapping[str, int] = field(default_factory=dict)
 
 
 def set_tokens(log: ClusterLog, add: Sequence[str], *, keep: bool) -> None:
@@ -69,7 +76,7 @@ def take_log(log: ClusterLog, *, dry_run: bool) -> ClaimReport:
     before = claims.read()[1]
     files = signs(log.store, log.folder)
     nodes = tuple(sorted({str(parse_sign_path(path)) for path in files}))
-    others = present(log.store, log.folder)
+    others, missing = present(log.store, log.folder), _missing(log)
     claimed = 0
     while before.newest and not dry_run and not claimed:
         number = reserve(log)
@@ -99,4 +106,35 @@ def take_log(log: ClusterLog, *, dry_run: bool) -> ClaimReport:
         others,
         len(before.tokens),
         before.closed,
+        missing,
     )
+
+
+def _missing(log: ClusterLog) -> dict[str, int]:
+    """`ClaimReport.missing`."""
+    seen: dict[str, int] = {}
+    for folder in (alive_folder, present_folder):
+        for file in log.store.list(folder(log.folder)):
+            node = str(parse_sign_path(file.path))
+            # A storage without modification times shows only that there is a sign.
+            seen[node] = max(seen.get(node, 0), file.modified_ms or log.clock.now_ms())
+    now_ms = log.clock.now_ms()
+    belonging, missing = Belonging(log)(), {}
+    for node in log.manifests.read()[1].nodes:
+        if now_ms - seen.get(node, 0) > OLD_MS and not _is_written(log, node):
+            changed_ms = _changed_ms(log, node)
+            if node in belonging or not changed_ms:  # without its log, no map can be loaded
+                missing[node] = seen.get(node) or changed_ms
+    return missing
+
+
+def _is_written(log: ClusterLog, node: str) -> bool:
+    """Whether a process writes the node's log, such as an agent that gives no signs."""
+    folder = log.node_folder(node)
+    return log.store.capabilities.locks and bool(writer_of(log.store, folder, "imap-wal claim"))
+
+
+def _changed_ms(log: ClusterLog, node: str) -> int:
+    """When the node's manifest was last changed; 0: it has none, or the storage has no times."""
+    files = log.store.list(f"{log.node_folder(node)}/manifest")
+    return max((file.modified_ms or 1 for file in files), default=0)

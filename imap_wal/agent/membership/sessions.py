@@ -18,6 +18,7 @@ from imap_wal.agent.membership.clocks import Clocks
 from imap_wal.agent.membership.liveness import SignOfLife, SignWatch
 from imap_wal.agent.membership.reports import Reports
 from imap_wal.agent.membership.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
+from imap_wal.agent.membership.upkeep import Upkeep
 from imap_wal.agent.requests import About, Beat, Wish
 from imap_wal.clock import Clock
 from imap_wal.entry import COPIES_MAX, ORDER, shared_session
@@ -113,6 +114,8 @@ class SessionRegistry:
         self.absent: tuple[str, ...] = ()
         """Nodes for which the next start of all members would wait, because they have no running
         agent now; none with `start_policy` partial. Replaced as a whole."""
+        self.upkeep = Upkeep()
+        """Replaced as a whole."""
         self.start = Start(node, rules, watch, log.clock)
         self.claims = Claims(log, cluster, self.start)
         self._by_plugin: dict[tuple[str, int], Session] = {}
@@ -174,7 +177,10 @@ class SessionRegistry:
     def _sign_due(self) -> None:
         """On the thread of the sign. Raises StorageError."""
         self._look()
-        if self.clocks.look() and self._belonging is not None:
+        if not self.clocks.look():
+            return
+        self.upkeep = self.upkeep.newer(self._cluster)
+        if self._belonging is not None:
             running = self.clocks.seen | {self._log.identity.node}
             self.absent = tuple(node for node in self._belonging() if node not in running)
 

@@ -49,5 +49,24 @@ def why_not_ready(now: AgentSnapshot) -> str:
     if 0 < now.members == now.superseded:
         reasons.append("another cluster has claimed the log: restart the connected members")
     if now.settling and now.settling_running_s < now.ready_timeout_s:
-        reasons.append(f"members compare {now.settling} partitions with the log")
+        reasons.append(_settling(now))
     return "; ".join(reason for reason in reasons if reason)
+
+
+def why_maps_wait(now: AgentSnapshot) -> str:
+    """Why operations on maps wait although the agent is ready; "" if they do not. `/readyz` does
+    not have these reasons: what ends such a wait may be a pod that is started after this one."""
+    reasons = []
+    if now.waiting_seconds:
+        reasons.append("a new cluster waits for the log, and its maps with it")
+    if now.merge_error:
+        reasons.append("the logs cannot be merged, and members cannot load maps")
+    elif now.members and not now.merged.merges and now.merge and now.merge.part < 1:
+        reasons.append("maps wait until the logs are merged")
+    if now.settling and now.settling_running_s >= now.ready_timeout_s:
+        reasons.append(_settling(now))
+    return "; ".join(reasons)
+
+
+def _settling(now: AgentSnapshot) -> str:
+    return f"members compare {now.settling} partitions with the log"

@@ -255,6 +255,19 @@ MAINTENANCE: tuple[AgentMetric, ...] = (
         "How much of the logs a running compaction has read, from 0 to 1; absent while none runs.",
         lambda now: now.compaction_part,
     ),
+    AgentMetric(
+        "imap_wal_compaction_age_seconds",
+        "gauge",
+        "Seconds since the newest snapshot was written, by a compaction of any agent or a rewrite; "
+        "absent before the first one.",
+        lambda now: now.compaction_age_s,
+    ),
+    AgentMetric(
+        "imap_wal_backup_age_seconds",
+        "gauge",
+        "Seconds since the last whole backup of the log ended; absent if there was none.",
+        lambda now: now.backup_age_s,
+    ),
 )
 
 

@@ -28,6 +28,8 @@ class AgentSnapshot:
     the running compaction has read, from 0 to 1; None: none runs. `peers_refused`: connections that
     were not admitted. `incarnation`: of the newest claim. `alive`: its members may be alive.
     `absent`: nodes for which the next start would wait, because no agent of them runs.
+    `compaction_age_s`, `backup_age_s`: since the newest snapshot was written, and since the last
+    whole backup ended; None: not known.
     `clock_skew_ms`: by how much this agent's clock is ahead of another one. `clock_doubt`: why
     restores keep expired entries because of that; "" if they leave them out.
     `waiting_seconds`: how long a new cluster has waited for the log; 0: none waits. `members`,
@@ -72,6 +74,8 @@ class AgentSnapshot:
     incarnation: int
     alive: bool
     absent: tuple[str, ...]
+    compaction_age_s: float | None
+    backup_age_s: float | None
     clock_skew_ms: int
     clock_doubt: str
     waiting_seconds: float

@@ -9,10 +9,13 @@ import click
 
 from imap_wal.agent.access.keys import read_token, token_hash
 from imap_wal.agent.membership.operator_claim import ClaimReport, set_tokens, take_log
+from imap_wal.clock import SystemClock
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
 from rewrite_cli.console.selection import Selection, selection_options
+from rewrite_cli.console.times import iso
+from storage_backends.location import Location
 
 LOOK = "`imap-wal claim URL`"
 _TOKEN = click.Path(dir_okay=False, path_type=Path)
@@ -79,6 +82,9 @@ def command(
         out.print_json({"dry_run": not force, "clusters": [asdict(report) for report in reports]})
         return
     _show(reports)
+    for report in reports:
+        if report.missing and not report.claimed:
+            _show_choices(report, selection.url)
 
 
 def _agree_to_claim(reports: list[ClaimReport], *, yes: bool) -> None:
@@ -139,6 +145,22 @@ def _show(reports: list[ClaimReport]) -> None:
         ),
         rows,
     )
+
+
+def _show_choices(report: ClaimReport, url: Location) -> None:
+    now_ms = SystemClock().now_ms()
+    for node, seen_ms in report.missing.items():
+        ago = out.duration(max(0, now_ms - seen_ms) / 1000)
+        last = f"last seen {iso(seen_ms)}, {ago} ago" if seen_ms else "its log is not here"
+        out.prose(f"missing: {node} ({last})")
+    nodes = list(report.missing)
+    log = f"{url} --namespace {report.namespace} --cluster {report.cluster}"
+    out.prose('A new cluster waits for this, unless start_policy is "partial". Your choices:')
+    out.prose(f"- start {out.count(len(nodes), 'agent')}: {', '.join(nodes)}. The wait then ends")
+    for node in nodes:
+        forget = f"imap-wal forget-node {log} --node {node} --lose --dry-run"
+        out.prose(f"- {node} will not return: `{forget}` shows what only its log has")
+    out.prose(f"- start once without waiting for nodes: `imap-wal claim {log} --force`")
 
 
 def _agree_to_tokens(selection: Selection, file: Path | None, *, yes: bool) -> None:

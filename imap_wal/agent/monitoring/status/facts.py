@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from imap_wal.agent.monitoring.health import why_dead, why_not_ready
+from imap_wal.agent.monitoring.health import why_dead, why_maps_wait, why_not_ready
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.clock import Clock
 from imap_wal.progress import size
@@ -78,7 +78,7 @@ def sections(now: AgentSnapshot, rate: float) -> list[Section]:
 
 
 def _agent(now: AgentSnapshot) -> Iterator[Fact]:
-    why = why_dead(now) or why_not_ready(now)
+    why = why_dead(now) or "; ".join(filter(None, (why_not_ready(now), why_maps_wait(now))))
     level = Level.BAD if why_dead(now) else Level.WARNING if why else Level.GOOD
     yield Fact("State", why or "ready", level)
     yield Fact("Log", f"{now.namespace}/{now.cluster}")
@@ -196,6 +196,15 @@ def _maintenance(now: AgentSnapshot) -> Iterator[Fact]:
     ):
         text = f"{runs:,} runs, {failures:,} failed"
         yield Fact(name, text + _failing(error), Level.WARNING if error else Level.PLAIN)
+    yield from _ages(now)
+
+
+def _ages(now: AgentSnapshot) -> Iterator[Fact]:
+    for name, age_s in (
+        ("The newest snapshot was written", now.compaction_age_s),
+        ("The last whole backup ended", now.backup_age_s),
+    ):
+        yield Fact(name, "never, or not known" if age_s is None else f"{duration(age_s)} ago")
 
 
 def _failing(error: str) -> str:
