@@ -21,7 +21,7 @@ from tests.kit.effort import thorough
 from tests.kit.ports import free_ports
 from tests.seatunnel.zeta import FACTORY, SEATUNNEL_FACTORY, Client, Home, Zeta
 
-pytestmark = [thorough, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 STREAM = """
 env { job.mode = "STREAMING", checkpoint.interval = 1000, parallelism = 1 }
@@ -118,6 +118,20 @@ def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
         one.close()
 
 
+def test_a_finished_job_is_remembered_after_a_kill(world: Callable[..., World]) -> None:
+    zeta = world()
+    zeta.start()
+    (server,), (agent,) = zeta.servers, zeta.agents
+    job = zeta.client.submit(zeta.batch)
+    zeta.wait_for(job, "FINISHED")
+    server.kill()
+    agent.kill()
+    agent.start()
+    server.launch()
+    zeta.wait_for(job, "FINISHED")
+
+
+@thorough
 @pytest.mark.parametrize("factory", [FACTORY, SEATUNNEL_FACTORY], ids=["factory", "type"])
 def test_a_job_continues_after_server_and_agent_were_killed(
     world: Callable[..., World], factory: str
@@ -139,6 +153,7 @@ def test_a_job_continues_after_server_and_agent_were_killed(
     zeta.wait_for(job, "CANCELED")
 
 
+@thorough
 def test_a_job_continues_after_one_of_two_servers_was_killed(world: Callable[..., World]) -> None:
     zeta = world(servers=2)
     zeta.start()
@@ -153,6 +168,7 @@ def test_a_job_continues_after_one_of_two_servers_was_killed(world: Callable[...
     zeta.wait_for(job, "RUNNING")
 
 
+@thorough
 def test_a_job_continues_after_its_agent_was_gone(world: Callable[..., World]) -> None:
     """The refused change fails the pipeline, and the engine restores it."""
     zeta = world()
@@ -169,6 +185,7 @@ def test_a_job_continues_after_its_agent_was_gone(world: Callable[..., World]) -
     zeta.wait_for_checkpoints()
 
 
+@thorough
 def test_a_full_disk_refuses_a_job_and_loses_none(
     world: Callable[..., World], tmp_path: Path
 ) -> None:
@@ -196,6 +213,7 @@ def test_a_full_disk_refuses_a_job_and_loses_none(
         agent.kill()
 
 
+@thorough
 def test_compaction_bounds_the_log_of_finished_jobs(
     world: Callable[..., World], tmp_path: Path
 ) -> None:
