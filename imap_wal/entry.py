@@ -7,13 +7,14 @@ that msgpack returns, with the indices below. `DataEntry` is the same tuple with
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from types import NoneType
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, cast
 
 import msgpack
 from msgspec import Meta, MsgspecError
-from msgspec.msgpack import Decoder
+from msgspec.msgpack import Decoder, Encoder
 
 Order: TypeAlias = tuple[int, int, int, int]
 """The numbers that decide which of two changes is newer (`imap_wal.rules.newer`). No clock takes
@@ -255,8 +256,21 @@ class _BinHeaders(dict[int, bytes]):
         return header
 
 
+_encode: Final = Encoder().encode
+"""Five times as fast as `msgpack.packb`, for numbers and text the same bytes."""
 _bin_header = _BinHeaders().__getitem__
 _LAST_BYTE: Final = [bytes((number,)) for number in range(256)]
+
+
+@lru_cache(1024)
+def _around(
+    map_name: str, label: str, incarnation: int, session: int
+) -> tuple[bytes, bytes, bytes, bytes]:
+    """What all upserts of a session in a map have in common, packed: before the key, between key
+    and value, between value and timestamp, and between timestamp and request."""
+    label_ = _encode(label)
+    end = b"\x00\x00\x94" + _encode(incarnation) + b"\x00" + _encode(session)
+    return b"\x9a" + _encode(map_name), label_, label_ + b"\xc2", end
 
 
 def pack_upserts(
@@ -273,36 +287,13 @@ def pack_upserts(
     expire, numbered from `request` on; partition and partition version are 0. The columns are put
     into one list and joined, without Python code for each entry. Up to 256 callers wait
     for this, and it is three times as fast as msgpack."""
-    name, label_, timestamp = (
-        msgpack.packb(map_name),
-        msgpack.packb(label),
-        msgpack.packb(timestamp_ms),
-    )
-    head = b"\x9a" + name
-    tail = (
-        label_
-        + b"\xc2"
-        + timestamp
-        + b"\x00\x00\x94"
-        + msgpack.packb(incarnation)
-        + b"\x00"
-        + msgpack.packb(session)
-    )
+    head, label_, middle, end = _around(map_name, label, incarnation, session)
+    tail = middle + _encode(timestamp_ms) + end
     if len(keys) == 1:  # common, and columns are slow for one entry
-        return [
-            b"".join(
-                (
-                    head,
-                    _bin_header(len(keys[0])),
-                    keys[0],
-                    label_,
-                    _bin_header(len(values[0])),
-                    values[0],
-                    tail,
-                    msgpack.packb(request),
-                )
-            )
-        ]
+        key, value = keys[0], values[0]
+        key_size, value_size = _bin_header(len(key)), _bin_header(len(value))
+        number = _encode(request)
+        return [b"".join((head, key_size, key, label_, value_size, value, tail, number))]
     return _join_columns(head, label_, tail, keys, values, request)
 
 

@@ -337,7 +337,7 @@ def encode_frame(
     type_count = kind | count << 8
     start = _SYNCED.pack(synced)
     extend = google_crc32c.extend
-    checksum = extend(extend(seed, _SEED.pack(offset, body_length, type_count)), start)
+    checksum = extend(seed, _SEED.pack(offset, body_length, type_count) + start)
     for piece in payload:
         checksum = extend(checksum, piece)
     return (

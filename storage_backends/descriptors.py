@@ -127,13 +127,15 @@ class LocalHeld(Descriptor):
         answered from a cache (NFS)."""
         super().__init__(fd)
         self.path, self._target, self._asks_server = path, target, asks_server
-        self._identity = _identity(os.fstat(fd))
+        status = os.fstat(fd)
+        self._identity = status.st_dev, status.st_ino
 
     def is_there(self) -> bool:
         if self._fd < 0:
             return False
         try:
-            return _identity(status_of(self._target, self._asks_server)) == self._identity
+            status = status_of(self._target, self._asks_server)
+            return (status.st_dev, status.st_ino) == self._identity
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
@@ -146,10 +148,6 @@ class LocalHeld(Descriptor):
                 os.close(fd)
             except OSError as error:
                 raise translate(error, self.path) from error
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
 
 
 def status_of(target: str, asks_server: bool) -> os.stat_result:
@@ -206,7 +204,8 @@ class LocalAppender(LocalHeld):
         except OSError as error:
             self._fail(error)
         self.size = end
-        self._zeroed = max(self._zeroed, ahead)
+        if ahead > self._zeroed:
+            self._zeroed = ahead
 
     def sync(self) -> None:
         if self._fd < 0:

@@ -90,7 +90,27 @@ class DurableMap(MapReads[K, V], MutableMapping[K, V]):
         Raises:
             InvalidSetting: `ttl` is not a number of seconds above 0 and up to 100 years.
         """
-        self._writer.change([self.changes([(key, value)], ttl)])
+        changes = self.one_change(key, value) if ttl is None else None
+        self._writer.change([changes or self.changes([(key, value)], ttl)])
+
+    def one_change(self, key: Any, value: Any) -> WriteBatch | None:
+        """`changes` of one key, without what only some need. None: `changes` raises an error, or
+        does more."""
+        state, serializer = self._state, self._state.serializer
+        try:
+            key_data, data = serializer.dump_key(key), serializer.dump(value)
+        except NotSerializable:
+            return None
+        if (
+            state.order is not None
+            or type(key_data) is not bytes
+            or type(data) is not bytes
+            or len(key_data) + len(data) > self._writer.max_value_bytes
+        ):
+            return None
+        changes = WriteBatch(state, [key_data], [data])
+        changes.objects = [key] if type(key) in state.held.simple else None
+        return changes
 
     def changes(self, pairs: Iterable[tuple[Any, Any]], ttl: float | None = None) -> WriteBatch:
         """The changes that set the keys, serialised. Raises `NotSerializable`, `TooLarge`, and

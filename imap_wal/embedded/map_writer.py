@@ -197,10 +197,12 @@ class MapWriter:
         now = self._clock.now_ms()
         request = self._request
         payload: list[bytes] = []
+        kind = ENTRIES
         for batch in batches:
             payload += batch.pack(now, self._incarnation, self._session, request + 1)
             request += len(batch)
-        kind = CLEARS if any(batch.kind == CLEARS for batch in batches) else ENTRIES
+            if batch.kind == CLEARS:
+                kind = CLEARS
         commit = CommitRequest(
             payload,
             request - self._request,

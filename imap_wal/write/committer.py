@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 from typing import TypeVar
 
 from imap_wal.errors import Fenced, ImapWalError, NotAppended, OutcomeUnknown, TooLarge
@@ -93,6 +94,7 @@ class CommitCounts:
 
 
 T = TypeVar("T")
+_KIND_OF = attrgetter("kind")
 
 LOOK_AGAIN_S = 0.5
 """How often a waiting thread checks whether there is a leader: an interrupted leader may have woken
@@ -137,6 +139,7 @@ class Committer:
         self._renewed_at = self._clock.monotonic()
         self._checkpointed, self._checkpointed_at = 0, self._clock.monotonic()
         """How many commits have no checkpoint, and since when."""
+        self._applies = not log.settings.acknowledges_early
         durability = log.settings.durability
         self._syncs_each = durability is Durability.ALWAYS or (
             not log.store.capabilities.durable_append and durability is not Durability.INTERVAL
@@ -392,9 +395,8 @@ class Committer:
         elif not commit.safe:
             for batch in batches:
                 batch.error = batch.error or _refusal(self._failure)
-        applies = not self._settings.acknowledges_early
         for batch in batches:
-            if batch.error is None and applies and batch.apply is not None and not batch.done:
+            if self._applies and batch.error is None and batch.apply is not None and not batch.done:
                 batch.apply()
             batch.done = True
             batch.wake()
@@ -405,7 +407,7 @@ class Committer:
         batches = commit.batches
         try:
             if not commit.written:
-                for kind, group in groupby(batches, key=lambda batch: batch.kind):
+                for kind, group in groupby(batches, key=_KIND_OF):
                     self._write(kind, list(group))
                 commit.written = True
                 self.counts.committed(self.log.bytes_written - commit.mark.bytes_written)
@@ -429,11 +431,10 @@ class Committer:
             for batch in batches:
                 batch.error = outcome(self._failure, error)
             return
+        requests = self.log.requests
         for batch in batches:
-            if batch.session:
-                self.log.requests[batch.session] = max(
-                    self.log.requests.get(batch.session, 0), batch.request
-                )
+            if batch.session and batch.request >= requests.get(batch.session, 0):
+                requests[batch.session] = batch.request
         if self._before_ack is not None:
             try:
                 self._before_ack(batches)
@@ -449,16 +450,14 @@ class Committer:
         while start < len(batches):
             payload: list[bytes] = []
             count, size, stop = 0, 0, start
-            while stop < len(batches) and (
-                stop == start
-                or (
-                    count + batches[stop].count <= COUNT_MAX
-                    and size + batches[stop].size <= PAYLOAD_BYTES_MAX
-                )
-            ):
-                payload += batches[stop].payload
-                count += batches[stop].count
-                size += batches[stop].size
+            for batch in batches[start:] if start else batches:
+                if stop > start and (
+                    count + batch.count > COUNT_MAX or size + batch.size > PAYLOAD_BYTES_MAX
+                ):
+                    break
+                payload += batch.payload
+                count += batch.count
+                size += batch.size
                 stop += 1
             if self._syncs_each and self._unsynced_since is not None:
                 # At most one unsynced frame: then a power loss never leaves a whole frame after a
@@ -466,10 +465,10 @@ class Committer:
                 self._timed_sync()
             if self._unsynced_since is None:
                 self._unsynced_since = self._clock.monotonic()
-            first = self.log.write(kind, count, payload)
-            index = 0
+            position = self.log.write(kind, count, payload)
+            epoch, segment, frame, index = position
             for batch in batches[start:stop]:
-                batch.position = first._replace(index=index)
+                batch.position = Position(epoch, segment, frame, index) if index else position
                 index += batch.count
             self.counts.records += count
             start = stop
@@ -494,11 +493,11 @@ class Committer:
         )
 
     def _timed_sync(self) -> None:
-        start = self._clock.monotonic()
+        now = self._clock.monotonic
+        start = now()
         self.log.sync()
         self._unsynced_since = None
-        seconds = self._clock.monotonic() - start
-        self.counts.synced(start, seconds)
+        self.counts.synced(start, now() - start)
 
     def _guarded_sync(self) -> None:
         try:

@@ -151,8 +151,10 @@ class Maintenance:
 
     def committed(self, log: NodeLog) -> None:
         """The committer calls this after every commit."""
-        self._full.reach(self.written(log))
-        self.compaction.reach(self.grown(log))
+        if self._full.at < inf:
+            self._full.reach(self.written(log))
+        if self.compaction.at < inf:
+            self.compaction.reach(self.grown(log))
 
     def reached(self, log: NodeLog) -> LogExtent:
         return LogExtent(self.written(log), log.end.segment)

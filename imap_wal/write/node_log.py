@@ -136,11 +136,11 @@ class NodeLog:
                 "child of it: open a separate log here"
             )
         segment = self._segment or self._begin()
-        before = segment.size
         offset = segment.append(kind, count, payload)
-        self.bytes_written += segment.size - before
-        self.end = Position(self.epoch, segment.header.number, offset, max(count - 1, 0))
-        return Position(self.epoch, segment.header.number, offset, 0)
+        self.bytes_written += segment.size - offset
+        first = Position(self.epoch, segment.header.number, offset, 0)
+        self.end = first._replace(index=count - 1) if count > 1 else first
+        return first
 
     def sync(self) -> None:
         """Make all frames safe. Raises `Fenced` if another process has taken over."""

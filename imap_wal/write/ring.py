@@ -139,7 +139,7 @@ class RingBuffer(Generic[T]):
     def try_publish(self, item: T, size: int = 0) -> bool:
         """Put the item (of `size` bytes) in the ring if there is room now."""
         with self._mutex:
-            if self._full(size):
+            if self._next - self._free > self._mask or self._bytes + size > self._bytes_max:
                 self._release()  # the consumer may have been interrupted before it did so
                 if self._full(size):
                     self._waits += 1
@@ -154,7 +154,7 @@ class RingBuffer(Generic[T]):
         """The published items that are not consumed, in order."""
         with self._mutex:
             slots = [self._slots[number & self._mask] for number in range(self._free, self._next)]
-            return cast("list[T]", slots)  # a published slot has an item
+            return [item for item in slots if item is not None]  # None: `_release` was interrupted
 
     @property
     def statistics(self) -> RingStatistics:
@@ -173,15 +173,19 @@ class RingBuffer(Generic[T]):
         """The ready items, in order, up to `bytes_max` (at least one), without consuming them:
         `advance` does that."""
         with self._mutex:
-            taken: list[T] = []
+            start, stop, slots = self.sequence & self._mask, self._next & self._mask, self._slots
+            # A published slot has an item.
+            ready = cast("list[T]", slots[start:stop])
+            if start >= stop and self._next > self.sequence:
+                ready = cast("list[T]", slots[start:] + slots[:stop])
+            if self._bytes <= bytes_max:
+                return ready
             size = 0
-            for sequence in range(self.sequence, self._next):
-                slot = sequence & self._mask
-                size += self._sizes[slot]
-                if taken and size > bytes_max:
-                    break
-                taken.append(self._slots[slot])  # type: ignore[arg-type]  # a published slot has an item
-            return taken
+            for count in range(len(ready)):
+                size += self._sizes[(start + count) & self._mask]
+                if count and size > bytes_max:
+                    return ready[:count]
+            return ready
 
     def advance(self, count: int) -> None:
         """Consume the next `count` items; producers may reuse their slots."""
@@ -198,10 +202,11 @@ class RingBuffer(Generic[T]):
 
     def _release(self) -> None:
         """Free the slots that the consumer has passed."""
-        for sequence in range(self._free, self.sequence):
-            slot = sequence & self._mask
-            self._slots[slot] = None
-            self._free, self._bytes = sequence + 1, self._bytes - self._sizes[slot]
+        size, slots, sizes, mask = 0, self._slots, self._sizes, self._mask
+        for number in range(self._free, self.sequence):
+            slots[number & mask] = None
+            size += sizes[number & mask]
+        self._free, self._bytes = self.sequence, self._bytes - size
 
 
 Wake = Callable[[], object]
