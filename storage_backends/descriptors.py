@@ -6,9 +6,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import struct
 import sys
 from collections.abc import Callable
-from typing import ClassVar, NoReturn
+from typing import ClassVar, NoReturn, TypeAlias
 
 from storage_backends.errors import AlreadyExists, NoSpace, NotFound, StorageError, Unavailable
 from storage_backends.interface import LockContext
@@ -126,16 +127,14 @@ class LocalHeld(Descriptor):
         """`target`: the absolute path. `asks_server`: look with an open, because a stat may be
         answered from a cache (NFS)."""
         super().__init__(fd)
-        self.path, self._target, self._asks_server = path, target, asks_server
-        status = os.fstat(fd)
-        self._identity = status.st_dev, status.st_ino
+        self.path, self._target, self._asks_server = path, os.fsencode(target), asks_server
+        self._identity = identity_of(os.fstat(fd))
 
     def is_there(self) -> bool:
         if self._fd < 0:
             return False
         try:
-            status = status_of(self._target, self._asks_server)
-            return (status.st_dev, status.st_ino) == self._identity
+            return identity_at(self._target, self._asks_server) == self._identity
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
@@ -150,7 +149,39 @@ class LocalHeld(Descriptor):
                 raise translate(error, self.path) from error
 
 
-def status_of(target: str, asks_server: bool) -> os.stat_result:
+try:
+    import ctypes
+
+    _statx = ctypes.CDLL(None).statx
+    _Answer = ctypes.c_char * 256
+except (ImportError, OSError, AttributeError):
+    _statx = None  # macOS, musl before 1.2.5
+_AT_FDCWD, _STATX_INO = -100, 0x100
+_STATX = struct.Struct("=I28xQ96xII")
+"""Which fields were answered, the inode, and the device's two numbers."""
+
+Identity: TypeAlias = tuple[int, int, int]
+"""The inode of a file, and the two numbers of its device."""
+
+
+def identity_of(status: os.stat_result) -> Identity:
+    return status.st_ino, os.major(status.st_dev), os.minor(status.st_dev)
+
+
+def identity_at(target: bytes, asks_server: bool) -> Identity:
+    """Of the file at a path. A stat asks for its times too: Linux 6.13 then gives the next write a
+    time of its own, and changes the inode for that, which makes a small write and its sync half as
+    slow again (measured: 250 µs, not 175). So this asks for the inode only."""
+    if _statx is not None and not asks_server:
+        answer = _Answer()
+        if not _statx(_AT_FDCWD, target, 0, _STATX_INO, answer):
+            fields, inode, major, minor = _STATX.unpack_from(answer)
+            if fields & _STATX_INO:
+                return inode, major, minor
+    return identity_of(status_of(target, asks_server))  # raises the error of the path
+
+
+def status_of(target: str | bytes, asks_server: bool) -> os.stat_result:
     """The stat of a path. For up to a minute after another client removed the file, NFS answers a
     stat from its cache; an open asks the server."""
     if not asks_server:
