@@ -403,6 +403,8 @@ class RawSerializer:
         return bytes(value)
 
     def dump_key(self, key: Any) -> bytes:
+        if type(key) is bytes:
+            return key
         if isinstance(key, bytearray):
             raise NotSerializable("a bytearray cannot be a key, as in a dict; pass bytes")
         return self.dump(key)

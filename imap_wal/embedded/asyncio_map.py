@@ -39,7 +39,10 @@ class AsyncChanges(OfOneProcess, Generic[K, V]):
     def __init__(self, commits: AsyncWriter, durable_map: DurableMap[K, V]) -> None:
         self._commits, self._inner = commits, durable_map
         self._state, self._durable = durable_map._state, durable_map._writer
-        self._max_value_bytes = self._durable.max_value_bytes
+        self._openness, self._max_value_bytes = (
+            self._durable.openness,
+            self._durable.max_value_bytes,
+        )
 
     @property
     def name(self) -> str:
@@ -70,7 +73,7 @@ class AsyncChanges(OfOneProcess, Generic[K, V]):
         # The code of `enqueue` for one change, inlined, because the event loop spends this time on
         # every operation.
         commits, state = self._commits, self._state
-        if ttl is not None or commits._full or self._durable.closed or state.order is not None:
+        if ttl is not None or commits._full or self._openness.closed or state.order is not None:
             return self._enqueue(key, value, ttl)
         serializer = state.serializer
         try:
