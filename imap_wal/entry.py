@@ -6,11 +6,12 @@ that msgpack returns, with the indices below. `DataEntry` is the same tuple with
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import sha256
+from operator import itemgetter
 from types import NoneType
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias, cast
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 import msgpack
 from msgspec import Meta, MsgspecError
@@ -211,11 +212,82 @@ def _numbers(row: tuple[Any, ...]) -> tuple[tuple[str, Any, int, int], ...]:
     )
 
 
+class Upserts(list[Row]):
+    """Entries that set keys of one map, and never expire: all have the map and the classes of the
+    first one."""
+
+
+def differing(rows: Sequence[Row]) -> Sequence[Row]:
+    """Those of the rows that can differ in map, classes, expiry, and whether they are deleted."""
+    return rows[:1] if isinstance(rows, Upserts) else rows
+
+
+def _decode_upserts(map_name: str, key_class: str, value_class: str) -> Callable[[bytes], Any]:
+    """Decodes valid entries of `Upserts`, and entries that are said to be deleted. Raises for all
+    others. Their texts are not made again for each entry."""
+    entry = tuple[
+        Literal[map_name],  # type: ignore[valid-type]
+        bytes,
+        Literal[key_class],  # type: ignore[valid-type]
+        bytes,
+        Literal[value_class],  # type: ignore[valid-type]
+        bool,
+        Number,
+        Literal[0],
+        Number,
+        tuple[Counter, Counter, Counter, Counter],
+    ]
+    return Decoder(list[entry]).decode
+
+
+class EntryDecoder:
+    """`decoded` for the batches of one file. Most batches are `Upserts` of the same map as the one
+    before. Those are decoded in three quarters of the time, and who reads them need not look at
+    each entry."""
+
+    def __init__(self, least: int = 500) -> None:
+        """`least`: the fewest entries of a batch for which another type takes less time."""
+        self._least = least
+        self._names: tuple[str, str, str] | None = None
+        """The map and the classes of the batch before."""
+        self._decode: tuple[tuple[str, str, str], Callable[[bytes], Any]] | None = None
+        """Decodes `Upserts` with these names."""
+        self._pause = self._pause_next = 0
+        """How many batches are not tried, because another one was tried in vain."""
+
+    def decoded(self, payload: Sequence[bytes], count: int) -> list[Row]:
+        """`decoded` of a stream in pieces. `Upserts`, if it is known that they are."""
+        data = in_array(payload, count)
+        if count < self._least:
+            return _checked(data)
+        if self._pause:
+            self._pause -= 1
+        elif self._names is not None:
+            if self._decode is None or self._decode[0] != self._names:
+                self._decode = self._names, _decode_upserts(*self._names)
+            try:
+                upserts = Upserts(self._decode[1](data))
+                if not any(map(itemgetter(DELETED), upserts)):
+                    self._pause_next = 0
+                    return upserts
+            except FAULTS:
+                pass
+            self._pause = self._pause_next = min(2 * self._pause_next + 1, 63)
+        rows = _checked(data)
+        name, _, key_class, _, value_class, *_ = rows[-1]
+        self._names = (name, key_class, value_class) if rows[0][MAP] == name else None
+        return rows
+
+
 def decoded(payload: bytes, count: int) -> list[Row]:
     """The entries of a msgpack stream of exactly `count` entries, each valid by `check`. Raises
     ValueError for any other stream."""
+    return _checked(in_array([payload], count))
+
+
+def _checked(data: bytes) -> list[Row]:
     try:
-        rows = cast(list[Row], _decode(in_array(payload, count)))
+        rows = cast(list[Row], _decode(data))
     except FAULTS as error:
         raise ValueError(str(error)) from error
     # Types and ranges are correct. `check` tests the rest: tombstones, clears and empty names.
@@ -230,9 +302,9 @@ def decoded(payload: bytes, count: int) -> list[Row]:
     return rows
 
 
-def in_array(payload: bytes, count: int) -> bytes:
-    """A msgpack stream of `count` values as one array."""
-    return b"\xdd" + count.to_bytes(4, "big") + payload
+def in_array(payload: Sequence[bytes], count: int) -> bytes:
+    """A msgpack stream of `count` values, in pieces, as one array."""
+    return b"".join((b"\xdd", count.to_bytes(4, "big"), *payload))
 
 
 def pack(entry: Row | DataEntry) -> bytes:

@@ -387,16 +387,17 @@ def decode_frame(seed: int, data: bytes, at: int, offset: int) -> Frame | NoFram
     end = body + length
     if len(data) < end:
         return NoFrame("short", FRAME_HEADER_BYTES + length)
+    start = body + SYNCED_BYTES
+    head, payload = data[body:start], data[start:end]
     extend = google_crc32c.extend
-    if extend(extend(seed, _SEED.pack(offset, length, type_count)), data[body:end]) != checksum:
+    if extend(extend(seed, _SEED.pack(offset, length, type_count) + head), payload) != checksum:
         return NoFrame("bad")
-    synced = _SYNCED.unpack_from(data, body)[0]
     return Frame(
         offset,
         offset + FRAME_HEADER_BYTES + length,
         type_count & 0xFF,
         type_count >> 8,
-        synced,
+        _SYNCED.unpack(head)[0],
         checksum,
-        data[body + SYNCED_BYTES : end],
+        payload,
     )

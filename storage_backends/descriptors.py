@@ -9,7 +9,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable
-from typing import ClassVar, NoReturn, TypeAlias
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 from storage_backends.errors import AlreadyExists, NoSpace, NotFound, StorageError, Unavailable
 from storage_backends.interface import LockContext
@@ -152,7 +152,7 @@ class LocalHeld(Descriptor):
 try:
     import ctypes
 
-    _statx = ctypes.CDLL(None).statx
+    _statx: Any = ctypes.CDLL(None).statx
     _Answer = ctypes.c_char * 256
 except (ImportError, OSError, AttributeError):
     _statx = None  # macOS, musl before 1.2.5

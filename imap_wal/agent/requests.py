@@ -288,7 +288,7 @@ def with_payload(request: Request | Malformed, size: int) -> Request | Malformed
 def keys_of(payload: bytes, count: int) -> list[bytes]:
     """The keys of a `load`. Raises ValueError if the payload is not exactly `count` keys."""
     try:
-        return _decode_keys(in_array(payload, count))
+        return _decode_keys(in_array([payload], count))
     except _FAULTS as error:
         raise ValueError(
             f"the payload is not a stream of {count} keys, each of them bin: {error}"

@@ -19,6 +19,7 @@ from imap_wal.entry import (
     VALUE,
     Row,
     clear_of,
+    differing,
     is_clear,
     pack,
     pack_upserts,
@@ -183,7 +184,8 @@ class MapState:
         with self._mutex:
             keys = self.held.all_held([*map(_KEY_OF, rows)])
             plain = self.order is None and not self.expires
-            if plain and not (any(map(_DELETED_OF, rows)) or any(map(_EXPIRY_OF, rows))):
+            some = differing(rows)
+            if plain and not (any(map(_DELETED_OF, some)) or any(map(_EXPIRY_OF, some))):
                 self.values.update(zip(keys, map(_VALUE_OF, rows), strict=True))
                 return
             for key, row in zip(keys, rows, strict=True):

@@ -19,7 +19,17 @@ from typing import TypeAlias
 
 from imap_wal.collector import collecting_rarely
 from imap_wal.embedded.wal_filter import WalFilter, filtered
-from imap_wal.entry import KEY, KEY_CLASS, MAP, ORDER, PARTITION_COUNT, Order, Row, is_clear
+from imap_wal.entry import (
+    KEY,
+    KEY_CLASS,
+    MAP,
+    ORDER,
+    PARTITION_COUNT,
+    Order,
+    Row,
+    differing,
+    is_clear,
+)
 from imap_wal.format import START, Position
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.progress import Progress
@@ -127,6 +137,7 @@ def _read(cluster: ClusterLog, state: ClusterState, sink: InOrder, progress: Pro
             records += len(changes.rows)
             of_scan = min(of_scan + changes.bytes, scan.bytes)
             progress.reached(records, (done + of_scan) / total if total else None)
+            del changes  # before the next batch is decoded, which gets the same memory
         done += scan.bytes
     return records
 
@@ -235,7 +246,7 @@ class InOrder:
 
     def _demand_one_label(self, name: str, rows: Sequence[Row]) -> None:
         """The label of a map's serializer is that of any entry that was ever written."""
-        labels = set(map(itemgetter(KEY_CLASS), rows)) - {""}
+        labels = set(map(itemgetter(KEY_CLASS), differing(rows))) - {""}
         label = self._labels.get(name)
         if label is not None:
             labels.add(label)
@@ -250,6 +261,6 @@ def _by_map(rows: Sequence[Row]) -> list[tuple[str, Sequence[Row]]]:
     if not rows:
         return []
     name = rows[0][MAP]
-    if len(set(map(itemgetter(MAP), rows))) == 1:
+    if len(set(map(itemgetter(MAP), differing(rows)))) == 1:
         return [(name, rows)]
     return [(map_name, list(some)) for map_name, some in groupby(rows, itemgetter(MAP))]

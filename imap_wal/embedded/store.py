@@ -40,6 +40,7 @@ from imap_wal.entry import (
     RAW,
     VALUE_CLASS,
     Row,
+    differing,
 )
 from imap_wal.errors import InvalidSetting, NotSerializable, StorageUnavailable
 from imap_wal.forked import OfOneProcess
@@ -559,7 +560,7 @@ class Store(OfOneProcess):
 
     def _note_classes(self, state: MapState, rows: Sequence[Row]) -> None:
         """Remember if a map has entries of several classes."""
-        name = state.serializer.name
+        name, rows = state.serializer.name, differing(rows)
         if {name, *map(_KEY_CLASS_OF, rows), *map(_VALUE_CLASS_OF, rows)} == {name}:
             return
         live = [row for row in rows if not row[DELETED]]  # deletions have any class

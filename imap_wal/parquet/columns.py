@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from operator import itemgetter
 from typing import Any
 
@@ -19,14 +19,15 @@ from imap_wal.entry import (
     PARTITION_COUNT,
     TIMESTAMP_MS,
     Row,
+    Upserts,
     clear_of,
 )
 from imap_wal.format import Position
+from imap_wal.rules.arrow import pc
 from storage_backends.extras import needs
 
 with needs("archive"):
     import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
 _ENTRY_FIELDS = [
@@ -135,33 +136,34 @@ def to_rows(batch: Any) -> list[Row]:
     columns. In a file a clear has an empty key and an `expires_at_ms` above 0; the `expires_at_ms`
     of a tombstone is 0."""
     column = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
-    values = _bytes(column["value"])
-    orders = zip(
-        *(_integers(column[name]) for name in ORDER_FIELDS),
-        strict=True,
+    names, key_classes, value_classes = (
+        _strings(column[name]) for name in ("map", "key_class", "value_class")
     )
-    keys = _bytes(column["key"])
-    rows = list(
-        zip(
-            _strings(column["map"]),
-            keys,
-            _strings(column["key_class"]),
-            values,
-            _strings(column["value_class"]),
-            column["deleted"].to_pylist(),
-            _integers(column["timestamp_ms"]),
-            _integers(column["expires_at_ms"]),
-            _integers(column["partition"]),
-            orders,
-            strict=True,
+    keys, values, deleted, times, expiries, partitions, *order = (
+        column[name].to_pylist()
+        for name in (
+            *("key", "value", "deleted", "timestamp_ms", "expires_at_ms", "partition"),
+            *ORDER_FIELDS,
         )
     )
+    rows = zip(
+        *(names, keys, key_classes, values, value_classes),
+        *(deleted, times, expiries, partitions, zip(*order, strict=True)),
+        strict=True,
+    )
+    texts = names, key_classes, value_classes
+    if not any(deleted) and not any(expiries) and all(map(_is_constant, texts)):
+        return Upserts(rows)
     if b"" not in keys:
-        return rows
+        return list(rows)
     return [
         _as_clear(row) if not row[KEY] and row[DELETED] and row[PARTITION_COUNT] else row
         for row in rows
     ]
+
+
+def _is_constant(column: Sequence[Any]) -> bool:
+    return column.count(column[0]) == len(column) if column else False
 
 
 def _as_clear(row: Row) -> Row:
@@ -174,7 +176,7 @@ def to_positions(batch: Any) -> list[Position]:
         map(
             Position,
             *(
-                _integers(batch.column(batch.schema.get_field_index(name)))
+                batch.column(batch.schema.get_field_index(name)).to_pylist()
                 for name in POSITION_COLUMNS
             ),
         )
@@ -216,31 +218,6 @@ def plain(batch: Any) -> Any:
         ],
         names=batch.schema.names,
     )
-
-
-# Arrow's to_pylist creates a scalar object per value. Reading its buffers is several times as fast.
-
-
-def _integers(array: Any) -> list[int]:
-    buffer = array.buffers()[1]
-    if buffer is None or array.null_count:
-        return list(array.to_pylist())
-    return memoryview(buffer).cast("q")[array.offset : array.offset + len(array)].tolist()
-
-
-def _bytes(array: Any) -> list[Any]:
-    _, offsets, data = array.buffers()
-    if not pa.types.is_binary(array.type) or offsets is None or data is None:
-        return list(array.to_pylist())
-    places = memoryview(offsets).cast("i")[array.offset : array.offset + len(array) + 1].tolist()
-    start = places[0]
-    content = data.slice(start, places[-1] - start).to_pybytes()
-    values: list[Any] = [content[a - start : b - start] for a, b in pairwise(places)]
-    if array.null_count:
-        for index, null in enumerate(array.is_null().to_pylist()):
-            if null:
-                values[index] = None
-    return values
 
 
 def _strings(array: Any) -> list[str]:

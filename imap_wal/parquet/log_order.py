@@ -11,11 +11,11 @@ from typing import Any
 from imap_wal.errors import StorageUnavailable
 from imap_wal.parquet.columns import POSITION_COLUMNS, plain
 from imap_wal.parquet.scratch import Scratch
+from imap_wal.rules.arrow import pc
 from storage_backends.extras import needs
 
 with needs("archive"):
     import pyarrow as pa
-    import pyarrow.compute as pc
 
 PAGE_BYTES = 1024 * 1024
 SORTED_BYTES = 4 * 1024 * 1024

@@ -14,11 +14,11 @@ from imap_wal.errors import CorruptLog, ImapWalError
 from imap_wal.parquet.columns import DECODED_FIELDS, stored_schemas
 from imap_wal.parquet.file import GROUP_ROWS_MAX, demand_rows, open_parquet
 from imap_wal.parquet.log_order import sorted_by_position
+from imap_wal.rules.arrow import pc
 from storage_backends.extras import needs
 
 with needs("archive"):
     import pyarrow as pa
-    import pyarrow.compute as pc
 
 BATCH_BYTES = 4 * 1024 * 1024
 """Approximate size of a batch that is read, unpacked."""

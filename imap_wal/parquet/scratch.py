@@ -9,11 +9,11 @@ from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from imap_wal.rules.arrow import pc
 from storage_backends.extras import needs
 
 with needs("archive"):
     import pyarrow as pa
-    import pyarrow.compute as pc
 
 
 class Scratch:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, TypeAlias
 
-from imap_wal.entry import KEY, Row
+from imap_wal.entry import KEY, Row, Upserts
 from imap_wal.format import START, Position
 from imap_wal.manifest.epochs import Epoch
 from imap_wal.rules.counts import Cuts, Overtaken
@@ -54,7 +54,7 @@ class EntryBatch:
 
 def by_node(rows: list[Row], nodes: list[str], size: int) -> Iterator[EntryBatch]:
     """Rows of a snapshot, in a batch for each node that wrote some. `size`: in bytes."""
-    clears = None in map(itemgetter(KEY), rows)
+    clears = not isinstance(rows, Upserts) and None in map(itemgetter(KEY), rows)
     rows_by_node: dict[str, list[Row]] = {}
     if len(set(nodes)) == 1:
         rows_by_node[nodes[0]] = rows

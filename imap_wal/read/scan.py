@@ -22,7 +22,7 @@ from imap_wal import entry, format
 from imap_wal.arrow_library import loading
 from imap_wal.contents import open_checked
 from imap_wal.context import Context
-from imap_wal.entry import Row
+from imap_wal.entry import EntryDecoder, Row
 from imap_wal.errors import CorruptLog
 from imap_wal.format import FRAME_HEADER_BYTES, Frame, Position
 from imap_wal.manifest.epochs import all_marked, ids
@@ -128,7 +128,7 @@ class _SegmentPass:
         positions: bool,
         rows_max: int,
     ) -> None:
-        self._rows_max, self._keys = rows_max, context.keys
+        self._rows_max, self._keys, self._decoder = rows_max, context.keys, EntryDecoder()
         self._store, self._scan, self._maps, self._positions = (
             held(context.store, scan.path),
             scan,
@@ -268,12 +268,7 @@ class _SegmentPass:
 
     def _entries(self, frames: list[Frame]) -> list[Row]:
         try:
-            return entry.decoded(
-                frames[0].payload
-                if len(frames) == 1
-                else b"".join([frame.payload for frame in frames]),
-                self._records,
-            )
+            return self._decoder.decoded([frame.payload for frame in frames], self._records)
         except ValueError:
             place = Position(self._scan.epoch, self._scan.number, 0, 0)
             for frame in frames:

@@ -26,7 +26,7 @@ import msgspec
 from imap_wal import contents, format
 from imap_wal.clock import Randomness
 from imap_wal.contents import Published
-from imap_wal.entry import FAULTS, Row, decoded, pack
+from imap_wal.entry import FAULTS, EntryDecoder, Row, pack
 from imap_wal.errors import CorruptLog, Forged, ShortLog
 from imap_wal.format import Frame, SegmentHeader
 from imap_wal.names import decode
@@ -145,14 +145,14 @@ def read_rows(file: BinaryIO, path: str, keys: Keys) -> Iterator[SnapshotRows]:
     """All entries of an open segment snapshot, frame by frame. Raises the errors of
     `open_segment`."""
     reader = open_segment(file, path, keys)
-    records, promised = 0, -1
+    records, promised, decoder = 0, -1, EntryDecoder()
     for frame in reader.frames(keys):
         if promised >= 0:
             raise CorruptLog(path, frame.offset, "there is a frame after the last one", ADVICE)
         if not frame.count:
             promised = _promise(frame, path)
             continue
-        rows = _rows(frame, path)
+        rows = _rows(frame, path, decoder)
         records += len(rows.rows)
         yield rows
     tail = reader.tail()
@@ -174,13 +174,14 @@ def salvaged(file: BinaryIO, path: str, keys: Keys) -> Iterator[SnapshotRows | i
     data = _OpenFile(file).read(path, reader.end)
     seed = reader.header.checksum_seed
     frames += FrameSearch(seed, data, reader.end).after(reader.end)
+    decoder = EntryDecoder()
     head = _OpenFile(file).read(path, 0, reader.first)
     cipher = cipher_of(keys, reader.header, head, path)
     for frame in frames:
         try:
             opened = frame if cipher is None else cipher.open(frame, path)
             if frame.count:
-                rows = _rows(opened, path)
+                rows = _rows(opened, path, decoder)
                 records += len(rows.rows)
                 yield rows
             else:
@@ -190,12 +191,12 @@ def salvaged(file: BinaryIO, path: str, keys: Keys) -> Iterator[SnapshotRows | i
     yield promised - records if promised >= records else None
 
 
-def _rows(frame: Frame, path: str) -> SnapshotRows:
+def _rows(frame: Frame, path: str, decoder: EntryDecoder) -> SnapshotRows:
     try:
         (length,) = _LENGTH.unpack_from(frame.payload)
         start = _LENGTH.size + length
         nodes = _decode_nodes(frame.payload[_LENGTH.size : start])
-        rows = decoded(frame.payload[start:], frame.count)
+        rows = decoder.decoded([frame.payload[start:]], frame.count)
         if len(nodes) not in (1, len(rows)):
             raise ValueError(f"{len(nodes)} nodes for {len(rows)} entries")
     except (*FAULTS, struct.error, ValueError) as error:

@@ -11,6 +11,13 @@ _IMPORT = "tests/cli/test_import_seatunnel.py::test_the_newest_whole_change_of_e
 
 OF_ENTRIES = (
     Mutation(
+        "a deletion in a batch of upserts is not noticed",
+        "imap_wal/entry.py",
+        "                if not any(map(itemgetter(DELETED), upserts)):\n",
+        "                if upserts:\n",
+        "tests/unit/test_entry.py::test_batches_of_a_file_are_decoded_as_alone",
+    ),
+    Mutation(
         "an import reads a pickle that needs any class",
         "rewrite_cli/sources/pickles.py",
         '            raise NeedsClass(f"it needs the class {module}.{name}") from None\n',

@@ -136,8 +136,8 @@ MUTATIONS = (
     Mutation(
         "CRC not compared",
         "imap_wal/format.py",
-        "data[body:end]) != checksum:",
-        "data[body:end]) is None:",
+        "payload) != checksum:",
+        "payload) is None:",
         f"{_FAULTS}/test_fault_03_damaged_bytes.py::test_a_bit_flipped_in_any_field_is_found_and_located[value]",
     ),
     Mutation(

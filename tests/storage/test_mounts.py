@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from storage_backends import local
+from storage_backends import descriptors, local
 from storage_backends.local import LocalStore
 from storage_backends.local_listing import is_network
 
@@ -61,3 +64,27 @@ def test_network_file_presence_is_checked_by_open(
     )
     assert store.exists("there") and not store.exists("gone")
     assert opened == [str(tmp_path / "there"), str(tmp_path / "gone")]
+
+
+@pytest.mark.parametrize("statx", [descriptors._statx, None, lambda *arguments: -1])
+def test_a_replaced_file_is_found_with_and_without_statx(
+    statx: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(descriptors, "_statx", statx)
+    store = LocalStore(str(tmp_path))
+    store.create("földer/a", b"")
+    held = store.hold("földer/a")
+    assert held.is_there()
+    (tmp_path / "földer").rename(tmp_path / "moved")
+    assert not held.is_there()
+    shutil.copytree(tmp_path / "moved", tmp_path / "földer")
+    assert not held.is_there()
+    held.close()
+
+
+@pytest.mark.skipif(descriptors._statx is None, reason="the C library has no statx")
+def test_a_check_does_not_ask_for_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next write would have to change the inode."""
+    with closing(LocalStore(str(tmp_path)).open_append("a")) as appender:
+        monkeypatch.setattr(os, "stat", lambda *arguments: pytest.fail("a stat asks for times"))
+        assert appender.is_there()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from imap_wal import entry
 from imap_wal.parquet.columns import to_batch, to_rows
@@ -74,3 +76,60 @@ def test_an_invalid_order_is_refused(order: tuple[int, ...]) -> None:
         ValueError, match=r"partition_version is|request is|incarnation is|not a DataEntry"
     ):
         entry.check(("m", b"k", "", b"v", "", False, 1, 2, 3, order))
+
+
+def row_of(kind: str, map_name: str, value: bytes) -> tuple[Any, ...]:
+    order = (1, 0, 2, 3)
+    rows: dict[str, tuple[Any, ...]] = {
+        "upsert": (map_name, b"k", "raw", value, "raw", False, 1, 0, 0, order),
+        "of a member": (map_name, b"k", "java.Long", value, "", False, 1, 0, 7, (1, 2, 3, 4)),
+        "expires": (map_name, b"k", "raw", value, "raw", False, 1, 5, 0, order),
+        "tombstone": (map_name, b"k", "raw", None, "raw", True, 1, 0, 0, order),
+        "clear": (map_name, None, "", None, "", True, 1, 1, 0, order),
+        "deleted with a value": (map_name, b"k", "raw", value, "raw", True, 1, 0, 0, order),
+        "order too high": (map_name, b"k", "raw", value, "raw", False, 1, 0, 0, (1, 0, 2, 2**63)),
+        "text as key": (map_name, "k", "raw", value, "raw", False, 1, 0, 0, order),
+    }
+    return rows[kind]
+
+
+KINDS = ("upsert", "of a member", "expires", "tombstone", "clear")
+INVALID = ("deleted with a value", "order too high", "text as key")
+MAPS = st.sampled_from(["m", "größe"])
+BATCHES = st.one_of(
+    st.tuples(st.just("upsert"), MAPS, st.binary(max_size=3)).map(lambda row: [row] * 3),
+    st.lists(
+        st.tuples(st.sampled_from(KINDS * 4 + INVALID), MAPS, st.binary(max_size=3)), max_size=4
+    ),
+)
+
+
+@given(batches=st.lists(BATCHES, max_size=12))
+def test_batches_of_a_file_are_decoded_as_alone(
+    batches: list[list[tuple[str, str, bytes]]],
+) -> None:
+    decoder = entry.EntryDecoder(least=1)
+    for batch in batches:
+        packed = [entry.pack(row_of(*each)) for each in batch]  # type: ignore[arg-type]
+        try:
+            alone = entry.decoded(b"".join(packed), len(packed))
+        except ValueError:
+            with pytest.raises(ValueError):
+                decoder.decoded(packed, len(packed))
+            continue
+        rows = decoder.decoded(packed, len(packed))
+        assert rows == alone
+        if isinstance(rows, entry.Upserts):
+            assert len({(row[0], row[2], row[4], row[5], row[7]) for row in rows}) == 1
+            assert not rows[0][5] and not rows[0][7]
+
+
+def test_batches_like_the_one_before_are_upserts() -> None:
+    decoder = entry.EntryDecoder(least=1)
+    like = [entry.pack(row_of("upsert", "m", b"v"))] * 2  # type: ignore[arg-type]
+    other = [like[0], entry.pack(row_of("expires", "m", b"v"))]  # type: ignore[arg-type]
+    kinds = [
+        isinstance(decoder.decoded(batch, 2), entry.Upserts)
+        for batch in (like, like, other, like, like, like)
+    ]
+    assert kinds == [False, True, False, False, True, True]
