@@ -110,7 +110,7 @@ def test_batches_of_a_file_are_decoded_as_alone(
 ) -> None:
     decoder = entry.EntryDecoder(least=1)
     for batch in batches:
-        packed = [entry.pack(row_of(*each)) for each in batch]  # type: ignore[arg-type]
+        packed = [entry.pack(row_of(*each)) for each in batch]
         try:
             alone = entry.decoded(b"".join(packed), len(packed))
         except ValueError:
@@ -126,8 +126,8 @@ def test_batches_of_a_file_are_decoded_as_alone(
 
 def test_batches_like_the_one_before_are_upserts() -> None:
     decoder = entry.EntryDecoder(least=1)
-    like = [entry.pack(row_of("upsert", "m", b"v"))] * 2  # type: ignore[arg-type]
-    other = [like[0], entry.pack(row_of("expires", "m", b"v"))]  # type: ignore[arg-type]
+    like = [entry.pack(row_of("upsert", "m", b"v"))] * 2
+    other = [like[0], entry.pack(row_of("expires", "m", b"v"))]
     kinds = [
         isinstance(decoder.decoded(batch, 2), entry.Upserts)
         for batch in (like, like, other, like, like, like)
