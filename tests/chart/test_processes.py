@@ -28,13 +28,13 @@ import pytest
 import yaml
 
 from rewrite_cli.local_cluster import jars
-from tests.chart.rendering import CHART, one, rendered
+from tests.chart.rendering import CHART, members, one, packaged, rendered
 from tests.cluster.cluster import connect
 from tests.cluster.configuration import QUICK_MEMBER
 from tests.cluster.processes import QUICK_JVM, Child
 from tests.cluster.waiting import until
+from tests.monitoring.exporter import exporter_jar, series
 
-# The first one builds helm.
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.thorough]
 QUICK = [
     *QUICK_JVM,
@@ -53,13 +53,13 @@ class Pod:
     def __init__(
         self, manifests: list[dict[str, Any]], number: int, folder: Path, log: Path, hosts: Path
     ) -> None:
-        stateful = one(manifests, "StatefulSet")
+        stateful = members(manifests)
         self._data = one(manifests, "ConfigMap")["data"]
         self.name = f"{stateful['metadata']['name']}-{number}"
         self.address = hosts.read_text().splitlines()[2 * number].split()[0]
         self._folder, self._log, self._hosts = folder / str(number), log, hosts
         spec = stateful["spec"]["template"]["spec"]
-        (self._agent,), (self._member,) = spec["initContainers"], spec["containers"]
+        (*_, self._agent), (self._member,) = spec["initContainers"], spec["containers"]
         self._mount(self._agent)
         self._mount(self._member)
         self.agent = Child(f"agent of {self.name}", folder / f"agent-{number}.log")
@@ -98,6 +98,11 @@ class Pod:
         words = [*container["command"], *container.get("args", [])]
         return [self._placed(container, each).replace("$(POD_NAME)", self.name) for each in words]
 
+    def set_zone(self, zone: str) -> None:
+        """As the container `zone` does."""
+        file = self._folder / "run/imap-wal/zone.args"
+        file.write_text(f"-Dimap-wal.zone={zone}\n")
+
     def start_agent(self) -> None:
         program, *words = self._words(self._agent)
         self.agent.spawn([str(Path(sys.executable).parent / program), *words])
@@ -109,6 +114,8 @@ class Pod:
         assert program == "java"
         classpath = os.pathsep.join(map(str, (jars.hazelcast_jar(), jars.plugin_jar())))
         words = [classpath if each == "/opt/hazelcast/lib/*" else each for each in words]
+        exporter = f"-javaagent:{exporter_jar()}={self.address}:9414:"
+        words = [re.sub(r"-javaagent:.*=9414:", exporter, each) for each in words]
         environment = {each["name"]: each.get("value", "") for each in self._member["env"]}
         options = [
             environment["JAVA_TOOL_OPTIONS"],
@@ -158,7 +165,7 @@ def answer(url: str) -> int:
 
 @pytest.fixture(scope="module")
 def manifests() -> list[dict[str, Any]]:
-    return rendered(CHART / "ci" / "default-values.yaml")
+    return rendered(CHART / "ci" / "default-values.yaml", program=packaged("helm"))
 
 
 @pytest.fixture
@@ -174,7 +181,7 @@ def made(manifests: list[dict[str, Any]], folder: Path) -> Iterator[list[Pod]]:
     service = config["hazelcast"]["network"]["join"]["kubernetes"]["service-dns"]
     net = f"127.{random.randrange(1, 255)}.{random.randrange(256)}"
     hosts = folder / "hosts"
-    name = one(manifests, "StatefulSet")["metadata"]["name"]
+    name = members(manifests)["metadata"]["name"]
     hosts.write_text(
         "".join(
             f"{net}.{number} {service}\n{net}.{number} {name}-{number - 1}.{service}\n"
@@ -234,6 +241,8 @@ def test_entries_survive_kills_and_rolling_updates(
     client.shutdown()
     expected = {str(number): number for number in range(100, 1000)}
     helm_test(pods, manifests)
+    for pod in pods:  # what ImapWalUnderCopied needs
+        assert series(f"{pod.address}:9414")["io_imapwal_Agent_UnderCopied"] == 0
 
     kill(pods)
     start(pods)
@@ -246,7 +255,7 @@ def test_entries_survive_kills_and_rolling_updates(
 
 
 def with_keys(tmp_path: Path, more: str) -> list[dict[str, Any]]:
-    """What is rendered for keys that it makes, a disk for each pod, and more values."""
+    """What is rendered for keys that it makes, and more values."""
     keys, imap_wal = tmp_path / "keys", Path(sys.executable).parent / "imap-wal"
     keys.mkdir()
     for name, rights in (("member", ()), ("agent", ("--right", "read"))):
@@ -258,14 +267,37 @@ def with_keys(tmp_path: Path, more: str) -> list[dict[str, Any]]:
     public = tomllib.loads((keys / "agent.pub").read_text())["public-key"]
     values = tmp_path / "values.yaml"
     values.write_text(
-        f"{more}log: {{ localDisk: {{ enabled: true }} }}\n"
-        f"curve: {{ enabled: true, existingSecret: keys, agentPublicKey: {public} }}\n"
+        f"{more}curve: {{ enabled: true, existingSecret: keys, agentPublicKey: {public} }}\n"
     )
-    return rendered(values)
+    return rendered(values, program=packaged("helm"))
+
+
+def test_members_know_their_zones(tmp_path: Path) -> None:
+    """`cluster.partitionGroup`. Without the attribute, Hazelcast would assign no partitions."""
+    values = tmp_path / "values.yaml"
+    values.write_text(
+        "cluster: { partitionGroup: zone }\ntopologySpread: { zones: DoNotSchedule }\n"
+    )
+    with made(rendered(values, program=packaged("helm")), tmp_path) as pods:
+        for pod, zone in zip(pods, "abb", strict=True):
+            pod.set_zone(zone)
+        start(pods)
+        client = client_of(pods)
+        client.get_map("orders").blocking().put_all({str(each): each for each in range(300)})
+        attributes = [each.attributes for each in client.cluster_service.get_members()]
+        zones = sorted(each["hazelcast.partition.group.placement"] for each in attributes)
+        assert zones == ["a", "b", "b"]
+        client.shutdown()
+        for pod in pods[1:]:  # a zone
+            pod.member.kill()
+            pod.agent.kill()
+        client = connect([f"{pods[0].address}:5701"], "dev")
+        assert len(client.get_map("orders").blocking().key_set()) == 300
+        client.shutdown()
 
 
 def test_a_lost_disk_loses_nothing_with_copies(tmp_path: Path) -> None:
-    """`cluster.copies` with `log.localDisk`: a pod starts with an empty disk, after a kill."""
+    """`cluster.copies` with disks of pods: a pod starts with an empty disk, after a kill."""
     with made(with_keys(tmp_path, "cluster: { copies: 2 }\n"), tmp_path) as pods:
         start(pods)
         client = client_of(pods)
@@ -281,7 +313,7 @@ def test_a_lost_disk_loses_nothing_with_copies(tmp_path: Path) -> None:
 
 def test_disks_of_pods_lose_nothing_in_kills(tmp_path: Path) -> None:
     """`log.localDisk`: no pod sees the disk of another one."""
-    with made(with_keys(tmp_path, ""), tmp_path) as pods:
+    with made(with_keys(tmp_path, "log: { localDisk: { enabled: true } }\n"), tmp_path) as pods:
         start(pods)
         client = client_of(pods)
         client.get_map("orders").blocking().put_all({str(each): each for each in range(300)})

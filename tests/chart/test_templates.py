@@ -23,8 +23,11 @@ from tests.chart.rendering import (
     checker,
     helm,
     helm_docs,
+    members,
     notes,
     one,
+    packaged,
+    pods,
     rendered,
 )
 from tests.cli.conftest import plugin_properties
@@ -48,23 +51,14 @@ DEFAULT, SIDECAR, CURVE, BUCKET, SPARK, DISKS, COPIES = (
 )
 
 
-def pods(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The specification of every pod."""
-    found = []
-    for each in documents:
-        match each["kind"]:
-            case "Pod":
-                found.append(each["spec"])
-            case "StatefulSet":
-                found.append(each["spec"]["template"]["spec"])
-            case "CronJob":
-                found.append(each["spec"]["jobTemplate"]["spec"]["template"]["spec"])
-    return found
-
-
 def agent_toml(documents: list[dict[str, Any]]) -> dict[str, Any]:
     (config,) = (each for each in documents if "agent.toml" in each.get("data", {}))
     return tomllib.loads(config["data"]["agent.toml"])
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_helm_3_and_helm_4_render_the_same(values: Path) -> None:
+    assert rendered(values) == rendered(values, program=packaged("helm"))
 
 
 def test_helm_lints_the_chart_with_every_value_set() -> None:
@@ -129,7 +123,7 @@ def test_the_alert_rules_are_those_of_the_documentation() -> None:
 def test_versions_and_flags_are_those_of_the_code() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
-    (member,) = one(rendered(DEFAULT), "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    (member,) = members(rendered(DEFAULT))["spec"]["template"]["spec"]["containers"]
     flags = [each.replace("=", " ", 1) for each in member["args"] if each.startswith("--add")]
     assert " ".join(flags) == " ".join(JVM_FLAGS)
 
@@ -145,7 +139,7 @@ def test_every_container_is_restricted(values: Path) -> None:
         for container in [*pod.get("initContainers", []), *pod["containers"]]:
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
-                "readOnlyRootFilesystem": True,
+                "readOnlyRootFilesystem": container["name"] != "mancenter",
                 "capabilities": {"drop": ["ALL"]},
                 "seccompProfile": {"type": "RuntimeDefault"},
             }
@@ -312,7 +306,7 @@ def test_every_member_names_the_agents_of_all_pods() -> None:
         "2",
         "${imap-wal.agent}",
     )
-    (member,) = one(documents, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    (member,) = members(documents)["spec"]["template"]["spec"]["containers"]
     assert f"-Dimap-wal.agent=tcp://$(POD_NAME).{service}:7701" in member["args"]
     assert agent_toml(documents)["endpoint"] == "tcp://0.0.0.0:7701"
 
@@ -335,6 +329,24 @@ def test_every_member_names_the_agents_of_all_pods() -> None:
         (["curve.enabled=true"], "curve.enabled needs"),
         (["log.localDisk.enabled=true"], "log.localDisk needs curve.enabled"),
         (["log.localDisk.enabled=true", "curve.enabled=true", "mode=sidecar-only"], "it excludes"),
+        (["cluster.partitionGroup=zone"], "set topologySpread.zones to DoNotSchedule"),
+        (["cluster.partitionGroup=zone", "mode=sidecar-only"], "cluster.config.partition-group"),
+        (["service.type=LoadBalancer"], "name the addresses that may connect"),
+        (["service.nodePort=30571"], "set service.type to NodePort"),
+        (["service.loadBalancerSourceRanges={10.0.0.0/8}"], "use networkPolicy.clients"),
+        (["service.type=ExternalName"], "service.type"),
+        (["serviceAccount.create=false", "serviceAccount.annotations.a=b"], "annotate the one"),
+        (["managementCenter.enabled=true", "mode=sidecar-only"], "mancenter.enabled"),
+        (["member.probes.startup.failureTreshold=9"], "failureTreshold is not allowed"),
+        (["member.probes.startup.periodSeconds=0"], "periodSeconds"),
+        (["member.extraClassPath={a:b}"], "extraClassPath.0"),
+        (["extraVolumes[0].emptyDir.medium=Memory"], "name is required"),
+        (["agent.extraVolumeMounts[0].name=a"], "mountPath is required"),
+        (["nodeSelector.gpu=true"], "nodeSelector"),
+        (
+            ["scaleDown.forget=always", "agent.settings.storage_options.a=b"],
+            "set scaleDown.forget to never",
+        ),
         (["log.localDisk.enabled=true", "curve.enabled=true", "rewrite.enabled=true"], "the root"),
         (["cluster.copies=2"], "cluster.copies needs curve.enabled"),
         (["cluster.copies=2", "mode=sidecar-only"], "not with mode sidecar-only"),
@@ -417,7 +429,7 @@ COMPOSE = ROOT / "examples" / "compose"
 def test_the_example_for_docker_compose_is_what_the_chart_runs() -> None:
     """Flags, properties, filter and settings; no Docker starts it."""
     services = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]
-    (member,) = one(rendered(DEFAULT), "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    (member,) = members(rendered(DEFAULT))["spec"]["template"]["spec"]["containers"]
     data = one(rendered(DEFAULT), "ConfigMap")["data"]
     ours = yaml.safe_load((COMPOSE / "hazelcast.yaml").read_text())["hazelcast"]
     chart = yaml.safe_load(data["hazelcast.yaml"])["hazelcast"]
@@ -428,7 +440,8 @@ def test_the_example_for_docker_compose_is_what_the_chart_runs() -> None:
         agent, started = services[f"agent-{number}"], services[f"member-{number}"]
         assert agent["hostname"] == f"node-{number}"
         assert f"run-{number}:/run/imap-wal" in {*agent["volumes"]} & {*started["volumes"]}
-        assert set(member["args"]) - {"-Dhazelcast.logging.type=jdk"} <= set(started["command"])
+        flags = {each for each in member["args"] if not each.startswith("-javaagent:")}
+        assert flags - {"-Dhazelcast.logging.type=jdk"} <= set(started["command"])
         assert (agent["read_only"], agent["cap_drop"]) == (True, ["ALL"])
 
 

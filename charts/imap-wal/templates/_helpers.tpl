@@ -62,6 +62,63 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if gt (int .Values.cluster.copies) 1 -}}true{{- end -}}
 {{- end -}}
 
+{{- /* Whether each pod has a disk of its own for segments: by default with copies. */ -}}
+{{- define "imap-wal.localDisk" -}}
+{{- $enabled := .Values.log.localDisk.enabled -}}
+{{- if kindIs "bool" $enabled -}}
+{{- if $enabled -}}true{{- end -}}
+{{- else if and (include "imap-wal.copies" .) (not .Values.log.walDir) -}}true
+{{- end -}}
+{{- end -}}
+
+{{- define "imap-wal.serviceAccount" -}}
+{{- if or .Values.serviceAccount.create .Values.serviceAccount.name -}}
+{{- .Values.serviceAccount.name | default (include "imap-wal.fullname" .) -}}
+{{- else -}}
+default
+{{- end -}}
+{{- end -}}
+
+{{- /* What every pod has. */ -}}
+{{- define "imap-wal.anyPod" -}}
+enableServiceLinks: false
+automountServiceAccountToken: false
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- /* The pod of a job that uses the log. */ -}}
+{{- define "imap-wal.jobPod" -}}
+restartPolicy: Never
+serviceAccountName: {{ include "imap-wal.serviceAccount" . }}
+{{ include "imap-wal.anyPod" . }}
+securityContext:
+  {{- include "imap-wal.podSecurityContext" . | nindent 2 }}
+{{- end -}}
+
+{{- define "imap-wal.jobVolumes" -}}
+- name: tmp
+  emptyDir: {}
+{{- if include "imap-wal.onVolume" . }}
+- name: log
+  persistentVolumeClaim: { claimName: {{ include "imap-wal.claim" . }} }
+{{- end }}
+{{- with include "imap-wal.credentialsSecret" . }}
+- name: credentials
+  secret: { secretName: {{ . }}, defaultMode: 0440 }
+{{- end }}
+{{- end -}}
+
 {{- /* Where an agent listens. */ -}}
 {{- define "imap-wal.endpoint" -}}
 {{- if include "imap-wal.copies" . -}}
@@ -104,9 +161,6 @@ ipc:///run/imap-wal/agent.sock
 {{- if and .Values.log.volume.enabled $file (gt (int .Values.cluster.replicas) 1) (not .Values.log.volume.existingClaim) (ne .Values.log.volume.accessMode "ReadWriteMany") -}}
 {{- fail (printf "log.volume.accessMode is %s, and %d members need one volume: set ReadWriteMany, or cluster.replicas to 1, or log.url to an object store" .Values.log.volume.accessMode (int .Values.cluster.replicas)) -}}
 {{- end -}}
-{{- if and .Values.log.localDisk.enabled (not .Values.curve.enabled) -}}
-{{- fail "log.localDisk needs curve.enabled: agents read each other's disks over the network" -}}
-{{- end -}}
 {{- if include "imap-wal.copies" . -}}
 {{- if eq .Values.mode "sidecar-only" -}}
 {{- fail "cluster.copies: not with mode sidecar-only, whose agents listen for their own pods only" -}}
@@ -114,6 +168,30 @@ ipc:///run/imap-wal/agent.sock
 {{- if not .Values.curve.enabled -}}
 {{- fail "cluster.copies needs curve.enabled: members use the agents of other pods over the network" -}}
 {{- end -}}
+{{- end -}}
+{{- if and (include "imap-wal.localDisk" .) (not .Values.curve.enabled) -}}
+{{- fail "log.localDisk needs curve.enabled: agents read each other's disks over the network" -}}
+{{- end -}}
+{{- if and .Values.cluster.partitionGroup (eq .Values.mode "sidecar-only") -}}
+{{- fail "cluster.partitionGroup: not with mode sidecar-only: Hazelcast's chart gives its members the zones itself; set cluster.config.partition-group" -}}
+{{- end -}}
+{{- if and .Values.cluster.partitionGroup (ne .Values.topologySpread.zones "DoNotSchedule") -}}
+{{- fail "cluster.partitionGroup is zone: set topologySpread.zones to DoNotSchedule; if all members were in one zone, Hazelcast would keep no backups" -}}
+{{- end -}}
+{{- if and (eq .Values.service.type "LoadBalancer") (not .Values.service.loadBalancerSourceRanges) -}}
+{{- fail "service.type is LoadBalancer: name the addresses that may connect in service.loadBalancerSourceRanges, because whoever connects can read and change all maps" -}}
+{{- end -}}
+{{- if and .Values.service.nodePort (eq .Values.service.type "ClusterIP") -}}
+{{- fail "service.nodePort: set service.type to NodePort or LoadBalancer" -}}
+{{- end -}}
+{{- if and .Values.service.loadBalancerSourceRanges (ne .Values.service.type "LoadBalancer") -}}
+{{- fail (printf "service.loadBalancerSourceRanges has no effect with service.type %s: use networkPolicy.clients" .Values.service.type) -}}
+{{- end -}}
+{{- if and (not .Values.serviceAccount.create) .Values.serviceAccount.annotations -}}
+{{- fail "serviceAccount.annotations: the chart creates no account with serviceAccount.create=false; annotate the one that exists" -}}
+{{- end -}}
+{{- if and (eq .Values.mode "sidecar-only") .Values.managementCenter.enabled -}}
+{{- fail "managementCenter.enabled: not with mode sidecar-only: Hazelcast's chart has one, mancenter.enabled" -}}
 {{- end -}}
 {{- if gt (int .Values.cluster.copies) (int .Values.cluster.replicas) -}}
 {{- fail (printf "cluster.copies is %d, and there are %d agents (cluster.replicas)" (int .Values.cluster.copies) (int .Values.cluster.replicas)) -}}
@@ -141,7 +219,7 @@ ipc:///run/imap-wal/agent.sock
 {{- fail (printf "cluster.mapStoreProperties.%s: the chart writes this property; use cluster.durableMaps, cluster.transientMaps and cluster.durableStructures" .) -}}
 {{- end -}}
 {{- end -}}
-{{- if and .Values.log.localDisk.enabled .Values.rewrite.enabled -}}
+{{- if and (include "imap-wal.localDisk" .) .Values.rewrite.enabled -}}
 {{- fail "rewrite.enabled: the job reads the root alone, and with log.localDisk it fails while agents run. Run imap-wal rewrite --partial instead" -}}
 {{- end -}}
 {{- if hasPrefix "file:" (.Values.agent.log.encryption_keys | default "") -}}
@@ -152,7 +230,7 @@ ipc:///run/imap-wal/agent.sock
 {{- fail (printf "agent.settings.%s: the rewrite job does not get these options. Put them into log.credentials, or into variables of agent.env that the driver reads (AWS_ENDPOINT_URL)" .) -}}
 {{- end -}}
 {{- end -}}
-{{- if and .Values.log.localDisk.enabled (or .Values.log.walDir (eq .Values.mode "sidecar-only")) -}}
+{{- if and (include "imap-wal.localDisk" .) (or .Values.log.walDir (eq .Values.mode "sidecar-only")) -}}
 {{- fail "log.localDisk has the segments: it excludes log.walDir, and mode sidecar-only, whose pods are of another chart" -}}
 {{- end -}}
 {{- if and .Values.curve.enabled (not (and .Values.curve.existingSecret .Values.curve.agentPublicKey)) -}}
@@ -199,7 +277,7 @@ url = {{ include "imap-wal.url" . | quote }}
 {{- with .Values.log.walDir }}
 wal_dir = {{ . | quote }}
 {{- end }}
-{{- if .Values.log.localDisk.enabled }}
+{{- if include "imap-wal.localDisk" . }}
 wal_dir = "file:///var/lib/wal-segments"
 wal_dir_is_local = true
 tail_endpoint = "tcp://0.0.0.0:7702"
@@ -290,6 +368,13 @@ imap-wal.{{ $name }}: {{ $value | quote }}
 {{- end -}}
 {{- end -}}
 
+{{- /* The times of a probe of an agent, whose start waits for the log. */ -}}
+{{- define "imap-wal.agentStartup" -}}
+{{- $period := int (default 10 .Values.agent.probes.startup.periodSeconds) -}}
+{{- $seconds := add 300 (int (default 300 .Values.agent.settings.ready_timeout_s)) -}}
+{{- toYaml (merge (deepCopy .Values.agent.probes.startup) (dict "failureThreshold" (div (add $seconds $period -1) $period))) -}}
+{{- end -}}
+
 {{- /* What both modes configure. */ -}}
 {{- define "imap-wal.hazelcastCommon" -}}
 cluster-name: {{ .Values.cluster.name | quote }}
@@ -316,7 +401,17 @@ serialization:
 {{- $join := dict "auto-detection" (dict "enabled" false) "multicast" (dict "enabled" false) "kubernetes" (dict "enabled" true "service-dns" (include "imap-wal.serviceName" .)) -}}
 {{- $health := dict "enabled" true "endpoint-groups" (dict "HEALTH_CHECK" (dict "enabled" true)) -}}
 {{- $network := dict "port" (dict "port" 5701 "auto-increment" false) "join" $join "rest-api" $health -}}
-{{- $all := mergeOverwrite $own (dict "network" $network) (deepCopy .Values.cluster.config) -}}
+{{- $all := mergeOverwrite $own (dict "network" $network) -}}
+{{- if .Values.member.metrics.enabled -}}
+{{- $_ := set $all.properties "hazelcast.jmx" "true" -}}
+{{- end -}}
+{{- if .Values.cluster.partitionGroup -}}
+{{- /* Not ZONE_AWARE: where members find each other by DNS, Hazelcast says that every zone is
+"unknown". */ -}}
+{{- $_ := set $all "partition-group" (dict "enabled" true "group-type" "PLACEMENT_AWARE") -}}
+{{- $_ := set $all "member-attributes" (dict "hazelcast.partition.group.placement" (dict "type" "string" "value" "${imap-wal.zone}")) -}}
+{{- end -}}
+{{- $all = mergeOverwrite $all (deepCopy .Values.cluster.config) -}}
 {{- toYaml (dict "hazelcast" $all) -}}
 {{- end -}}
 
@@ -335,7 +430,7 @@ ports:
   {{- if include "imap-wal.copies" $root }}
   - { name: agent, containerPort: 7701 }
   {{- end }}
-  {{- if $root.Values.log.localDisk.enabled }}
+  {{- if include "imap-wal.localDisk" $root }}
   - { name: tails, containerPort: 7702 }
   {{- end }}
 env:
@@ -350,15 +445,24 @@ envFrom:
 {{- end }}
 # The member starts when this one passes. An agent that waits for other nodes is ready. An agent
 # that was restarted beside its member is ready after ready_timeout_s at the latest.
-startupProbe: { httpGet: { path: /readyz, port: metrics }, periodSeconds: 2, failureThreshold: {{ add 150 (div (int (default 300 $root.Values.agent.settings.ready_timeout_s)) 2) }} }
-readinessProbe: { httpGet: { path: /readyz, port: metrics }, periodSeconds: 5 }
-livenessProbe: { httpGet: { path: /livez, port: metrics }, periodSeconds: 10, failureThreshold: 6 }
+startupProbe:
+  httpGet: { path: /readyz, port: metrics }
+  {{- include "imap-wal.agentStartup" $root | nindent 2 }}
+readinessProbe:
+  httpGet: { path: /readyz, port: metrics }
+  {{- toYaml $root.Values.agent.probes.readiness | nindent 2 }}
+livenessProbe:
+  httpGet: { path: /livez, port: metrics }
+  {{- toYaml $root.Values.agent.probes.liveness | nindent 2 }}
 resources:
   {{- toYaml $root.Values.agent.resources | nindent 2 }}
 securityContext:
   {{- toYaml $root.Values.securityContext | nindent 2 }}
 volumeMounts:
   {{- .mounts | nindent 2 }}
+  {{- with $root.Values.agent.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end -}}
 
 {{- define "imap-wal.agentMounts" -}}
@@ -368,7 +472,7 @@ volumeMounts:
 {{- if include "imap-wal.onVolume" . }}
 - { name: log, mountPath: /var/lib/imap-wal }
 {{- end }}
-{{- if .Values.log.localDisk.enabled }}
+{{- if include "imap-wal.localDisk" . }}
 - { name: disk, mountPath: /var/lib/wal-segments }
 {{- end }}
 {{- if include "imap-wal.credentialsSecret" . }}
