@@ -1,5 +1,6 @@
 package io.imapwal.hazelcast.member;
 
+import com.hazelcast.cache.HazelcastCacheManager;
 import com.hazelcast.cache.impl.ICacheService;
 import com.hazelcast.cardinality.impl.CardinalityEstimatorService;
 import com.hazelcast.collection.impl.list.ListService;
@@ -100,12 +101,16 @@ final class Structures {
         public DistributedObject createDistributedObject(String name, UUID source, boolean local) {
             // A reliable topic keeps its messages in a ringbuffer; a client creates only that.
             boolean ofTopic = name.startsWith(RingbufferService.TOPIC_RB_PREFIX);
-            String structure = ofTopic
-                    ? name.substring(RingbufferService.TOPIC_RB_PREFIX.length()) : name;
+            String structure = without(RingbufferService.TOPIC_RB_PREFIX,
+                    without(HazelcastCacheManager.CACHE_MANAGER_PREFIX, name));
             if (!MemberSettings.isInternal(structure)) {
                 durability.demandStructure(ofTopic ? TOPIC : kind, structure);
             }
             return hazelcasts.createDistributedObject(name, source, local);
+        }
+
+        private static String without(String prefix, String name) {
+            return name.startsWith(prefix) ? name.substring(prefix.length()) : name;
         }
 
         @Override

@@ -2,6 +2,7 @@ package io.imapwal.hazelcast.member;
 
 import com.hazelcast.client.HazelcastClient;
 import com.hazelcast.client.config.ClientConfig;
+import com.hazelcast.config.CacheSimpleConfig;
 import com.hazelcast.config.Config;
 import com.hazelcast.core.DistributedObject;
 import com.hazelcast.core.HazelcastInstance;
@@ -37,6 +38,7 @@ class StructuresTest {
             Map.entry("reliable topic", HazelcastInstance::getReliableTopic),
             Map.entry("PN counter", HazelcastInstance::getPNCounter),
             Map.entry("cardinality estimator", HazelcastInstance::getCardinalityEstimator),
+            Map.entry("cache", (member, name) -> member.getCacheManager().getCache(name)),
             Map.entry("scheduled executor", HazelcastInstance::getScheduledExecutorService),
             Map.entry("durable executor", HazelcastInstance::getDurableExecutorService)));
 
@@ -46,6 +48,7 @@ class StructuresTest {
     @BeforeEach
     void start() throws Exception {
         config = cluster.config(0, cluster.startAgent());
+        config.addCacheConfig(new CacheSimpleConfig("jobs"));
     }
 
     @AfterEach
