@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterable
 
 from imap_wal import layout
-from storage_backends import SegmentStore
+from storage_backends import SegmentStore, StoredFile
 from storage_backends.gated import parts_of
 from storage_backends.paths import links, local_folder, sweep_below
 
@@ -56,15 +56,18 @@ def discard(store: SegmentStore, paths: Iterable[str]) -> set[str]:
     return set(deleted) - {error.path for error in linked}
 
 
-def sweep(store: SegmentStore, folder: str) -> None:
+def sweep(store: SegmentStore, folder: str, *, dry_run: bool = False) -> list[StoredFile]:
     """Delete what killed processes left below a folder: their unfinished files, which no listing
     shows, and empty folders. It is for folders whose names are not used again. It does nothing
-    unless the store is a local directory or HDFS. Files that cannot be deleted are left."""
+    unless the store is a local directory or HDFS. Files that cannot be deleted are left. Returns
+    the unfinished files, of a local directory."""
     root = parts_of(store)[0]
     if local := local_folder(root.url):
-        sweep_below(local, folder)
-    elif (sweep_store := getattr(root, "sweep_below", None)) is not None:
+        sizes = sweep_below(local, folder, remove=not dry_run)
+        return [StoredFile(path, size) for path, size in sizes.items()]
+    if not dry_run and (sweep_store := getattr(root, "sweep_below", None)) is not None:
         sweep_store(folder)
+    return []
 
 
 def reachable(store: SegmentStore, paths: Iterable[str]) -> list[str]:

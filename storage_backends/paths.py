@@ -74,35 +74,45 @@ def sweep(folder: str) -> None:
             os.close(fd)
 
 
-def sweep_below(root: str, folder: str) -> None:
+def sweep_below(root: str, folder: str, *, remove: bool = True) -> dict[str, int]:
     """Remove what is left in all folders below a folder, and then the empty folders. Links below
-    `root` are not followed."""
+    `root` are not followed. Returns the size of each file that was left; without `remove`, nothing
+    is removed."""
+    sizes: dict[str, int] = {}
     with suppress(OSError):
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for name in folder.split("/"):
                 above, fd = fd, os.open(name, _FOLDER, dir_fd=fd)
                 os.close(above)
-            for _, folders, files, folder_fd in os.fwalk(topdown=False, dir_fd=fd):
+            for above_files, folders, files, folder_fd in os.fwalk(topdown=False, dir_fd=fd):
                 for name in files:
-                    _remove_dead(name, folder_fd)
-                for name in folders:
+                    size = _remove_dead(name, folder_fd, remove)
+                    if size is not None:
+                        sizes[os.path.normpath(f"{folder}/{above_files}/{name}")] = size
+                for name in folders if remove else ():
                     with suppress(OSError):  # not empty, or a link
                         os.rmdir(name, dir_fd=folder_fd)
         finally:
             os.close(fd)
+    return sizes
 
 
-def _remove_dead(name: str, folder: int) -> None:
+def _remove_dead(name: str, folder: int, remove: bool = True) -> int | None:
+    """The size of a file that a killed process left; None: it is none."""
     if not name.startswith(TEMPORARY_PREFIX):
-        return
+        return None
     with suppress(OSError):
         fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(name, dir_fd=folder)
+            size = os.fstat(fd).st_size
+            if remove:
+                os.unlink(name, dir_fd=folder)
+            return size
         finally:
             os.close(fd)
+    return None
 
 
 # Symbolic links below the root of a local log. Reads and writes follow them; nothing that is

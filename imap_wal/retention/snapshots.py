@@ -105,10 +105,9 @@ def remove_former(
     processes may do this at the same time. A dry run without `check` does not read the other
     snapshots. `forgotten`: readers that do not count. `orphan_ms`: in place of `ORPHAN_MS`. Raises
     `CorruptLog` if one of these snapshots is damaged."""
-    if not dry_run:
-        # A killed rewrite leaves an unfinished file in the folder of its generation. No later
-        # rewrite writes into that folder.
-        sweep(log.store, f"{log.folder}/snapshot")
+    # A killed rewrite leaves an unfinished file in the folder of its generation. No later rewrite
+    # writes into that folder.
+    unwritten = tuple(sweep(log.store, f"{log.folder}/snapshot", dry_run=dry_run))
     listed = {file.path: file for file in log.store.list(f"{log.folder}/snapshot")}
     files = [listed[path] for path in reachable(log.store, listed)]
     manifest = log.manifest()
@@ -136,9 +135,9 @@ def remove_former(
             (name for file in gone if (name := map_of(_place(file.path)[0], manifest.snapshots))),
         )
     if dry_run:
-        return gone
+        return unwritten + gone
     deleted = dispose(log.store, [file.path for file in gone], f"{log.folder}/snapshot")
-    return tuple(file for file in gone if file.path in deleted)
+    return unwritten + tuple(file for file in gone if file.path in deleted)
 
 
 def unfinished(
@@ -146,7 +145,9 @@ def unfinished(
 ) -> Unfinished | None:
     """What `remove_former` keeps because a rewrite may be running; None: nothing. `gone`: paths of
     files that do not count. `forgotten`: readers that do not count."""
-    files = [file for file in log.store.list(f"{log.folder}/snapshot") if file.path not in gone]
+    folder = f"{log.folder}/snapshot"
+    files = [file for file in log.store.list(folder) if file.path not in gone]
+    unwritten = [file for file in sweep(log.store, folder, dry_run=True) if file.path not in gone]
     manifest = log.manifest()
     for_readers = readers.kept_files(log.store, log.folder, manifest, forgotten)
     former = _Former(manifest)
@@ -154,7 +155,7 @@ def unfinished(
         file
         for file in files
         if file.path not in for_readers and former.is_undecided(file) and _place(file.path)[1]
-    ]
+    ] + unwritten
     if not left:
         return None
     newest_ms = max(file.modified_ms for file in left)

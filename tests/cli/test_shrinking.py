@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import imap_wal
+from storage_backends.paths import TEMPORARY_PREFIX
 from tests.cli.conftest import Run
 from tests.kit.effort import thorough
 from tests.kit.orders import LIVE
@@ -74,6 +76,28 @@ def test_what_a_killed_rewrite_left_is_named_and_removed(run: Run, url: str, roo
     assert not left.exists()
     assert advice not in run("verify", url).err
     assert live(run, url) == LIVE
+
+
+def test_a_file_that_a_killed_rewrite_was_writing_is_not_needed(
+    run: Run, url: str, root: Path
+) -> None:
+    """No listing shows it, and a prune that had nothing else to remove left it there, silently."""
+    assert run("rewrite", url).code == 0
+    assert run("prune", url, "--yes").code == 0
+    left = root / f"prod/eu/snapshot/orders/00000077/{TEMPORARY_PREFIX}0123"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"0" * 5000)
+    assert "1 snapshot file with 4.9 KiB" in run("verify", url).err
+    for removes in (("--dry-run",), ("--yes",)):
+        pruned = run("prune", url, *removes, "-o", "json").json["clusters"][0]
+        assert (len(pruned["snapshot_files"]), pruned["bytes"]) == (1, 5000)
+        assert left.exists() == ("--dry-run" in removes)
+    assert "snapshot file" not in run("verify", url).err
+    left.parent.mkdir(parents=True)
+    with left.open("wb") as file:  # of a rewrite that runs
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert run("prune", url, "--yes", "-o", "json").json["clusters"][0]["bytes"] == 0
+        assert left.exists()
 
 
 def test_rewrite_of_one_map_leaves_the_others(run: Run, url: str) -> None:

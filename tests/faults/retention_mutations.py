@@ -197,4 +197,12 @@ OF_RETENTION = (
         "        }\n",
         f"{_BACKFILLS}::test_a_stream_misses_no_backfill_that_a_prune_removed",
     ),
+    Mutation(
+        "a file that a killed rewrite was writing is not counted",
+        "imap_wal/retention/snapshots.py",
+        "        return unwritten + gone\n",
+        "        return gone\n",
+        "tests/cli/test_shrinking.py::"
+        "test_a_file_that_a_killed_rewrite_was_writing_is_not_needed",
+    ),
 )
