@@ -90,6 +90,26 @@ def reader(*, use_list: bool, levels: int = LEVELS_MAX) -> Callable[[int, bytes]
     return read
 
 
+def with_any_keys(data: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
+    """Unpack a value with keys that no dict takes, as the nearest that one takes: an array is a
+    tuple, and a set a frozenset. Only an `ExtType` of a program, or another program, writes
+    these."""
+
+    def to_dict(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+        items = {_hashable(key): value for key, value in pairs}
+        if len(items) < len(pairs):
+            raise ValueError("two keys of a dict are one")
+        return items
+
+    return msgpack.unpackb(data, strict_map_key=False, ext_hook=ext_hook, object_pairs_hook=to_dict)
+
+
+def _hashable(key: Any) -> Any:
+    if isinstance(key, list | tuple):
+        return key if isinstance(key, ExtType) else tuple(map(_hashable, key))
+    return frozenset(key) if isinstance(key, set) else key
+
+
 def duration_text(value: timedelta) -> str:
     """A time difference as ISO 8601."""
     text: str = msgspec.to_builtins(value)

@@ -7,6 +7,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -57,6 +58,8 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.level = 0
+        self.keys_are_checked = False
+        """Whether a value is packed whose keys were found to be those of plain values."""
         self.renew()
 
     def renew(self) -> None:
@@ -104,9 +107,25 @@ def _plain(value: Any) -> Any:
     same = extension.extension_of(value, _thread.pack)
     if same is None:
         plain = derived(value)
+        if not (_is_same_key(value, plain) or _thread.keys_are_checked):
+            raise _PerhapsKey
         same = extension.extension_of(plain, _thread.pack)
         return plain if same is None else same
     return same
+
+
+class _PerhapsKey(Exception):  # never shown
+    """The plain value cannot replace this one if it is a key of a dict, or an item of a set."""
+
+
+def _is_same_key(value: Any, plain: Any) -> bool:
+    """Whether a dict that takes the value as a key takes the plain value as the same key."""
+    if type(value).__hash__ is None:
+        return True
+    try:
+        return hash(value) == hash(plain)
+    except Exception:  # noqa: BLE001  of a method of the value
+        return False
 
 
 def derived(value: Any) -> Any:
@@ -179,19 +198,32 @@ class MsgpackSerializer:
 
     A key of the map, or of a dict in a value, is None, bool, int, float, str, bytes, datetime,
     date, time, timedelta, Decimal, UUID, or a tuple or frozenset of these. Equal keys of the map
-    are one key, as in a dict: 1, 1.0, True and Decimal("1.0") are the int; a datetime with a zone
-    is the same moment in UTC. So NaN, which equals nothing, cannot be a key."""
+    are one key, as in a dict: 1, 1.0, True and Decimal("1.0") are the int, and so is a number of
+    another class that equals it; a datetime with a zone is the same moment in UTC. So NaN, which
+    equals nothing, cannot be a key."""
 
     name = "msgpack"
 
     def dump(self, value: Any) -> bytes:
         try:
             data = _thread.pack(value)
-        except _REFUSALS as error:
+        except (*_REFUSALS, _PerhapsKey) as error:
             _thread.renew()
-            place, problem = self._problem(value)
-            raise NotSerializable(f"{problem or error}; {_ADVICE}", shortened(place)) from error
+            return self._dump_checked(value, error)
         return data
+
+    def _dump_checked(self, value: Any, error: Exception) -> bytes:
+        """A value that could not be packed: the error, with the place. After `_PerhapsKey` it is
+        packed if there is no problem with its keys."""
+        before, _thread.keys_are_checked = _thread.keys_are_checked, True
+        try:
+            place, problem = self._problem(value)
+            if problem or not isinstance(error, _PerhapsKey):
+                text = f"{problem or error}; {_ADVICE}"
+                raise NotSerializable(text, shortened(place)) from error
+            return self.dump(value)
+        finally:
+            _thread.keys_are_checked = before
 
     def dump_key(self, key: Any) -> bytes:
         kind, plain = type(key), key
@@ -228,6 +260,9 @@ class MsgpackSerializer:
         try:
             return msgpack.unpackb(data, strict_map_key=False, ext_hook=_of_value)
         except Exception as error:
+            if isinstance(error, TypeError):
+                with suppress(Exception):
+                    return extension.with_any_keys(data, _of_value)
             raise _no_msgpack("value", data, error) from error
 
     def load_key(self, data: bytes) -> Any:
@@ -242,7 +277,7 @@ class MsgpackSerializer:
             return "", f"it has more than {_LEVELS_MAX} levels"
         if isinstance(value, dict):
             for key, each in value.items():
-                problem = self._problem(key)[1]
+                problem = self._problem(key)[1] or self._key_problem(key)
                 if problem:
                     return "", f"{problem} is a key of a dict"
                 place, problem = self._problem(each, level + 1)
@@ -254,9 +289,19 @@ class MsgpackSerializer:
                 if problem:
                     return f"[{number}]{place}", problem
         elif isinstance(value, set | frozenset):
-            problems = (self._problem(item, level + 1)[1] for item in value)
+            problems = (
+                self._problem(item, level + 1)[1] or self._key_problem(item) for item in value
+            )
             return "", next((f"{problem} in a set" for problem in problems if problem), "")
         return "", "" if isinstance(value, list | dict) else self._leaf_problem(value)
+
+    def _key_problem(self, key: Any) -> str:
+        """What is wrong with a key of a dict, or an item of a set, that can be a value."""
+        try:
+            read = MsgpackSerializer.load(self, _pack_apart(key))
+            return "" if key != key or (hash(read) == hash(key) and read == key) else _named(key)
+        except Exception:  # noqa: BLE001  of its own methods too
+            return _named(key)
 
     def _leaf_problem(self, value: Any) -> str:
         try:
@@ -268,8 +313,12 @@ class MsgpackSerializer:
         except UnicodeEncodeError as error:
             return not_text(error)
         except _REFUSALS:
-            return f"a {type(value).__name__}"
+            return _named(value)
         return ""
+
+
+def _named(value: object) -> str:
+    return f"a {type(value).__name__}"
 
 
 def _no_msgpack(what: str, data: bytes, error: Exception) -> NotReadable:
@@ -313,20 +362,19 @@ def plain_key(key: Any, levels: int = extension.LEVELS_MAX) -> Any:
     `NotSerializable`."""
     if key is None or isinstance(key, Timestamp):
         return key
-    if isinstance(key, memoryview):
-        hash(key)
+    if isinstance(key, memoryview) and _equals(key, key.tobytes()):
         return key.tobytes()
-    if isinstance(key, tuple):
+    if type(key) is tuple or (isinstance(key, tuple) and _equals(key, tuple(key))):
         return [plain_key(item, levels) for item in key]
-    if isinstance(key, frozenset):
+    if isinstance(key, frozenset) and _equals(key, frozenset(key)):
         if not levels:
             raise NotSerializable(f"more than {extension.LEVELS_MAX} levels of sets")
         return extension.set_of(_pack_apart(plain_key(item, levels - 1)) for item in key)
     if type(key) is dict:  # an object as a key of a typed map; `dump_key` refuses it for others
         return {name: plain_key(each, levels) for name, each in key.items()}
-    if isinstance(key, Decimal):
+    if isinstance(key, Decimal) and _equals(key, Decimal(key)):
         key = _plain_decimal(key)
-    if isinstance(key, float):
+    if type(key) is float or (isinstance(key, float) and _equals(key, float(key))):
         if key != key:
             raise NotSerializable("NaN equals no key")
         if key.is_integer() and _SMALLEST_INT <= key <= _LARGEST_INT:
@@ -335,14 +383,32 @@ def plain_key(key: Any, levels: int = extension.LEVELS_MAX) -> Any:
     for kind in _PLAIN_KEYS:
         if isinstance(key, kind):
             plain = _PLAIN[kind](key)
-            if plain == key:
+            if type(key) is kind or _equals(key, plain):
                 return _float_of(plain) if kind is int and _is_long(plain) else plain
     if isinstance(key, datetime | time):
         key = _plain_time(key)
     plain = extension.plain_of(key)
-    if isinstance(plain, date | time | timedelta | Decimal | UUID):
+    if isinstance(plain, date | time | timedelta | Decimal | UUID) and _equals(key, plain):
         return extension.extension_of(plain, _pack_apart)
-    raise NotSerializable(f"a {type(key).__name__}")
+    number = equal_number(key)
+    if number is None:
+        raise NotSerializable(_named(key))
+    return plain_key(number)
+
+
+def equal_number(key: Any) -> int | float | None:
+    """The int or float that equals a number of another class, as of numpy; None: there is none."""
+    for kind in (int, float):
+        with suppress(Exception):  # it is no number, or none of this kind
+            number = kind(key.real)
+            if _equals(key, number):
+                return number
+    return None
+
+
+def _equals(key: Any, plain: Any) -> bool:
+    """Whether a dict takes both as one key."""
+    return type(key) is type(plain) or (plain == key and _is_same_key(key, plain))
 
 
 def _plain_decimal(key: Decimal) -> int | float | Decimal:

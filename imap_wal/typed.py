@@ -21,7 +21,16 @@ import msgspec
 
 from imap_wal.entry import TYPED
 from imap_wal.errors import InvalidSetting, NotReadable, NotSerializable
-from imap_wal.serializer import K, MsgpackSerializer, V, derived, key_bytes, shown, step
+from imap_wal.serializer import (
+    K,
+    MsgpackSerializer,
+    V,
+    derived,
+    equal_number,
+    key_bytes,
+    shown,
+    step,
+)
 
 _SIMPLE_KEYS = (str, int, bytes)
 _KEPT = (bytes, datetime, date, time, timedelta, Decimal, UUID)
@@ -183,9 +192,19 @@ class TypedSerializer(Generic[K, V]):
             return tuple(map(self._key_parts, key))
         if isinstance(key, frozenset):
             return frozenset(map(self._key_parts, key))
-        return msgspec.to_builtins(
-            key, builtin_types=_KEPT, str_keys=False, enc_hook=self._encoded, order="deterministic"
-        )
+        try:
+            return msgspec.to_builtins(
+                key,
+                builtin_types=_KEPT,
+                str_keys=False,
+                enc_hook=self._encoded,
+                order="deterministic",
+            )
+        except TypeError:
+            number = equal_number(key)
+            if number is None:
+                raise
+            return number
 
     # ---- classes that msgspec does not know ----
 

@@ -150,9 +150,10 @@ class JobQueue(OfOneProcess):
         """The job of an answered `taking`."""
         if taking.answer is None:
             return None
-        serializer = self._leased._state.serializer
-        lease = serializer.load_key(taking.answer[0])
-        return Job(lease[1], serializer.load(taking.answer[1]), lease[2], lease)
+        leased = self._leased._state
+        key, value = taking.answer
+        lease = leased.serializer.load_key(key)
+        return Job(lease[1], leased.load(key, value), lease[2], lease)
 
     def moving(self, job: Job, *, back: bool) -> Decision:
         """The decision of `ack`, or of `nack`, which moves the job `back`."""

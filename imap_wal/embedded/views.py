@@ -74,7 +74,7 @@ class MapReads(OfOneProcess, Mapping[K, V]):
     def __getitem__(self, key: K) -> V:
         try:
             value = self._state.quick[key]
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, ValueError):
             value = None
         if value is None or type(value) is bytes:
             value = self._read(key)
@@ -92,7 +92,7 @@ class MapReads(OfOneProcess, Mapping[K, V]):
         """The value of the key, or `default` if it does not exist."""
         try:
             value = self._state.quick[key]
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, ValueError):
             value = None
         if value is None or type(value) is bytes:
             value = self._read(key)
@@ -104,7 +104,7 @@ class MapReads(OfOneProcess, Mapping[K, V]):
         try:
             if key in self._state.quick:
                 return True
-        except TypeError:  # no dict takes this key, but a serializer may
+        except (TypeError, ValueError):  # no dict takes this key, but a serializer may
             pass
         return self._found(key)[1] is not None
 
@@ -122,7 +122,7 @@ class MapReads(OfOneProcess, Mapping[K, V]):
                 value = state.find(key, self._owner.now_ms())
                 if value is not None or type(key) in state.held.simple:
                     return key, value
-            except TypeError:  # no dict takes this key
+            except (TypeError, ValueError):  # no dict takes this key
                 return key, None
         data = self._key(key)
         if data is None:

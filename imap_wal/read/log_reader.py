@@ -34,6 +34,7 @@ from imap_wal.clock import Clock, Randomness
 from imap_wal.context import open_context
 from imap_wal.entry import DataEntry, Row
 from imap_wal.errors import CorruptLog, MissingNode, NoSuchLog, PositionGone, StorageUnavailable
+from imap_wal.forked import Openness
 from imap_wal.format import FRAME_HEADER_BYTES, START, MarkedPosition, Position
 from imap_wal.manifest.epochs import Epoch, between, demand, id_in, ids, marked
 from imap_wal.manifest.list_files import Archive
@@ -95,6 +96,7 @@ class Bound:
 class LogReader:
     """Reads one log in order: a log of `imap_wal.log.create`, of embedded maps (cluster "embedded"
     and its node), or of an agent. It takes no lock and opens nothing until it reads. Thread-safe.
+    In a forked child, its methods raise `Fenced`.
 
     Args:
         url: a folder or URL.
@@ -168,6 +170,7 @@ class LogReader:
         self._log, self._store, self._owns_store = log, log.store, False
         self._bound, self._partial = bound or Bound(), partial
         self._appends = log.store.capabilities.durable_append
+        self._openness = Openness("reader")
 
     def oldest(self) -> Position:
         """The oldest position from which no entry was removed.
@@ -177,6 +180,7 @@ class LogReader:
             LogError: a manifest is damaged, or was written by a newer version.
             StorageUnavailable: the storage failed.
         """
+        self._openness.check_process()
         with storage_errors(self.url):
             manifest = self._known(self._log.node(self.node).manifest)
         removed = manifest.removed
@@ -267,6 +271,7 @@ class LogReader:
         """Yields the entries from `place.next` on, and updates `place`."""
         attempts = 0
         while True:
+            self._openness.check_process()
             begun_at, limit = place.next, self._bound.limit()
             try:
                 segments = self._following(place)
@@ -279,6 +284,7 @@ class LogReader:
                         if (segment.epoch, segment.number) >= place.next[:2]
                     ]
                 for index, segment in enumerate(segments):
+                    self._openness.check_process()
                     if limit is not None and limit[:2] < (segment.epoch, segment.number):
                         # This segment has no acknowledged entry yet, and the one before may have
                         # unacknowledged ones.

@@ -22,14 +22,21 @@ from uuid import UUID
 from imap_wal import layout
 from imap_wal.clock import storage_now
 from imap_wal.disposal import discard, sweep
-from imap_wal.errors import CorruptLog, InvalidSetting, LogError, LostRace, WriterLocked
+from imap_wal.errors import (
+    CorruptLog,
+    InvalidSetting,
+    LogError,
+    LostRace,
+    MissingNode,
+    WriterLocked,
+)
 from imap_wal.format import START
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.list_files import Archive, Listed
 from imap_wal.manifest.node import NodeManifest, Seen, node_manifests
-from imap_wal.manifest.older import current_cluster
+from imap_wal.manifest.older import MISSING_ADVICE, current_cluster
 from imap_wal.manifest.roots import demand_root
 from imap_wal.names import decode
 from imap_wal.read.cluster import ClusterLog
@@ -57,7 +64,8 @@ class Backfill:
 
 def begin(log: ClusterLog) -> Backfill:
     """Claim an incarnation. Raises `InvalidSetting` for a cluster of Hazelcast members,
-    `WriterLocked` if a node's log is not closed, and `EncryptionError` if the keys do not fit."""
+    `WriterLocked` if a node's log is not closed, `MissingNode` if it is not there, and
+    `EncryptionError` if the keys do not fit."""
     current_cluster(log.store, log.folder, log.manifests, log.clock, log.randomness)
 
     if not log.manifests.read()[0]:
@@ -158,9 +166,10 @@ def _demand_closed(log: ClusterLog, manifest: ClusterManifest) -> None:
             "put the entries into its maps through a client"
         )
     for node in sorted(manifest.nodes):
-        node_manifest = node_manifests(
-            log.store, layout.node_folder(log.folder, node), log.clock, log.randomness
-        ).read()[1]
+        folder = layout.node_folder(log.folder, node)
+        number, node_manifest = node_manifests(log.store, folder, log.clock, log.randomness).read()
+        if not number:
+            raise MissingNode(f"node {node!r}: there is no log in {folder}", MISSING_ADVICE)
         if not node_manifest.clean:
             raise WriterLocked(
                 node, "a program that has it open, or that has ended without closing it"

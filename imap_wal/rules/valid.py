@@ -34,7 +34,7 @@ from imap_wal.entry import (
     is_clear,
     is_msgpack,
 )
-from imap_wal.errors import InvalidSetting, NotSerializable, TooLarge
+from imap_wal.errors import InvalidSetting, NotSerializable, TooLarge, not_text
 from imap_wal.names import check_map_name
 from imap_wal.rules.arrow import pa, pc
 from imap_wal.serializer import MsgpackSerializer
@@ -55,7 +55,17 @@ def demand_valid(
     if classes is not None:
         demand_class(row[MAP], row[KEY_CLASS], None if row[VALUE] is None else row[VALUE_CLASS])
         demand_known_class(row[MAP], row[KEY_CLASS], classes)
+    for label in (row[KEY_CLASS], row[VALUE_CLASS]):
+        demand_text(label)
     demand_form(row[KEY_CLASS], row[KEY], row[VALUE_CLASS], row[VALUE])
+
+
+def demand_text(label: str) -> None:
+    """Raise ValueError for a class that UTF-8 cannot encode."""
+    try:
+        label.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"of its class, {not_text(error)}") from error
 
 
 def demand_size(place: str, key: bytes, value: bytes | None, bytes_max: int) -> None:

@@ -71,6 +71,7 @@ class AsyncConnectedStore(AnyAsyncStore):
         return self._store.is_serving
 
     async def _called(self, function: Callable[[], R]) -> R:
+        self._changes.openness.check_process()  # the threads of the executor are not in a child
         return await self._loop.run_in_executor(None, function)
 
     async def _drain(self) -> None:

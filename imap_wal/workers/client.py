@@ -31,6 +31,7 @@ from imap_wal.serializer import Serializer
 from imap_wal.workers.endpoint import Endpoint
 from imap_wal.workers.messages import (
     HELLO_BYTES_MAX,
+    KEPT_MS,
     VERSION,
     NotUnderstood,
     error_of,
@@ -56,6 +57,16 @@ class _Line:
         self.client = client
         self.numbers = itertools.count(1)
         self.connection: socket.socket | None = None
+        self._recorded = self._recorded_ms = 0
+
+    def record(self, number: int, now_ms: int) -> None:
+        """This request was acknowledged, and the log has a record of it."""
+        self._recorded, self._recorded_ms = number, now_ms
+
+    def acknowledged(self, now_ms: int) -> int:
+        """The last request of which the log must have a record; 0: there is none, or it may have
+        expired."""
+        return self._recorded if now_ms - self._recorded_ms < KEPT_MS // 2 else 0
 
     def close(self) -> None:
         if self.connection is not None:
@@ -83,6 +94,8 @@ class Client:
         self.max_value_bytes = 0
         self._largest = HELLO_BYTES_MAX
         self.openness = Openness("store")
+        self._clock: Clock = SystemClock()
+        self._fenced: Fenced | None = None
 
     def ask(self, kind: str, *fields: Any, changes: bool = False) -> Any:
         """The answer; of an answer in parts, the list of all. If the connection is lost, the
@@ -91,8 +104,11 @@ class Client:
         Raises:
             OutcomeUnknown: a change was sent, and there was no answer in time.
             StorageUnavailable: there was no answer in time; nothing was changed.
+            Fenced: the log has not what it acknowledged to this process.
         """
         self.openness.check()
+        if self._fenced is not None:
+            raise self._fenced
         with self._mutex:
             line = self._free.pop() if self._free else _Line(self._randomness.token())
         try:
@@ -119,7 +135,19 @@ class Client:
                 connection.settimeout(left)
                 sent = True
                 send(connection, request, self._largest)
-                return self._answer(connection, request[0])
+                answer = self._answer(connection, request[0])
+                if not changes:
+                    return answer
+                is_recorded, results = answer
+                if is_recorded:
+                    line.record(request[0], self._clock.now_ms())
+                return results
+            except _Replaced as error:
+                self._fenced = Fenced(str(error))
+                if sent and changes:
+                    text = f"the change may be in the log: {error}"
+                    raise OutcomeUnknown(text) from self._fenced
+                raise self._fenced from None
             except OSError as error:
                 failure = error
                 line.close()
@@ -160,8 +188,12 @@ class Client:
                 raise _Refused(refused) from refused
             raise error
         try:
-            send(connection, ["hello", VERSION, line.client], HELLO_BYTES_MAX)
-            _, _, _, largest, max_value = receive(connection, HELLO_BYTES_MAX)
+            acknowledged = line.acknowledged(self._clock.now_ms())
+            send(connection, ["hello", VERSION, line.client, acknowledged], HELLO_BYTES_MAX)
+            kind, *fields = receive(connection, HELLO_BYTES_MAX)
+            if kind == "replaced":
+                raise _Replaced(fields[0])
+            _, _, largest, max_value = fields
             self._largest, self.max_value_bytes = largest, max_value
         except BaseException:
             connection.close()
@@ -207,6 +239,10 @@ class Client:
         for line in lines:
             with suppress(OSError):
                 line.close()
+
+
+class _Replaced(Exception):  # an answer, never shown
+    """The log that is served has not what it acknowledged to this process."""
 
 
 class _Refused(Exception):  # an answer, never shown

@@ -1,7 +1,7 @@
 """What the processes send each other: a length of four bytes, and one msgpack value.
 
-    hello     ["hello", VERSION, client]                  client: 16 random bytes
-    welcome   ["welcome", VERSION, pid, largest message, largest value]
+    hello     ["hello", VERSION, client, acknowledged]    client: 16 random bytes
+    welcome   ["welcome", VERSION, pid, largest message, largest value], or ["replaced", text]
     request   [number, kind, …]                           one at a time on each socket
     answer    [number, "ok", value] or [number, "error", class, text];
               before it, any number of [number, "part", value]
@@ -9,8 +9,9 @@
 A map is [name, label]; the label is that of its serializer, "" if the client passed none. Keys and
 values are as the log has them. Several operations are one request, so that the tasks of a
 process share it: ["change" or "read", maps, operations]. In an operation, a map is its place among
-`maps`. The answer is a list of results: [answer] or [class, text] for each change, the value for
-each read.
+`maps`. The answer of reads is a list of values. That of changes is [recorded, results], a result
+being [answer] or [class, text]; `recorded`: whether the log has a record of the request. The hello
+has the number of the last request with one; 0: there is none.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from imap_wal.errors import ImapWalError, InvalidSetting, NotReadable, TooLarge
 
 VERSION = 1
 HELLO_BYTES_MAX = 1024
+KEPT_MS = 24 * 3600 * 1000
+"""A record of a request expires after this time. A client gives up much earlier."""
 SMALL_BYTES = 64 * 1024
 PART_BYTES = 1024 * 1024
 

@@ -26,6 +26,7 @@ from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
 from imap_wal.workers.endpoint import Endpoint, Sockets, is_same_user
 from imap_wal.workers.messages import (
     HELLO_BYTES_MAX,
+    KEPT_MS,
     PART_BYTES,
     SMALL_BYTES,
     VERSION,
@@ -59,6 +60,10 @@ class Server:
         self._settings = store.writer.log.settings
         self._clock = store.writer.log.clock
         self._requests = store.map(REQUESTS, raw=True)._state
+        self._keeps_all = self._settings.durability in ("always", "os") and (
+            not self._settings.acknowledges_early
+        )
+        """Whether the death of the process that serves loses nothing acknowledged."""
         self._states: dict[MapName, MapState] = {}
         self._room = _Room(self._settings.ring_bytes)
         self._connections: set[socket.socket] = set()
@@ -148,6 +153,9 @@ class Server:
 
     def _give_up(self) -> None:
         """The store can write no more. Another process opens the log again."""
+        _log.error(
+            "this process serves %s no longer: %s", self.store.url, self.store.committer.failure
+        )
         with suppress(Exception):
             self.stop(wait=False)  # who stops it waits for this thread
 
@@ -155,15 +163,26 @@ class Server:
         connection.settimeout(SLOW_S)
         hello = receive(connection, HELLO_BYTES_MAX)
         try:
-            kind, version, client = hello
+            kind, version, client, acknowledged = hello
             client = demand_client(client)
+            acknowledged = demand_number(acknowledged)
         except (TypeError, ValueError) as error:
             raise NotUnderstood(f"the first message is not a hello: {error}") from None
         if kind != "hello" or version != VERSION:
             raise NotUnderstood(f"a client has version {version!r}, and this process {VERSION}")
         largest = self._settings.ring_bytes
         limits = largest, self._settings.max_value_bytes
-        self._requests.purge(self._clock.now_ms())
+        now = self._clock.now_ms()
+        if self._keeps_all and last_request(self._requests.get(client, now))[0] < acknowledged:
+            text = (
+                f"the log at {self.store.url} has not all changes that it acknowledged to this "
+                "process: its folder was replaced by an older copy. Stop all processes, and bring "
+                "the former folder back; or close this store, and connect again to continue "
+                "without these changes"
+            )
+            send(connection, ["replaced", text], 2**32 - 1)
+            return
+        self._requests.purge(now)
         send(connection, ["welcome", VERSION, os.getpid(), *limits], HELLO_BYTES_MAX)
         while self.is_serving:
             connection.settimeout(None)  # it may be idle
@@ -322,30 +341,28 @@ _msgpack = MsgpackSerializer()
 #   client (16 bytes) → [number of its last request, the results of its changes]
 #
 # The process that serves next finds the record if and only if the change is in the log, and returns
-# the answer again. A client sends one request at a time, so one record for each client suffices.
+# the answer again. A client sends one request at a time, so one record for each client suffices. It
+# also says which record the log must have: without it, the log was replaced by an older copy.
 
 REQUESTS = "imap-wal.requests"
-KEPT_MS = 24 * 3600 * 1000
-"""A record expires after this time. A client gives up much earlier."""
 
 
 def once(
     steps: Sequence[WriteBatch], requests: MapState, client: bytes, number: int, now_ms: int
 ) -> Decision:
     """The changes of a request, unless they are in the log already. A step sees those before it.
-    The answer is the list of their results, as a message."""
+    The answer is whether the log has a record of the request, and the list of their results, as a
+    message."""
 
     def choose(outlook_of: OutlookOf) -> Choice:
-        record = outlook_of(requests).get(client)
-        if record is not None:
-            last, results = msgpack.unpackb(record)
-            if last == number:
-                return results, ()
-            if last > number:
-                raise NotAppended(
-                    f"request {number} is older than request {last} of the same client; it was not "
-                    "made again"
-                )
+        last, results = last_request(outlook_of(requests).get(client))
+        if last == number:
+            return (True, results), ()
+        if last > number:
+            raise NotAppended(
+                f"request {number} is older than request {last} of the same client; it was not "
+                "made again"
+            )
         changes: list[WriteBatch] = []
         results = []
         for index, step in enumerate(steps):
@@ -358,11 +375,27 @@ def once(
                     for change in made:
                         outlook_of(change.state).add(change)
         if not changes:
-            return results, ()
+            return (False, results), ()
         data = msgpack.packb((number, results))
-        return results, [*changes, WriteBatch(requests, [client], [data], {0: now_ms + KEPT_MS})]
+        return (True, results), [
+            *changes,
+            WriteBatch(requests, [client], [data], {0: now_ms + KEPT_MS}),
+        ]
 
     return Decision(steps[0].state, choose, sum(size for step in steps for size in step.sizes()))
+
+
+def last_request(record: bytes | None) -> tuple[int, list[Any]]:
+    """The number and the results of the last request of a client, from its record; 0: it has
+    none."""
+    return (0, []) if record is None else msgpack.unpackb(record)
+
+
+def demand_number(number: Any) -> int:
+    """Raises ValueError unless it is the number of a request, or 0."""
+    if type(number) is not int or number < 0:
+        raise ValueError("the number of a request is 0 or more")
+    return number
 
 
 def demand_client(client: Any) -> bytes:

@@ -44,7 +44,10 @@ class Permit:
         self._path = layout.writer_path(self._folder, self._epoch, self._nonce)
         """The epoch may acknowledge only while this file exists."""
         self._file: Held | None = None
+        self._holder = ""
+        """The line of this writer in the lock."""
         if self._store.capabilities.durable_append:
+            self._holder = self._lock_holder()
             try:
                 self._file = self._store.hold(self._path)
             except NotFound:
@@ -127,17 +130,18 @@ class Permit:
             ),
         )
 
+    def _lock_holder(self) -> str:
+        return lock_holder(self._store, layout.lock_path(self._folder))
+
     def fenced(self) -> Fenced:
         """The error for this writer, which was fenced. The text names the reason if its log was
-        forgotten. Otherwise it names the holder of this node's lock. If that lock is free, it names
-        the holders of other nodes' locks: an open under another node name takes this log over and
-        closes it."""
+        forgotten, or if its folder was moved or is a copy. Otherwise it names the holder of this
+        node's lock. If that lock is free, it names the holders of other nodes' locks: an open under
+        another node name takes this log over and closes it."""
         who, by_other_node = "", False
         with suppress(StorageError, ImapWalError):
-            if (
-                self._directory in self._clusters.read()[1].forgotten
-                or self._manifests.read()[1].forgotten
-            ):
+            number, manifest = self._manifests.read()
+            if self._directory in self._clusters.read()[1].forgotten or manifest.forgotten:
                 reason = (
                     f"node {self._identity.node!r} was forgotten (imap-wal forget-node): no "
                     "restore reads its log any more"
@@ -145,7 +149,10 @@ class Permit:
                 return Fenced(
                     reason, advice="close this one; an open under this node name begins a new log"
                 )
-            who = lock_holder(self._store, layout.lock_path(self._folder))
+            who = self._lock_holder()
+            is_mine = (manifest.epoch, manifest.permit) == (self._epoch, self._nonce)
+            if self._file is not None and who in ("", self._holder) and (is_mine or not number):
+                return self.replaced(self._path)
             by_other_node = who.startswith(OTHER_NODE)
             if not who:
                 folders = {

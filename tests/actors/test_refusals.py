@@ -7,8 +7,10 @@ process may change the log meanwhile. A takeover examines the log first, so ther
 
 from __future__ import annotations
 
+import dbm.dumb
 import json
 import os
+import shelve
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,7 +27,7 @@ from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.agent.open_log import OpenLog
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.context import Context
-from imap_wal.errors import ImapWalError
+from imap_wal.errors import CorruptLog, ImapWalError, ReadOnly
 from imap_wal.format import START
 from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import cluster_manifests
@@ -110,6 +112,44 @@ def records_made(place: Place, **options: Any) -> None:
     ).close()
 
 
+def served(place: Place, **options: Any) -> None:
+    imap_wal.connect(
+        str(place.root),
+        socket=place.scratch / "socket",
+        timeout_s=20,
+        storage=place.store(),
+        encryption_keys=place.keys,
+        **{**SMALL, "node": "n1", **options, **place.settings},
+    ).close()
+
+
+def followed(place: Place) -> None:
+    """It writes nothing, also if it is not refused; so it counts as refused."""
+    imap_wal.open(
+        str(place.root),
+        read_only=True,
+        follow=True,
+        storage=place.store(),
+        encryption_keys=place.keys,
+        **{**SMALL, **place.settings},
+    ).close()
+    raise ReadOnly("it changes nothing")
+
+
+def imported(place: Place) -> None:
+    """An import into a log that is not closed, or without its keys."""
+    shelf = place.scratch / "shelf"
+    if not shelf.exists():
+        with shelve.Shelf(dbm.dumb.open(f"{place.scratch}/old", "c")) as old:  # type: ignore[arg-type]
+            old["a"] = 1
+        shelf.touch()
+    keys = ["--encryption-keys", place.keys] if place.keys else []
+    words = ["import", "shelve", f"{place.scratch}/old", place.store().url, "--map", "new"]
+    ended = CliRunner().invoke(group, [*keys, *words])
+    if ended.exit_code:
+        raise ReadOnly(f"{ended.exception} {ended.stderr}")
+
+
 def agent(place: Place, **options: Any) -> None:
     config = AgentConfig(
         url=str(place.root),
@@ -152,6 +192,10 @@ ENTRANCES: dict[str, Callable[[Place], None]] = {
     "archive": archive,
     "rewrite": rewritten,
     "backfill": written_by_spark,
+    "connect": served,
+    "connect under a new node": lambda place: served(place, node="n3"),
+    "follow": followed,
+    "import": imported,
     "a log among maps": lambda place: records_made(place, cluster="embedded", node="r"),
     "maps in a log": lambda place: maps(place, cluster="log", node="log", takeover=True),
 }
@@ -300,12 +344,20 @@ class Reason:
 
 
 _TAKEOVERS = frozenset({"takeover", "takeover by an agent", "takeover of a log", "forget-node"})
-_NEVER = frozenset({"backfill", "a log among maps", "maps in a log"})
-"""Two logs were not closed, and the other entry points are for logs of another kind."""
+_NEVER = frozenset({"backfill", "import", "follow", "a log among maps", "maps in a log"})
+"""Two logs were not closed; the last two entry points are for logs of another kind."""
 _AGENTS = frozenset({"agent", "takeover by an agent"})
 """They read the other logs and the archives when a map is first used."""
 _OF_RECORDS = frozenset({"log", "takeover of a log"})
-_OF_OTHERS = frozenset({"a new node", "a new node beside others", "another node", "rewrite"})
+_OF_OTHERS = frozenset(
+    {
+        "a new node",
+        "a new node beside others",
+        "another node",
+        "connect under a new node",
+        "rewrite",
+    }
+)
 _UNSET = frozenset({"archive", "forget-node", "rewrite"})
 # A restore reads the logs that it does not take over only after its node is registered. A rewrite
 # reserves the number of its generation first.
@@ -451,6 +503,32 @@ def test_a_closed_log_is_refused_unchanged(closed: Place, tmp_path: Path, reason
     if "keys" in reason:
         assert accepted <= {"forget-node"}  # it reads no archive, so it needs no keys
     assert {name: changed[name] for name in changed.keys() - REASONS[reason].late} == {}
+
+
+def test_a_change_of_older_manifests_is_refused(closed: Place, tmp_path: Path) -> None:
+    place = replace(closed, root=tmp_path / "log", scratch=tmp_path)
+    shutil.copytree(closed.root, place.root)
+    older_cluster(place)
+    before = place.content()
+    keys = ["--encryption-keys", place.keys]
+    for words in (["decode", "--map", "orders"], ["prune", "--yes"], ["rewrite"]):
+        ended = CliRunner().invoke(group, [*keys, words[0], place.store().url, *words[1:]])
+        assert "older than the files beside them" in str(ended.exception)
+    with pytest.raises(CorruptLog):
+        written_by_spark(place)
+    changed = {path for path, _ in place.content().items() ^ before.items()}
+    assert {path for path in changed if "/rewrite.lock" not in path} == set()
+
+
+def test_a_missing_node_takes_no_backfill(closed: Place, tmp_path: Path) -> None:
+    place = replace(closed, root=tmp_path / "log", scratch=tmp_path)
+    shutil.copytree(closed.root, place.root)
+    shutil.rmtree(place.root / MAPS / "nodes/n4")
+    before = place.content()
+    for write in (written_by_spark, imported):
+        with pytest.raises(ImapWalError, match="there is no log in default/embedded/nodes/n4"):
+            write(place)
+    assert place.content() == before
 
 
 def test_a_restore_over_a_log_changes_nothing(closed: Place, tmp_path: Path) -> None:

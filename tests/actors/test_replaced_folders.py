@@ -33,6 +33,11 @@ def copied(root: Path) -> None:
     Path(f"{root}-copy").rename(root)
 
 
+def away(root: Path) -> None:
+    """Before the copy has the name."""
+    root.rename(f"{root}-old")
+
+
 def linked(root: Path) -> None:
     """A symbolic link is switched to a copy."""
     target = root.resolve()
@@ -61,7 +66,7 @@ def segment_copied(root: Path) -> None:
 
 
 @pytest.mark.parametrize("durability", ["always", "interval", "os"])
-@pytest.mark.parametrize("replace", [copied, linked, deleted, moved, segment_copied])
+@pytest.mark.parametrize("replace", [copied, away, linked, deleted, moved, segment_copied])
 def test_nothing_is_acknowledged_after_a_folder_was_replaced(
     tmp_path: Path, replace: Callable[[Path], None], durability: Any
 ) -> None:

@@ -73,6 +73,10 @@ EMBEDDED = """
 with imap_wal.open(sys.argv[1], durability=sys.argv[2]) as store:
     m, stop = store.map("m"), threading.Event()
     m["a"] = 1
+    queue, other = store.queue("jobs"), imap_wal.open(sys.argv[1], read_only=True, follow=True)
+    queue.put(1)
+    job, watch, seen = queue.take(), m.watch(), other.map("m")
+    cached = imap_wal.memoize(store.map("cached"))(abs)
     def write():
         number = 0
         while not stop.is_set():
@@ -87,6 +91,10 @@ with imap_wal.open(sys.argv[1], durability=sys.argv[2]) as store:
         lambda: m.setdefault("b", 1), lambda: m["a"], lambda: m.get("a"), lambda: "a" in m,
         lambda: len(m), lambda: list(m), lambda: list(m.items()), lambda: list(m.values()),
         m.snapshot, lambda: m.ttl("a"), lambda: m.__delitem__("a"),
+        lambda: queue.put(1), lambda: queue.take(timeout=0), queue.take, lambda: queue.ack(job),
+        lambda: queue.nack(job), lambda: len(queue), lambda: next(watch), m.watch,
+        lambda: cached(-1), lambda: seen["a"], seen.snapshot, other.refresh, other.maps,
+        other.close,
         store.sync, store.flush_wal, store.archive, store.compact, store.maps,
         lambda: store.map("other"), lambda: store.statistics, store.close, store.__enter__,
     ]
@@ -99,6 +107,7 @@ with imap_wal.open(sys.argv[1], durability=sys.argv[2]) as store:
         for thread in threads:
             thread.join()
     m["after"] = 1
+    other.close()
 with imap_wal.open(sys.argv[1]) as store:
     assert store.map("m")["after"] == 1
 """
@@ -130,13 +139,18 @@ with imap_wal.log.create(sys.argv[1], durability=sys.argv[2]) as log:
     threads = [threading.Thread(target=write) for _ in range(3)]
     for thread in threads:
         thread.start()
-    tail = log.tail()
+    tail, reader = log.tail(), imap_wal.log.LogReader(sys.argv[1])
     next(tail)
+    begun = reader.follow()
+    for _ in iter(begun.__next__, None):
+        pass
     try:
         for _ in range(8):
             fork([
                 lambda: log.append("m", (b"k", b"v")), log.sync, log.rotate, log.archive,
                 log.shrink, lambda: next(iter(log.read())), lambda: next(iter(log.tail())),
+                lambda: next(reader.read()), lambda: next(reader.tail()), reader.oldest,
+                lambda: next(begun),
                 lambda: log.high_water_mark, lambda: log.statistics, log.close,
             ])
             time.sleep(0.02)

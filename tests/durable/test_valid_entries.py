@@ -8,13 +8,16 @@ import enum
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any, NamedTuple
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgpack import ExtType
 
 import imap_wal
 from imap_wal.errors import InvalidSetting, NotSerializable
@@ -76,6 +79,23 @@ class Finer(dt.datetime):
     __hash__ = dt.datetime.__hash__
 
 
+class Hashed(list[int]):
+    """As lists that cannot be changed, of some libraries."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return 7
+
+
+class AnyCase(str):
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and self.lower() == other.lower()
+
+    def __hash__(self) -> int:
+        return hash(self.lower())
+
+
 class Frozen(dt.datetime):
     """As of libraries that stop the clock in tests."""
 
@@ -107,6 +127,10 @@ REFUSED = {
     "int beyond 64 bits": ([2**64], "m['k'][0]: an int beyond 64 bits;"),
     "lone surrogate": (["\ud83d"], "has a lone surrogate, U+D83D, at character 0"),
     "derived, but unequal": ([Unequal("x")], "m['k'][0]: a Unequal;"),
+    "list as key": ({"by": [1, {Hashed([1]): 2}]}, "m['k'].by[1]: a Hashed is a key of a dict;"),
+    "list in a key": ({(1, Hashed([1])): 2}, "m['k']: a tuple is a key of a dict;"),
+    "list in a set": ([{Hashed([1])}], "m['k'][0]: a Hashed in a set;"),
+    "key with another hash": ([{AnyCase("A"): 1}], "m['k'][0]: a AnyCase is a key of a dict;"),
 }
 
 
@@ -147,6 +171,7 @@ ACCEPTED = [
     memoryview(b"x"),
     {1.0: True, None: None, b"x": "x"},
     OfText.NEW,
+    {OfText.NEW: [Hashed([1]), AnyCase("A"), {None: Hashed([2])}]},
     Frozen(2026, 1, 1, 2, 3),
     nested(16),
     {(1, (2.0, "x")): {frozenset({(1, 2)}): [{3}, frozenset()]}},
@@ -195,9 +220,9 @@ def test_a_value_keeps_what_equality_ignores(value: Any) -> None:
 
 
 EQUAL = [
-    [1, 1.0, True, Decimal(1), Decimal("1.00"), Decimal("0.1E1")],
+    [1, 1.0, True, Decimal(1), Decimal("1.00"), Fraction(1), 1 + 0j, np.int64(1), np.bool_(True)],
     [0, 0.0, -0.0, Decimal("-0"), False],
-    [0.5, Decimal("0.5"), Decimal("0.500")],
+    [0.5, Decimal("0.5"), Decimal("0.500"), Fraction(1, 2), np.float32(0.5)],
     [2.0**1000, 2**1000, Decimal(2**1000)],
     [float("inf"), Decimal("Infinity")],
     [Decimal("0.1"), Decimal("0.10")],
@@ -217,7 +242,7 @@ def test_equal_keys_are_one_key(memory: MemoryStore, keys: list[Any]) -> None:
     with embedded(memory) as store:
         m = store.map("m")
         for key in keys:
-            m[key, "in a tuple"] = m[key] = key == keys[0]
+            m[key, "in a tuple"] = m[key] = bool(key == keys[0])
         for key in keys:
             assert m[key] is True and m[key, "in a tuple"] is True
         assert len(m) == 2 and keys[0] in m.snapshot()
@@ -234,12 +259,16 @@ UNEQUAL = [
     dt.datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Paris"), fold=1),
     dt.datetime(1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1))),
     dt.time(1, tzinfo=dt.UTC),
+    Fraction(1, 3),
+    1 + 1j,
+    AnyCase("A"),
+    memoryview(b"x").cast("c"),
     (1, {}),
     {1},
 ]
 
 
-@pytest.mark.parametrize("key", UNEQUAL, ids=repr)
+@pytest.mark.parametrize("key", UNEQUAL, ids=lambda key: repr(key).partition(" at ")[0])
 def test_a_key_without_one_form_is_refused(memory: MemoryStore, key: Any) -> None:
     with embedded(memory) as store:
         m = store.map("m")
@@ -328,6 +357,15 @@ def test_a_map_used_while_serialising_damages_no_value(memory: MemoryStore) -> N
     assert contents(memory) == {"outer": ["first", {"a": 1}, "last"], "inner": [1, 2]}
 
 
+def test_an_extension_as_a_key_leaves_a_value_readable(memory: MemoryStore) -> None:
+    """It was acknowledged, and neither it nor the items of its map could be read. Only here a
+    value is not read equal (docs/limits.md)."""
+    value = {ExtType(1, b"\x91\x91\x01"): (1, {2}), "b": {ExtType(2, b"\x91\x01"): 3}}
+    with embedded(memory) as store:
+        store.map("m")["k"] = value
+    assert contents(memory) == {"k": {((1,),): (1, {2}), "b": {frozenset({1}): 3}}}
+
+
 def test_a_memoryview_with_gaps_is_refused(memory: MemoryStore) -> None:
     with embedded(memory) as store, pytest.raises(NotSerializable, match=r"\[1\]: a memoryview"):
         store.map("m")["k"] = [1, memoryview(b"abcd")[::2]]
@@ -400,7 +438,7 @@ def test_keys_are_those_of_a_dict(keys: list[Any], asked: list[Any]) -> None:
         assert all(m.pop(key) == number for key, number in model.items())
 
 
-NO_KEYS = [[1], {}, {1}, (1, [2]), bytearray(b"x"), object(), "\ud83d"]
+NO_KEYS = [[1], {}, {1}, (1, [2]), bytearray(b"x"), memoryview(bytearray(b"x")), object(), "\ud83d"]
 
 
 @pytest.mark.parametrize("key", NO_KEYS, ids=lambda key: type(key).__name__)

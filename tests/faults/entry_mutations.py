@@ -167,6 +167,21 @@ OF_ENTRIES = (
         "tests/durable/test_valid_entries.py::test_a_map_used_while_serialising_damages_no_value",
     ),
     Mutation(
+        "a dict has a key that no reader takes as one",
+        "imap_wal/serializer.py",
+        "if not (_is_same_key(value, plain) or _thread.keys_are_checked):",
+        "if False:",
+        "tests/durable/test_valid_entries.py::"
+        "test_a_refused_value_is_named_with_its_place[list as key]",
+    ),
+    Mutation(
+        "a key is stored as one that a dict tells apart",
+        "imap_wal/serializer.py",
+        "    return type(key) is type(plain) or (plain == key and _is_same_key(key, plain))\n",
+        "    return True\n",
+        "tests/durable/test_valid_entries.py::test_a_key_without_one_form_is_refused",
+    ),
+    Mutation(
         "an empty map changes its class while a change is under way",
         "imap_wal/embedded/store.py",
         "            if state.opened:\n",

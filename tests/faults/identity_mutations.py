@@ -29,6 +29,13 @@ OF_IDENTITIES = (
         f"{REPLACED}[segment_copied-always]",
     ),
     Mutation(
+        "a folder that was moved away counts as a takeover",
+        "imap_wal/write/permit.py",
+        "and (is_mine or not number):",
+        "and is_mine:",
+        f"{REPLACED}[away-always]",
+    ),
+    Mutation(
         "a position of another history is read on",
         "imap_wal/manifest/epochs.py",
         "            if _has(epoch, position):\n                return Position(*position)",

@@ -62,6 +62,13 @@ OF_PROCESSES = (
         _ONCE,
     ),
     Mutation(
+        "a process continues in a log that lost what it acknowledged to it",
+        "imap_wal/workers/server.py",
+        "        if self._keeps_all and last_request(",
+        "        if False and last_request(",
+        "tests/durable/test_workers.py::test_a_log_that_lost_acknowledged_changes_is_noticed[lost]",
+    ),
+    Mutation(
         "a change of a request does not see those before it",
         "imap_wal/workers/server.py",
         "                if index + 1 < len(steps):\n",

@@ -72,4 +72,18 @@ OF_REFUSALS = (
         "            if True:\n",
         "tests/unit/test_proofs.py::test_a_commit_between_two_reads_is_no_damage",
     ),
+    Mutation(
+        "a command changes older manifests of a cluster",
+        "rewrite_cli/commands/upkeep/decode.py",
+        "                current_cluster(log.store, log.folder, manifests, log.clock, log.randomness)\n",
+        "                pass\n",
+        "tests/actors/test_refusals.py::test_a_change_of_older_manifests_is_refused",
+    ),
+    Mutation(
+        "a backfill is added to a log without one of its nodes",
+        "imap_wal/retention/backfill.py",
+        "        if not number:\n",
+        "        if False:\n",
+        "tests/actors/test_refusals.py::test_a_missing_node_takes_no_backfill",
+    ),
 )

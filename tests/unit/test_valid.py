@@ -134,3 +134,11 @@ def test_the_command_that_shows_classes_is_quoted() -> None:
         'imap-wal query URL \'FROM "a""b\'"\'"\'c" SELECT key_class, value_class, count(*) '
         "GROUP BY ALL'"
     )
+
+
+@pytest.mark.parametrize("field", ["key_class", "value_class"])
+def test_a_class_that_is_no_text_is_refused(field: str) -> None:
+    entry = DataEntry("m", b"k", "raw", b"", "raw", False, 1, 0, 0, (0, 0, 0, 0))
+    with pytest.raises(ValueError, match=r"of its class, the text .* has a lone surrogate"):
+        changed: dict[str, Any] = {field: "\ud83d"}
+        demand_valid(entry._replace(**changed), LIMIT)

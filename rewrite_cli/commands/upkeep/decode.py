@@ -11,6 +11,7 @@ import click
 
 from imap_wal.errors import EncryptionError
 from imap_wal.manifest.cluster import set_decoded
+from imap_wal.manifest.older import current_cluster
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.map_names import MapNames
 from rewrite_cli.console import output as out
@@ -53,14 +54,16 @@ def command(
     absent = set(maps)
     with selection.open() as (context, clusters):
         for view in clusters:
-            manifests = ClusterLog.of(context, view).manifests
+            log = ClusterLog.of(context, view)
+            manifests = log.manifests
             decoded = manifests.read()[1].decoded
             if (maps or nothing) and not dry_run:
+                current_cluster(log.store, log.folder, manifests, log.clock, log.randomness)
                 decoded = set_decoded(manifests, maps)
                 audit("decoded maps set", log=str(view), maps=list(decoded), url=selection.url)
             elif maps or nothing:
                 decoded = tuple(sorted(set(maps)))
-            absent = _without_entries(ClusterLog.of(context, view), absent)
+            absent = _without_entries(log, absent)
             rows.append((view.namespace, view.cluster, decoded))
     if absent:
         out.note(
