@@ -377,10 +377,8 @@ def once(
         if not changes:
             return (False, results), ()
         data = msgpack.packb((number, results))
-        return (True, results), [
-            *changes,
-            WriteBatch(requests, [client], [data], {0: now_ms + KEPT_MS}),
-        ]
+        made_request = WriteBatch(requests, [client], [data], {0: now_ms + KEPT_MS})
+        return (True, results), [*changes, made_request]
 
     return Decision(steps[0].state, choose, sum(size for step in steps for size in step.sizes()))
 

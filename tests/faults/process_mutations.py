@@ -42,15 +42,15 @@ OF_PROCESSES = (
     Mutation(
         "a request that is sent again is made again",
         "imap_wal/workers/server.py",
-        "            if last == number:\n",
-        "            if last == -number:\n",
+        "        if last == number:\n",
+        "        if last == -number:\n",
         _ONCE,
     ),
     Mutation(
         "a change is committed without its request",
         "imap_wal/workers/server.py",
-        "        return results, [*changes, WriteBatch(",
-        "        return results, [*changes] or [WriteBatch(",
+        "        return (True, results), [*changes, made_request]\n",
+        "        return (True, results), changes\n",
         _ONCE,
     ),
     Mutation(
