@@ -24,7 +24,7 @@ SBOM_TOOL := cyclonedx-bom==7.5.0
 SBOM_PLUGIN := 2.9.3
 PYTEST := $(BIN)/python -m pytest
 LOWEST := build/lowest/bin/python
-LOWEST_EXTRAS := $(addprefix --extra ,agent spark s3 hdfs duckdb demo test)
+LOWEST_EXTRAS := $(addprefix --extra ,agent spark s3 oss hdfs duckdb demo test)
 LOWEST_MARKS := not cluster and not storage and not torture
 LOWEST_TESTS := $(addprefix tests/,unit log restore archive rewrite storage cli spark monitoring)
 

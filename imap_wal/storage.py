@@ -18,6 +18,7 @@ from storage_backends import (
     StoredFile,
     Unavailable,
     Unsupported,
+    open_store,
 )
 from storage_backends.gated import HeldByAnswer
 from storage_backends.interface import discard_each
@@ -52,4 +53,5 @@ __all__ = [
     "check_segment_store",
     "discard_each",
     "folder_prefix",
+    "open_store",
 ]

@@ -7,6 +7,7 @@
     leftovers   temporary files of killed processes, for local
     descriptors open segments and held locks, for local
     objects     any fsspec file system of immutable objects: s3, gcs, abfs, …
+    oss         its driver for Alibaba Cloud OSS
     held        files that are identified by an id of the storage
     lease       the lock for storage without locks
     hdfs        WebHDFS

@@ -1,12 +1,12 @@
 """Immutable objects through any fsspec file system: S3, Google Cloud Storage, Azure and others.
 
 Objects cannot grow, so the log writes one object per commit. The exclusive create decides between
-two writers, and it is only as good as the service. The three drivers below turn `mode="create"`
-into a condition that the service checks (S3 `If-None-Match: *`, GCS `ifGenerationMatch=0`, Azure
-`If-None-Match: *`; for content in several parts, on the request that completes them). Every other
-driver first checks and then writes, which is not atomic: `exclusive_create` is False there, and
-`create` raises `Unsupported`. It also does so if a program registered a driver for these schemes
-that inherits `pipe_file` or `put_file` from fsspec.
+two writers, and it is only as good as the service. The drivers of four services turn
+`mode="create"` into a condition that the service checks (S3 and Azure `If-None-Match: *`, GCS
+`ifGenerationMatch=0`, OSS `x-oss-forbid-overwrite: true`; for content in several parts, on the
+request that completes them). Every other driver first checks and then writes, which is not atomic:
+`exclusive_create` is False there, and `create` raises `Unsupported`. It also does so if a program
+registered a driver for these schemes that inherits `pipe_file` or `put_file` from fsspec.
 
 Some services with the API of S3 ignore the condition and overwrite, and so do some drivers. So
 before its first create, and before its first create from a file, a store creates a probe object
@@ -74,15 +74,19 @@ class ObjectStore(Immutable):
         *,
         clock_ms: Callable[[], int] = system_clock_ms,
         lease_ms: int = DEFAULT_LEASE_MS,
+        driver: type[AbstractFileSystem] | None = None,
     ) -> None:
+        """`driver`: of this project. None: the one that fsspec has for the scheme."""
         protocol, backend = scheme_of(url), backend_of(url)
         options = dict(storage_options or {})
         self._veil = Veil(options)
         try:
             # A separate instance without a listing cache: otherwise fsspec may return a shared one
             # that has a cache. fsspec itself uses this option; a driver does not get it.
-            opened: tuple[Any, str] = fsspec.core.url_to_fs(
-                url, **{**options, "skip_instance_cache": True}
+            opened: tuple[Any, str] = (
+                (driver(**options), url.partition("://")[2])
+                if driver
+                else fsspec.core.url_to_fs(url, **{**options, "skip_instance_cache": True})
             )
             self._fs, self._root = opened[0], opened[1].rstrip("/")
             self._fs.dircache = DirCache(use_listings_cache=False)
@@ -316,7 +320,9 @@ class ObjectStore(Immutable):
         """What an error of the driver means. An error that is not the service's may be caused by an
         option: many drivers examine their options only at the first use."""
         meaning = translated(error, path, self.url)
-        from_service = isinstance(error, OSError) or service_code(error) != ("", 0)
+        from_service = service_code(error) != ("", 0) or isinstance(
+            error, OSError | NotImplementedError
+        )
         if self._given and not from_service and not is_unreachable(error):
             meaning = Unavailable(
                 f"{meaning}; the driver is {self._driver}, with the options {self._given}"
@@ -356,6 +362,16 @@ class ObjectStore(Immutable):
                 # nothing and must be sent again.
                 if code == "ConditionalRequestConflict" and attempt < _CONFLICTS_MAX - 1:
                     continue
+                if status == 501:
+                    raise self._veil.over(
+                        Unsupported(
+                            "the service does not know the condition of an exclusive create: "
+                            f"{error}. Alibaba Cloud OSS answers so at its S3 interface: use "
+                            "oss://bucket/path",
+                            path,
+                            self.url,
+                        )
+                    ) from self._veil.cause(error)
                 raise self._error(error, path) from self._veil.cause(error)
 
     def _probe(self, method: str) -> None:
@@ -517,6 +533,8 @@ def translated(error: Exception, path: str, url: str) -> StorageError:
     """The error of the store at `url` for an error of a driver."""
     if isinstance(error, FileExistsError):
         return AlreadyExists("an object of this name already exists", path)
+    if isinstance(error, NotImplementedError):
+        return Unsupported(str(error), path, url)
     code, status = service_code(error)
     if code in _NO_BUCKET:  # a misspelt bucket must not look like an empty map
         return Unavailable(f"the bucket or container is missing: {error}", path, url)

@@ -4,6 +4,7 @@
     objects+file:///path          the same, as immutable objects: for trials and tests
     memory://name                 this process; without a name, each open has its own files
     webhdfs://host:port/path      HDFS, also as hdfs:// and swebhdfs://
+    oss://bucket/path             Alibaba Cloud OSS
     s3://, gs://, abfs://, …      any driver of fsspec
 
 Another package adds a scheme with an entry point (docs/how-to/storage-backend.md):
@@ -64,10 +65,10 @@ class Backend:
     sync_advice: str = ""
     """How a user makes appends survive a power loss, if it depends on options."""
     conditional_create: bool = False
-    """Of an opener `FSSPEC`: the driver turns `mode="create"` into one request
+    """Of an `ObjectStore`: the driver turns `mode="create"` into one request
     with a condition that the service checks, in `pipe_file` and in `put_file`."""
     deleted_at_once: int = 1
-    """Of an opener `FSSPEC`: the most keys of one request that deletes objects."""
+    """Of an `ObjectStore`: the most keys of one request that deletes objects."""
 
 
 FSSPEC = "storage_backends.objects:opened"
@@ -95,6 +96,14 @@ _S3 = Backend(
 _GCS = Backend(FSSPEC, "gcsfs", "gcs", names_bucket=True, conditional_create=True)
 _AZURE = Backend(FSSPEC, "adlfs", "azure", conditional_create=True)
 _AZURE_1 = Backend(FSSPEC, "adlfs", "azure")
+_OSS = Backend(
+    "storage_backends.oss:opened",
+    "alibabacloud-oss-v2",
+    "oss",
+    names_bucket=True,
+    conditional_create=True,
+    deleted_at_once=1_000,
+)
 _ANY = Backend(FSSPEC, "fsspec", "fsspec")
 
 BACKENDS: dict[str, Backend] = {
@@ -112,6 +121,7 @@ BACKENDS: dict[str, Backend] = {
     "abfss": _AZURE,
     "az": _AZURE,
     "adl": _AZURE_1,
+    "oss": _OSS,
 }
 """Scheme → backend, of this package."""
 

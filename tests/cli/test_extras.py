@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PACKAGES = ("storage_backends", "imap_wal", "rewrite_cli", "pyspark_imap_wal")
 DISTRIBUTION = {
+    "alibabacloud_credentials": "alibabacloud-credentials",
+    "alibabacloud_oss_v2": "alibabacloud-oss-v2",
     "dogpile": "dogpile-cache",
     "google_crc32c": "google-crc32c",
     "hazelcast": "hazelcast-python-client",
@@ -41,6 +43,7 @@ GUARDED = {
     "rewrite_cli/": "cli",
     "storage_backends/hdfs.py": "hdfs",
     "storage_backends/objects.py": "fsspec",
+    "storage_backends/oss.py": "oss",
 }
 """Modules that are imported only after, or within, `needs(extra)`."""
 OWN_ERROR = {"imap_wal/security/encryption.py": "encryption"}
@@ -103,7 +106,7 @@ def test_the_doctor_and_the_stores_name_extras_that_exist() -> None:
     assert [
         package for package, extra in EXTRAS.items() if package not in requirements(extra)
     ] == []
-    for url in ("s3://b", "gs://b", "abfs://b", "webhdfs://n", "unknown://x"):
+    for url in ("s3://b", "gs://b", "abfs://b", "oss://b", "webhdfs://n", "unknown://x"):
         backend = backend_of(url)
         assert backend.library in requirements(backend.extra)
 

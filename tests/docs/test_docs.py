@@ -25,6 +25,7 @@ from rewrite_cli import cli
 from tests.kit.effort import every, thorough
 from tests.kit.pages import titled
 from tests.kit.seatunnel_files import change, write
+from tests.storage.oss_server import running_oss
 from tests.storage.s3_gateway import running_moto
 
 ROOT = Path(__file__).parents[2]
@@ -66,13 +67,14 @@ def commands() -> Iterator[tuple[str, str]]:
 
 PYTHON, COMMANDS = dict(blocks("python")), dict(commands())
 ON_S3 = {name for name, text in PYTHON.items() if '"s3://' in text}
+ON_OSS = {name for name, text in PYTHON.items() if '"oss://' in text}
 
 
 def elsewhere(text: str, root: Path) -> str:
     return re.sub(r"/tmp/|/var/lib/(?=maps)|/mnt/(?=backups)", f"{root}/", text)
 
 
-@pytest.mark.parametrize("name", [name for name in PYTHON if name not in ON_S3])
+@pytest.mark.parametrize("name", [name for name in PYTHON if name not in ON_S3 | ON_OSS])
 def test_each_python_block_runs(name: str, tmp_path: Path) -> None:
     run(name, tmp_path)
 
@@ -91,6 +93,15 @@ def test_python_blocks_run_on_s3(tmp_path: Path) -> None:
                 AWS_ACCESS_KEY_ID=options["key"],
                 AWS_SECRET_ACCESS_KEY=options["secret"],
             )
+
+
+@thorough
+def test_python_blocks_run_on_oss(tmp_path: Path) -> None:
+    """tests/storage/test_oss.py verifies OSS in `make test`."""
+    assert ON_OSS
+    with running_oss() as service:
+        for name in ON_OSS:
+            run(name, tmp_path, **service.environment)
 
 
 def run(name: str, tmp_path: Path, **environment: str) -> None:
@@ -176,15 +187,27 @@ def test_each_command_runs(name: str, log: Path, monkeypatch: pytest.MonkeyPatch
             "it asks for confirmation: in a script it ends with exit code 2"
         )
     monkeypatch.chdir(log)
+    if any(word.startswith("oss://") for word in words):
+        with running_oss() as service:
+            for variable, value in service.environment.items():
+                monkeypatch.setenv(variable, value)
+            assert command_code(words) == (0, "")
+        return
     if words[0] == "backup-restore":
         before("backup", f"{log}/maps", f"{log}/backups/maps")
     if words[0] == "forget-node" and "--lose" not in words:
         before("rewrite", f"{log}/maps")
     if words[0] == "import":
         make_sources(log)
+    assert command_code(words) == (0, "")
+
+
+def command_code(words: list[str]) -> tuple[int, str]:
+    """The exit code of a command, and what it wrote to stderr if that is not 0."""
     with CliRunner().isolation() as (_, errors, _), pytest.raises(SystemExit) as ended:
         cli.main(words)
-    assert not ended.value.code, errors.getvalue().decode()
+    code = int(ended.value.code or 0)
+    return code, errors.getvalue().decode() if code else ""
 
 
 def parse(words: list[str]) -> None:

@@ -15,6 +15,7 @@ from tests.faults.entry_mutations import OF_ENTRIES
 from tests.faults.identity_mutations import OF_IDENTITIES
 from tests.faults.memory_mutations import OF_MEMORY
 from tests.faults.mutation import Mutation
+from tests.faults.oss_mutations import OF_OSS
 from tests.faults.process_mutations import OF_PROCESSES
 from tests.faults.reading_mutations import OF_READING
 from tests.faults.refusal_mutations import OF_REFUSALS
@@ -476,6 +477,7 @@ MUTATIONS = (
     *OF_ENTRIES,
     *OF_REFUSALS,
     *OF_SNAPSHOTS,
+    *OF_OSS,
 )
 
 
