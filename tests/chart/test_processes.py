@@ -217,7 +217,9 @@ def start(pods: list[Pod]) -> None:
 def client_of(pods: list[Pod]) -> hazelcast.HazelcastClient:
     """When all members have joined."""
     client = connect([f"{pod.address}:5701" for pod in pods], "dev")
-    until("the pods are one cluster", lambda: len(client.cluster_service.get_members()) == 3)
+    until(
+        "the pods are one cluster", lambda: len(client.cluster_service.get_members()) == len(pods)
+    )
     return client
 
 
@@ -309,6 +311,43 @@ def test_a_lost_disk_loses_nothing_with_copies(tmp_path: Path) -> None:
         disk.mkdir()
         start(pods)
         assert entries_in(pods) == {str(each): each for each in range(300)}
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_removed_pod_is_forgotten_and_nothing_is_lost(tmp_path: Path, copies: int) -> None:
+    """A shared volume; and disks of pods, of which that of the removed pod is gone."""
+    values = f"cluster: {{ copies: {copies} }}\nscaleDown: {{ forget: always }}\n"
+    manifests = with_keys(tmp_path, values)
+    with made(manifests, tmp_path) as pods:
+        start(pods)
+        client = client_of(pods)
+        client.get_map("orders").blocking().put_all({str(each): each for each in range(300)})
+        client.shutdown()
+        assert "agents have not stopped cleanly" in forget_removed(tmp_path, manifests, 1)
+        pods[2].stop()
+        assert "wal-imap-wal-2" in forget_removed(tmp_path, manifests, 60)
+        shutil.rmtree(tmp_path / "2")
+        kill(pods)
+        start(pods[:2])  # no start waits for the third
+        assert entries_in(pods[:2]) == {str(each): each for each in range(300)}
+
+
+def forget_removed(folder: Path, manifests: list[dict[str, Any]], seconds: int) -> str:
+    """The output of the job, for two pods."""
+    (container,) = one(manifests, "Job")["spec"]["template"]["spec"]["containers"]
+    url, cluster, name, _, _, *more = container["args"]
+    url = url.replace("/var/lib/imap-wal", str(folder / "log"))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    script = CHART / "files" / "forget-removed.py"
+    done = subprocess.run(
+        [sys.executable, script, url, cluster, name, "2", str(seconds), *more],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    return done.stdout + done.stderr
 
 
 def test_disks_of_pods_lose_nothing_in_kills(tmp_path: Path) -> None:

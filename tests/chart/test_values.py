@@ -175,6 +175,7 @@ def test_a_copied_chart_lints(tmp_path: Path) -> None:
         ("cluster.copies=2", "cluster.copies needs curve.enabled"),
         ("member.probes.startup.failureTreshold=9", "'/member/probes/startup'"),
         ("serviceAccount.anotations.a=b", "'anotations' not allowed"),
+        ("member.metrics=null", "missing property 'metrics'"),
         ("scaleDown.forget=yes", "'auto', 'always', 'never'"),
     ],
 )

@@ -450,10 +450,14 @@ startupProbe:
   {{- include "imap-wal.agentStartup" $root | nindent 2 }}
 readinessProbe:
   httpGet: { path: /readyz, port: metrics }
-  {{- toYaml $root.Values.agent.probes.readiness | nindent 2 }}
+  {{- with $root.Values.agent.probes.readiness }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 livenessProbe:
   httpGet: { path: /livez, port: metrics }
-  {{- toYaml $root.Values.agent.probes.liveness | nindent 2 }}
+  {{- with $root.Values.agent.probes.liveness }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 resources:
   {{- toYaml $root.Values.agent.resources | nindent 2 }}
 securityContext:
