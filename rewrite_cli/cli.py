@@ -53,7 +53,7 @@ _MODULES = {
     "query": ("reading", "query a log with SQL"),
     "export": ("reading", "the live entries as jsonl, csv or parquet"),
     "restore": ("copies", "what a restart would load, or a clean copy of it"),
-    "import": ("copies", "bring a shelf, or a file of sqlitedict or diskcache, into maps of a log"),
+    "import": ("copies", "copy entries of shelve, sqlitedict, diskcache or SeaTunnel into maps"),
     "backup": ("copies", "copy logs while they are written; only new content is copied"),
     "backup-restore": ("copies", "put a backup back as a log; list backups"),
     "encryption-key": ("service", "a new key for encryption at rest; the key of the Parquet files"),

@@ -1,4 +1,5 @@
-"""One way to call the maps of `open` and `connect`, whose methods block, and those of `aopen`."""
+"""Calls the maps of `open` and `connect`, whose methods block, in the same way as those of
+`aopen`."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ def map_of(source: MapSource) -> AnyMap:
     target = source() if callable(source) else source
     if not isinstance(target, DurableMap | AsyncMap):
         raise InvalidSetting(
-            f"{source!r} {'returns' if callable(source) else 'is'} no map of imap_wal.open, "
-            "imap_wal.aopen or imap_wal.connect; pass store.map(name), or a function that returns "
-            "it if the store is opened later"
+            f"{source!r} {'does not return' if callable(source) else 'is not'} a map of "
+            "imap_wal.open, imap_wal.aopen or imap_wal.connect; pass store.map(name), or a "
+            "function that returns it if the store is opened later"
         )
     return target
 

@@ -38,8 +38,8 @@ ABSENT = object()
 
 class CacheInfo(NamedTuple):
     """Counts of a function of `memoize`, with the names of `functools`. `hits`, `misses`: calls of
-    this process. `currsize`: the number of results in the map, those of former processes included.
-    `maxsize`: there is no limit; use a `ttl`."""
+    this process. `currsize`: the number of results in the map, including those of earlier
+    processes. `maxsize`: there is no limit; use a `ttl`."""
 
     hits: int
     misses: int
@@ -202,7 +202,7 @@ def _demand_plain(argument: Any) -> None:
     elif kind not in LEAVES:
         raise NotSerializable(
             f"a {kind.__name__} cannot be part of a key; pass plain values, or give memoize a "
-            "function `key` that returns some for the arguments"
+            "function `key` that returns plain values for the arguments"
         )
 
 
@@ -228,15 +228,15 @@ class _Locks(Generic[L]):
 
 
 def _plain(results: _Results) -> Any:
-    # A call with the same arguments inside of one is a RecursionError, as without `memoize`.
+    # A call inside one with the same arguments is a RecursionError, as without `memoize`.
     locks = _Locks(threading.RLock)
 
     def opened() -> DurableMap[Any, Any]:
         target = map_of(results.source)
         if isinstance(target, AsyncMap):
             raise InvalidSetting(
-                f"{results.name} is no `async def` function, but the map {target.name!r} is of "
-                "`aopen`: open the store with imap_wal.open, or make it one"
+                f"{results.name} is not an `async def` function, but the map {target.name!r} is of "
+                "`aopen`: open the store with imap_wal.open, or define the function by `async def`"
             )
         return target
 

@@ -3,11 +3,10 @@
 The cookie has a random id, and the map has the data, under the SHA-256 of the id: whoever reads the
 log or a backup of it cannot take over a session. An id that is not in the map is never used.
 
-A request works on its own copy. Before the head of its response is sent, what it has changed is
-merged into the stored session, key by key, in one atomic change; so requests of one session that
-run at the same time do not undo each other, and one that ends after a logout does not bring the
-session back.
-"""
+A request works on its own copy. Before the headers of its response are sent, the keys that it has
+changed are merged into the stored session, in one atomic change. So requests of one session that
+run at the same time do not undo each other, and a request that ends after a logout does not create
+the session again."""
 
 from __future__ import annotations
 
@@ -71,7 +70,7 @@ class WebSession(dict[str, Any]):
 
 def regenerate_session_id(connection: HTTPConnection) -> None:
     """Let the response give the session of this request a new id, and forget the former one. Call
-    it when a user logs in: somebody who has planted or seen the former id has no session then.
+    it when a user logs in: then nobody can use a former id that was planted or seen.
 
     Raises:
         InvalidSetting: the application has no `SessionMiddleware` of imap_wal.
@@ -103,9 +102,8 @@ class SessionMiddleware:
         domain: of the cookie.
         randomness: for tests.
 
-    Raises:
-        InvalidSetting: `max_age` or `same_site` is not valid; at a request: `sessions` is no map.
-        Others: of a request, before its response: those of `DurableMap`.
+    Raises: InvalidSetting: `max_age` or `same_site` is not valid; at a request: `sessions` is not a
+        map. Others: of a request, before its response: those of `DurableMap`.
     """
 
     def __init__(

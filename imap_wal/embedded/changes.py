@@ -44,12 +44,13 @@ LIVE = frozenset({str, int, float, bool})
 """Types of values that memory may have as objects: nothing can change them, and their bytes follow
 from them. All other values are serialised, so no two readers get one object."""
 SIZE_SHARE, SIZE_SPARE = 2, 64
-"""An object may take as many times the memory of its bytes, and so many bytes more."""
+"""An object may take at most `SIZE_SHARE` times the memory of its bytes, and `SIZE_SPARE` bytes
+more."""
 CHUNK_VALUES = 1000
-"""An iteration loads so many values at a time."""
+"""How many values an iteration loads at a time."""
 NOTHING: dict[Any, Any] = {}
 _tie = count()
-"""Keys with one deadline may have no order."""
+"""Keys with the same deadline may not be comparable."""
 
 
 class MapState:
@@ -99,7 +100,7 @@ class MapState:
     # ---- its form in memory ----
 
     def use(self, serializer: Serializer[Any, Any], *, opened: bool = True) -> None:
-        """Have this serializer. `opened`: a program has opened the map with it."""
+        """Use this serializer from now on. `opened`: a program has opened the map with it."""
         with self._mutex:
             self.opened |= opened
             self._hold(held_keys(serializer) if self.opened else AsBytes(serializer))
@@ -282,7 +283,7 @@ class MapState:
             raise error.at(f"{self.name}[{self.shown_key(error.data)}]") from error
 
     def all_loaded(self, keys: Iterable[Any], values: Iterable[Any]) -> Iterator[Any]:
-        """The same for many, in their order, in chunks."""
+        """The values of many held keys, in their order, in chunks."""
         pairs, load = zip(keys, values, strict=True), self.serializer.load
         while some := list(islice(pairs, CHUNK_VALUES)):
             try:
@@ -294,8 +295,8 @@ class MapState:
             yield from loaded
 
     def _keep(self, values: Iterable[tuple[Any, bytes, Any]]) -> None:
-        """Have these objects from now on, instead of the bytes. If the bytes are not what the
-        serializer writes for the object, they stay: what compares them must find them."""
+        """Replace the bytes by these objects. If the bytes are not what the serializer writes for
+        the object, they stay: what compares them must find them."""
         if not self.held.keeps_values:
             return
         dump = self.serializer.dump

@@ -17,7 +17,7 @@ from imap_wal.typed import TypedSerializer
 
 _LOADS = (MsgpackSerializer.load, PickleSerializer.load, TypedSerializer.load)
 CHUNK_KEYS = 10_000
-"""So many keys are converted at once."""
+"""How many keys are converted at once."""
 SIMPLE = frozenset({str, bytes, int})
 """Types of keys that the default serializer reads as they were."""
 

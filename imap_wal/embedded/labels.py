@@ -59,12 +59,12 @@ class Mixed(Label):
         )
 
 
-def way_out(known: Serializer[Any, Any], wanted: Serializer[Any, Any]) -> str:
+def how_to_change(logged: Serializer[Any, Any], wanted: Serializer[Any, Any]) -> str:
     """How a map gets another class, for an error."""
     text = "to change that, copy the entries into a map of another name (docs/how-to/typed.md)"
-    if known.name.startswith(TYPED) and wanted.name.startswith(TYPED):
+    if logged.name.startswith(TYPED) and wanted.name.startswith(TYPED):
         text = (
             "if the new types can read the entries, pass serializer=imap_wal.TypedSerializer("
-            f"key, value, name={known.name!r}); if not, {text.partition(', ')[2]}"
+            f"key, value, name={logged.name!r}); if not, {text.partition(', ')[2]}"
         )
     return f"{text}; "

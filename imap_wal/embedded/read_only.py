@@ -323,7 +323,7 @@ _AnyMerge: TypeAlias = "Merge[InOrder] | Merge[_Newest]"
 
 
 class Follower:
-    """Not thread-safe, except where it is said."""
+    """Not thread-safe, except for methods that say otherwise."""
 
     def __init__(self, cluster: ClusterLog, settings: Settings, maps: Maps) -> None:
         self._cluster, self._settings, self._maps = cluster, settings, maps

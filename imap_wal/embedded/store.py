@@ -27,7 +27,7 @@ from weakref import finalize
 from imap_wal.embedded.changes import MapState
 from imap_wal.embedded.durable_map import DurableMap
 from imap_wal.embedded.job_queue import LEASED, JobQueue
-from imap_wal.embedded.labels import Label, Mixed, how_to_open, missing, way_out
+from imap_wal.embedded.labels import Label, Mixed, how_to_change, how_to_open, missing
 from imap_wal.embedded.loading import load
 from imap_wal.embedded.map_writer import MapWriter
 from imap_wal.embedded.transaction import Batch, Transaction, demand_plain
@@ -285,8 +285,8 @@ class Store(OfOneProcess):
             if state.values:
                 raise InvalidSetting(
                     f"map {name!r} has entries written by serializer {known.name!r}, not "
-                    f"{wanted.name!r}; {how_to_open(known.name)}; {way_out(known, wanted)}"
-                    f"{shows_classes(name)}"
+                    f"{wanted.name!r}; {how_to_open(known.name)}; "
+                    f"{how_to_change(known, wanted)}{shows_classes(name)}"
                 )
             if state.opened:
                 raise InvalidSetting(

@@ -237,7 +237,7 @@ class ClusterManifest:
     def with_epochs(self, logs: Iterable[NodeManifest]) -> ClusterManifest:
         """With the epochs of these logs, whose entries marks cover from now on."""
         registered = set(self.nodes.values())
-        names = {log: known for log, known in self.epochs.items() if log in registered}
+        names = {log: named for log, named in self.epochs.items() if log in registered}
         for log in logs:
             if log.epochs:
                 names[log.directory] = epochs.named(log.epochs, names.get(log.directory, ()))

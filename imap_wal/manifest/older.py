@@ -83,9 +83,9 @@ def replaced(
     last: tuple[int, int],
     cluster: ClusterManifest,
 ) -> CorruptLog | None:
-    """The error if a snapshot covers positions that are not of a node's log: they are of another
-    copy of it, or after `last`, its last segment. Then another or an older copy replaced the node's
-    folder, and what is written there, or will be, would seem covered."""
+    """The error if a snapshot covers positions that a node's log does not have: they are of another
+    copy of it, or after `last`, its last segment. Then the node's folder was replaced by another or
+    an older copy, and entries that it has or gets would count as covered."""
     why = other_copy(node, manifest, cluster)
     if why:
         return CorruptLog(f"{folder}/manifest", 0, why, OTHER_COPY_ADVICE)
@@ -200,10 +200,10 @@ class Evidence:
 
 
 def of_files(
-    files: Iterable[StoredFile], manifest: NodeManifest, there: Collection[tuple[int, int]]
+    files: Iterable[StoredFile], manifest: NodeManifest, segments: Collection[tuple[int, int]]
 ) -> Evidence:
-    """`files`: all files in a node's folder. `there`: (epoch, number) of its segments that are not
-    archived."""
+    """`files`: all files in a node's folder. `segments`: (epoch, number) of its segments without
+    the archived ones."""
     highest, newer = 0, ""
     segments, late = set(), {}
     for file in files:
@@ -217,7 +217,7 @@ def of_files(
             newer = (
                 newer or f"{file.path} is of epoch {epoch}, but the manifest is of {manifest.epoch}"
             )
-        elif archive is not None and manifest.archived < archive.last[:2] not in there:
+        elif archive is not None and manifest.archived < archive.last[:2] not in segments:
             late[file.path] = archive
     # The list is parsed only for an archive after the manifest's last archived position, which is
     # rare.

@@ -61,7 +61,7 @@ def whole(file: str) -> Iterator[None]:
 _preparing = threading.Lock()
 _prepared: set[Any] = set()
 """Types that msgspec has examined. It caches what it finds, and other threads see an entry while it
-is incomplete: two first uses at the same time end the process (msgspec 0.22)."""
+is incomplete: two first uses at the same time crash the process (msgspec 0.22)."""
 
 
 def checked(data: Any, kind: type[V]) -> V:

@@ -141,7 +141,7 @@ class Unasked:
 
 
 class OwnDiskStore(PlacementRouter):
-    """A `SegmentStore`; see the module's docstring. `disk`: of the node with the folder `own`;
+    """A `SegmentStore`, as drawn above. `disk`: of the node with the folder `own`;
     None: this process has none. Methods raise the errors that `SegmentStore` names. `Unsupported`:
     a write to another node's disk."""
 

@@ -144,8 +144,8 @@ class MaterializedView:
         return live([row for row in rows if row is not None], self._expired_until_ms()), len(rows)
 
     def digest(self, name: str, salt: bytes, partitions: Partitions) -> bytes | None:
-        """The digest of a map's live entries in some partitions (`imap_wal.read.view`);
-        None: some rows are on disk, so this would take as long as reading all of them."""
+        """The digest of a map's live entries in some partitions (see the function `digest`). None:
+        some rows are on disk, so this would take as long as reading all of them."""
         with self._lock:
             self._check_open()
             rows = self._index.in_memory(name, partitions)

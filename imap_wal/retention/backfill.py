@@ -7,10 +7,9 @@
 
 Before the last step no reader sees an entry, and after it every reader sees all of them. If a
 backfill does not reach it, its files remain, but no reader sees them; a prune or a later backfill
-deletes them (`imap_wal.retention.backfill`). A store that opens claims an incarnation in the
-same manifest. So it opens either before that step, and then nothing is published, or after it, and
-then it reads the entries.
-"""
+deletes them (`ended_backfills`). A store that opens claims an incarnation in the same manifest. So
+it opens either before that step, and then nothing is published, or after it, and then it reads the
+entries."""
 
 from __future__ import annotations
 
@@ -181,7 +180,7 @@ def _demand_closed(log: ClusterLog, manifest: ClusterManifest) -> None:
             )
 
 
-# Removes the nodes of backfills (`imap_wal.retention.backfill`) that have ended.
+# Removes the nodes of backfills that have ended.
 #
 #   unfinished  not registered, and without a new file for a day. First the cluster's incarnation is
 #               made higher than that of the backfill, so that it can no longer be registered

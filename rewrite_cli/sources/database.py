@@ -19,11 +19,11 @@ def is_database(path: Path) -> bool:
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """A connection that changes nothing. Raises `Failed` if this is no SQLite file."""
+    """A connection that changes nothing. Raises `Failed` if this is not an SQLite file."""
     with reading(path):
         start = _start(path)
         if not start.startswith(HEADER):
-            raise sqlite3.DatabaseError("it is no SQLite file")
+            raise sqlite3.DatabaseError("it is not an SQLite file")
         # In this mode SQLite would create files beside it. Without a log, no program writes to it.
         log = path.with_name(f"{path.name}-wal")
         alone = start[18] == _WAL_MODE and not (log.exists() and log.stat().st_size)

@@ -35,7 +35,7 @@ class DiskcacheFolder(Source):
         shards = [path, *sorted(path.glob("[0-9][0-9][0-9]"))]
         self._folders = [folder for folder in shards if (folder / DATABASE).is_file()]
         if not self._folders:
-            raise Failed(f"{path} is no folder of diskcache: it has no {DATABASE}")
+            raise Failed(f"{path} is not a folder of diskcache: it has no {DATABASE}")
         self.bytes, self.equal_keys = 0, False
         self._tags: dict[str, int] = {}
         self.lost: Mapping[str, int] = self._tags

@@ -94,6 +94,6 @@ def advice(result: Imported, *, trusted: bool) -> str:
     if trusted or not classes:
         return ""
     return (
-        "; --trust-pickle reads all classes, if only you could write this source; with "
+        "; if no one else could write this source, --trust-pickle reads all classes; with "
         "--serializer pickle, the map keeps them"
     )

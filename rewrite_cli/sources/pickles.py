@@ -20,8 +20,8 @@ from rewrite_cli.sources.source import Unreadable
 
 BYTES_MAX = Settings().max_value_bytes
 ITEMS_MAX = 10_000_000
-"""A pickle of a few bytes can have a list of lists that are one list: written out, it would fill
-the memory. It has at most so many items, and one for each byte of the pickle."""
+"""The most items of a result, besides one for each byte of the pickle. A pickle of a few bytes can
+have lists that contain one list many times: written out, they would fill the memory."""
 
 
 class NeedsClass(Unreadable):
@@ -132,7 +132,7 @@ class _Unpickler(pickle.Unpickler):
 
 def load_safely(data: bytes) -> Any:
     """The object of a pickle. Runs no code of it. Raises `NeedsClass` if it names a class that is
-    not known to be safe, and errors of any type if it is no pickle."""
+    not known to be safe, and errors of any type if it is not a pickle."""
     value = _Unpickler(io.BytesIO(data)).load()
     _demand_small(value, ITEMS_MAX + len(data))
     return value

@@ -108,7 +108,7 @@ class SeatunnelFolder(Source):
     def _demand_one_cluster(self) -> None:
         if not self._files:
             raise Failed(
-                f"{self._place} is no folder of SeaTunnel's imap-storage-file: it has no {END}. "
+                f"{self._place} is not a folder of SeaTunnel's imap-storage-file: it has no {END}. "
                 "Name the folder {namespace}/{clusterName} of its settings"
             )
         clusters = sorted({file.cluster for file in self._files})
@@ -164,7 +164,7 @@ class SeatunnelFolder(Source):
                 self._tell(Reached(f"reading {count}", done, self.bytes, "changes"))
 
     def _live(self) -> Iterator[Stored]:
-        """Of each key that is there, with its value."""
+        """The newest value of each key that is not deleted."""
         with ExitStack() as stack, self._reading():
             opened, data = -1, None
             for name, key, label, number, value_class, at, size in self._newest.live():

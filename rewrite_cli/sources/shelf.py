@@ -109,7 +109,7 @@ def _module_of(path: Path) -> str:
         raise Failed(
             f"{path}: there is no such shelf; pass the name that the program passes to shelve.open"
         )
-    raise Failed(f"{path} is no file of a module of dbm, in which shelve stores its entries")
+    raise Failed(f"{path} is not a file of dbm, in which shelve stores its entries")
 
 
 def _import(module: str, path: Path) -> Any:

@@ -30,13 +30,13 @@ class SqlitedictFile(Source):
         self._database = open_database(path)
         with reading(path):
             columns = columns_of(self._database)
-        there = [table for table, names in columns.items() if names == COLUMNS]
-        absent = sorted({*tables} - {*there})
-        if absent or not there:
+        present = [table for table, names in columns.items() if names == COLUMNS]
+        absent = sorted({*tables} - {*present})
+        if absent or not present:
             raise Failed(
-                f"{path}: no table of sqlitedict {out.names(absent)}; it has {out.names(there)}"
+                f"{path}: no table of sqlitedict {out.names(absent)}; it has {out.names(present)}"
             )
-        chosen = [table for table in there if not tables or table in tables]
+        chosen = [table for table in present if not tables or table in tables]
         if name and len(chosen) > 1:
             raise click.UsageError(
                 f"--map names one map, but {path} has the tables {out.names(chosen)}: choose one "
@@ -67,11 +67,11 @@ class SqlitedictFile(Source):
 
     def _loaded(self, value: object) -> Any:
         if not isinstance(value, bytes):
-            raise Unreadable("it is no pickle: the program uses an `encode` of its own")
+            raise Unreadable("it is not a pickle: the program has its own `encode`")
         return self._load(value)
 
 
 def _text(key: object) -> str:
     if not isinstance(key, str):
-        raise Unreadable("its key is no text: the program uses an `encode_key` of its own")
+        raise Unreadable("its key is not text: the program has its own `encode_key`")
     return key

@@ -381,8 +381,8 @@ class Reads:
         if not asked.is_of_member:
             return
         if name not in self._readable:
-            for some in self._view.rows(name, 1):
-                demand_of_members(name, {some[0][KEY_CLASS]})
+            for batch in self._view.rows(name, 1):
+                demand_of_members(name, {batch[0][KEY_CLASS]})
                 self._readable.add(name)
                 break
         demand_of_members(name, {row[KEY_CLASS] for row in rows})

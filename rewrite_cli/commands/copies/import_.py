@@ -64,7 +64,7 @@ MEMORY_BYTES = 64 * 1024 * 1024
     "--map",
     "name",
     default="",
-    help="Name of the map; otherwise that of the file, the folder or the table.",
+    help="Name of the map. Default: the name of the file, folder or table.",
 )
 @click.option(
     "--table",
@@ -75,32 +75,32 @@ MEMORY_BYTES = 64 * 1024 * 1024
 @click.option("--namespace", default="default", show_default=True, help="Namespace of the cluster.")
 @click.option(
     "--cluster",
-    help=f"Cluster of the maps. Default: {NODE}, for programs; with seatunnel {AGENTS}, as that of "
-    "an agent.",
+    help=f"Cluster of the maps. Default: {NODE}, as for programs; with seatunnel: {AGENTS}, as for "
+    "agents.",
 )
 @click.option(
     "--serializer",
     type=click.Choice((MSGPACK, PICKLE)),
     default=MSGPACK,
     show_default=True,
-    help="Of the map: pickle keeps objects of any class, and the map "
-    'must be opened with serializer="pickle".',
+    help="Serializer of the map. With pickle, the map keeps objects of any class, and must be "
+    'opened with serializer="pickle".',
 )
 @click.option(
     "--trust-pickle",
     is_flag=True,
-    help="Read pickles that need other classes than those "
-    "of the default serializer. Whoever can write the source can then run any code here.",
+    help="Also read pickles that need other classes than those of the default serializer. Then "
+    "the pickles can run any code in this process.",
 )
 @click.option(
     "--skip-refused",
     is_flag=True,
-    help="Import the other entries if some cannot be imported; exit code 3 then.",
+    help="If some entries cannot be imported, import the others, and exit with 3.",
 )
 @click.option(
     "--add",
     is_flag=True,
-    help="Add to a map that has entries; those of the source replace others with the same key.",
+    help="Add to a map that has entries; entries of the source replace those with the same key.",
 )
 @out.dry_run_option
 @out.output_option
@@ -119,19 +119,19 @@ def command(
     dry_run: bool,
     output: str,
 ) -> int:
-    """Bring the entries of a shelf of shelve, a file of sqlitedict, a folder of diskcache or one of
-    SeaTunnel's imap-storage-file into maps of a log, all at once or not at all.
+    """Copy the entries of a shelve file, a sqlitedict file, a diskcache folder, or a folder of
+    SeaTunnel's imap-storage-file into maps of a log: all of them, or none.
 
-    PATH is only read; these libraries need not be installed. No program may have the log open. If
-    the command is stopped, the log has nothing of it: run it again. Expired entries are left out,
-    and the others expire when they would have.
+    PATH is only read, and these libraries need not be installed. No program may have the log open.
+    If the command is killed, nothing was imported: run it again. Expired entries are left out; the
+    others keep their time of expiry.
 
-    With seatunnel, PATH is the folder of a cluster, also as a URL, and its servers must be stopped.
-    Keys and values are copied as bytes.
+    With seatunnel, PATH is the folder of a cluster, or its URL. Stop the servers of that cluster
+    first. Keys and values are copied as bytes.
 
-    With the others, values are pickles, and reading a pickle can run any code. So only None, bool,
-    int, float, str, bytes, dates and times, Decimal, UUID, and lists, tuples, sets and dicts of
-    these are read. Every other value is refused, and nothing is imported.
+    For the other libraries, values are pickles, and reading a pickle can run any code. So only
+    None, bool, int, float, str, bytes, dates and times, Decimal, UUID, and lists, tuples, sets and
+    dicts of these are read. Every other value is refused, and nothing is imported.
 
     \b
     Examples:

@@ -228,7 +228,7 @@ def _streams(
         damaged: list[LogError] = []
         try:
             state = log.state()
-            registered = (each.manifest.nodes.get(node, "") for each in (view, state))
+            registered = (look.manifest.nodes.get(node, "") for look in (view, state))
             demand_same_log(node, *registered)
             for changes in log.changes(
                 maps,

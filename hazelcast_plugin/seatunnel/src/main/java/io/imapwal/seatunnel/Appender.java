@@ -112,11 +112,11 @@ final class Appender {
             bytes += next.bytes;
         }
         RuntimeException failed = outcome(changes);
-        for (Waiting each : batch) {
+        for (Waiting waiting : batch) {
             // An agent refuses a message because of one change, perhaps of another caller.
-            each.failure = batch.size() > 1 && failed instanceof NotAppended
-                    && failed.getCause() instanceof AgentError ? outcome(each.changes) : failed;
-            each.over = true;
+            waiting.failure = batch.size() > 1 && failed instanceof NotAppended
+                    && failed.getCause() instanceof AgentError ? outcome(waiting.changes) : failed;
+            waiting.over = true;
         }
     }
 
@@ -258,7 +258,7 @@ final class Appender {
                         System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(GOODBYE_MS));
             }
         } catch (IOException e) {
-            // It ends without a word, as one that is killed.
+            // The session ends as that of a killed member does.
         } finally {
             disconnect();
             turn.unlock();

@@ -13,8 +13,8 @@ import java.util.concurrent.TimeUnit;
 
 /**
  * Keys whose last change has no outcome: the log may have it, and memory does not. When the agent
- * answers again, memory gets what the log has. There are as many as changes were under way when
- * the agent was lost.
+ * answers again, memory gets what the log has. There are at most as many as changes that waited
+ * for the agent when its connection was lost.
  */
 final class Doubts {
     private static final long PAUSE_MS = 500;
@@ -66,8 +66,8 @@ final class Doubts {
     private void run() {
         try {
             while (!closed) {
-                for (Map.Entry<Doubt, Change> each : changes.entrySet()) {
-                    settle(each.getKey(), each.getValue());
+                for (Map.Entry<Doubt, Change> doubt : changes.entrySet()) {
+                    settle(doubt.getKey(), doubt.getValue());
                 }
                 TimeUnit.MILLISECONDS.sleep(PAUSE_MS);
             }

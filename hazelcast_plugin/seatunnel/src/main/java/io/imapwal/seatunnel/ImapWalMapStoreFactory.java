@@ -16,7 +16,7 @@ import java.util.Properties;
  *       initial-mode: EAGER
  *       factory-class-name: io.imapwal.seatunnel.ImapWalMapStoreFactory
  *       properties:
- *         agent: tcp://127.0.0.1:5810
+ *         agent: tcp://127.0.0.1:7701
  * </pre>
  */
 public final class ImapWalMapStoreFactory implements MapStoreFactory<Object, Object> {

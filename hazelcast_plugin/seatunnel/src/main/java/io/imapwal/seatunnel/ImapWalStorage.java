@@ -14,8 +14,8 @@ import java.util.Set;
 import java.util.concurrent.TimeUnit;
 
 /**
- * One map, for SeaTunnel's {@code FileMapStore}. That drops the results of these methods, so a
- * change that is not in the log is an exception.
+ * One map, for SeaTunnel's {@code FileMapStore}. It ignores the results of these methods, so they
+ * throw an exception for a change that is not in the log.
  */
 final class ImapWalStorage implements IMapStorage {
     private static final String MAP = "businessName";
