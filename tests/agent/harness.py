@@ -17,6 +17,7 @@ import msgpack
 
 from imap_wal import context
 from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.membership.reports import KINDS
 from imap_wal.agent.process import run
 from imap_wal.agent.requests import UUID
 from imap_wal.agent.server import Agent
@@ -283,6 +284,11 @@ def _fed(payload: bytes) -> Any:
     import io
 
     return io.BytesIO(payload)
+
+
+def report(**names: list[str]) -> list[object]:
+    """What a member says in a beat about the structures that its programs use."""
+    return [[len(names.get(kind, ())), names.get(kind, [])] for kind in KINDS]
 
 
 @contextmanager

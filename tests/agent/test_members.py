@@ -10,12 +10,11 @@ import pytest
 
 from imap_wal.agent.membership.liveness import signs
 from imap_wal.agent.membership.operator_claim import take_log
-from imap_wal.agent.membership.reports import KINDS
 from imap_wal.agent.monitoring.health import why_not_ready
 from rewrite_cli.console.check import OK, PROBLEM, WARNING, Check
 from rewrite_cli.doctor.agent import agent_checks
 from storage_backends import open_store
-from tests.agent.harness import config, identity, plugin, serving
+from tests.agent.harness import config, identity, plugin, report, serving
 from tests.support import eventually
 
 
@@ -75,10 +74,6 @@ def test_an_agent_is_not_ready_while_its_members_settle(tmp_path: Path) -> None:
                 assert one.client.ask("beat", wrong)[0][2] == "bad-request"
             assert one.client.ask("beat", 3)[0][0] == "beat"
         eventually(lambda: agent.snapshot().settling == 0, "the member has left")
-
-
-def report(**names: list[str]) -> list[object]:
-    return [[len(names.get(kind, ())), names.get(kind, [])] for kind in KINDS]
 
 
 def checks_of(endpoint: str) -> dict[str, Check]:

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from imap_wal.agent.config import AgentConfig
-from tests.agent.harness import Plugin, config, plugin, serving
-from tests.agent.test_members import report
+from tests.agent.harness import Plugin, config, plugin, report, serving
 from tests.cli.conftest import Run, run
 from tests.kit.disks import needed_disk
 from tests.kit.effort import thorough
