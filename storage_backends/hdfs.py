@@ -44,6 +44,7 @@ from storage_backends.errors import (
 from storage_backends.gated import HeldByAnswer
 from storage_backends.interface import Appender, Capabilities, Held, StoredFile, discard_each
 from storage_backends.lease import DEFAULT_LEASE_MS, LeasedLocks, system_clock_ms
+from storage_backends.options import demand_spelt
 from storage_backends.paths import check_path, folder_prefix
 from storage_backends.registry import Opening
 from storage_backends.veil import Veil
@@ -88,6 +89,7 @@ class HdfsStore(LeasedLocks):
         parts = urlsplit(url)
         options = dict(storage_options or {})
         self._veil = Veil(options)
+        demand_spelt(WebHDFS, options, ("http_port", "sync_on_close"))
         port = (
             options.pop("http_port", None)
             or (parts.port if parts.scheme != "hdfs" else None)

@@ -50,6 +50,7 @@ from storage_backends.interface import Capabilities, Held, StoredFile
 from storage_backends.lease import DEFAULT_LEASE_MS, Immutable, system_clock_ms
 from storage_backends.local import LocalStore, folder_of
 from storage_backends.location import PRIVATE
+from storage_backends.options import demand_spelt
 from storage_backends.paths import check_path, folder_prefix
 from storage_backends.registry import Opening, backend_of, scheme_of
 from storage_backends.veil import Veil
@@ -89,6 +90,7 @@ class ObjectStore(Immutable):
                 else fsspec.core.url_to_fs(url, **{**options, "skip_instance_cache": True})
             )
             self._fs, self._root = opened[0], opened[1].rstrip("/")
+            demand_spelt(type(self._fs), options)
             self._fs.dircache = DirCache(use_listings_cache=False)
         except ImportError as error:
             advice = (

@@ -86,4 +86,11 @@ OF_REFUSALS = (
         "        if False:\n",
         "tests/actors/test_refusals.py::test_a_missing_node_takes_no_backfill",
     ),
+    Mutation(
+        "a misspelt option of a storage is left to a driver that ignores it",
+        "storage_backends/objects.py",
+        "            demand_spelt(type(self._fs), options)\n",
+        "",
+        "tests/storage/test_drivers.py::test_a_misspelt_option_is_no_ignored_one",
+    ),
 )

@@ -69,6 +69,13 @@ class TakesNoOptions(Conditional):
         super().__init__()
 
 
+class IgnoresOptions(Conditional):
+    """As those of Google and Azure: an option that it does not know has no effect."""
+
+    def __init__(self, endpoint_url: str = "", **options: Any) -> None:
+        super().__init__(**options)
+
+
 class ListsNames(Conditional):
     """As adlfs: for the path of a file, `find` returns a list."""
 
@@ -136,6 +143,19 @@ def test_an_unknown_option_is_named_at_first_use(monkeypatch: pytest.MonkeyPatch
 def test_an_unknown_option_is_named_at_the_open(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StorageError, match=r"s3:// cannot be opened with the options regoin"):
         opened(TakesNoOptions, monkeypatch, regoin="eu-1")
+
+
+def test_a_misspelt_option_is_no_ignored_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a misspelt address, the driver would use another service."""
+    with pytest.raises(StorageError, match=r"has no option 'endpoint_ur'; it has 'endpoint_url'"):
+        opened(IgnoresOptions, monkeypatch, endpoint_ur="http://gateway")
+    opened(IgnoresOptions, monkeypatch, endpoint_url="http://gateway", other=1)
+
+
+def test_a_misspelt_option_of_hdfs_is_named() -> None:
+    pytest.importorskip("requests")
+    with pytest.raises(StorageError, match=r"WebHDFS has no option 'tokn'; it has 'token'"):
+        open_store("hdfs://namenode/path", {"tokn": "secret"})
 
 
 def test_nothing_is_listed_below_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
