@@ -8,9 +8,10 @@ what a prune removed of it, and only the damaged file had, is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from imap_wal.contents import checksum
 from imap_wal.context import Context
@@ -24,7 +25,9 @@ from imap_wal.read.state import ClusterState
 from imap_wal.rewrite.ranges import borders_of
 from storage_backends import NotFound
 
-ALL_KEYS: Spans = ((b"", None),)
+Span: TypeAlias = tuple[bytes, bytes | None]
+Source: TypeAlias = tuple[Mapping[str, Snapshot], Mapping[int, PartitionVersions]]
+"""Snapshots by map, and the tables that they name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,45 +58,66 @@ class Former:
         return gaps
 
 
-def spans_of(snapshot: Snapshot, paths: Collection[str], context: Context) -> Spans:
-    """The keys that these files of a snapshot may have."""
+def _with_spans(context: Context, snapshot: Snapshot) -> Iterator[tuple[SnapshotFile, Span]]:
+    """The files of a snapshot, and the keys that each may have."""
     lowers = borders_of(snapshot, context.keys)
     if lowers is None:
-        return ALL_KEYS
-    uppers = [*lowers[1:], None]
-    return tuple(
-        (lower, upper)
-        for file, lower, upper in zip(snapshot.files, lowers, uppers, strict=True)
-        if file.path in paths
-    )
+        yield from ((file, (b"", None)) for file in snapshot.files)
+        return
+    yield from zip(snapshot.files, zip(lowers, [*lowers[1:], None], strict=True), strict=True)
+
+
+def _spans_of(context: Context, snapshot: Snapshot, paths: Collection[str]) -> Spans:
+    """The keys that these files of a snapshot may have; spans that meet are one."""
+    spans: list[Span] = []
+    for file, (lower, upper) in _with_spans(context, snapshot):
+        if file.path in paths:
+            start = spans.pop()[0] if spans and spans[-1][1] in (lower, None) else lower
+            spans.append((start, upper))
+    return tuple(spans)
+
+
+def sources(context: Context, view: ClusterState) -> list[Source]:
+    """Where former snapshots of any map may be: the bases of readers, and former manifests."""
+    found: list[Source] = []
+    for reader in readers.examined(context.store, view.folder)[0].values():
+        found += [(base.snapshots, base.versions) for base in reader.bases]
+    with suppress(LogError):
+        for manifest in ClusterLog.of(context, view).manifests.former():
+            found.append((manifest.snapshots, manifest.versions))
+    return found
 
 
 def former_with(
-    context: Context, view: ClusterState, name: str, newest: Snapshot, lost: Collection[str]
+    context: Context,
+    sources: Iterable[Source],
+    name: str,
+    newest: Snapshot,
+    lost: Collection[str],
 ) -> Former | None:
     """The newest former snapshot of a map that has the keys of the `lost` files whole; None: there
     is none."""
-    spans, whole = spans_of(newest, lost, context), set(newest.paths) - set(lost)
-    candidates = _candidates(context, view, name, newest)
-    for snapshot, versions in sorted(candidates, key=lambda pair: -pair[0].generation):
+    spans, whole = _spans_of(context, newest, lost), set(newest.paths) - set(lost)
+    by_generation: dict[int, tuple[Snapshot, PartitionVersions]] = {}
+    for candidate in sorted(_candidates(sources, name, newest), key=_age, reverse=True):
+        # A rewrite without changes raises the marks alone.
+        by_generation.setdefault(candidate[0].generation, candidate)
+    for snapshot, versions in by_generation.values():
         with suppress(LogError, NotFound):  # a list of its files is damaged or deleted
-            with_keys = _with_keys(context, snapshot, spans)
-            files = [file for file in with_keys if file.path not in whole]
+            files = [
+                file
+                for file, span in _with_spans(context, snapshot)
+                if file.path not in whole and any(_meet(span, other) for other in spans)
+            ]
             if all(file.path not in lost and _is_whole(context, file) for file in files):
                 return Former(snapshot, versions, tuple(files), spans)
     return None
 
 
 def _candidates(
-    context: Context, view: ClusterState, name: str, newest: Snapshot
+    sources: Iterable[Source], name: str, newest: Snapshot
 ) -> Iterator[tuple[Snapshot, PartitionVersions]]:
     """The former snapshots of a map that was not dropped since, with their tables."""
-    sources: list[tuple[Mapping[str, Snapshot], Mapping[int, PartitionVersions]]] = []
-    for reader in readers.examined(context.store, view.folder)[0].values():
-        sources += [(base.snapshots, base.versions) for base in reader.bases]
-    with suppress(LogError):
-        for manifest in ClusterLog.of(context, view).manifests.former():
-            sources.append((manifest.snapshots, manifest.versions))
     for snapshots, versions in sources:
         former = snapshots.get(name)
         if former is None or former.mixed or former.generation >= newest.generation:
@@ -102,15 +126,15 @@ def _candidates(
             yield former, versions.get(former.versions, NO_VERSIONS)
 
 
-def _with_keys(context: Context, snapshot: Snapshot, spans: Spans) -> Iterator[SnapshotFile]:
-    """The files that may have keys of these spans."""
-    for file in snapshot.files:
-        for lower, upper in spans_of(snapshot, [file.path], context):
-            if any(
-                (end is None or lower < end) and (upper is None or start < upper)
-                for start, end in spans
-            ):
-                yield file
+def _age(candidate: tuple[Snapshot, PartitionVersions]) -> tuple[int, list[Position]]:
+    snapshot, _ = candidate
+    return snapshot.generation, sorted(mark.position for mark in snapshot.marks.values())
+
+
+def _meet(one: Span, other: Span) -> bool:
+    return all(
+        end is None or start < end for start, end in ((one[0], other[1]), (other[0], one[1]))
+    )
 
 
 def _is_whole(context: Context, file: SnapshotFile) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from imap_wal import names
 from imap_wal.clock import utc
@@ -15,7 +16,7 @@ from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.snapshots import Snapshot, SnapshotFile
 from imap_wal.parquet import salvage
 from imap_wal.read.state import ClusterState
-from imap_wal.repair.former import Former, former_with
+from imap_wal.repair.former import Former, Source, former_with, sources
 from imap_wal.repair.report import COPIED, GIVEN_UP, REWRITTEN, Extent, Item
 from storage_backends import NotFound, SegmentStore, StoredFile
 from storage_backends.paths import number_in
@@ -166,8 +167,9 @@ class SnapshotRepair:
     def decide(self, name: str, snapshot: Snapshot) -> None:
         looks = [self._look_at(file) for file in snapshot.files]
         lost = [look.file.path for look in looks if look.loses]
-        former = former_with(self._context, self._view, name, snapshot, lost) if lost else None
+        former = None
         if lost:
+            former = former_with(self._context, self._sources, name, snapshot, lost)
             self.incomplete[name] = former
         reason, gap = self._instead(name, snapshot, former)
         files = [look.file for look in looks if look.is_whole or look.readable.records]
@@ -195,6 +197,10 @@ class SnapshotRepair:
             tombstones=tombstones,
             bytes=size,
         )
+
+    @cached_property
+    def _sources(self) -> list[Source]:
+        return sources(self._context, self._view)
 
     def _look_at(self, named: SnapshotFile) -> _Look:
         self._tell(named.path)

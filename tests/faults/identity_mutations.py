@@ -224,15 +224,15 @@ OF_IDENTITIES = (
     Mutation(
         "a repair does not look for former snapshots",
         "imap_wal/repair/snapshots.py",
-        "snapshot, lost) if lost else None",
-        "snapshot, lost) if False else None",
+        "former = former_with(self._context, self._sources, name, snapshot, lost)",
+        "former = None",
         f"{FORMER}::test_only_changes_since_the_former_snapshot_are_lost",
     ),
     Mutation(
         "a repair takes all keys of a former snapshot",
         "imap_wal/repair/former.py",
         "return Former(snapshot, versions, tuple(files), spans)",
-        "return Former(snapshot, versions, tuple(files), ALL_KEYS)",
+        "return Former(snapshot, versions, tuple(files), ((b'', None),))",
         f"{FORMER}::test_a_deleted_key_of_a_whole_file_stays_deleted",
     ),
     Mutation(
