@@ -91,12 +91,12 @@ def reader(*, use_list: bool, levels: int = LEVELS_MAX) -> Callable[[int, bytes]
 
 
 def with_any_keys(data: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
-    """Unpack a value with keys that no dict takes, as the nearest that one takes: an array is a
-    tuple, and a set a frozenset. Only an `ExtType` of a program, or another program, writes
-    these."""
+    """Unpack a value with tuples and sets as keys of a dict that no dict takes: a set is a
+    frozenset, and a list in a tuple a tuple. Only an `ExtType` of a program has such keys. Raises
+    TypeError for an array or a dict as a key."""
 
     def to_dict(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-        items = {_hashable(key): value for key, value in pairs}
+        items = {key if isinstance(key, list) else _hashable(key): value for key, value in pairs}
         if len(items) < len(pairs):
             raise ValueError("two keys of a dict are one")
         return items
