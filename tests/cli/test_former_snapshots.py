@@ -181,7 +181,7 @@ def test_the_log_counts_whatever_versions_its_entries_have(memory: MemoryStore) 
         assert dict(store.map("m")) == {"a": 1, "b": 2}
 
 
-@settings(max_examples=share(100), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=share(50), deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 def test_a_lost_key_has_its_newest_or_former_value(seed: int) -> None:
     """Random changes, rewrites, prunes and damage. Keys of whole files have their newest value."""

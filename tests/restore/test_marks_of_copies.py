@@ -164,7 +164,7 @@ def test_an_older_folder_is_below_the_mark(memory: MemoryStore) -> None:
     assert repaired_keys(mixed) == ({"kept"}, [])
 
 
-@settings(max_examples=share(60), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=share(30), deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 @example(seed=828614)  # the last open of the other copy wrote nothing
 def test_no_key_of_a_folder_or_snapshot_is_lost(seed: int) -> None:
@@ -195,7 +195,7 @@ def test_no_key_of_a_folder_or_snapshot_is_lost(seed: int) -> None:
     assert repaired_keys(mixed)[0] == theirs | covered
 
 
-@settings(max_examples=share(60), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=share(30), deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 def test_a_log_is_never_taken_for_another_copy(seed: int) -> None:
     """After any kills, rewrites, prunes, repairs and returns to a former state of the whole log.
