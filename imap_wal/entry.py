@@ -242,8 +242,8 @@ def _decode_upserts(map_name: str, key_class: str, value_class: str) -> Callable
 
 class EntryDecoder:
     """`decoded` for the batches of one file. Most batches are `Upserts` of the same map as the one
-    before. Those are decoded in three quarters of the time, and who reads them need not look at
-    each entry."""
+    before. Those are decoded in three quarters of the time, and a reader need not look at each
+    entry."""
 
     def __init__(self, least: int = 500) -> None:
         """`least`: the fewest entries of a batch for which another type takes less time."""
@@ -253,7 +253,7 @@ class EntryDecoder:
         self._decode: tuple[tuple[str, str, str], Callable[[bytes], Any]] | None = None
         """Decodes `Upserts` with these names."""
         self._pause = self._pause_next = 0
-        """How many batches are not tried, because another one was tried in vain."""
+        """How many batches are not tried, because another one could not be decoded in this way."""
 
     def decoded(self, payload: Sequence[bytes], count: int) -> list[Row]:
         """`decoded` of a stream in pieces. `Upserts`, if it is known that they are."""

@@ -3,20 +3,23 @@
     interface   SegmentStore, Appender, Held, Lock, Capabilities: imports no other module
     errors      what a store raises
     extras      libraries that only some installs have
-    local       a directory: fdatasync, directory fsync, link, flock
-    leftovers   temporary files of killed processes, for local
+    local       a directory: fdatasync, directory fsync, link, flock; its folders: `local_listing`
     descriptors open segments and held locks, for local
+    reserve     space of a full disk that is kept for maintenance
     objects     any fsspec file system of immutable objects: s3, gcs, abfs, …
     oss         its driver for Alibaba Cloud OSS
-    held        files that are identified by an id of the storage
+    gated       stores that forward each call; files that are identified by an id of the storage
+    metered     stores that count, or limit, how many bytes pass
     lease       the lock for storage without locks
     hdfs        WebHDFS
     memory      this process, for tests and trials
     testing     check_segment_store (conformance)
     faults      FaultyStore: any store, failing as planned
-    paths       valid paths inside a store
+    paths       valid paths inside a store; temporary files of killed processes
     ownership   who owns a local folder
     location    a URL without its options, which are kept separately
+    options     the options that a driver has
+    veil        removes secrets from the errors of drivers
     registry    what is known about a storage from its URL's scheme; entry points
     factory     open_store(url)
 

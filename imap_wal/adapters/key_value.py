@@ -1,7 +1,8 @@
 """A store of py-key-value, the storage of FastMCP and others.
 
 All collections are one map, whose keys are (collection, key). Values are JSON text, as in other
-stores of py-key-value, so they can only be what JSON has."""
+stores of py-key-value, so they can only be what JSON has.
+"""
 
 from __future__ import annotations
 

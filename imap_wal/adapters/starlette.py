@@ -6,7 +6,8 @@ log or a backup of it cannot take over a session. An id that is not in the map i
 A request works on its own copy. Before the headers of its response are sent, the keys that it has
 changed are merged into the stored session, in one atomic change. So requests of one session that
 run at the same time do not undo each other, and a request that ends after a logout does not create
-the session again."""
+the session again.
+"""
 
 from __future__ import annotations
 
@@ -102,8 +103,10 @@ class SessionMiddleware:
         domain: of the cookie.
         randomness: for tests.
 
-    Raises: InvalidSetting: `max_age` or `same_site` is not valid; at a request: `sessions` is not a
-        map. Others: of a request, before its response: those of `DurableMap`.
+    Raises:
+        InvalidSetting: `max_age` or `same_site` is not valid; at a request: `sessions` is not a
+            map.
+        Others: of a request, before its response: those of `DurableMap`.
     """
 
     def __init__(

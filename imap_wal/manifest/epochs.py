@@ -6,7 +6,8 @@ is opened, it begins an epoch with an id of its own. So a position with the id o
 to one history only, whatever made the copy: `imap-wal`, `cp`, or a snapshot of the disk.
 
 The cluster's manifest has the ids of the epochs that low-water marks are of (`Name`). Two copies
-diverge before the first epoch with another id (`fork`): marks cover no entry after that."""
+diverge before the first epoch with another id (`fork`): marks cover no entry after that.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ Before the last step no reader sees an entry, and after it every reader sees all
 backfill does not reach it, its files remain, but no reader sees them; a prune or a later backfill
 deletes them (`ended_backfills`). A store that opens claims an incarnation in the same manifest. So
 it opens either before that step, and then nothing is published, or after it, and then it reads the
-entries."""
+entries.
+"""
 
 from __future__ import annotations
 

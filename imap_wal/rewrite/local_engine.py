@@ -5,7 +5,8 @@
 The logs are read before the snapshots. So the snapshot of an unchanged map is not read, and of a
 changed map only the files whose key ranges have new entries (`imap_wal.rewrite.ranges`). This is
 done in one process. If several processes are allowed and useful, they do the tasks of ranges
-instead (`ProcessEngine`)."""
+instead (`ProcessEngine`).
+"""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Client:
         Raises:
             OutcomeUnknown: a change was sent, and there was no answer in time.
             StorageUnavailable: there was no answer in time; nothing was changed.
-            Fenced: the log has not what it acknowledged to this process.
+            Fenced: the log lacks changes that it acknowledged to this process.
         """
         self.openness.check()
         if self._fenced is not None:
@@ -242,7 +242,7 @@ class Client:
 
 
 class _Replaced(Exception):  # an answer, never shown
-    """The log that is served has not what it acknowledged to this process."""
+    """The log that is served lacks changes that it acknowledged to this process."""
 
 
 class _Refused(Exception):  # an answer, never shown

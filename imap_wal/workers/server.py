@@ -175,7 +175,7 @@ class Server:
         now = self._clock.now_ms()
         if self._keeps_all and last_request(self._requests.get(client, now))[0] < acknowledged:
             text = (
-                f"the log at {self.store.url} has not all changes that it acknowledged to this "
+                f"the log at {self.store.url} lacks changes that it acknowledged to this "
                 "process: its folder was replaced by an older copy. Stop all processes, and bring "
                 "the former folder back; or close this store, and connect again to continue "
                 "without these changes"

@@ -78,7 +78,7 @@ def test_what_a_killed_rewrite_left_is_named_and_removed(run: Run, url: str, roo
     assert live(run, url) == LIVE
 
 
-def test_a_file_that_a_killed_rewrite_was_writing_is_not_needed(
+def test_the_unfinished_file_of_a_killed_rewrite_is_not_needed(
     run: Run, url: str, root: Path
 ) -> None:
     """No listing shows it, and a prune that had nothing else to remove left it there, silently."""

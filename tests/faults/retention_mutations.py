@@ -202,6 +202,6 @@ OF_RETENTION = (
         "imap_wal/retention/snapshots.py",
         "        return unwritten + gone\n",
         "        return gone\n",
-        "tests/cli/test_shrinking.py::test_a_file_that_a_killed_rewrite_was_writing_is_not_needed",
+        "tests/cli/test_shrinking.py::test_the_unfinished_file_of_a_killed_rewrite_is_not_needed",
     ),
 )
