@@ -127,6 +127,7 @@ class ObjectStore(Immutable):
         )
         self._clock_ms = clock_ms
         self._lease_ms = lease_ms
+        self._ignoring = f"; {backend.ignoring}" if backend.ignoring else ""
         self._deleted_at_once = backend.deleted_at_once
         self._probed: set[str] = set()
         """The methods of the driver that are known to respect the condition."""
@@ -382,7 +383,7 @@ class ObjectStore(Immutable):
                 raise Unsupported(
                     f"{self.url} ignores the condition of an exclusive create: two writers "
                     "would overwrite each other; use a service and a driver that support it (the "
-                    f"driver is {self._driver})"
+                    f"driver is {self._driver}{self._ignoring})"
                 )
             self._probed.add(method)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -223,6 +224,10 @@ def _of_chain() -> Callable[[], Any]:
     def chain() -> Any:
         from alibabacloud_credentials.client import Client
 
+        # They log each failure with its traces, and at DEBUG the headers of requests. Errors have
+        # what is needed.
+        logging.getLogger("credentials").addFilter(_is_foreign)
+        logging.getLogger("alibabacloud-tea").disabled = True
         return Client()
 
     def current() -> Any:
@@ -232,6 +237,11 @@ def _of_chain() -> Callable[[], Any]:
         )
 
     return current
+
+
+def _is_foreign(record: logging.LogRecord) -> bool:
+    """Whether a logger with a common name writes for another library."""
+    return "alibabacloud_credentials" not in record.pathname
 
 
 def _parted(path: str) -> tuple[str, str]:
@@ -266,12 +276,18 @@ def _meaning(error: Exception) -> Exception:
     if isinstance(cause, oss.exceptions.ServiceError):
         if cause.code == "FileAlreadyExists":
             return FileExistsError(str(cause.message))
-        # The answer to a HEAD has no body, and so perhaps no code.
-        if cause.status_code == 404 and cause.code != "NoSuchBucket":
+        # The answer to a HEAD has no body, and so perhaps no code. A 404 of another server than OSS
+        # has no id of the request; by it, no object is absent.
+        unnamed = cause.code == "BadErrorResponse" and cause.status_code == 404 and cause.request_id
+        if cause.code == "NoSuchKey" or unnamed:
             return FileNotFoundError(str(cause.message))
         return OssError(cause)
+    if isinstance(cause, oss.exceptions.ParamInvalidError):
+        return ValueError(str(cause))
     if isinstance(cause, oss.exceptions.CredentialsBaseError):
-        return PermissionError(str(cause))
+        return PermissionError(
+            f"no credentials; set OSS_ACCESS_KEY_ID and OSS_ACCESS_KEY_SECRET: {cause}"
+        )
     if not answered:
         return ConnectionError(f"{type(cause).__name__}: {cause}")
     if isinstance(cause, requests.RequestException):

@@ -67,6 +67,8 @@ class Backend:
     conditional_create: bool = False
     """Of an `ObjectStore`: the driver turns `mode="create"` into one request
     with a condition that the service checks, in `pipe_file` and in `put_file`."""
+    ignoring: str = ""
+    """Of an `ObjectStore`: which places of this service ignore that condition."""
     deleted_at_once: int = 1
     """Of an `ObjectStore`: the most keys of one request that deletes objects."""
 
@@ -93,7 +95,14 @@ _HDFS = Backend(
 _S3 = Backend(
     FSSPEC, "s3fs", "s3", names_bucket=True, conditional_create=True, deleted_at_once=1_000
 )
-_GCS = Backend(FSSPEC, "gcsfs", "gcs", names_bucket=True, conditional_create=True)
+_GCS = Backend(
+    FSSPEC,
+    "gcsfs",
+    "gcs",
+    names_bucket=True,
+    conditional_create=True,
+    ignoring="a zonal bucket does so",
+)
 _AZURE = Backend(FSSPEC, "adlfs", "azure", conditional_create=True)
 _AZURE_1 = Backend(FSSPEC, "adlfs", "azure")
 _OSS = Backend(
@@ -102,6 +111,7 @@ _OSS = Backend(
     "oss",
     names_bucket=True,
     conditional_create=True,
+    ignoring="a bucket that has or had versioning does so",
     deleted_at_once=1_000,
 )
 _ANY = Backend(FSSPEC, "fsspec", "fsspec")

@@ -26,10 +26,11 @@ from xml.sax.saxutils import escape
 REGION = "cn-test"
 KEY_ID, SECRET, TOKEN = "access-key-id", "access-key-secret", "session-token"
 
-UNAVAILABLE, LOST, CUT, KEPT, SAYING = "unavailable", "lost", "cut", "kept", "saying"
+UNAVAILABLE, LOST, CUT, KEPT = "unavailable", "lost", "cut", "kept"
+FOREIGN, SAYING = "foreign", "saying"
 """A 503 that did nothing; the work is done and the connection closed without an answer; an answer
-that ends in the middle of its body; of many objects, only the first is deleted; a 403 with this
-text as its message."""
+that ends in the middle of its body; of many objects, only the first is deleted; the 404 of a
+server that is no OSS; a 403 with this text as its message."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Version:
 class Bucket:
     versioning: str = ""
     """"", Enabled or Suspended."""
+    tells_versions: bool = True
+    """Whether the answer to a put has the id of its version."""
     ignores_conditions: bool = False
     """As behind a proxy that removes headers."""
     versions: dict[str, list[Version]] = field(default_factory=dict)
@@ -86,6 +89,8 @@ class OssServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Request)
         self.buckets = {"bucket": Bucket()}
         self.page_max = 1_000
+        self.names_errors = True
+        """Whether the answer to a HEAD says why."""
         self.turn = threading.Lock()
         self.requests: list[str] = []
         self.plan: Callable[[str], str] = lambda request: ""
@@ -172,6 +177,10 @@ class _Request(BaseHTTPRequestHandler):
         if fate == LOST:
             self.close_connection = True
             return
+        if fate == FOREIGN:
+            self.status, self.body, self.extra = 404, b"<html>Not found</html>", {}
+        else:
+            self.extra["x-oss-request-id"] = "R1"
         self.answer(cut=fate == CUT)
 
     def do_GET(self) -> None:
@@ -191,7 +200,7 @@ class _Request(BaseHTTPRequestHandler):
 
     def answer(self, *, cut: bool) -> None:
         body = self.body
-        if self.command == "HEAD" and self.status >= 400:
+        if self.command == "HEAD" and self.status >= 400 and self.server.names_errors:
             self.extra["x-oss-err"] = base64.b64encode(body).decode()
         self.send_response(self.status)
         for name, value in self.extra.items():
@@ -303,7 +312,7 @@ class _Request(BaseHTTPRequestHandler):
         self.refuse_overwrite()
         version = self.bucket.add(self.key, data)
         self.written(data)
-        if self.bucket.versioning:
+        if self.bucket.versioning and self.bucket.tells_versions:
             self.extra["x-oss-version-id"] = version
 
     def written(self, data: bytes) -> None:

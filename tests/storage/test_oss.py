@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from storage_backends.testing import check_segment_store
 from tests.kit.effort import thorough
 from tests.storage.oss_server import (
     CUT,
+    FOREIGN,
     KEPT,
     KEY_ID,
     LOST,
@@ -100,12 +102,13 @@ def test_oss_at_the_root_of_a_bucket_keeps_every_promise(server: OssServer) -> N
 
 
 @pytest.mark.parametrize("versioning", ["Enabled", "Suspended"])
+@pytest.mark.parametrize("tells_versions", [True, False])
 def test_a_bucket_with_versioning_is_refused_by_name_and_reason(
-    server: OssServer, versioning: str
+    server: OssServer, versioning: str, tells_versions: bool
 ) -> None:
-    server.buckets["bucket"].versioning = versioning
+    server.buckets["bucket"] = Bucket(versioning, tells_versions)
     for _ in range(2):
-        with pytest.raises(Unsupported, match=r"bucket bucket has or had versioning.*never had"):
+        with pytest.raises(Unsupported, match=r"oss://bucket/some.*has or had versioning"):
             opened(server).create("manifest/1.json", b"mine")
     with pytest.raises(StorageUnavailable, match="has or had versioning"):
         imap_wal.open("oss://bucket/maps", storage_options=server.options)
@@ -245,14 +248,23 @@ def test_no_file_is_absent_that_cannot_be_asked_for(server: OssServer, call: str
         "bucket or container is missing": opened(server, "no-bucket/some/root"),
         "Bucket name is invalid": opened(server, "No_Bucket/some/root"),
         "the storage failed: .*SlowDown, HTTP 503": opened(server, retry_max_attempts=1),
+        "the storage failed: .*HTTP 404": opened(server),
         "cannot be reached": opened(server, endpoint="http://127.0.0.1:1", retry_max_attempts=1),
     }
     for reason, store in failures.items():
-        fate = UNAVAILABLE if "503" in reason else ""
+        fate = UNAVAILABLE if "503" in reason else FOREIGN if "404" in reason else ""
         server.plan = lambda request, fate=fate: fate
         with pytest.raises(Unavailable, match=reason) as raised:
             CALLS[call](store)
         assert "wrong-secret" not in "".join(traceback.format_exception(raised.value))
+
+
+def test_an_object_is_absent_whatever_says_so(server: OssServer) -> None:
+    store = opened(server)
+    for server.names_errors in (False, True):
+        assert not store.exists("1")
+        with pytest.raises(NotFound):
+            store.read("1")
 
 
 def test_a_url_without_a_region_says_what_to_add(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,10 +308,12 @@ store.create("1", b"one")
 
 
 def test_credentials_that_expire_are_asked_for_again(
-    server: OssServer, monkeypatch: pytest.MonkeyPatch
+    server: OssServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without a key, by the library of Alibaba Cloud, here a fake: one place for all requests."""
+    """Without a key, by the library of Alibaba Cloud, here a fake: one place for all requests. What
+    it logs is not shown."""
     places = []
+    logged = {"msg": SECRET, "levelno": 40, "pathname": "lib/alibabacloud_credentials/client.py"}
 
     class Chain:
         def __init__(self) -> None:
@@ -307,6 +321,7 @@ def test_credentials_that_expire_are_asked_for_again(
             self.keys = [("old", "old"), (KEY_ID, SECRET)]
 
         def get_credential(self) -> SimpleNamespace:
+            logging.getLogger("credentials").handle(logging.makeLogRecord(logged))
             key, secret = self.keys.pop(0) if len(self.keys) > 1 else self.keys[0]
             return SimpleNamespace(
                 access_key_id=key, access_key_secret=secret, security_token=TOKEN
@@ -321,6 +336,7 @@ def test_credentials_that_expire_are_asked_for_again(
         store.exists("1")
     store.create("1", b"one")
     assert len(places) == 1
+    assert SECRET not in caplog.text
 
 
 @thorough
