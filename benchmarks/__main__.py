@@ -48,7 +48,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
     """The measurements by name."""
     return {
         "embedded": lambda: embedded.run(3 if quick else 7, quick),
-        "open": lambda: open_store.run(200_000 if quick else 5_000_000, 1 if quick else 3),
+        "open": lambda: open_store.run(200_000 if quick else 1_000_000, 1 if quick else 5),
         "reads": lambda: reads.run(50_000 if quick else 1_000_000, 5),
         "encryption": lambda: encryption.run(4 if quick else 8, quick),
         "rewrite": lambda: rewrite.run(

@@ -222,9 +222,17 @@ def differing(rows: Sequence[Row]) -> Sequence[Row]:
     return rows[:1] if isinstance(rows, Upserts) else rows
 
 
-def _decode_upserts(map_name: str, key_class: str, value_class: str) -> Callable[[bytes], Any]:
+def _like(row: Row) -> tuple[str, str, str, int, int]:
+    """What most entries of a file have in common with this one."""
+    incarnation, _, session, _ = row[ORDER]
+    return row[MAP], row[KEY_CLASS], row[VALUE_CLASS], incarnation, session
+
+
+def _decode_upserts(
+    map_name: str, key_class: str, value_class: str, incarnation: int, session: int
+) -> Callable[[bytes], Any]:
     """Decodes valid entries of `Upserts`, and entries that are said to be deleted. Raises for all
-    others. Their texts are not made again for each entry."""
+    others. What they have in common is not made again for each entry."""
     entry = tuple[
         Literal[map_name],  # type: ignore[valid-type]
         bytes,
@@ -235,7 +243,7 @@ def _decode_upserts(map_name: str, key_class: str, value_class: str) -> Callable
         Number,
         Literal[0],
         Number,
-        tuple[Counter, Counter, Counter, Counter],
+        tuple[Literal[incarnation], Counter, Literal[session], Counter],  # type: ignore[valid-type]
     ]
     return Decoder(list[entry]).decode
 
@@ -248,10 +256,10 @@ class EntryDecoder:
     def __init__(self, least: int = 500) -> None:
         """`least`: the fewest entries of a batch for which another type takes less time."""
         self._least = least
-        self._names: tuple[str, str, str] | None = None
-        """The map and the classes of the batch before."""
-        self._decode: tuple[tuple[str, str, str], Callable[[bytes], Any]] | None = None
-        """Decodes `Upserts` with these names."""
+        self._like: tuple[Any, ...] | None = None
+        """`_like` of the batch before."""
+        self._decode: tuple[tuple[Any, ...], Callable[[bytes], Any]] | None = None
+        """Decodes `Upserts` like that."""
         self._pause = self._pause_next = 0
         """How many batches are not tried, because another one could not be decoded in this way."""
 
@@ -262,9 +270,9 @@ class EntryDecoder:
             return _checked(data)
         if self._pause:
             self._pause -= 1
-        elif self._names is not None:
-            if self._decode is None or self._decode[0] != self._names:
-                self._decode = self._names, _decode_upserts(*self._names)
+        elif self._like is not None:
+            if self._decode is None or self._decode[0] != self._like:
+                self._decode = self._like, _decode_upserts(*self._like)
             try:
                 upserts = Upserts(self._decode[1](data))
                 if not any(map(itemgetter(DELETED), upserts)):
@@ -274,8 +282,7 @@ class EntryDecoder:
                 pass
             self._pause = self._pause_next = min(2 * self._pause_next + 1, 63)
         rows = _checked(data)
-        name, _, key_class, _, value_class, *_ = rows[-1]
-        self._names = (name, key_class, value_class) if rows[0][MAP] == name else None
+        self._like = _like(rows[-1]) if _like(rows[0]) == _like(rows[-1]) else None
         return rows
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imap_wal import entry
+from imap_wal.entry import HIGHEST
 from imap_wal.parquet.columns import to_batch, to_rows
 
 
@@ -83,6 +84,7 @@ def row_of(kind: str, map_name: str, value: bytes) -> tuple[Any, ...]:
     rows: dict[str, tuple[Any, ...]] = {
         "upsert": (map_name, b"k", "raw", value, "raw", False, 1, 0, 0, order),
         "of a member": (map_name, b"k", "java.Long", value, "", False, 1, 0, 7, (1, 2, 3, 4)),
+        "highest": (map_name, b"k", "raw", value, "raw", False, 1, 0, 0, (HIGHEST, 0) * 2),
         "expires": (map_name, b"k", "raw", value, "raw", False, 1, 5, 0, order),
         "tombstone": (map_name, b"k", "raw", None, "raw", True, 1, 0, 0, order),
         "clear": (map_name, None, "", None, "", True, 1, 1, 0, order),
@@ -93,11 +95,13 @@ def row_of(kind: str, map_name: str, value: bytes) -> tuple[Any, ...]:
     return rows[kind]
 
 
-KINDS = ("upsert", "of a member", "expires", "tombstone", "clear")
+KINDS = ("upsert", "highest", "of a member", "expires", "tombstone", "clear")
 INVALID = ("deleted with a value", "order too high", "text as key")
 MAPS = st.sampled_from(["m", "größe"])
 BATCHES = st.one_of(
-    st.tuples(st.just("upsert"), MAPS, st.binary(max_size=3)).map(lambda row: [row] * 3),
+    st.tuples(st.sampled_from(("upsert", "highest")), MAPS, st.binary(max_size=3)).map(
+        lambda row: [row] * 3
+    ),
     st.lists(
         st.tuples(st.sampled_from(KINDS * 4 + INVALID), MAPS, st.binary(max_size=3)), max_size=4
     ),
