@@ -55,7 +55,7 @@ class Permit:
 
     def check(self, segment: Held | None = None) -> None:
         """Raises `Fenced` if another process has raised the epoch, or if the permit, or the open
-        segment, is no longer the file that its name leads to. One stat for each on a local file
+        segment, is no longer the file that its name leads to. One look at each on a local file
         system."""
         # Not only whether a file is there: a writer whose folder was replaced by a copy had
         # acknowledged changes that no later open reads (decision 77).
