@@ -306,14 +306,15 @@ SCALARS = (
     | st.sampled_from(Colour)
     | st.sampled_from(OfText)
 )
+HASHED = st.lists(st.integers(0, 2), max_size=1).map(Hashed) | st.sampled_from("aA").map(AnyCase)
 VALUES = st.recursive(
-    SCALARS,
+    SCALARS | HASHED,
     lambda inner: (
         st.lists(inner)
-        | st.dictionaries(SCALARS | st.tuples(SCALARS), inner)
+        | st.dictionaries(SCALARS | HASHED | st.tuples(SCALARS | HASHED), inner)
         | st.tuples(inner, inner)
-        | st.frozensets(SCALARS | st.tuples(SCALARS))
-        | st.sets(SCALARS)
+        | st.frozensets(SCALARS | HASHED | st.tuples(SCALARS | HASHED))
+        | st.sets(SCALARS | HASHED)
     ),
     max_leaves=10,
 )
@@ -407,7 +408,7 @@ def test_a_map_keeps_its_class_while_it_is_open(memory: MemoryStore) -> None:
 
 
 KEYS = st.recursive(
-    SCALARS,
+    SCALARS | st.fractions() | st.integers(-2, 2).map(np.int64),
     lambda inner: st.tuples(inner, inner) | st.lists(inner) | st.frozensets(SCALARS),
     max_leaves=4,
 )
