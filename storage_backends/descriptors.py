@@ -169,9 +169,9 @@ def identity_of(status: os.stat_result) -> Identity:
 
 
 def identity_at(target: bytes, asks_server: bool) -> Identity:
-    """Of the file at a path. A stat asks for its times too: Linux 6.13 then gives the next write a
-    time of its own, and changes the inode for that, which makes a small write and its sync half as
-    slow again (measured: 250 µs, not 175). So this asks for the inode only."""
+    """Of the file at a path. A stat asks for its times too. Linux 6.13 then gives the next write a
+    time of its own, and changes the inode for that. A small write and its sync then take 250 µs
+    instead of 175 µs (measured). So this asks for the inode only."""
     if _statx is not None and not asks_server:
         answer = _Answer()
         if not _statx(_AT_FDCWD, target, 0, _STATX_INO, answer):

@@ -507,8 +507,8 @@ class KeptHellos:
                 yield hello
 
 
-# Limits on what each new change may add to a log for all who read it: maps cost files in archives
-# and snapshots, and different partition counts of clears make each lookup of a restore longer.
+# Limits on what a change may add to the work of every reader. Maps cost files in archives and
+# snapshots; different partition counts of clears make each lookup of a restore longer.
 
 T = TypeVar("T", str, int)
 

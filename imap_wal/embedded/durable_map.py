@@ -54,8 +54,8 @@ class DurableMap(MapReads[K, V], MutableMapping[K, V]):
     and `Store.transaction` change several keys or maps at once.
 
     A read decodes a value, so a change of what it returned is not in the map. Text, numbers and
-    bools cannot change: memory has them as objects after their first read, and a read then costs as
-    much as two or three of a dict, while no key of the map has a time to live.
+    bools cannot change, so memory has them as objects after their first read. While no key of the
+    map has a time to live, such a read costs two or three times as much as in a dict.
 
     Raises:
         NotAppended: the change is not in the log.

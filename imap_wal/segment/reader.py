@@ -196,7 +196,7 @@ def is_header_torn(store: SegmentStore, path: str) -> bool:
 
 
 # Reads segments before they are needed, several at a time, on a storage where each commit is an
-# object: there, every read is a request over a network, and most of its time is waiting.
+# object. There, every read is a request over a network, and mostly waits.
 #
 #   files, in order ─▶ up to READERS requests at a time, up to AHEAD_BYTES ─▶ the next file
 #

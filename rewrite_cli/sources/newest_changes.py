@@ -1,4 +1,4 @@
-"""The newest change of each key of a log that is read in any order, in bounded memory: a temporary
+"""The newest change of each key of a log that is read in any order. Memory is bounded: a temporary
 database of SQLite has keys, and the places of values instead of values."""
 
 from __future__ import annotations

@@ -74,6 +74,6 @@ class Unreadable(ValueError):
 def damaged(path: object, error: object) -> Failed:
     """The error for a source that cannot be read."""
     return Failed(
-        f"{path} cannot be read: {error}; nothing was imported: repair it with its own library, or "
-        "bring it back from a copy"
+        f"{path} cannot be read: {error}; nothing was imported: check the path, repair it with "
+        "its own library, or bring it back from a copy"
     )
