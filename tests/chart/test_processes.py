@@ -28,7 +28,7 @@ import pytest
 import yaml
 
 from rewrite_cli.local_cluster import jars
-from tests.chart.rendering import CHART, members, one, packaged, rendered
+from tests.chart.rendering import CHART, helm_4, members, one, rendered
 from tests.cluster.cluster import connect
 from tests.cluster.configuration import QUICK_MEMBER
 from tests.cluster.processes import QUICK_JVM, Child
@@ -165,7 +165,7 @@ def answer(url: str) -> int:
 
 @pytest.fixture(scope="module")
 def manifests() -> list[dict[str, Any]]:
-    return rendered(CHART / "ci" / "default-values.yaml", program=packaged("helm"))
+    return rendered(CHART / "ci" / "default-values.yaml", program=helm_4())
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ def with_keys(tmp_path: Path, more: str) -> list[dict[str, Any]]:
     values.write_text(
         f"{more}curve: {{ enabled: true, existingSecret: keys, agentPublicKey: {public} }}\n"
     )
-    return rendered(values, program=packaged("helm"))
+    return rendered(values, program=helm_4())
 
 
 def test_members_know_their_zones(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_members_know_their_zones(tmp_path: Path) -> None:
     values.write_text(
         "cluster: { partitionGroup: zone }\ntopologySpread: { zones: DoNotSchedule }\n"
     )
-    with made(rendered(values, program=packaged("helm")), tmp_path) as pods:
+    with made(rendered(values, program=helm_4()), tmp_path) as pods:
         for pod, zone in zip(pods, "abb", strict=True):
             pod.set_zone(zone)
         start(pods)

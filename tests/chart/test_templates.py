@@ -20,13 +20,14 @@ from tests.chart.rendering import (
     CHART,
     ROOT,
     VALUES,
+    api_rules,
     checker,
     helm,
+    helm_4,
     helm_docs,
     members,
     notes,
     one,
-    packaged,
     pods,
     rendered,
 )
@@ -58,7 +59,7 @@ def agent_toml(documents: list[dict[str, Any]]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
 def test_helm_3_and_helm_4_render_the_same(values: Path) -> None:
-    assert rendered(values) == rendered(values, program=packaged("helm"))
+    assert rendered(values) == rendered(values, program=helm_4())
 
 
 def test_helm_lints_the_chart_with_every_value_set() -> None:
@@ -82,6 +83,43 @@ def test_manifests_fit_the_schemas_of_kubernetes(
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_the_rules_of_the_api_server_accept_the_objects(values: Path) -> None:
+    """Those for new objects, with their warnings, by the code of the server itself."""
+    objects = [each for each in rendered(values) if OPERATOR not in each["apiVersion"]]
+    assert said_by_api(objects) == (0, f"{len(objects)} objects, 0 refused\n")
+
+
+def test_the_rules_of_the_api_server_refuse_a_wrong_object() -> None:
+    """What no schema shows: a mount of a volume that does not exist."""
+    more = ("--set", "member.extraVolumeMounts[0].name=no", "--set")
+    objects = rendered(DEFAULT, *more, "member.extraVolumeMounts[0].mountPath=/no")
+    code, text = said_by_api([members(objects)])
+    assert code == 1 and 'volumeMounts[5].name: Not found: "no"' in text
+
+
+def said_by_api(objects: list[dict[str, Any]]) -> tuple[int, str]:
+    """A job is given as the template of a CronJob: the rules of jobs would need the server."""
+    objects = [
+        {
+            **each,
+            "kind": "CronJob",
+            "spec": {"schedule": "@daily", "jobTemplate": {"spec": each["spec"]}},
+        }
+        if each["kind"] == "Job"
+        else each
+        for each in objects
+    ]
+    done = subprocess.run(
+        [api_rules()],
+        input=yaml.safe_dump_all(objects),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
 
 
 @thorough

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.chart.rendering import CHART, ROOT, helm, members, one, packaged, pods, rendered
+from tests.chart.rendering import CHART, ROOT, helm, helm_4, members, one, pods, rendered
 
+pytestmark = pytest.mark.timeout(600)  # the first one downloads helm
 EKS, EXTRAS, COPIES, SPARK = (
     CHART / "ci" / f"{name}-values.yaml" for name in ("eks", "extras", "copies", "spark")
 )
@@ -20,7 +21,7 @@ EKS, EXTRAS, COPIES, SPARK = (
 
 def made(values: Path, *sets: str) -> list[dict[str, Any]]:
     more = [word for each in sets for word in ("--set", each)]
-    return rendered(values, *more, program=packaged("helm"))
+    return rendered(values, *more, program=helm_4())
 
 
 def named(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
@@ -139,6 +140,14 @@ def test_copies_have_own_disks_by_default() -> None:
     assert claims("cluster.copies=1", "log.localDisk.enabled=true") == ["ReadWriteOnce"]
 
 
+def test_only_an_upgrade_has_the_job_that_forgets() -> None:
+    assert "Job" not in {each["kind"] for each in made(COPIES)}
+    job = one(made(COPIES, "scaleDown.forget=always"), "Job")
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "post-upgrade"
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["args"][1:] == ["dev", "wal-imap-wal", "3", "900", "--partial"]
+
+
 def test_clients_outside_have_a_service() -> None:
     service = named(made(EKS), "Service", "wal-imap-wal-client")
     assert service["spec"]["type"] == "LoadBalancer"
@@ -164,7 +173,7 @@ def test_a_copied_chart_lints(tmp_path: Path) -> None:
     """Nothing in its folder links to what is outside."""
     shutil.copytree(CHART, tmp_path / "imap-wal", symlinks=True)
     assert not [path for path in (tmp_path / "imap-wal").rglob("*") if path.is_symlink()]
-    helm("lint", "--strict", tmp_path / "imap-wal", "--values", EKS, program=packaged("helm"))
+    helm("lint", "--strict", tmp_path / "imap-wal", "--values", EKS, program=helm_4())
 
 
 @pytest.mark.parametrize(
@@ -180,7 +189,7 @@ def test_a_copied_chart_lints(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_value_is_refused_by_name(values: str, why: str) -> None:
-    refused = partial(helm, "template", "wal", CHART, refused=True, program=packaged("helm"))
+    refused = partial(helm, "template", "wal", CHART, refused=True, program=helm_4())
     assert why in refused("--set", values)
 
 

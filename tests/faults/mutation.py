@@ -11,6 +11,7 @@ SOURCES = (
     "imap_wal",
     "pyspark_imap_wal",
     "rewrite_cli",
+    "charts",
     "tests",
     "pyproject.toml",
 )
