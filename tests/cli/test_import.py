@@ -148,7 +148,7 @@ def test_what_shelve_holds_is_read_back_equal(value: Any, protocol: int) -> None
 
 
 @given(st.binary(max_size=60))
-def test_bytes_that_are_no_pickle_only_raise(data: bytes) -> None:
+def test_bytes_that_are_not_a_pickle_only_raise(data: bytes) -> None:
     for start in (b"", b"\x80\x04", b"cos\nsystem\n", b"cbuiltins\nset\n"):
         with suppress(Exception):
             pickles.load_safely(start + data)

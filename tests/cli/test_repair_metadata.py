@@ -174,7 +174,7 @@ def test_a_node_of_an_older_backup_is_repaired(run: Run, tmp_path: Path, mode: s
     assert values(f"{tmp_path}/copy") == {"before": 1, **later}
 
 
-def test_a_segment_of_another_copy_is_no_void_one(run: Run, tmp_path: Path) -> None:
+def test_a_segment_of_another_copy_is_not_void(run: Run, tmp_path: Path) -> None:
     """Its name says that a later writer had replaced its writer; the id of its epoch does not."""
     log, other = tmp_path / "log", tmp_path / "other"
 
@@ -248,7 +248,7 @@ def test_void_entries_of_a_former_lifetime_stay_void(run: Run, log: Path, tmp_pa
 
 
 @pytest.mark.parametrize("remains", [True, False])
-def test_what_only_a_lost_snapshot_had_is_said(run: Run, tmp_path: Path, remains: bool) -> None:
+def test_what_only_a_lost_snapshot_had_is_reported(run: Run, tmp_path: Path, remains: bool) -> None:
     """The cluster's manifest of an earlier day is put back; the log below the snapshot is gone."""
     log = tmp_path / "log"
     former = log / "default/embedded/manifest"

@@ -232,7 +232,7 @@ def test_aconnect_raises_what_connect_raises(aconnect: Connect, tmp_path: Path) 
     run(work)
 
 
-def test_an_asyncio_server_that_stops_gives_way(aconnect: Connect) -> None:
+def test_an_asyncio_server_that_stops_is_replaced(aconnect: Connect) -> None:
     """What is under way is done, by the server that stops or by the next one."""
 
     async def work() -> None:

@@ -171,7 +171,7 @@ def test_memory_equals_a_dict_of_bytes(steps: list[tuple[Any, ...]], opened: boo
 
 
 @pytest.mark.parametrize("data", FOREIGN)
-def test_a_foreign_key_is_no_other_key(data: bytes) -> None:
+def test_a_foreign_key_is_not_another_key(data: bytes) -> None:
     held = held_keys(serializer)
     keys = held.all_held([serializer.dump_key("a"), data, serializer.dump_key(1)])
     assert keys == ["a", ForeignKey(data), 1]
@@ -252,7 +252,7 @@ def test_a_text_that_would_take_more_memory_stays_bytes(memory: MemoryStore) -> 
         assert type(m._state.values["wide"]) is bytes and type(m._state.values["plain"]) is str
 
 
-def test_other_bytes_of_a_value_stay_for_those_who_compare() -> None:
+def test_other_bytes_of_a_value_stay_for_comparisons() -> None:
     state = MapState("m", serializer)
     state.use(serializer)
     for value in ODD_VALUES:

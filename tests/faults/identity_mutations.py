@@ -184,7 +184,7 @@ OF_IDENTITIES = (
         "imap_wal/repair/node_segments.py",
         "if epoch_ids and header.epoch_id not in epoch_ids:",
         "if False:",
-        "tests/cli/test_repair_metadata.py::test_a_segment_of_another_copy_is_no_void_one",
+        "tests/cli/test_repair_metadata.py::test_a_segment_of_another_copy_is_not_void",
     ),
     Mutation(
         "a mark covers the entries of another copy",

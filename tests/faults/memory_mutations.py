@@ -34,7 +34,7 @@ OF_MEMORY = (
         _KEYS,
         "return key if self.serializer.dump_key(key) == data else ForeignKey(data)",
         "return key",
-        f"{_FILE}::test_a_foreign_key_is_no_other_key",
+        f"{_FILE}::test_a_foreign_key_is_not_another_key",
     ),
     Mutation(
         "keys are compared only together",
@@ -55,7 +55,7 @@ OF_MEMORY = (
         _CHANGES,
         "            and dump(loaded) == value\n",
         "",
-        f"{_FILE}::test_other_bytes_of_a_value_stay_for_those_who_compare",
+        f"{_FILE}::test_other_bytes_of_a_value_stay_for_comparisons",
     ),
     Mutation(
         "a compaction is lost if its thread begins late",
