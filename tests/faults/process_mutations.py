@@ -69,6 +69,13 @@ OF_PROCESSES = (
         "tests/durable/test_workers.py::test_a_log_that_lost_acknowledged_changes_is_noticed[lost]",
     ),
     Mutation(
+        "a reader of a log goes on in a forked child",
+        "imap_wal/read/log_reader.py",
+        'self._openness = Openness("reader")',
+        'self._openness = type("", (), {"check_process": lambda self: None})()',
+        "tests/durable/test_forked.py::test_every_method_raises_fenced_in_a_forked_child[log-always]",
+    ),
+    Mutation(
         "a change of a request does not see those before it",
         "imap_wal/workers/server.py",
         "                if index + 1 < len(steps):\n",
