@@ -20,6 +20,13 @@ OF_OSS = (
         _DRIVER,
         "        if create and version:\n",
         "        if False:\n",
+        f"{_TESTS}::test_a_create_after_versioning_was_enabled_uncovers_the_other_object",
+    ),
+    Mutation(
+        "OSS is refused without the reason",
+        "storage_backends/registry.py",
+        'ignoring="a bucket that has or had versioning does so",',
+        'ignoring="",',
         f"{_TESTS}::test_a_bucket_with_versioning_is_refused_by_name_and_reason",
     ),
     Mutation(
