@@ -91,6 +91,18 @@ class MaterializedView:
             self._check_open()
             self._index.hash_keys(count)
 
+    @property
+    def is_releasable(self) -> bool:
+        """Whether `release` saves much memory. Safe to read from any thread."""
+        return self._index.is_releasable
+
+    def release(self, partition_count: int, pause: Callable[[], bool]) -> None:
+        """Move what was merged to scratch, except for the keys: reads take longer then. `pause` is
+        called again and again, and returns whether a reader waits. Raises `StorageUnavailable`."""
+        with self._lock:
+            self._check_open()
+            self._index.release(partition_count, pause)
+
     def known(self, names: Sequence[str]) -> list[str]:
         """Those of these maps that have any entry in the log, even if only tombstones."""
         with self._lock:

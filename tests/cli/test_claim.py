@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from imap_wal import layout
@@ -79,6 +80,8 @@ def test_a_claim_names_missing_nodes_and_the_choices(run: Run, tmp_path: Path) -
             "n2",
             "n3",
         }
+        shutil.rmtree(tmp_path / "log/default/c/nodes/n2")
+        assert "missing: n2 (its log is not here)" in run("claim", one.url).out
         assert "missing" not in run("claim", one.url, "--force", "--yes").out
 
 

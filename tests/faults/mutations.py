@@ -25,6 +25,7 @@ from tests.faults.snapshot_mutations import OF_SNAPSHOTS
 from tests.faults.working_copy import of_python
 
 _FAULTS = "tests/faults"
+_RELEASE = "tests/restore/test_release.py"
 _REWRITES = "tests/rewrite"
 
 
@@ -226,6 +227,48 @@ MUTATIONS = (
         "        for following in self.replaced(scan, place, maps):",
         "        for following in ():",
         f"{_REWRITES}/test_rewrite.py::test_a_rewrite_that_takes_longer_than_the_archive_interval_ends",
+    ),
+    Mutation(
+        "partitions on scratch lack the keys that were added since",
+        "imap_wal/read/newest/index.py",
+        "sorted({*self._released.within(name, partitions.wanted), *added})",
+        "sorted({*self._released.within(name, partitions.wanted)})",
+        f"{_RELEASE}::test_an_index_equals_a_dict_over_releases",
+    ),
+    Mutation(
+        "an index without room for rows claims to know their keys",
+        "imap_wal/read/newest/index.py",
+        "self.overflowed, self._released = True, None",
+        "self.overflowed = True",
+        f"{_RELEASE}::test_an_index_equals_a_dict_over_releases",
+    ),
+    Mutation(
+        "a waiting reader does not end a release",
+        "imap_wal/read/newest/stored_rows.py",
+        "                raise _Interrupted\n",
+        "                pass\n",
+        f"{_RELEASE}::test_a_release_ends_when_a_reader_waits",
+    ),
+    Mutation(
+        "a claim does not name a node whose log is gone",
+        "imap_wal/agent/membership/operator_claim.py",
+        "if node in belonging or not changed_ms:",
+        "if node in belonging:",
+        "tests/cli/test_claim.py::test_a_claim_names_missing_nodes_and_the_choices",
+    ),
+    Mutation(
+        "the page is green while a new cluster waits",
+        "imap_wal/agent/monitoring/health.py",
+        "    if now.waiting_seconds:\n",
+        "    if now.fenced:\n",
+        "tests/monitoring/test_status_page.py::test_state_is_green_only_if_no_map_waits",
+    ),
+    Mutation(
+        "a damaged backup counts as a backup",
+        "imap_wal/backup/run.py",
+        "        if not backup.damaged:\n            for log",
+        "        if True:\n            for log",
+        "tests/agent/test_upkeep.py::test_only_the_newest_whole_backup_is_recorded",
     ),
     Mutation(
         "pages by rows, not by bytes",

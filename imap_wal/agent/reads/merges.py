@@ -5,6 +5,8 @@ logs: the names of maps, schemas, nodes that cannot be read.
     for a request   what was acknowledged before it arrived
     without one     when this node has appended much since the last merge, or that failed
 
+After a time without reads, what was merged leaves the memory (`MaterializedView.release`).
+
 All methods except the properties are called on the thread of reads.
 """
 
@@ -17,7 +19,7 @@ import structlog
 
 from imap_wal import tracing
 from imap_wal.clock import Clock
-from imap_wal.errors import ImapWalError, MissingNode
+from imap_wal.errors import ImapWalError, MissingNode, StorageUnavailable
 from imap_wal.read.view import MaterializedView
 from imap_wal.schemas import Schema, sound_schemas
 from storage_backends import StorageError
@@ -32,6 +34,9 @@ TAIL_LOOK_S = 0.25
 FRESH_BYTES = 2 * 1024 * 1024
 """When this node has appended this much since the last merge, the next merge runs without a
 request; 0: never. So less is left to merge when a member is lost and its partitions wait."""
+RELEASE_S = 60.0
+"""When no client has read for this time, the rows are moved to scratch. A failed attempt is
+repeated after AGAIN_S_MAX."""
 FRESH_LOOK_S, FRESH_SHARE = 1.0, 20
 """The interval of that check. Such merges take at most 1/FRESH_SHARE of the time."""
 
@@ -66,6 +71,7 @@ class Merges:
         """The next pause after a failure, and the end of the last one."""
         self._fresh_at = clock.monotonic()
         """When to check next how much was appended."""
+        self._release_at = clock.monotonic() + RELEASE_S
         self._merged_bytes = 0
         """Bytes that this node had appended before the last merge."""
         self.partition_count = 0
@@ -114,13 +120,38 @@ class Merges:
         until = self._restore_at
         if until is None and is_read and FRESH_BYTES:
             until = max(self._fresh_at, self._again_at) if self.error else self._fresh_at
+        if self._is_releasable:
+            until = self._release_at if until is None else min(until, self._release_at)
         return None if until is None else max(0.0, until - self._clock.monotonic())
 
-    def without_request(self, stopping: threading.Event, *, is_read: bool) -> bool:
-        """The merge that is due. Returns whether it was done."""
-        if self._restore_at is None:
-            return self._refresh(stopping, is_read=is_read)
-        return self._restore(stopping)
+    def was_read(self) -> None:
+        """A request was answered."""
+        self._release_at = self._clock.monotonic() + RELEASE_S
+
+    def without_request(
+        self, stopping: threading.Event, *, is_read: bool, pause: Callable[[], bool] = bool
+    ) -> bool:
+        """The merge or the release that is due. Returns whether it was done. `pause`: see
+        `MaterializedView.release`."""
+        if self._restore_at is not None:
+            return self._restore(stopping)
+        if self._is_releasable and self._clock.monotonic() >= self._release_at:
+            return self._release(pause)
+        return self._refresh(stopping, is_read=is_read)
+
+    @property
+    def _is_releasable(self) -> bool:
+        """Also whether a member has said how many partitions there are."""
+        return self._restore_at is None and bool(self.partition_count) and self.view.is_releasable
+
+    def _release(self, pause: Callable[[], bool]) -> bool:
+        try:
+            self.view.release(self.partition_count, pause)
+            return True
+        except StorageUnavailable as error:
+            self._release_at = self._clock.monotonic() + AGAIN_S_MAX
+            _log.warning("what was merged stays in memory", error=str(error))
+            return False
 
     def _merge(self, stopping: threading.Event) -> None:
         """Merge the logs; a span if there was something to read."""

@@ -170,6 +170,7 @@ class Reads:
         self._room.leave(message.memory)
         header, payload = self._answer(asked)
         self.served += 1
+        self.merges.was_read()
         self.work.done()
         self._send(message, asked.arrived, header, payload)
         self._taken = None
@@ -218,7 +219,14 @@ class Reads:
             )
         if self._due_in_s() != 0:
             return False
-        return self.merges.without_request(self.worker.stopping, is_read=bool(self.served))
+        return self.merges.without_request(
+            self.worker.stopping, is_read=bool(self.served), pause=self._pause
+        )
+
+    def _pause(self) -> bool:
+        """Between two parts of a release: whether a request waits."""
+        self.work.done()
+        return not self._queue.empty() or self.worker.stopping.is_set()
 
     def _due_in_s(self) -> float | None:
         return self.merges.due_in_s(is_read=bool(self.served))

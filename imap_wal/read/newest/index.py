@@ -5,6 +5,9 @@
              ▼
            shared strings, exact count ─▶ still too much ─▶ a sorted run on scratch (`runs`)
                                                          ─▶ too many runs: merged
+             │ release
+             ▼
+           one sorted run on scratch, and the keys in memory (`packed_keys`)
 
 A row has its node at the end, unless that is the first node of the map. If several nodes claim the
 same (incarnation, partition version) for a key, the newest row of each is kept until a newer row is
@@ -16,15 +19,18 @@ entries (`clears`) are left out by reads and by merges of runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, compress
 from pathlib import Path
 from typing import TypeAlias, cast
 
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, ORDER, VALUE, Row
+from imap_wal.errors import StorageUnavailable
 from imap_wal.partitions import Partitions
 from imap_wal.read.file_scan import EntryBatch
 from imap_wal.read.newest import runs
+from imap_wal.read.newest.packed_keys import ReleasedKeys
 from imap_wal.read.newest.rivals import Conflict, conflict
 from imap_wal.read.newest.runs import Entry, Run, Values
 from imap_wal.read.newest.stored_rows import RUNS_MAX, PageLimits, StoredRows
@@ -41,6 +47,11 @@ slot in the dict."""
 SHARED_ROW_BYTES = 500
 """The same after equal strings are shared."""
 PAGE_BYTES_MIN, PAGE_BYTES_MAX = 64 * 1024, 16 * 1024 * 1024
+RELEASE_BYTES, RELEASE_SHARE = 32 * 1024 * 1024, 4
+"""Rows are released if they take this much memory, and at least 1/RELEASE_SHARE of the size of the
+released ones: a release writes all of these again."""
+DROPPED_AT_ONCE = 1024
+"""Rows that are deleted without letting another thread run."""
 
 
 class NewestIndex:
@@ -64,6 +75,8 @@ class NewestIndex:
         self._room = memory_bytes
         self._cleared = Cleared()
         self._stored = StoredRows(memory_bytes, scratch, self._cleared)
+        self._released: ReleasedKeys | None = ReleasedKeys()
+        """All keys on scratch; None: some were moved there because there was no room."""
         self._version = 0
         self._met: list[Callable[[], Conflict | None]] = []
 
@@ -195,6 +208,15 @@ class NewestIndex:
                 states = [(row[KEY], row[DELETED], row[EXPIRES_AT_MS]) for row in some]
                 yield from in_pages(states, [len(state[0]) for state in states], self.page_bytes)
             return
+        known = None if partitions is None else self._keys_within(name, partitions)
+        if known is not None:
+            for start in range(0, len(known), rows_max):
+                states = [
+                    (entry[runs.KEY], entry[runs.DELETED], entry[runs.EXPIRES_AT_MS])
+                    for entry in self._find(name, known[start : start + rows_max])
+                ]
+                yield from in_pages(states, [len(state[0]) for state in states], self.page_bytes)
+            return
         for entries, _ in self._stored_pages(
             name, rows_max, lambda entries: [len(entry[runs.KEY]) for entry in entries]
         ):
@@ -209,10 +231,11 @@ class NewestIndex:
             )
 
     def in_memory(self, name: str, partitions: Partitions) -> list[Row] | None:
-        """The newest rows of the keys in some partitions, including tombstones; None: rows are on
-        scratch. A row may have its node at its end."""
+        """The newest rows of the keys in some partitions, including tombstones; None: to find them,
+        all rows on scratch would be read. A row may have its node at its end."""
         if self._stored.runs:
-            return None
+            known = None if partitions.all else self._keys_within(name, partitions)
+            return None if known is None else [row for row in self.get(name, known) if row]
         table = self._tables.get(name)
         if table is None:
             return []
@@ -224,6 +247,41 @@ class NewestIndex:
         """Hash the keys in memory, for `keys` of some of `count` partitions."""
         for table in self._tables.values():
             table.keys_in(Partitions(frozenset(), count))
+
+    @property
+    def is_releasable(self) -> bool:
+        """Whether a release saves memory that is worth its work."""
+        if self._released is None or not self._spill:
+            return False
+        released = sum(run.size for run in self._stored.runs.values())
+        used = self._memory_for_rows - self._room + self._grown
+        return used >= max(RELEASE_BYTES, released // RELEASE_SHARE)
+
+    def release(self, partition_count: int, pause: Callable[[], bool]) -> None:
+        """Move all rows to scratch, but not their keys, by partition. `pause` is called again and
+        again: other threads may run then. If it returns True, and when `StorageUnavailable` is
+        raised because there is no room, nothing has changed, except that once all is written, the
+        release ends."""
+        self._purge()
+        self._grown, self._room = 0, self._memory_for_rows - sum(self._counted())
+        released = self._released
+        if released is None or not self.is_releasable:  # most rows were replaced
+            return
+        if released.count != partition_count:
+            if self._stored.runs:
+                return  # the members have another count now, and their reads take longer
+            released = self._released = ReleasedKeys(partition_count)
+        if not self._stored.add(self._tables, pause):
+            return
+        for name, table in self._tables.items():
+            released.add(name, table.keys_in, pause)
+            while table.rows:
+                for _ in range(min(DROPPED_AT_ONCE, len(table.rows))):
+                    table.rows.popitem()
+                pause()
+        self.clear()
+        with suppress(StorageUnavailable):
+            self._stored.limit_runs(1)
 
     def batches(self, name: str, rows_max: int = 10_000) -> Iterator[list[Row]]:
         """All newest rows of a map, including tombstones, in pages of at most `page_bytes` and
@@ -316,10 +374,13 @@ class NewestIndex:
         self._version += 1
         self._cleared.remove(name)
         self._tables.pop(name, None)
+        if self._released is not None:
+            self._released.remove(name)
         self._stored.remove(name)
 
     def forget(self) -> None:
         """Remove everything. Listings under way continue with rows that are added later."""
+        self._released = ReleasedKeys()
         self.clear()
         self._cleared.forget()
         self._stored.runs = {}
@@ -328,13 +389,26 @@ class NewestIndex:
         """Remove the rows in memory."""
         self._version += 1
         self._tables.clear()
-        self._grown, self._room, self.full = 0, self._memory_bytes, False
+        self._grown, self._room, self.full = 0, self._memory_for_rows, False
 
     def close(self) -> None:
         """Free memory and the scratch files. Safe to call twice."""
         self.forget()
 
     # ---- in memory ----
+
+    @property
+    def _memory_for_rows(self) -> int:
+        return self._memory_bytes - (0 if self._released is None else self._released.bytes)
+
+    def _keys_within(self, name: str, partitions: Partitions) -> list[bytes] | None:
+        """The keys of some partitions, in order, so that each block on scratch is read once; None:
+        some are only on scratch."""
+        if self._released is None or self._released.count != partitions.count:
+            return None
+        table = self._tables.get(name)
+        added = [] if table is None else table.keys_in(partitions)
+        return sorted({*self._released.within(name, partitions.wanted), *added})
 
     def _pages_of_memory(
         self, name: str, rows_max: int, ordered: bool, partitions: Partitions | None = None
@@ -401,27 +475,29 @@ class NewestIndex:
         """Drop cleared keys, and count exactly. If little room is left, share equal strings; if
         that is not enough, move everything to scratch."""
         self._purge()
-        tables = list(self._tables.values())
+        memory, (payload, row_bytes) = self._memory_for_rows, self._counted()
+        used, least = payload + row_bytes, payload + row_bytes * SHARED_ROW_BYTES // ROW_BYTES
+        if self._stored.runs:
+            least = used  # it will not fit, so sharing strings gains nothing
+        elif used > memory // 2 and (least <= memory * 3 // 4 or not self._spill):
+            for table in self._tables.values():
+                table.share_strings()
+            used = least
+        if least > memory * 3 // 4:
+            if self._spill:
+                self._spill_all()
+                used, memory = 0, self._memory_bytes
+            else:
+                self.full = True
+        self._grown, self._room = 0, memory - used
+
+    def _counted(self) -> tuple[int, int]:
+        """Memory of the rows: of their keys and values, and of the rest."""
+        tables = self._tables.values()
         rivals = [row for table in tables for rows in table.rivals.values() for row in rows]
         held = chain(rivals, *(table.rows.values() for table in tables))
         payload = sum(len(row[KEY]) + len(row[VALUE] or b"") for row in held)
-        count = len(rivals) + sum(len(table.rows) for table in tables)
-        used, least = payload + ROW_BYTES * count, payload + SHARED_ROW_BYTES * count
-        if self._stored.runs:
-            least = used  # it will not fit, so sharing strings gains nothing
-        elif used > self._memory_bytes // 2 and (
-            least <= self._memory_bytes * 3 // 4 or not self._spill
-        ):
-            for table in tables:
-                table.share_strings()
-            used = least
-        if least > self._memory_bytes * 3 // 4:
-            if self._spill:
-                self._spill_all()
-                used = 0
-            else:
-                self.full = True
-        self._grown, self._room = 0, self._memory_bytes - used
+        return payload, ROW_BYTES * (len(rivals) + sum(len(table.rows) for table in tables))
 
     def _purge(self) -> None:
         """Drop the cleared keys. A listing would not find them."""
@@ -439,7 +515,7 @@ class NewestIndex:
     def _spill_all(self) -> None:
         """Write all rows in memory as a run."""
         self._stored.add(self._tables)
-        self.overflowed = True
+        self.overflowed, self._released = True, None
         self.clear()
         self._stored.limit_runs(RUNS_MAX)
 

@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 
 import msgpack
 
+from imap_wal.read.newest.packed_keys import PackedKeys
 from imap_wal.rules.newer import Contest
 
 Entry: TypeAlias = tuple[Any, ...]
@@ -57,7 +58,7 @@ class RunSection:
     entries: int
     keys: int
     size: int
-    first_keys: list[bytes]
+    first_keys: Sequence[bytes]
     offsets: Sequence[int]
 
 
@@ -179,7 +180,7 @@ class RunWriter:
         memory."""
         begin, values_begin = self._end, self._values_end
         put, pack = self._entries.write, msgpack.Packer(use_bin_type=True).pack
-        first_keys: list[bytes] = []
+        first_keys = PackedKeys()
         offsets = array("Q")
         count = distinct = 0
         for heads, lengths, values in chunks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import repeat
 from pathlib import Path
@@ -40,6 +40,10 @@ class PageLimits(NamedTuple):
     bytes: int
 
 
+class _Interrupted(Exception):
+    """The caller of `StoredRows.add` does not want the run any more."""
+
+
 class _Labels(dict[tuple[str, str, str], int]):
     """(key class, value class, node) → their number in runs."""
 
@@ -64,18 +68,23 @@ class StoredRows:
         self._next_run = 0
         self._labels = _Labels()
 
-    def add(self, tables: Mapping[str, Table]) -> None:
-        """Write the tables as one run. Raises `StorageUnavailable` if the scratch folder is full or
-        fails."""
+    def add(self, tables: Mapping[str, Table], pause: Callable[[], bool] = bool) -> bool:
+        """Write the tables as one run. `pause` is called after each chunk; when it returns True,
+        nothing is added. Returns whether the run was added. Raises `StorageUnavailable` if the
+        scratch folder is full or fails."""
         entries = sum(
             len(table.rows) + sum(map(len, table.rivals.values())) for table in tables.values()
         )
         with self._needing_room():
             writer = self._writer(entries)
             for name, table in sorted(tables.items()):
-                writer.write(name, self._chunks(table))
+                try:
+                    writer.write(name, self._chunks(table, pause))
+                except _Interrupted:
+                    return False
             run = writer.finish()
         self.runs[run.number] = run
+        return True
 
     def remove(self, name: str) -> None:
         """Remove a map."""
@@ -227,7 +236,7 @@ class StoredRows:
         rows, nodes = self.loaded(name, contenders, Values(current_runs, 0))
         return conflict(name, rows[0][KEY], list(zip(rows, nodes, strict=True)))
 
-    def _chunks(self, table: Table) -> Iterator[Chunk]:
+    def _chunks(self, table: Table, pause: Callable[[], bool]) -> Iterator[Chunk]:
         """A table's rows, sorted, in columns: that avoids Python code for each row."""
         own, node = OWN_FIELDS, table.node
         for rows in table.windows(None):
@@ -258,6 +267,8 @@ class StoredRows:
                 else [-1 if value is None else len(value) for value in values]
             )
             yield (keys, orders, labels, deleted, timestamps, expires, partitions), lengths, values
+            if pause():
+                raise _Interrupted
 
     def _memory_windows(self, table: Table, after: bytes | None) -> Iterator[list[Entry]]:
         for rows in table.windows(after):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import compress
+from itertools import compress, islice
 from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -19,6 +19,7 @@ Owned: TypeAlias = tuple[Any, ...]
 OWN_FIELDS = 10
 """The length of a row without its node."""
 WINDOW_ROWS = 1024
+SORTED_AT_ONCE = 1 << 15
 
 T = TypeVar("T")
 
@@ -82,7 +83,7 @@ class Table:
 
     def windows(self, after: bytes | None) -> Iterator[list[Owned]]:
         """All contenders of the keys above `after`, in key order, in lists."""
-        keys = sorted(self.rows if after is None else (key for key in self.rows if key > after))
+        keys = in_order(self.rows if after is None else [key for key in self.rows if key > after])
         for start in range(0, len(keys), WINDOW_ROWS):
             some = keys[start : start + WINDOW_ROWS]
             yield (
@@ -115,6 +116,18 @@ class Table:
                 )
                 for row in rivals
             ]
+
+
+def in_order(keys: Collection[bytes]) -> list[bytes]:
+    """Sorted in parts, because no other thread runs while one list is sorted."""
+    left = iter(keys)
+    parts = []
+    while part := sorted(islice(left, SORTED_AT_ONCE)):
+        parts.append(part)
+    while len(parts) > 1:  # Timsort only merges two sorted parts
+        pairs = zip(parts[::2], parts[1::2], strict=False)
+        parts = [sorted(a + b) for a, b in pairs] + parts[len(parts) // 2 * 2 :]
+    return parts[0] if parts else []
 
 
 def in_pages(items: list[T], sizes: Sequence[int], bytes_max: int) -> Iterator[list[T]]:

@@ -1,0 +1,174 @@
+"""Rows leave the memory for scratch while nothing reads, and every read still finds them."""
+
+from __future__ import annotations
+
+import errno
+import random
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from imap_wal.agent.reads import merges
+from imap_wal.entry import DELETED, KEY, ORDER, Row, clear_of
+from imap_wal.errors import StorageUnavailable
+from imap_wal.partitions import Partitions, partition_id
+from imap_wal.read.newest import index as indexes
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.newest.packed_keys import PackedKeys
+from imap_wal.read.newest.runs import RunWriter
+from imap_wal.read.newest.table import in_order
+from tests.agent.harness import config, entry, hazelcast_key, plugin, put_keys, serving
+from tests.histories import put
+from tests.kit.effort import share
+from tests.support import eventually
+
+COUNT = 7
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index with few rows is worth a release."""
+    monkeypatch.setattr(indexes, "RELEASE_BYTES", 1)
+    monkeypatch.setattr(indexes, "RELEASE_SHARE", 1 << 60)
+
+
+def owned(index: NewestIndex, number: int) -> dict[bytes, Row]:
+    """The live rows of one partition, by all ways to read them."""
+    partitions = Partitions(frozenset({number}), COUNT)
+    pages = list(index.keys("a", 3, partitions))
+    listed = sorted(key for page in pages for key, deleted, _ in page if not deleted)
+    live = {row[KEY]: row[:10] for row in index.get("a", listed) if row is not None}
+    rows = index.in_memory("a", partitions)
+    assert rows is not None or index.overflowed
+    assert rows is None or live == {row[KEY]: row[:10] for row in rows if not row[DELETED]}
+    assert sorted(live) == listed
+    return live
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 30, 20_000])
+def test_an_index_equals_a_dict_over_releases(memory_bytes: int, seed: int, tmp_path: Path) -> None:
+    """Changes by two nodes, clears and removed maps, and releases at any time. With little memory,
+    the index moves rows to scratch by itself too."""
+    random_ = random.Random(seed)
+    for _ in range(share(160)):
+        index, expected = NewestIndex(memory_bytes, tmp_path), dict[bytes, Row]()
+        cleared = dict.fromkeys(range(COUNT), (0, 0, 0, 0))
+        for request in range(random_.randrange(1, 600)):
+            version = random_.randrange(1, 50)
+            node = "n1" if version % 2 else "n2"
+            action = random_.random()
+            if action < 0.02:
+                index.release(COUNT, bool)
+            elif action < 0.03:
+                number, order = random_.randrange(COUNT), (1, version, 1, request)
+                index.add(node, [clear_of("a", number, COUNT, 0, order)], clears=True)
+                for key in [key for key in expected if partition_id(key, COUNT) == number]:
+                    if expected[key][ORDER] < order:
+                        del expected[key]
+                cleared[number] = max(cleared[number], order)
+            elif action < 0.035:
+                index.remove("a")
+                expected.clear()
+                cleared = dict.fromkeys(range(COUNT), (0, 0, 0, 0))
+            else:
+                value = None if random_.random() < 0.2 else "v" * random_.randrange(40)
+                row = put(f"k{random_.randrange(150)}", value, (1, version, 1, request), "a")
+                index.add(node, [row])
+                newest = expected[row[KEY]][ORDER] if row[KEY] in expected else (0, 0, 0, 0)
+                if row[ORDER] > max(newest, cleared[partition_id(row[KEY], COUNT)]):
+                    expected[row[KEY]] = row
+        live = {key: row for key, row in expected.items() if not row[DELETED]}
+        keys = [*expected, b"absent"]
+        found = [row for row in index.get("a", keys) if row is not None and not row[DELETED]]
+        assert {row[KEY]: row[:10] for row in found} == live
+        parts = [owned(index, number) for number in range(COUNT)]
+        assert {key: row for part in parts for key, row in part.items()} == live
+        index.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_scratch_leaves_the_rows_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(writer: RunWriter) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    index = NewestIndex(1 << 30, tmp_path)
+    rows = [put(f"k{number}", "v", (1, 1, 1, number), "a") for number in range(100)]
+    index.add("n1", rows)
+    monkeypatch.setattr(RunWriter, "finish", full)
+    with pytest.raises(StorageUnavailable):
+        index.release(COUNT, bool)
+    assert index.is_releasable and index.known_count() == 100
+    assert sum(len(owned(index, number)) for number in range(COUNT)) == 100
+    monkeypatch.undo()
+    index.close()
+
+
+def test_a_release_ends_when_a_reader_waits(tmp_path: Path) -> None:
+    """Nothing has changed; the next one succeeds."""
+    index = NewestIndex(1 << 30, tmp_path)
+    rows = [put(f"k{number}", "v", (1, 1, 1, number), "a") for number in range(3000)]
+    index.add("n1", rows)
+    waits = iter((False, True))
+    index.release(COUNT, lambda: next(waits))
+    assert index.is_releasable and index.known_count() == 3000
+    index.release(COUNT, bool)
+    assert not index.is_releasable
+    assert sum(len(owned(index, number)) for number in range(COUNT)) == 3000
+    index.close()
+
+
+def test_only_rows_of_some_size_are_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changes of the same keys take no more memory, so they cause no further release."""
+    monkeypatch.setattr(indexes, "RELEASE_BYTES", 100_000)
+    index = NewestIndex(1 << 30, tmp_path)
+    for version in range(1, 500):
+        index.add("n1", [put("k", "v" * 1000, (1, version, 1, 1), "a")])
+    assert index.is_releasable, "as far as it is known without counting"
+    index.release(COUNT, bool)
+    assert not index.is_releasable and index.known_count() == 1, "it is still in memory"
+    index.close()
+
+
+def test_packed_keys_and_parts_sort_as_lists_do(seed: int) -> None:
+    random_ = random.Random(seed)
+    keys = [random_.randbytes(random_.randrange(4)) for _ in range(70_000)]
+    assert in_order(keys) == sorted(keys)
+    assert in_order([]) == []
+    packed = PackedKeys()
+    for key in keys[:100]:
+        packed.append(key)
+    assert packed[:] == keys[:100] and packed[-1] == keys[99] and len(packed) == 100
+
+
+def test_an_agent_releases_what_nobody_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listings, digests and values are as before; a change since then is found too."""
+    monkeypatch.setattr(merges, "RELEASE_S", 0.05)
+    settings = config(tmp_path)
+    keys = [hazelcast_key(number) for number in range(500)]
+    partitions = list(range(0, 271, 2))
+    with serving(settings) as agent, plugin(settings) as member:
+        put_keys(member, keys)
+
+        def read() -> tuple[object, ...]:
+            header, _ = member.client.ask("list", "orders", None, 1000, partitions)
+            digests = member.client.ask("digests", "orders", b"0" * 16, partitions)
+            return header[3:], digests[0][2:], digests[1]
+
+        before = read()
+        index = agent._view._index
+        eventually(lambda: index._stored.runs and not index._tables, "the rows are on scratch")
+        assert read() == before
+        assert agent._view.digest("orders", b"0" * 16, Partitions(frozenset({1}), 271))
+        added = msgpack.packb(
+            ["orders", hazelcast_key(501), *entry("", "w", member.order(501))[2:]]
+        )
+        assert member.client.ask("append", member.session, 501, 1, payload=added)[0][0] == "ack"
+        header, _ = member.client.ask("keys", "orders", None, 1000)
+        assert header[3] == 501
