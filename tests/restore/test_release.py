@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import random
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgpack
 import pytest
@@ -97,8 +99,12 @@ def test_a_full_scratch_leaves_the_rows_in_memory(
     index = NewestIndex(1 << 30, tmp_path)
     rows = [put(f"k{number}", "v", (1, 1, 1, number), "a") for number in range(100)]
     index.add("n1", rows)
+    with monkeypatch.context() as little:
+        little.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=100_000))
+        with pytest.raises(StorageUnavailable, match="free bytes"):
+            index.release(COUNT, bool)
     monkeypatch.setattr(RunWriter, "finish", full)
-    with pytest.raises(StorageUnavailable):
+    with pytest.raises(StorageUnavailable, match="No space left"):
         index.release(COUNT, bool)
     assert index.is_releasable and index.known_count() == 100
     assert sum(len(owned(index, number)) for number in range(COUNT)) == 100

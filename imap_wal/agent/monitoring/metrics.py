@@ -501,7 +501,7 @@ READING: tuple[AgentMetric, ...] = (
     AgentMetric(
         "imap_wal_keys",
         "gauge",
-        "Keys with an entry in the merged logs, even if deleted; absent if they are on disk.",
+        "Keys with an entry in the merged logs, even if deleted; absent while they are on scratch.",
         lambda now: now.merged.keys,
     ),
     AgentMetric(

@@ -271,10 +271,13 @@ class NewestIndex:
             if self._stored.runs:
                 return  # the members have another count now, and their reads take longer
             released = self._released = ReleasedKeys(partition_count)
+        self._stored.demand_room(self._memory_for_rows - self._room)
         if not self._stored.add(self._tables, pause):
             return
+        # All keys first: where rows were, nothing may be that remains (`packed_keys`).
         for name, table in self._tables.items():
-            released.add(name, table.keys_in, pause)
+            released.add(name, table.rows, pause)
+        for table in self._tables.values():
             while table.rows:
                 for _ in range(min(DROPPED_AT_ONCE, len(table.rows))):
                     table.rows.popitem()

@@ -9,11 +9,14 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import overload
 
 import msgpack
 
-from imap_wal.partitions import Partitions
+from imap_wal.partitions import partition_ids
+
+ADDED_AT_ONCE = 10_000
 
 
 class PackedKeys(Sequence[bytes]):
@@ -49,18 +52,16 @@ class ReleasedKeys:
         self.count, self.bytes = count, 0
         self._packed: defaultdict[tuple[str, int], bytearray] = defaultdict(bytearray)
 
-    def add(
-        self, name: str, keys_in: Callable[[Partitions], list[bytes]], pause: Callable[[], bool]
-    ) -> None:
-        """`keys_in`: the keys of some partitions of this map."""
+    def add(self, name: str, keys: Iterable[bytes], pause: Callable[[], bool]) -> None:
+        """Keys of a map. `pause` is called again and again."""
         pack = msgpack.Packer(use_bin_type=True).pack
-        for partition in range(self.count):
-            keys = keys_in(Partitions(frozenset((partition,)), self.count))
-            if keys:
-                packed = b"".join(map(pack, keys))
+        left = iter(keys)
+        while some := list(islice(left, ADDED_AT_ONCE)):
+            for key, partition in zip(some, partition_ids(some, self.count), strict=True):
+                packed = pack(key)
                 self._packed[name, partition] += packed
                 self.bytes += len(packed)
-                pause()
+            pause()
 
     def within(self, name: str, wanted: Iterable[int]) -> Iterator[bytes]:
         """The keys of a map in these partitions."""

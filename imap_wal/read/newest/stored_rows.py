@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -28,6 +29,8 @@ from imap_wal.read.newest.runs import IN_MEMORY, Chunk, Entry, Run, RunWriter, V
 from imap_wal.read.newest.table import OWN_FIELDS, Owned, Table, in_pages
 from imap_wal.rules.cleared import Cleared
 
+ROOM = 4
+"""How many times the size of what could be in memory too must be free on scratch."""
 RUNS_MAX = 16
 """Runs that may wait for their merge; a lookup first merges them."""
 _WINDOW_BYTES_MAX = 64 * 1024
@@ -67,6 +70,14 @@ class StoredRows:
         self.window_bytes = min(max(memory_bytes // 2048, 4096), _WINDOW_BYTES_MAX)
         self._next_run = 0
         self._labels = _Labels()
+
+    def demand_room(self, size: int) -> None:
+        """Raise `StorageUnavailable` unless much more than `size` bytes are free: the log may be on
+        the same disk."""
+        room = self._scratch or tempfile.gettempdir()
+        free = shutil.disk_usage(room).free
+        if free < ROOM * size:
+            raise StorageUnavailable(f"{room} has {free:,} free bytes, less than {ROOM * size:,}")
 
     def add(self, tables: Mapping[str, Table], pause: Callable[[], bool] = bool) -> bool:
         """Write the tables as one run. `pause` is called after each chunk; when it returns True,
