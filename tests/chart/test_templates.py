@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import http.server
+import json
 import re
 import subprocess
 import sys
+import threading
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -459,6 +462,71 @@ def test_a_place_on_the_volume_mounts_it(sets: list[str], folder: str) -> None:
     job = pods([one(documents, "CronJob")])[0]
     for container in (*job["initContainers"], *job["containers"]):
         assert {"name": "log", "mountPath": folder} in container["volumeMounts"]
+
+
+class Cluster(http.server.BaseHTTPRequestHandler):
+    """What helm asks the API of Kubernetes for when it renders; there are five members."""
+
+    ANSWERS: ClassVar[dict[str, dict[str, Any]]] = {
+        "/version": {"major": "1", "minor": "33", "gitVersion": "v1.33.0"},
+        "/api": {"kind": "APIVersions", "versions": ["v1"]},
+        "/apis": {
+            "kind": "APIGroupList",
+            "groups": [
+                {"name": "apps", "versions": [{"groupVersion": "apps/v1", "version": "v1"}]}
+            ],
+        },
+        "/api/v1": {"kind": "APIResourceList", "groupVersion": "v1", "resources": []},
+        "/apis/apps/v1": {
+            "kind": "APIResourceList",
+            "groupVersion": "apps/v1",
+            "resources": [
+                {
+                    "name": "statefulsets",
+                    "namespaced": True,
+                    "kind": "StatefulSet",
+                    "verbs": ["get"],
+                }
+            ],
+        },
+        "/apis/apps/v1/namespaces/shop/statefulsets/wal-imap-wal": {
+            "apiVersion": "apps/v1",
+            "kind": "StatefulSet",
+            "metadata": {"name": "wal-imap-wal"},
+            "spec": {"replicas": 5},
+        },
+    }
+
+    def do_GET(self) -> None:  # the name that http.server calls
+        answer = self.ANSWERS.get(self.path.partition("?")[0], {})
+        self.send_response(200 if answer else 404)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_an_upgrade_with_fewer_members_has_the_job() -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Cluster) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        place = f"--kube-apiserver=http://127.0.0.1:{server.server_port}"
+        options = (place, "--dry-run=server", "--set")
+        try:
+            with_job = [
+                "Job" in {each["kind"] for each in rendered(DEFAULT, *options, sets)}
+                for sets in (
+                    "cluster.replicas=4",
+                    "cluster.replicas=5",
+                    "cluster.replicas=4,scaleDown.forget=never",
+                )
+            ]
+        finally:
+            server.shutdown()
+            thread.join()
+    assert with_job == [True, False, False]
 
 
 COMPOSE = ROOT / "examples" / "compose"
