@@ -163,8 +163,8 @@ class TypedSerializer(Generic[K, V]):
         except Exception as error:
             problem = getattr(error, "problem", error)
             raise NotSerializable(
-                f"a {type(key).__name__} is no key of this map ({problem}); it takes keys of type "
-                f"{written(self._key)}"
+                f"a {type(key).__name__} cannot be a key of this map ({problem}); it takes keys of "
+                f"type {written(self._key)}"
             ) from error
         if same != key:
             raise NotSerializable(

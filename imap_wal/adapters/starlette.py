@@ -71,7 +71,7 @@ class WebSession(dict[str, Any]):
 
 def regenerate_session_id(connection: HTTPConnection) -> None:
     """Let the response give the session of this request a new id, and forget the former one. Call
-    it when a user logs in: then nobody can use a former id that was planted or seen.
+    it when a user logs in: then an attacker who planted or saw the former id cannot use it.
 
     Raises:
         InvalidSetting: the application has no `SessionMiddleware` of imap_wal.
