@@ -436,11 +436,17 @@ def test_a_map_that_is_opened_before_its_first_entry(memory: MemoryStore) -> Non
 
 def test_a_follower_continues_after_the_storage_failed(memory: MemoryStore) -> None:
     store = Interrupted(memory)
+
+    def fails() -> None:
+        store.when = lambda kind, path: kind == "list"  # again and again
+        unavailable()
+
     with embedded(memory) as writer:
         writer.map("m")["a"] = 1
         with reader(store, follow=0.001) as follower:
-            store.meanwhile, store.when = unavailable, lambda kind, path: kind == "list"
+            store.meanwhile, store.when = fails, lambda kind, path: kind == "list"
             eventually(lambda: "no route" in follower.statistics.failure, "it says what failed")
+            store.meanwhile = lambda: None
             writer.map("m")["a"] = 2
             eventually(lambda: follower.map("m")["a"] == 2, "it continues")
             eventually(lambda: not follower.statistics.failure, "it works again")
