@@ -200,9 +200,9 @@ class Evidence:
 
 
 def of_files(
-    files: Iterable[StoredFile], manifest: NodeManifest, segments: Collection[tuple[int, int]]
+    files: Iterable[StoredFile], manifest: NodeManifest, unarchived: Collection[tuple[int, int]]
 ) -> Evidence:
-    """`files`: all files in a node's folder. `segments`: (epoch, number) of its segments without
+    """`files`: all files in a node's folder. `unarchived`: (epoch, number) of its segments without
     the archived ones."""
     highest, newer = 0, ""
     segments, late = set(), {}
@@ -217,7 +217,7 @@ def of_files(
             newer = (
                 newer or f"{file.path} is of epoch {epoch}, but the manifest is of {manifest.epoch}"
             )
-        elif archive is not None and manifest.archived < archive.last[:2] not in segments:
+        elif archive is not None and manifest.archived < archive.last[:2] not in unarchived:
             late[file.path] = archive
     # The list is parsed only for an archive after the manifest's last archived position, which is
     # rare.
