@@ -182,8 +182,8 @@ PICKED = (
     Mutation(
         "files that are no archives are compared with archives",
         "imap_wal/manifest/older.py",
-        "elif archive is not None and manifest.archived < archive.last[:2] not in segments:",
-        "elif archive is None and manifest.archived < archive.last[:2] not in segments:",
+        "elif archive is not None and manifest.archived < archive.last[:2] not in unarchived:",
+        "elif archive is None and manifest.archived < archive.last[:2] not in unarchived:",
         "tests/unit/test_evidence.py::test_open_and_verify_agree_on_files_newer_than_manifest",
     ),
     Mutation(
