@@ -131,12 +131,13 @@ class Merges:
     def without_request(
         self, stopping: threading.Event, *, is_read: bool, pause: Callable[[], bool] = bool
     ) -> bool:
-        """The merge or the release that is due. Returns whether it was done. `pause`: see
-        `MaterializedView.release`."""
+        """The merge or the release that is due. Returns whether a merge was done: after a release,
+        the error of a read stays. `pause`: see `MaterializedView.release`."""
         if self._restore_at is not None:
             return self._restore(stopping)
         if self._is_releasable and self._clock.monotonic() >= self._release_at:
-            return self._release(pause)
+            self._release(pause)
+            return False
         return self._refresh(stopping, is_read=is_read)
 
     @property
@@ -144,14 +145,12 @@ class Merges:
         """Also whether a member has said how many partitions there are."""
         return self._restore_at is None and bool(self.partition_count) and self.view.is_releasable
 
-    def _release(self, pause: Callable[[], bool]) -> bool:
+    def _release(self, pause: Callable[[], bool]) -> None:
         try:
             self.view.release(self.partition_count, pause)
-            return True
         except StorageUnavailable as error:
             self._release_at = self._clock.monotonic() + AGAIN_S_MAX
             _log.warning("what was merged stays in memory", error=str(error))
-            return False
 
     def _merge(self, stopping: threading.Event) -> None:
         """Merge the logs; a span if there was something to read."""
