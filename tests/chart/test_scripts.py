@@ -89,6 +89,13 @@ def test_a_removed_node_is_forgotten_when_all_is_covered(
     assert script(2) == "" and script.commands == ["ls"]  # nothing is left to do
 
 
+def test_the_log_of_another_namespace_is_left_alone(script: Script, run: Run, url: str) -> None:
+    with imap_wal.open(url, namespace="blog", cluster="eu", node="wal-3") as store:
+        store.map("orders")["a"] = 1
+    assert script(3, "--namespace", "default") == "" and script.commands == ["ls"]
+    assert "wal-3" in nodes(run, url)
+
+
 def test_a_node_whose_agent_runs_is_not_forgotten(script: Script, run: Run, url: str) -> None:
     with opened(url, "wal-2") as store:
         store.map("orders")["late"] = 1

@@ -145,7 +145,8 @@ def test_only_an_upgrade_has_the_job_that_forgets() -> None:
     job = one(made(COPIES, "scaleDown.forget=always"), "Job")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "post-upgrade"
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["args"][1:] == ["dev", "wal-imap-wal", "3", "900", "--partial"]
+    place = ["--namespace", "default", "--partial"]
+    assert container["args"][1:] == ["dev", "wal-imap-wal", "3", "900", *place]
 
 
 def test_clients_outside_have_a_service() -> None:

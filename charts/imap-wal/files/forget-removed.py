@@ -1,6 +1,7 @@
 """After a scale-down: forgets the nodes of pods that the StatefulSet does not have any more.
 
-    forget-removed.py URL CLUSTER STATEFULSET REPLICAS SECONDS [--wal-dir URL] [--partial]
+    forget-removed.py URL CLUSTER STATEFULSET REPLICAS SECONDS [--namespace NAME] [--wal-dir URL]
+                      [--partial]
 
 It waits until their agents have stopped, and rewrites the log. `imap-wal forget-node` then refuses
 a node with an entry that no snapshot has. A node whose agent did not stop cleanly is not forgotten.
