@@ -319,6 +319,7 @@ class RequestHandler:
             "max_message_bytes": self._bounds.message_bytes,
             "agent_version": VERSION,
             "former": former,
+            "durable": self._config.log.durability == "always",
             "settling": True,
             "reports": True,
         }

@@ -37,6 +37,13 @@ IN_JAVA = (
         "StructuresTest#refusedStructuresAreNotCreated",
     ),
     Mutation(
+        "an agent that begins again in an older copy of its log is greeted",
+        f"{_WIRE}/AgentConnection.java",
+        "&& welcome.lastRequest() < last.request) {",
+        "&& welcome.lastRequest() < 0) {",
+        "StoreFaultsTest#agentInAnOlderCopyIsRefusedUntilItHasAllChanges",
+    ),
+    Mutation(
         "a key of low order is accepted: anyone could seal messages of the agent",
         f"{_WIRE}/SecretBox.java",
         "        if (bits == 0) {\n",

@@ -212,6 +212,7 @@ final class Appender {
                 .integer(changes.size());
         connection.ask("ack", payload,
                 System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.timeoutMs()));
+        agent.identity().acknowledged(session, number - 1);
     }
 
     /** @throws NotAppended there is no agent, it refuses, or an attempt failed a moment ago */

@@ -27,6 +27,7 @@ public final class AgentConnection implements Closeable {
     private final ZmtpConnection wire;
     private final Pulse pulse;
     private final MsgpackWriter header = new MsgpackWriter(64);
+    private Identity identity;
     private SessionInfo session;
     private long number;
 
@@ -47,6 +48,7 @@ public final class AgentConnection implements Closeable {
         private final KnownView view;
         private final Pulse pulse;
         private final int acks;
+        private volatile Acknowledged acknowledged = new Acknowledged("", 0, 0);
 
         /**
          * @param present the cluster that the member is in now
@@ -78,6 +80,38 @@ public final class AgentConnection implements Closeable {
 
         public Pulse pulse() {
             return pulse;
+        }
+
+        /** All changes of this session up to this request are acknowledged. */
+        public void acknowledged(SessionInfo session, long request) {
+            acknowledged = new Acknowledged(session.node(), session.session(), request);
+        }
+
+        /** An agent that begins again in an older copy of its log does not have all of them. */
+        private void requireAcknowledged(SessionInfo welcome) throws IOException {
+            Acknowledged last = acknowledged;
+            if (welcome.durable() && welcome.node().equals(last.node)
+                    && welcome.session() == last.session && !welcome.shared()
+                    && welcome.lastRequest() < last.request) {
+                throw new IOException("the log of node " + last.node + " ends at request "
+                        + welcome.lastRequest() + " of this member, and its agent has acknowledged"
+                        + " request " + last.request + ": an older copy replaced the node's folder."
+                        + " Stop the agent, bring the folder back, and start the agent; or stop all"
+                        + " members, which then load what the copy has");
+            }
+        }
+    }
+
+    /** The last change that an agent acknowledged, and its session. */
+    private static final class Acknowledged {
+        private final String node;
+        private final long session;
+        private final long request;
+
+        Acknowledged(String node, long session, long request) {
+            this.node = node;
+            this.session = session;
+            this.request = request;
         }
     }
 
@@ -155,6 +189,7 @@ public final class AgentConnection implements Closeable {
                         () -> identity.pulse.whileTurning(settings.timeoutMs(), mostMs)),
                 identity.pulse);
         try {
+            connection.identity = identity;
             identity.pulse.add(connection);
             long helloDeadline = Math.max(deadline, System.nanoTime()
                     + TimeUnit.MILLISECONDS.toNanos(settings.timeoutMs()));
@@ -164,6 +199,7 @@ public final class AgentConnection implements Closeable {
                 throw new ProtocolException("the agent's welcome is not a map");
             }
             connection.session = SessionInfo.of(membership, (Map<?, ?>) answer);
+            identity.requireAcknowledged(connection.session);
             identity.view.learn(membership.clusterId(), membership.member(),
                     connection.session.incarnation());
             connection.patience(ZmtpConnection.Patience.NONE);
@@ -329,6 +365,12 @@ public final class AgentConnection implements Closeable {
     /** The number of the request that was begun last. */
     public long number() {
         return number;
+    }
+
+    /** Waits for the acknowledgement of an append: of the request of that number. */
+    public void awaitAck(long wantedNumber, long deadlineNanos) throws IOException {
+        MsgpackReader header = answer("ack", wantedNumber, deadlineNanos).header();
+        identity.acknowledged(session, header.integer() + header.integer() - 1);
     }
 
     /**

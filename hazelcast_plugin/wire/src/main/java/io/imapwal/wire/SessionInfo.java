@@ -19,10 +19,12 @@ public final class SessionInfo {
     private final Map<Long, Long> former;
     private final long maxValueBytes;
     private final long maxMessageBytes;
+    private final boolean durable;
 
     /** Each parameter is what the method of its name returns. */
     public SessionInfo(Membership membership, String node, long session, long incarnation,
-            long lastRequest, Map<Long, Long> former, long maxValueBytes, long maxMessageBytes) {
+            long lastRequest, Map<Long, Long> former, long maxValueBytes, long maxMessageBytes,
+            boolean durable) {
         this.membership = membership;
         this.node = node;
         this.session = session;
@@ -31,6 +33,7 @@ public final class SessionInfo {
         this.former = former;
         this.maxValueBytes = maxValueBytes;
         this.maxMessageBytes = maxMessageBytes;
+        this.durable = durable;
     }
 
     /** Cluster id and member UUID in the hello. Changes with others need another hello. */
@@ -76,6 +79,11 @@ public final class SessionInfo {
         return maxMessageBytes;
     }
 
+    /** Whether the agent acknowledges only what is on its storage. */
+    public boolean durable() {
+        return durable;
+    }
+
     public UUID clusterId() {
         return membership.clusterId();
     }
@@ -100,7 +108,8 @@ public final class SessionInfo {
         return new SessionInfo(membership, String.valueOf(answer.get("node")),
                 number(answer, "session"), number(answer, "incarnation"),
                 number(answer, "last_request"), former(answer.get("former")),
-                limit(answer, "max_value_bytes"), limit(answer, "max_message_bytes"));
+                limit(answer, "max_value_bytes"), limit(answer, "max_message_bytes"),
+                Boolean.TRUE.equals(answer.get("durable")));
     }
 
     private static long limit(Map<?, ?> answer, String name) {

@@ -331,7 +331,7 @@ final class Ensemble implements AppendConnection {
         return new SessionInfo(first.membership(), first.node(), first.session(),
                 first.incarnation(), counted(said.stream().map(SessionInfo::lastRequest).toList()),
                 former, least(said.stream().map(SessionInfo::maxValueBytes).toList()),
-                least(said.stream().map(SessionInfo::maxMessageBytes).toList()));
+                least(said.stream().map(SessionInfo::maxMessageBytes).toList()), false);
     }
 
     private long counted(List<Long> requests) {

@@ -259,7 +259,7 @@ final class WriteConnection implements AppendConnection {
 
     @Override
     public void awaitAck(long number, long deadlineNanos) throws IOException {
-        connection.answer("ack", number, deadlineNanos);
+        connection.awaitAck(number, deadlineNanos);
     }
 
     @Override

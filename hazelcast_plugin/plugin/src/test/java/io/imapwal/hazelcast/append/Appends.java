@@ -46,7 +46,7 @@ final class Appends {
 
     static SessionInfo session(long number, long lastRequest, Map<Long, Long> former) {
         return new SessionInfo(new Membership(CLUSTER, MEMBER), "node", number, number, lastRequest,
-                former, 0, 0);
+                former, 0, 0, true);
     }
 
     /** An append of the changes, which have no request numbers yet. */

@@ -23,7 +23,7 @@ class BacklogTest {
     private static SessionInfo welcome(String node, long session, long last, long messageBytes) {
         SessionInfo any = Appends.session(session, last);
         return new SessionInfo(any.membership(), node, session, session - SessionInfo.SHARED, last,
-                Map.of(), 0, messageBytes);
+                Map.of(), 0, messageBytes, true);
     }
 
     private static SessionInfo welcome(String node, long last) {

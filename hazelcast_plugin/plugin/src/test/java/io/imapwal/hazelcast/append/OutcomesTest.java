@@ -112,7 +112,7 @@ class OutcomesTest {
     void changeOfOtherClusterIsNotSentAgain() {
         PendingAppend pending = Appends.pending(first, second);
         SessionInfo other = new SessionInfo(new Membership(new UUID(9, 9), Appends.MEMBER),
-                "node", 1, 1, 0, Map.of(), 0, 0);
+                "node", 1, 1, 0, Map.of(), 0, 0, true);
         InFlightAppend append = Appends.numbered(session, first, second);
         outcomes.decide(append, other, 1, BROKEN);
         assertInstanceOf(NotAppended.class, pending.failure());

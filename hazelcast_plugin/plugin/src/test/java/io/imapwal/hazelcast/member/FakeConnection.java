@@ -129,9 +129,10 @@ final class FakeConnection {
     }
 
     private List<byte[]> welcome(long number, long session) {
-        MsgpackWriter answer = header("welcome", number, 1).map(9);
+        MsgpackWriter answer = header("welcome", number, 1).map(10);
         answer.string("protocol").integer(1);
         answer.string("settling").bool(true);
+        answer.string("durable").bool(true);
         answer.string("node").string(agent.node);
         answer.string("session").integer(session);
         answer.string("incarnation").integer(log.newestView);

@@ -70,6 +70,29 @@ class StoreFaultsTest extends StoreFixture {
         assertEquals(2, logged(name, "a"));
     }
 
+    @Test
+    void agentInAnOlderCopyIsRefusedUntilItHasAllChanges() throws Exception {
+        IMap<String, Integer> map = member.getMap(name);
+        map.set("a", 1);
+        map.set("a", 2);
+        Map<Long, Long> own = new HashMap<>(agent.lastRequests);
+        agent.stop();
+        agent.lastRequests.replaceAll((session, last) -> last - 1);
+        agent.start();
+        NotAppended refused = assertThrows(NotAppended.class, () -> map.set("a", 3));
+        assertTrue(refused.getMessage().contains("an older copy replaced the node's folder"),
+                refused.getMessage());
+        assertEquals(2, map.get("a"));
+        agent.stop();
+        agent.lastRequests.putAll(own);
+        agent.start();
+        eventually(() -> {
+            map.set("a", 4);
+            return true;
+        });
+        assertEquals(4, logged(name, "a"));
+    }
+
     @ParameterizedTest
     @ValueSource(strings = {"BREAK_AFTER", "BREAK_BEFORE"})
     void changeIsAppendedOnceWhenConnectionBreaks(OnAppend fault) {

@@ -1,0 +1,56 @@
+"""An agent that is killed begins again in an older copy of its log, while its member runs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hazelcast.errors import HazelcastError
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.configuration import logged_map
+from tests.cluster.waiting import until
+
+
+@pytest.mark.thorough
+def test_a_member_is_refused_an_older_copy_of_its_log(tmp_path: Path, classpath: str) -> None:
+    """Otherwise what was acknowledged since the copy would be in memory only, and nothing would
+    say so. When the folder is brought back, the member goes on."""
+
+    def maps(endpoint: str) -> dict[str, Any]:
+        return {"default": logged_map(endpoint)}
+
+    logs, copy, own = tmp_path / "logs", tmp_path / "copy", tmp_path / "own"
+    with Cluster(tmp_path, classpath, maps) as cluster:
+        cluster.start(1)
+        (agent,) = (agent for agent in cluster.agents if agent.running)
+        orders = cluster.client().get_map("orders").blocking()
+        orders.put("old", 1)
+        shutil.copytree(logs, copy)
+        orders.put("new", 1)
+        agent.kill()
+        logs.rename(own)
+        copy.rename(logs)
+        agent.start()
+        with pytest.raises(HazelcastError, match="an older copy replaced the node's folder"):
+            orders.put("later", 1)
+        assert orders.get("new") == 1
+        agent.kill()
+        shutil.rmtree(logs)
+        own.rename(logs)
+        agent.start()
+
+        def is_back() -> bool:
+            try:
+                orders.put("later", 2)
+            except HazelcastError:
+                return False
+            return True
+
+        until("the member goes on", is_back)
+        cluster.kill_everything()
+        cluster.start(1)
+        orders = cluster.client().get_map("orders").blocking()
+        assert dict(orders.entry_set()) == {"old": 1, "new": 1, "later": 2}
