@@ -41,7 +41,7 @@ IN_JAVA = (
         f"{_WIRE}/AgentConnection.java",
         "&& welcome.lastRequest() < last.request) {",
         "&& welcome.lastRequest() < 0) {",
-        "StoreFaultsTest#agentInAnOlderCopyIsRefusedUntilItHasAllChanges",
+        "StoreFaultsTest#olderCopyOfTheLogIsRefused",
     ),
     Mutation(
         "a key of low order is accepted: anyone could seal messages of the agent",

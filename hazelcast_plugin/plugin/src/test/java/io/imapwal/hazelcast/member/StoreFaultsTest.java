@@ -71,7 +71,7 @@ class StoreFaultsTest extends StoreFixture {
     }
 
     @Test
-    void agentInAnOlderCopyIsRefusedUntilItHasAllChanges() throws Exception {
+    void olderCopyOfTheLogIsRefused() throws Exception {
         IMap<String, Integer> map = member.getMap(name);
         map.set("a", 1);
         map.set("a", 2);
