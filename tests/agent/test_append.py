@@ -34,6 +34,7 @@ def test_a_change_is_acknowledged_when_it_is_in_the_log(settings: AgentConfig) -
             "former": [],
             "settling": True,
             "reports": True,
+            "durable": True,
         }
         assert member.put(a="1", b="2") == ["ack", 1, 2]
         assert member.put(a=None) == ["ack", 3, 1]

@@ -28,7 +28,7 @@ def always(_: str) -> bool:
 def repaired(store: SegmentStore, name: str, mode: str = SALVAGE) -> tuple[MemoryStore, list[Any]]:
     """A repaired copy in memory, and the items; a dry run before it reports the same."""
     plans = []
-    target = MemoryStore(f"{name}-{next(_numbers)}")
+    target = MemoryStore(f"repaired-{name}-{next(_numbers)}")
     for dry_run in (True, False):
         views = looks_at(Context(store))
         items: list[Any] = []

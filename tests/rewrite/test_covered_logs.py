@@ -52,13 +52,13 @@ def reads(store: MemoryStore, **options: Any) -> list[str]:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of entries that are decoded from now on, by frames."""
     found: list[int] = []
-    original = entry.decoded
+    original = entry.EntryDecoder.decoded
 
-    def decode(payload: Any, count: int) -> Any:
+    def decode(decoder: entry.EntryDecoder, payload: Any, count: int) -> Any:
         found.append(count)
-        return original(payload, count)
+        return original(decoder, payload, count)
 
-    monkeypatch.setattr(entry, "decoded", decode)
+    monkeypatch.setattr(entry.EntryDecoder, "decoded", decode)
     return found
 
 
