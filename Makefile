@@ -153,8 +153,9 @@ bench: setup ## all numbers, as ratios in one run; JSON and charts in out/bench/
 bench-quick: setup ## the same, shorter
 	$(BIN)/python -m benchmarks --quick --save out/bench
 
+# With --quiet, --strict counts no warning.
 docs: $(VENV)/.docs ## the documentation as a site in site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: python ## ruff, mypy --strict, import arrows
 	$(BIN)/ruff check .

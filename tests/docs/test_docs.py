@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -18,6 +19,7 @@ import duckdb
 import msgpack
 import pytest
 from click.testing import CliRunner
+from markdown.extensions.toc import slugify
 
 import imap_wal
 from imap_wal.clock import SystemClock
@@ -238,11 +240,27 @@ def test_example_runs_twice(name: str, tmp_path: Path) -> None:
 
 def test_inner_links_have_targets() -> None:
     for page in ALL_PAGES:
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-            if "://" not in target:
-                assert (page.parent / target).exists(), (
-                    f"{page.relative_to(ROOT)} links to {target}"
+        text = page.read_text(encoding="utf-8")
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", text):
+            if "://" in target:
+                continue
+            path = page.parent / target if target else page
+            assert path.exists(), f"{page.relative_to(ROOT)} links to {target}"
+            if anchor and path.suffix == ".md":
+                assert anchor in anchors_of(path), (
+                    f"{page.relative_to(ROOT)} links to {target}#{anchor}"
                 )
+
+
+@cache
+def anchors_of(page: Path) -> set[str]:
+    """Of its headings, as the site names them, and of `id`s."""
+    text = re.sub(
+        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)|`", r"\1", heading) for heading in headings]
+    return {slugify(heading, "-") for heading in plain} | set(re.findall(r'id="([^"]+)"', text))
 
 
 COMMENTED = (

@@ -47,8 +47,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-m",
         "mkdocs",
         "build",
-        "--strict",
-        "--quiet",
+        "--strict",  # with --quiet it would count no warning
         "--site-dir",
         str(folder),
     ]
