@@ -79,13 +79,13 @@ def _spans_of(context: Context, snapshot: Snapshot, paths: Collection[str]) -> S
 
 def sources(context: Context, view: ClusterState) -> list[Source]:
     """Where former snapshots of any map may be: the bases of readers, and former manifests."""
-    found: list[Source] = []
+    former: list[Source] = []
     for reader in readers.examined(context.store, view.folder)[0].values():
-        found += [(base.snapshots, base.versions) for base in reader.bases]
+        former += [(base.snapshots, base.versions) for base in reader.bases]
     with suppress(LogError):
         for manifest in ClusterLog.of(context, view).manifests.former():
-            found.append((manifest.snapshots, manifest.versions))
-    return found
+            former.append((manifest.snapshots, manifest.versions))
+    return former
 
 
 def former_with(

@@ -254,8 +254,8 @@ class SnapshotRepair:
                 self.rewritten.add(file.path)
                 self._spans[file.path] = former.spans
                 action, size, what = REWRITTEN, None, f"{what}: the keys that are lost"
-            kept = Extent(records=readable.records, bytes=size)
-            self._items.append(Item(file.path, "snapshot", "clean", action, kept, what=what))
+            extent = Extent(records=readable.records, bytes=size)
+            self._items.append(Item(file.path, "snapshot", "clean", action, extent, what=what))
             yield file, readable
 
     def write(self, target: SegmentStore, name: str, snapshot: Snapshot) -> None:
@@ -294,18 +294,18 @@ class _Look:
         """`instead`, `gap`: what the copy has in place of the lost rows, and what it lacks.
         `is_counted`: all lost rows."""
         path, readable, size = self.file.path, self.readable, self.file.size
-        kept = Extent(records=readable.records, bytes=size if self.is_whole else None)
+        extent = Extent(records=readable.records, bytes=size if self.is_whole else None)
         if self.is_whole:
-            return Item(path, "snapshot", "clean", COPIED, kept)
+            return Item(path, "snapshot", "clean", COPIED, extent)
         reason = readable.what or "its bytes do not match the checksum in the manifest"
         if not self.loses:
-            return Item(path, "snapshot", "corrupt", REWRITTEN, kept, None, reason)
+            return Item(path, "snapshot", "corrupt", REWRITTEN, extent, None, reason)
         if gap is not None and is_counted:
             gap = replace(gap, records=readable.lost) if readable.lost != 0 else None
         reason += f"; {instead}"
         if not readable.records:
             return Item(path, "snapshot", "corrupt", GIVEN_UP, given_up=gap, what=reason)
-        return Item(path, "snapshot", "corrupt", REWRITTEN, kept, gap, reason)
+        return Item(path, "snapshot", "corrupt", REWRITTEN, extent, gap, reason)
 
 
 def _taken_in(file: StoredFile) -> SnapshotFile:

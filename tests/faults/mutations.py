@@ -501,7 +501,7 @@ MUTATIONS = (
     Mutation(
         "members get the maps of programs",
         "imap_wal/agent/reads/reads.py",
-        "demand_of_members(name, {batch[0][KEY_CLASS]})",
+        "demand_of_members(name, {first[0][KEY_CLASS]})",
         "pass",
         "tests/agent/test_foreign_maps.py::test_a_map_of_a_program_is_refused_to_members",
     ),

@@ -53,7 +53,7 @@ class Bucket:
     tells_versions: bool = True
     """Whether the answer to a put has the id of its version."""
     ignores_conditions: bool = False
-    """As behind a proxy that removes headers."""
+    """As if a proxy removed the headers of a condition."""
     versions: dict[str, list[Version]] = field(default_factory=dict)
     """The newest is the last."""
     uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)

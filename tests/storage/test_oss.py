@@ -428,7 +428,7 @@ PATHS = ("a", "b", "f/c", "f/g/d")
 def test_objects_are_those_of_a_dict_whatever_fails(
     service: OssServer, steps: list[tuple[str, str, bytes, list[str]]]
 ) -> None:
-    """Of each step, some requests fail, but not for ever."""
+    """A part of the requests of each step fails, and they succeed when they are repeated."""
     service.buckets, service.page_max = {"bucket": Bucket()}, 2
     service.plan = lambda request: ""
     store, model = opened(service, retry_max_attempts=6), dict[str, bytes]()

@@ -41,6 +41,17 @@ def parse(data: bytes) -> tuple[str, int]:
     return cluster_id, int(written) if written.isascii() and written.isdecimal() else 0
 
 
+def newest_signs(store: SegmentStore, cluster: str) -> dict[str, StoredFile]:
+    """The newest sign of each node, whatever its age. Raises StorageError."""
+    signs: dict[str, StoredFile] = {}
+    for folder in (layout.alive_folder, layout.present_folder):
+        for file in store.list(folder(cluster)):
+            node = layout.parse_sign_path(file.path)
+            if node and file.modified_ms >= (signs[node].modified_ms if node in signs else 0):
+                signs[node] = file
+    return signs
+
+
 @dataclass(frozen=True, slots=True)
 class _Read:
     """A sign that was read. `ahead_ms`: by how much its agent's clock was ahead of the storage's.
@@ -112,12 +123,7 @@ class Clocks:
         return True
 
     def _see(self, now: float) -> None:
-        signs: dict[str, StoredFile] = {}
-        for folder in (layout.alive_folder, layout.present_folder):
-            for file in self._store.list(folder(self._cluster)):
-                node = layout.parse_sign_path(file.path)
-                if node and file.modified_ms >= (signs[node].modified_ms if node in signs else 0):
-                    signs[node] = file
+        signs = newest_signs(self._store, self._cluster)
         newest_ms = max((file.modified_ms for file in signs.values()), default=0)
         signs = {n: file for n, file in signs.items() if newest_ms - file.modified_ms <= OLD_MS}
         self.seen = frozenset(signs)

@@ -9,11 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from imap_wal.agent.membership.claims import begin, reserve
-from imap_wal.agent.membership.clocks import OLD_MS
+from imap_wal.agent.membership.clocks import OLD_MS, newest_signs
 from imap_wal.agent.membership.liveness import present, signs
 from imap_wal.agent.membership.start import Belonging
 from imap_wal.inspect.running_writer import writer_of
-from imap_wal.layout import alive_folder, parse_sign_path, present_folder
+from imap_wal.layout import parse_sign_path
 from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.read.cluster import ClusterLog
@@ -112,13 +112,10 @@ def take_log(log: ClusterLog, *, dry_run: bool) -> ClaimReport:
 
 def _missing(log: ClusterLog) -> dict[str, int]:
     """`ClaimReport.missing`."""
-    seen: dict[str, int] = {}
-    for folder in (alive_folder, present_folder):
-        for file in log.store.list(folder(log.folder)):
-            node = str(parse_sign_path(file.path))
-            # A storage without modification times shows only that there is a sign.
-            seen[node] = max(seen.get(node, 0), file.modified_ms or log.clock.now_ms())
     now_ms = log.clock.now_ms()
+    # A storage without modification times shows only that there is a sign.
+    newest = newest_signs(log.store, log.folder)
+    seen = {node: file.modified_ms or now_ms for node, file in newest.items()}
     belonging, missing = Belonging(log)(), {}
     for node in log.manifests.read()[1].nodes:
         if now_ms - seen.get(node, 0) > OLD_MS and not _is_written(log, node):

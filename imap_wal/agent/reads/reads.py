@@ -389,10 +389,10 @@ class Reads:
         if not asked.is_of_member:
             return
         if name not in self._readable:
-            for batch in self._view.rows(name, 1):
-                demand_of_members(name, {batch[0][KEY_CLASS]})
+            first = next(self._view.rows(name, 1), None)
+            if first is not None:
+                demand_of_members(name, {first[0][KEY_CLASS]})
                 self._readable.add(name)
-                break
         demand_of_members(name, {row[KEY_CLASS] for row in rows})
 
     def _maps(self, asked: _Asked, request: MapsRequest) -> tuple[list[Any], bytearray]:

@@ -208,12 +208,12 @@ class NewestIndex:
                 states = [(row[KEY], row[DELETED], row[EXPIRES_AT_MS]) for row in some]
                 yield from in_pages(states, [len(state[0]) for state in states], self.page_bytes)
             return
-        known = None if partitions is None else self._keys_within(name, partitions)
-        if known is not None:
-            for start in range(0, len(known), rows_max):
+        wanted = None if partitions is None else self._keys_within(name, partitions)
+        if wanted is not None:
+            for start in range(0, len(wanted), rows_max):
                 states = [
                     (entry[runs.KEY], entry[runs.DELETED], entry[runs.EXPIRES_AT_MS])
-                    for entry in self._find(name, known[start : start + rows_max])
+                    for entry in self._find(name, wanted[start : start + rows_max])
                 ]
                 yield from in_pages(states, [len(state[0]) for state in states], self.page_bytes)
             return
@@ -234,8 +234,8 @@ class NewestIndex:
         """The newest rows of the keys in some partitions, including tombstones; None: to find them,
         all rows on scratch would be read. A row may have its node at its end."""
         if self._stored.runs:
-            known = None if partitions.all else self._keys_within(name, partitions)
-            return None if known is None else [row for row in self.get(name, known) if row]
+            wanted = None if partitions.all else self._keys_within(name, partitions)
+            return None if wanted is None else [row for row in self.get(name, wanted) if row]
         table = self._tables.get(name)
         if table is None:
             return []
