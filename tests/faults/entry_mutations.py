@@ -207,7 +207,7 @@ OF_ENTRIES = (
         "imap_wal/typed.py",
         'self.name = name or f"{TYPED}{written(key)}, {written(value)}]"',
         'self.name = name or f"{TYPED}typed]"',
-        "tests/durable/test_typed_maps.py::test_a_map_of_other_types_is_refused_unless_named",
+        "tests/durable/test_classes_of_maps.py::test_a_map_of_other_types_is_refused_unless_named",
     ),
     Mutation(
         "equal moments of two zones are two keys",
