@@ -1,4 +1,4 @@
-"""Deliberate defects in stores of several processes."""
+"""Deliberate defects in stores of several processes, and in the connections of an agent."""
 
 from __future__ import annotations
 
@@ -88,5 +88,13 @@ OF_PROCESSES = (
         "if isinstance(error, TooLarge) and len(futures) > 1:",
         "if False:",
         f"{_TASKS}::test_an_error_of_one_task_is_not_that_of_another",
+    ),
+    Mutation(
+        "a hello that arrives before its connection is reported is not counted",
+        "imap_wal/agent/transport/door.py",
+        "            if connection is not known and not self._make_room(connection):\n"
+        "                return False\n",
+        "",
+        "tests/agent/test_connection_limit.py::test_a_hello_above_the_limit_is_refused",
     ),
 )

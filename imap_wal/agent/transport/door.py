@@ -146,12 +146,21 @@ class Door:
                 self._leave(connection.fd)
 
     def _enter(self, fd: int) -> None:
-        was_open = fd in self._open
+        known = self._open.get(fd)
         connection = self._admit(fd)
-        if connection is None and not was_open and fd not in self._shut_down:
-            self._report_silent("")  # it ended before this thread examined it
-        if connection is None or len(self._open) <= self._most:
-            return
+        if connection is None:
+            if known is None and fd not in self._shut_down:
+                self._report_silent("")  # it ended before this thread examined it
+        elif connection is not known:
+            self._make_room(connection)
+
+    def _make_room(self, new: _Known) -> bool:
+        """If there are too many connections, close one that has ended, one that is silent, or the
+        new one. Returns whether the new one is still open. The thread that first learns of a
+        connection calls this: libzmq may deliver a hello before it reports the connection, and a
+        connection whose hello was accepted is not closed."""
+        if len(self._open) <= self._most:
+            return True
         self._remove_ended()
         now = self._clock.monotonic()
         if len(self._open) > self._most and now - self._swept >= SWEEP_S:
@@ -167,10 +176,11 @@ class Door:
                     for other in self._open.values()
                     if not other.greeted and other.since < before
                 ),
-                connection,
+                new,
             )
             self._shut(silent)
             self._lines.warning("too many connections", most=self._most, refused=self._refused)
+        return self._open.get(new.fd) is new
 
     def _admit(self, fd: int) -> _Known | None:
         """The current connection on this descriptor; None: it is closed, or was shut down."""
@@ -246,8 +256,11 @@ class Door:
         """The first message of `sender` arrived on this descriptor. Returns whether its connection
         is still open."""
         with self._mutex:
+            known = self._open.get(fd)
             connection = self._admit(fd)
             if connection is None:
+                return False
+            if connection is not known and not self._make_room(connection):
                 return False
             if connection.sender and connection.sender != sender:
                 if not _later(sender, connection.sender):
