@@ -1,5 +1,5 @@
 """pyarrow reads and writes Parquet. It is not in the core install
-(docs/decisions/0034-a-small-core.md): without it, snapshots are segments."""
+(decision 34 in docs/decisions/code.md): without it, snapshots are segments."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Spans: which work took how long. Only an agent can have a tracer; without it, no span is kept. As
 for logging, the process has one tracer: each part names its work, and only the program decides
-whether the spans are sent. See docs/decisions/0048-metrics-that-cannot-hurt.md.
+whether the spans are sent. See decision 48 in docs/decisions/agents.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
         import pyarrow
 
 It is in this package because every other package may import it. See
-docs/decisions/0034-a-small-core.md.
+decision 34 in docs/decisions/code.md.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 
 It is taken again by an agent that opens its log, by the next segment, and at the end of the
 maintenance command, once the disk has room. The name has a `#`, so no file of a caller has it. Only
-for local file systems. See docs/decisions/0053.
+for local file systems. See decision 53 in docs/decisions/storages.md.
 """
 
 from __future__ import annotations

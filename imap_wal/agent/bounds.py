@@ -6,7 +6,7 @@ for the next one. So there must always be free descriptors:
     own files │ connections_max │ connections that libzmq accepted and the door has not seen yet
 
 libzmq waits when UNSEEN_MAX of these are unseen, so a limit of open files above the sum is never
-reached. See docs/decisions/0032.
+reached. See decision 32 in docs/decisions/agents.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ part of it is used.
 
 `read` returns one of the classes below, in which every field has exactly its type and range. A
 number is never a float or a bool, and nothing is nested deeper than its shape. For any other
-header, it returns `Malformed`, which names the field. See docs/decisions/0029.
+header, it returns `Malformed`, which names the field. See decision 29 in docs/decisions/order.md.
 """
 
 from __future__ import annotations

@@ -9,5 +9,5 @@
     restore    writes the files of a backup into an empty place
     unfinished a place that is being filled: none of its logs can be opened yet
 
-See docs/decisions/0050-backups-by-content.md.
+See decision 50 in docs/decisions/storages.md.
 """

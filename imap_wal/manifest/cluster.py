@@ -322,7 +322,7 @@ def cluster_manifests(
 
 def set_decoded(manifests: ManifestLog[ClusterManifest], maps: Iterable[str]) -> tuple[str, ...]:
     """From now on, new files of these maps have the columns `key_text` and `value_json`, and those
-    of other maps do not (docs/decisions/0073-decoded-columns.md).
+    of other maps do not (decision 73 in docs/decisions/files.md).
 
     Args:
         manifests: Those of the cluster.

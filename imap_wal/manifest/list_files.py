@@ -1,6 +1,6 @@
 """List files: immutable lists of what the manifests of one folder name. Those of a node's log have
 archives, those of a cluster and of its readers have files of snapshots
-(docs/decisions/list-files.md).
+(decision 64 in docs/decisions/files.md).
 
     write lists {number}-{nonce} ─▶ publish manifest {number} ─▶ delete what no manifest names
 
@@ -304,7 +304,7 @@ def ends_of_lists(count: int) -> list[int]:
 
 
 # The archives of a node's log, as its manifest has them: the newest ones in the manifest, and the
-# others in list files (docs/decisions/list-files.md).
+# others in list files (decision 64 in docs/decisions/files.md).
 
 NEWEST_MAX = 256
 """At most this many archives are in the manifest itself."""

@@ -1,5 +1,5 @@
 """What the cluster's manifest says about the snapshot of each map: its files are in the manifest
-itself, or in list files (docs/decisions/list-files.md).
+itself, or in list files (decision 64 in docs/decisions/files.md).
 
 A list has files of one snapshot that follow each other in key order. A rewrite keeps most of them,
 so lists without a changed file are named again, and the files between them are written as new

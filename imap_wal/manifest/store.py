@@ -140,7 +140,7 @@ def checksum_of_rest(text: bytes) -> str:
 
 CLUSTER_FORMAT = 8
 """The format number of a cluster's manifests. No program reads a log without one, so a release that
-does not know a new number here refuses the whole log (docs/decisions/0082-one-format-number.md)."""
+does not know a new number here refuses the whole log (decision 82 in docs/decisions/files.md)."""
 FORMAT = 1
 """That of all other manifests."""
 DIGITS = 10

@@ -1,6 +1,6 @@
 """Keys and values of Parquet files in readable form, beside their bytes, for the maps that the
 cluster's manifest names: DuckDB, pandas and Spark read them without imap-wal. No reader of a log
-uses these columns. See docs/decisions/0073-decoded-columns.md."""
+uses these columns. See decision 73 in docs/decisions/files.md."""
 
 from __future__ import annotations
 

@@ -10,5 +10,5 @@ for rows, then for columns of Arrow.
     dropped    which newest changes a rewrite drops
 
 `tests/unit/test_rules.py` compares rows and columns. Nothing here reads storage. See
-docs/decisions/0084-one-rule-in-rows-and-columns.md.
+decision 84 in docs/decisions/order.md.
 """

@@ -10,7 +10,7 @@ partition, whatever the number of keys. An embedded map has one partition.
 Only order decides, so the result does not depend on the sequence of reading. The partition of a key
 is computed from its bytes with the clear's own number of partitions: the writer of an older entry
 may have had another number. A clear may be dropped when a tombstone in its place may be
-(docs/decisions/0017). See docs/decisions/0026-one-record-for-a-clear.md.
+(decision 17). See decision 26 in docs/decisions/order.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
 Neither clocks nor the order of reading decide: a merge keeps all contenders of a key together, so
 every merge of the same changes has the same winner. Two changes with one pair exist after a split
 network, or after the folder of a node was copied. See
-docs/decisions/0024-two-claims-one-winner.md, and 0056-copies.md for shared sessions.
+decision 24 in docs/decisions/order.md, and decision 56 for shared sessions.
 """
 
 from __future__ import annotations

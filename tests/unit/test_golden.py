@@ -1,5 +1,5 @@
 """Bytes that were written once, and that every version must read. A test that fails here shows that
-the format changed: then it needs a new format number (docs/decisions/0082-one-format-number.md)."""
+the format changed: then it needs a new format number (decision 82 in docs/decisions/files.md)."""
 
 from __future__ import annotations
 

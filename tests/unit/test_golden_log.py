@@ -4,7 +4,7 @@
     log-part-lists.zip  lists of files of snapshots, of the cluster and of the history
 
 `python -m tests.unit.test_golden_log NAME` made each of them, once. While the format number is the
-same, these files do not change (docs/decisions/0082-one-format-number.md).
+same, these files do not change (decision 82 in docs/decisions/files.md).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     tcp:// without, loopback  every user of this machine
     tcp:// without, elsewhere the configuration is refused
 
-`gate.py` applies these rules to each new connection. See docs/decisions/0030.
+`gate.py` applies these rules to each new connection. See decision 30 in docs/decisions/agents.md.
 """
 
 from __future__ import annotations

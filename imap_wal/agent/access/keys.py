@@ -6,7 +6,7 @@
     *.token        the secret that a claim for one cluster needs: mode 0600
 
 The first three are TOML; the plug-in reads the first one line by line. Keys are 32 bytes, written
-as hexadecimal digits. See docs/decisions/0030.
+as hexadecimal digits. See decision 30 in docs/decisions/agents.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 Both use the same steps: permit ─▶ claim (compare-and-swap) ─▶ delete older permits ─▶ record the
 cutoffs ─▶ publish the lifetime. If the process ends before the last step, the next hello completes
-the claim. See docs/decisions/0004 and 0023.
+the claim. See decision 4 in docs/decisions/histories.md.
 """
 
 from __future__ import annotations

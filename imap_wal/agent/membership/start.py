@@ -5,7 +5,7 @@ log's nodes.
                                    ─▶ the same hello again ─▶ Waits, or the claim
 
 Only `Belonging` reads the storage, on the thread of the looks. The time of a claim never affects
-safety. See docs/decisions/0025.
+safety. See decision 25 in docs/decisions/members.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 It shares nothing with the agent's loop but the interpreter. So its use of the processor is bounded:
 few connections per second, and a page is made at most once in KEPT_S. If its address cannot be
-used, it tries again, and the agent runs without it. See docs/decisions/0048.
+used, it tries again, and the agent runs without it. See decision 48 in docs/decisions/agents.md.
 """
 
 from __future__ import annotations

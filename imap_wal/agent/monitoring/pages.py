@@ -137,7 +137,7 @@ def _histogram(metric: AgentMetric, value: Distribution) -> Metric:
 # An event stream that ends after each event needs no open connection, so the listener's bounds
 # apply to it as to every page. Script and style are in the page, and its policy names their hashes:
 # nothing else is loaded or run. Names in the state come from others: they are escaped in the HTML,
-# and the script only sets `textContent`. See docs/decisions/0048-metrics-that-cannot-hurt.md.
+# and the script only sets `textContent`. See decision 48 in docs/decisions/agents.md.
 
 RETRY_MS = 2000
 HTML, EVENTS = "text/html; charset=utf-8", "text/event-stream; charset=utf-8"

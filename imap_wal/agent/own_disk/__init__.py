@@ -4,5 +4,5 @@
     serving   answers other agents that read the rest, its tail, from this disk
     tails     reads the tails of other nodes
 
-`imap_wal.placement.router` makes one store of them. See docs/decisions/0055.
+`imap_wal.placement.router` makes one store of them. See decision 55 in docs/decisions/storages.md.
 """

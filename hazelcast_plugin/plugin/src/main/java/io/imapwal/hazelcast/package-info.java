@@ -1,7 +1,8 @@
 /**
  * The part of imap-wal that runs inside a Hazelcast member. It encodes, sends, waits and loads. The
  * log itself is with the agent. This package has the errors that callers get; the others, each of
- * which uses only those to its left (docs/decisions/0083; wire is another module of Maven):
+ * which uses only those to its left (decision 83 in docs/decisions/code.md; wire is another module
+ * of Maven):
  *
  * <pre>
  * wire ◀ engine ◀ append, read ◀ settle ◀ transactions ◀ member

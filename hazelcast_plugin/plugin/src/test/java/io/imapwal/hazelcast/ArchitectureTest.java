@@ -20,7 +20,7 @@ import static com.tngtech.archunit.lang.syntax.ArchRuleDefinition.noClasses;
 import static com.tngtech.archunit.library.Architectures.layeredArchitecture;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-/** The arrows between packages go one way, so there is no cycle: docs/decisions/0083. */
+/** The arrows between packages go one way, so there is no cycle (decision 83). */
 class ArchitectureTest {
     private static final String ROOT = "io.imapwal.hazelcast";
     private static final int CYCLE_MAX = 3;

@@ -14,7 +14,7 @@ import java.nio.charset.StandardCharsets;
  * </pre>
  *
  * The serializer does not write the class, and an agent returns none
- * (docs/decisions/0098-seatunnel.md).
+ * (decision 98 in docs/decisions/deployments.md).
  */
 final class TypedBytes {
     private static final ProtoStuffSerializer SERIALIZER = new ProtoStuffSerializer();
