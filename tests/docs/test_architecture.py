@@ -12,6 +12,7 @@ DECISIONS = ROOT / "docs" / "decisions"
 FILE = re.compile(r"[\w./-]+\.(?:py|java|md)")
 FOLDER = re.compile(r"[\w./-]+/")
 CLASS = re.compile(r"([A-Z][a-z]\w+)(?:\.(\w+))?")
+NAMED = re.compile(r"[dD]ecisions? (\d+)(?: in docs/decisions/([\w-]+\.md))?")
 
 
 def quoted() -> set[str]:
@@ -53,32 +54,32 @@ def test_every_name_on_the_page_exists() -> None:
 
 
 def test_every_decision_that_is_named_has_a_page() -> None:
-    """As a page or a heading of one, or in the list of those that were replaced."""
+    """As a heading of a page, or in the list of those that were replaced. Where the page is named
+    too, it is that one."""
     index = (DECISIONS / "index.md").read_text(encoding="utf-8")
-    known = {int(number) for number in re.findall(r"\b\d+\b", index)}
+    replaced = index.partition("Replaced:")[2]
+    pages = {int(number): "" for number in re.findall(r"\b\d+\b", replaced)}
     for page in DECISIONS.glob("*.md"):
-        headings = re.findall(r"^##? (\d+)\. ", page.read_text(encoding="utf-8"), re.MULTILINE)
-        known.update(map(int, headings))
-    listed = subprocess.run(
-        [
-            "git",
-            "grep",
-            "-hoIE",
-            "(docs/decisions/|[dD]ecisions? )[0-9]+",
-            "--",
-            "*.py",
-            "*.md",
-            "*.java",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    named = {
-        int(text.rpartition(" ")[2].rpartition("/")[2])
-        for text in listed.stdout.split("\n")
-        if text
-    }
-    assert named <= known, sorted(named - known)
+        for number in re.findall(r"^## (\d+)\. ", page.read_text(encoding="utf-8"), re.MULTILINE):
+            pages[int(number)] = page.name
+    named = [
+        (int(number), page)
+        for number, page in NAMED.findall("\n".join(lines_with("[dD]ecisions? ?[0-9]+")))
+    ]
+    assert {number for number, _ in named} <= pages.keys()
+    assert [(number, page) for number, page in named if page not in ("", pages[number])] == []
     assert len(named) > 30
+
+
+def test_every_page_of_decisions_that_code_names_exists() -> None:
+    lines = lines_with("docs/decisions/")
+    named = {page for line in lines for page in re.findall(r"docs/decisions/([\w.-]*\w)", line)}
+    assert sorted(page for page in named if not (DECISIONS / page).is_file()) == []
+    assert len(named) > 5
+
+
+def lines_with(pattern: str) -> list[str]:
+    """The lines of code and text that have it, except those of this file."""
+    command = ["git", "grep", "-hIE", pattern, "--", "*.py", "*.md", "*.java", ":!tests/docs/"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return listed.stdout.split("\n")
