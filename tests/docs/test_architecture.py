@@ -60,7 +60,7 @@ def test_every_decision_that_is_named_has_a_page() -> None:
     replaced = index.partition("Replaced:")[2]
     pages = {int(number): "" for number in re.findall(r"\b\d+\b", replaced)}
     for page in DECISIONS.glob("*.md"):
-        for number in re.findall(r"^## (\d+)\. ", page.read_text(encoding="utf-8"), re.MULTILINE):
+        for number in re.findall(r"^##? (\d+)\. ", page.read_text(encoding="utf-8"), re.MULTILINE):
             pages[int(number)] = page.name
     named = [
         (int(number), page)
