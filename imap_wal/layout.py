@@ -9,7 +9,7 @@
     readers/{reader}/manifest/{number}.json how far a reader outside of the cluster has read
     claims/alive/{node}-{epoch}-{number}    this agent hears members of the cluster with the log
     claims/present/{node}-{epoch}-{number}  this agent runs, and hears none of them
-    opened/{directory}-{epoch}              the newest epoch of a log that was opened
+    opened/{directory}-{epoch}-{id}         the newest epoch of a log that was opened
     backed-up/{ms}                          when the last whole backup ended, in Unix time
     nodes/{node}/
         manifest/{number}.json
@@ -47,7 +47,7 @@ from storage_backends import StoredFile
 from storage_backends.paths import NUMBER_MAX, number_in
 
 _WAL = re.compile(r"(?:^|/)([0-9]{8,})-([0-9]{8,})(?:\.([0-9]{8,}))?\.wal$")
-_OPENED = re.compile(r"/opened/([^/]+)-([0-9]{8,})$")
+_OPENED = re.compile(r"/opened/([^/]+)-([0-9]{8,})-([0-9a-f]{12})$")
 _SIGN = re.compile(r"/claims/(?:alive|present)/([^/]+)-[0-9]{8,}-[0-9]{8,}$")
 _CLAIM = re.compile(r"/claims/([0-9]{8,})\.claim$")
 _WRITER = re.compile(r"/wal/([0-9]{8,})-[0-9a-f]+\.writer$")
@@ -284,17 +284,17 @@ def opened_folder(cluster: str) -> str:
     return f"{cluster}/opened"
 
 
-def opened_path(cluster: str, directory: str, epoch: int) -> str:
+def opened_path(cluster: str, directory: str, epoch: int, epoch_id: str) -> str:
     """The file that records the newest opened epoch of a log, outside of the node's folder: it does
-    not change if that folder is replaced by an older copy."""
-    return f"{opened_folder(cluster)}/{directory}-{epoch:08d}"
+    not change if that folder is replaced by an older copy, or by another one."""
+    return f"{opened_folder(cluster)}/{directory}-{epoch:08d}-{epoch_id}"
 
 
-def parse_opened_path(path: str) -> tuple[str, int] | None:
-    """(log directory, epoch) of such a file, or None for another file."""
+def parse_opened_path(path: str) -> tuple[str, int, str] | None:
+    """(log directory, epoch, its id) of such a file, or None for another file."""
     matched = _OPENED.search(path)
     epoch = _numbers(matched, 2)
-    return (matched[1], epoch[0]) if matched and epoch else None
+    return (matched[1], epoch[0], matched[3]) if matched and epoch else None
 
 
 def parse_writer_path(path: str) -> int | None:

@@ -9,8 +9,9 @@ from dataclasses import replace
 from imap_wal import layout
 from imap_wal.errors import LogError
 from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.epochs import Name
 from imap_wal.manifest.node import NodeManifest, Seen
-from imap_wal.manifest.older import Evidence, of_files, older_epoch
+from imap_wal.manifest.older import NOT_OPENED, Evidence, of_files, older_epoch
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import NotFound, SegmentStore
@@ -20,7 +21,7 @@ def of_node(
     node: NodeState,
     manifest: NodeManifest,
     cluster: ClusterManifest,
-    opened: Mapping[str, int] | None = None,
+    opened: Mapping[str, Name],
 ) -> Evidence:
     """The evidence in the names of a node's files and in the marks of snapshots that they are newer
     than this manifest of the node."""
@@ -28,10 +29,10 @@ def of_node(
     # On object stores, the manifest records only from time to time which segments were created.
     numbers = [segment.number for segment in node.wal.segments]
     last = max([manifest.newest, manifest.checkpoint.segment, manifest.archived[1], *numbers])
-    opened = opened or {}
+    epoch, _ = opened.get(manifest.directory, NOT_OPENED)
     evidence = replace(
         evidence,
-        epoch=max(evidence.epoch, opened.get(manifest.directory, 0)),
+        epoch=max(evidence.epoch, epoch),
         newer=evidence.newer or older_epoch(manifest, opened),
     )
     for name, mark in cluster.marks(node.name, manifest).items():

@@ -277,7 +277,7 @@ def _plan_node(
             f"{node.folder}/manifest/{node.number:010d}.json",
             older_manifests.of_node(node, manifest, view.manifest, view.opened).newer,
         )
-        other = other_copy(node.name, node.manifest, view.manifest)
+        other = other_copy(node.name, node.manifest, view.manifest, view.opened)
         if other:
             yield Finding(node.folder, "node", CORRUPT, what=other, advice=OTHER_COPY_ADVICE)
     units += _archive_units(context, node)

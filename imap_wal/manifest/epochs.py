@@ -41,24 +41,32 @@ class Epoch:
     end: Position | None = None
 
 
-def begun(epochs: Sequence[Epoch], number: int, id: str, removed: Position) -> tuple[Epoch, ...]:
+def begun(
+    epochs: Sequence[Epoch], number: int, id: str, removed: Position, opened: int
+) -> tuple[Epoch, ...]:
     """These epochs, and a new one. Those that ended before `removed` are left out: their entries
-    can no longer be read."""
-    remaining = {epoch.number for epoch in epochs if epoch.end is None or epoch.end >= removed}
+    can no longer be read. `opened`: the one that is recorded as opened (`layout.opened_path`). It
+    remains: the new one is recorded later."""
+    remaining = {
+        epoch.number
+        for epoch in epochs
+        if epoch.end is None or epoch.end >= removed or epoch.number == opened
+    }
     epochs = [epoch for epoch in epochs if epoch.number in remaining]
-    return _limited((*epochs, Epoch(number, id)))
+    return _limited((*epochs, Epoch(number, id)), opened)
 
 
-def _limited(epochs: Sequence[Epoch]) -> tuple[Epoch, ...]:
-    """The last of these epochs. Those without entries are left out first: no position is in them.
-    Of an epoch with several ids, all remain or none: segments may have any of them."""
+def _limited(epochs: Sequence[Epoch], opened: int = 0) -> tuple[Epoch, ...]:
+    """The last of these epochs, and the one that is recorded as opened. Those without entries are
+    left out first: no position is in them. Of an epoch with several ids, all remain or none:
+    segments may have any of them."""
     surplus = len(epochs) - EPOCHS_MAX
     if surplus <= 0:
         return tuple(epochs)
     count = Counter(epoch.number for epoch in epochs)
     with_entries = {epoch.number for epoch in epochs if _has_entries(epoch)}
     gone = set()
-    for number in sorted(count, key=lambda number: (number in with_entries, number)):
+    for number in sorted(count, key=lambda each: (each == opened, each in with_entries, each)):
         if surplus <= 0:
             break
         gone.add(number)

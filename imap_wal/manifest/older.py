@@ -10,6 +10,7 @@ from imap_wal.clock import Clock, Randomness
 from imap_wal.errors import CorruptLog
 from imap_wal.format import START
 from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.epochs import Name, ids
 from imap_wal.manifest.node import NodeManifest, node_manifests
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.segment.listing import SegmentFile, WalFolder
@@ -27,8 +28,9 @@ OLDER_ADVICE = (
 )
 OTHER_COPY_ADVICE = (
     "bring this node's own folder back from a copy, or write a repaired copy of the log with "
-    "`imap-wal repair`: it has the entries of this folder and those of the snapshot"
+    "`imap-wal repair`: it has the entries of this folder and those of the snapshots"
 )
+NOT_OPENED: Name = 0, ""
 
 RESTORE_UNFINISHED = "a restore into this place has not ended"
 RESTORE_ADVICE = (
@@ -80,15 +82,22 @@ def replaced(
     folder: str,
     node: str,
     manifest: NodeManifest,
-    last: tuple[int, int],
+    last: tuple[int, int] | None,
     cluster: ClusterManifest,
+    opened: Mapping[str, Name],
 ) -> CorruptLog | None:
-    """The error if a snapshot covers positions that a node's log does not have: they are of another
-    copy of it, or after `last`, its last segment. Then the node's folder was replaced by another or
-    an older copy, and entries that it has or gets would count as covered."""
-    why = other_copy(node, manifest, cluster)
+    """The error if a node's folder was replaced by another copy of its log, or by an older one:
+    another copy was opened, or a snapshot covers positions that this log does not have, so that
+    entries that it has or gets would count as covered. `last`: its last segment; None: its segments
+    are not here. `opened`: from `opened_epochs`."""
+    why = other_copy(node, manifest, cluster, opened)
     if why:
         return CorruptLog(f"{folder}/manifest", 0, why, OTHER_COPY_ADVICE)
+    why = older_epoch(manifest, opened)
+    if why:
+        return older_manifest(f"{folder}/manifest", why)
+    if last is None:
+        return None
     end = max(last, manifest.archived)
     for mark in cluster.covered(node):
         if mark.directory == manifest.directory and mark.position[:2] > end:
@@ -100,9 +109,11 @@ def replaced(
     return None
 
 
-def other_copy(node: str, manifest: NodeManifest, cluster: ClusterManifest) -> str:
-    """The error text if snapshots cover entries of another copy of a node's log; "" if none
-    does."""
+def other_copy(
+    node: str, manifest: NodeManifest, cluster: ClusterManifest, opened: Mapping[str, Name]
+) -> str:
+    """The error text if another copy of a node's log was opened, or snapshots cover its entries; ""
+    if not. `opened`: from `opened_epochs`."""
     reach = cluster.reach_in(manifest)
     for mark in cluster.covered(node):
         end = reach(mark)
@@ -116,23 +127,31 @@ def other_copy(node: str, manifest: NodeManifest, cluster: ClusterManifest) -> s
                 f"a snapshot covers node {node!r} up to {mark.position} of another copy of this "
                 f"log: both {shared}"
             )
+    epoch, epoch_id = opened.get(manifest.directory, NOT_OPENED)
+    # Without it, the manifest is older, or of a copy that was opened less often: `older_epoch`.
+    if epoch_id and epoch <= manifest.epoch and epoch_id not in ids(manifest.epochs, epoch):
+        return (
+            f"epoch {epoch} of node {node!r} was opened with id {epoch_id}, but the epochs of this "
+            "manifest are of another copy of this log"
+        )
     return ""
 
 
-def opened_epochs(store: SegmentStore, cluster_folder: str) -> dict[str, int]:
-    """Log directory → the newest epoch in which it was opened, from `layout.opened_path`."""
-    epochs: dict[str, int] = {}
+def opened_epochs(store: SegmentStore, cluster_folder: str) -> dict[str, Name]:
+    """Log directory → number and id of the newest epoch in which it was opened."""
+    epochs: dict[str, Name] = {}
     for file in store.list(layout.opened_folder(cluster_folder)):
         name = layout.parse_opened_path(file.path)
         if name is not None:
-            epochs[name[0]] = max(name[1], epochs.get(name[0], 0))
+            directory, number, epoch_id = name
+            epochs[directory] = max((number, epoch_id), epochs.get(directory, NOT_OPENED))
     return epochs
 
 
-def older_epoch(manifest: NodeManifest, opened: Mapping[str, int]) -> str:
+def older_epoch(manifest: NodeManifest, opened: Mapping[str, Name]) -> str:
     """Why an older copy must have replaced this manifest of a node; "" if no later open is
     known."""
-    epoch = opened.get(manifest.directory, 0)
+    epoch, _ = opened.get(manifest.directory, NOT_OPENED)
     return (
         f"epoch {epoch} of this log was opened, but the manifest is of epoch {manifest.epoch}"
         if epoch > manifest.epoch

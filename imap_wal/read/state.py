@@ -19,8 +19,6 @@ from imap_wal.manifest.list_files import Archive, Listed, ListFile
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, Seen
 from imap_wal.manifest.older import (
     MISSING_ADVICE,
-    older_epoch,
-    older_manifest,
     replaced,
     without_gap,
 )
@@ -154,14 +152,14 @@ class NodeState:
         """Whether this is what a node whose disk cannot be read uploaded of that log."""
         return bool(self.manifest.address) and self.manifest.directory == directory
 
-    def replaced(self, cluster: ClusterManifest, opened: Mapping[str, int]) -> LogError | None:
+    def replaced(
+        self, cluster: ClusterManifest, opened: Mapping[str, epochs.Name]
+    ) -> LogError | None:
         """The error if the node's folder was replaced by an older or another copy. `opened`: the
         newest opened epoch of each log."""
         if self.missing or not self.manifest.directory:
             return None
-        error = replaced(self.folder, self.name, self.manifest, self.last, cluster)
-        older = older_epoch(self.manifest, opened)
-        return error or (older_manifest(f"{self.folder}/manifest", older) if older else None)
+        return replaced(self.folder, self.name, self.manifest, self.last, cluster, opened)
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,7 @@ class ClusterState:
         parts: Of missing nodes whose own disk cannot be read, what they uploaded.
         damage: Missing segments, and manifests that are older than the files beside them.
         namespace, cluster: The names of the cluster.
-        opened: Log directory → the newest epoch in which it was opened.
+        opened: Log directory → number and id of the newest epoch in which it was opened.
         folders: All nodes that have a folder, registered or not. This and the following are only
             in a look at everything.
         claims: The manifest of claims.
@@ -193,7 +191,7 @@ class ClusterState:
     damage: tuple[LogError, ...] = ()
     namespace: str = ""
     cluster: str = ""
-    opened: Mapping[str, int] = field(default_factory=dict)
+    opened: Mapping[str, epochs.Name] = field(default_factory=dict)
     folders: tuple[NodeState, ...] = ()
     claims: ClaimManifest = field(default_factory=ClaimManifest)
     claims_number: int = 0

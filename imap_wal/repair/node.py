@@ -146,8 +146,10 @@ class NodeRepair:
 
     @property
     def other_copy(self) -> str:
-        """Why snapshots cover entries of another copy of this log; "" if none does."""
-        return other_copy(self.node.name, self.node.manifest, self._plan.view.manifest)
+        """Why this is another copy of the log than the one that was opened, or that snapshots
+        cover; "" if it is not."""
+        view = self._plan.view
+        return other_copy(self.node.name, self.node.manifest, view.manifest, view.opened)
 
     def position(self, place: Position) -> Position:
         """The position in the copy for a position of this log."""

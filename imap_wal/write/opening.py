@@ -31,15 +31,9 @@ from imap_wal.errors import InvalidSetting, LogError, LostRace, MissingNode, Wri
 from imap_wal.format import START, Position, epoch_id
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
-from imap_wal.manifest.epochs import begun, ended
+from imap_wal.manifest.epochs import Name, begun, ended
 from imap_wal.manifest.node import LOG, NodeManifest, node_manifests
-from imap_wal.manifest.older import (
-    current_cluster,
-    older_epoch,
-    older_manifest,
-    opened_epochs,
-    replaced,
-)
+from imap_wal.manifest.older import NOT_OPENED, current_cluster, opened_epochs, replaced
 from imap_wal.manifest.roots import demand_root
 from imap_wal.placement.router import demand_own
 from imap_wal.segment.copies import demand_same
@@ -172,7 +166,7 @@ class NodeOpening:
         self._takeover, self._embedded, self._maps = takeover, embedded, maps
         self.directory, self._folder = directory, self._identity.node_folder
         self._published = False
-        self._opened: Mapping[str, int] = {}
+        self._opened: Mapping[str, Name] = {}
         self._epoch: int | None = None
         self._recovery: Recovery | None = None
         self.manifests = node_manifests(
@@ -407,24 +401,23 @@ class NodeOpening:
 
     def _wal_of(self, before: NodeManifest, cluster: ClusterManifest) -> WalFolder:
         """The segments."""
-        older = older_epoch(before, self._opened)
-        # Or another process has opened it since `before` was read: then this open starts again.
-        if older:
-            raise older_manifest(f"{self._folder}/manifest", older)
         wal = wal_folder(self._store, self._folder, before.archived, before.begins)
-        if before.lives_in(wal.logs):
-            last = wal.segments[-1].name if wal.segments else (0, 0)
-            error = replaced(self._folder, self._identity.node, before, last, cluster)
-            if error is not None:
-                raise error
+        last = wal.segments[-1].name if wal.segments else (0, 0)
+        there = last if before.lives_in(wal.logs) else None
+        node = self._identity.node
+        # Or another process has opened it since `before` was read: then this open starts again.
+        error = replaced(self._folder, node, before, there, cluster, self._opened)
+        if error is not None:
+            raise error
         return wal
 
     def _claimed(self, before: NodeManifest, first_session: int) -> NodeManifest:
         """The manifest of the new epoch."""
-        randomness = self._context.randomness
+        randomness, epoch = self._context.randomness, before.epoch + 1
+        opened, _ = self._opened.get(before.directory, NOT_OPENED)
         return replace(
             before,
-            epoch=before.epoch + 1,
+            epoch=epoch,
             clean=False,
             forgotten=False,
             embedded=self._embedded,
@@ -433,7 +426,7 @@ class NodeOpening:
             wal_id=before.wal_id or randomness.name(),
             permit=randomness.token().hex() if self._store.capabilities.durable_append else "",
             epochs=begun(
-                before.epochs, before.epoch + 1, epoch_id(randomness.token()), before.removed
+                before.epochs, epoch, epoch_id(randomness.token()), before.removed, opened
             ),
             address=self._context.address,
             address_key=self._context.address_key,

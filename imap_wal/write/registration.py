@@ -14,9 +14,15 @@ from imap_wal.errors import MissingNode
 from imap_wal.format import START
 from imap_wal.manifest import older
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.epochs import lost_from
+from imap_wal.manifest.epochs import Name, lost_from
 from imap_wal.manifest.node import UNKNOWN, NodeManifest
-from imap_wal.manifest.older import MISSING_ADVICE, foreign_wal, older_manifest, unseen_text
+from imap_wal.manifest.older import (
+    MISSING_ADVICE,
+    NOT_OPENED,
+    foreign_wal,
+    older_manifest,
+    unseen_text,
+)
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.segment.listing import WalFolder, wal_folder
 from imap_wal.settings import RecoveryPolicy
@@ -225,9 +231,9 @@ class Registration:
         known_before = self._context.identity.node in cluster.nodes or cluster.forgotten
         return number * SESSIONS_A_LOG if known_before else 0
 
-    def enter(self, opened: NodeManifest, epochs: Mapping[str, int]) -> None:
+    def enter(self, opened: NodeManifest, epochs: Mapping[str, Name]) -> None:
         """Enter the log directory into the cluster's manifest, and its epoch in its own file next
-        to that, so that many nodes can be opened at the same time."""
+        to that, so that many nodes can be opened at the same time. `epochs`: those recorded."""
         node, directory, cluster = (
             self._context.identity.node,
             opened.directory,
@@ -251,11 +257,12 @@ class Registration:
                 "log %s had"
             )
             _log.warning(text, node, directory, lost)
+        present = opened.epoch, opened.epochs[-1].id
         with suppress(AlreadyExists):  # our own create, its answer was lost
-            self._context.store.create(layout.opened_path(cluster, directory, opened.epoch), b"")
-        former = epochs.get(directory, 0)
-        if 0 < former < opened.epoch:
-            self._context.store.delete(layout.opened_path(cluster, directory, former))
+            self._context.store.create(layout.opened_path(cluster, directory, *present), b"")
+        former = epochs.get(directory, NOT_OPENED)
+        if NOT_OPENED < former < present:
+            self._context.store.delete(layout.opened_path(cluster, directory, *former))
 
 
 def _without_segments(before: NodeManifest) -> NodeManifest:

@@ -296,6 +296,19 @@ def another_log(place: Place) -> None:
     shutil.copytree(first, place.nodes()[1])
 
 
+def another_copy(place: Place) -> None:
+    """The folders are of another copy of these logs. Both were opened equally often since."""
+    copy = place.scratch / "copy"
+    shutil.copytree(place.root, copy)
+    for root in (copy, place.root):
+        for write in (maps, records):
+            write(replace(place, root=root))
+    for node in place.nodes():
+        shutil.rmtree(node)
+        (copy / node.relative_to(place.root)).rename(node)
+    shutil.rmtree(copy)
+
+
 def forgotten(place: Place) -> None:
     for node in place.nodes():
         clusters = cluster_manifests(
@@ -382,6 +395,8 @@ REASONS: dict[str, Reason] = {
     "damaged manifest of the cluster": Reason(damaged_manifest(cluster=True)),
     "older manifests of the cluster": Reason(older_cluster),
     "the log of another node": Reason(another_log, accepts=frozenset({"forget-node"})),
+    # All logs are closed then. These two add a node, and read no other one.
+    "the folder of another copy": Reason(another_copy, accepts=frozenset({"backfill", "import"})),
     "a forgotten log": Reason(
         forgotten,
         accepts=_OF_OTHERS,

@@ -108,8 +108,8 @@ OF_IDENTITIES = (
     Mutation(
         "opens without entries let the ids of former epochs be forgotten",
         "imap_wal/manifest/epochs.py",
-        "(number in with_entries, number)",
-        "number",
+        "(each == opened, each in with_entries, each)",
+        "(each == opened, each)",
         "tests/log/test_other_histories.py::test_opens_without_entries_leave_positions_readable",
     ),
     Mutation(
@@ -192,6 +192,21 @@ OF_IDENTITIES = (
         "return mark.position if end is None else min(mark.position, end)",
         "return mark.position",
         OF_ANOTHER,
+    ),
+    Mutation(
+        "a record of an open is known by the number of its epoch",
+        "imap_wal/manifest/older.py",
+        "epoch_id not in ids(manifest.epochs, epoch)",
+        "not ids(manifest.epochs, epoch)",
+        "tests/restore/test_marks_of_copies.py::"
+        "test_a_folder_of_another_copy_is_refused_without_snapshots",
+    ),
+    Mutation(
+        "opens that are killed let the epoch be forgotten that is recorded",
+        "imap_wal/manifest/epochs.py",
+        "(each == opened, each in with_entries, each)",
+        "(each in with_entries, each)",
+        "tests/restore/test_marks_of_copies.py::test_opens_killed_at_any_call_open_again",
     ),
     Mutation(
         "a rewrite does not record the epochs that its marks are of",

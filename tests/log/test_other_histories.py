@@ -102,7 +102,7 @@ def test_a_limit_keeps_all_ids_of_an_epoch_or_none() -> None:
     ]
     epochs = forked(log_epochs, Position(1, 1, 0, 0), lambda number: f"{number + 1000:012x}")
     for number in range(201, 206):
-        epochs = begun(epochs, number, f"{number:012x}", START)
+        epochs = begun(epochs, number, f"{number:012x}", START, 0)
         assert len(epochs) <= EPOCHS_MAX
         assert {len(ids(epochs, former.number)) for former in log_epochs} == {0, 2}
 

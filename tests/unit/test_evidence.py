@@ -59,7 +59,7 @@ def test_open_and_verify_agree_on_files_newer_than_manifest(path: str, newer: bo
     found = of_files([file], MANIFEST, {each.name for each in wal.segments})
     assert bool(found.newer) == newer
     view = NodeState("n1", NODE, MANIFEST, wal, number=1, files=(file,))
-    assert older_manifests.of_node(view, MANIFEST, ClusterManifest()) == found
+    assert older_manifests.of_node(view, MANIFEST, ClusterManifest(), {}) == found
     store = MemoryStore(f"evidence-{next(numbers)}")
     store.create(path, b"x")
     if newer:
@@ -92,4 +92,4 @@ def test_object_snapshot_before_its_manifest_is_no_evidence() -> None:
         file = StoredFile(layout.wal_path(NODE, 3, number), 1, 0)
         wal = sorted_out([file], MANIFEST.archived)
         view = NodeState("n1", NODE, MANIFEST, wal, number=1, files=(file,))
-        assert bool(older_manifests.of_node(view, MANIFEST, cluster).newer) == older
+        assert bool(older_manifests.of_node(view, MANIFEST, cluster, {}).newer) == older
