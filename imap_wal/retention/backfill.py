@@ -62,14 +62,20 @@ class Backfill:
         return log.node_folder(self.node)
 
 
-def begin(log: ClusterLog) -> Backfill:
-    """Claim an incarnation. Raises `InvalidSetting` for a cluster of Hazelcast members,
+def demand_possible(log: ClusterLog) -> None:
+    """Raise what refuses a backfill: `InvalidSetting` for a cluster of Hazelcast members,
     `WriterLocked` if a node's log is not closed, `MissingNode` if it is not there, and
-    `EncryptionError` if the keys do not fit."""
+    `EncryptionError` if the keys do not fit. Changes nothing."""
     current_cluster(log.store, log.folder, log.manifests, log.clock, log.randomness)
-
     if not log.manifests.read()[0]:
         demand_root(log.store)
+    _demand_closed(log, log.manifest())
+    prove_keys(log)
+
+
+def begin(log: ClusterLog) -> Backfill:
+    """Claim an incarnation. Raises the errors of `demand_possible`."""
+    demand_possible(log)
     for ended in list(ended_backfills(log)):
         if not ended.directory:
             remove_ended(log, ended)
@@ -79,8 +85,6 @@ def begin(log: ClusterLog) -> Backfill:
         number = manifest.incarnation + 1
         return replace(manifest, incarnation=number, embedded=number)
 
-    _demand_closed(log, log.manifest())
-    prove_keys(log)
     key_checks.enter(log.context.keys.key_ring, log.manifests)
     claimed = log.manifests.update(claim)
     directory = str(UUID(bytes=log.randomness.token(), version=4))

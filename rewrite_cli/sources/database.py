@@ -30,6 +30,7 @@ def open_database(path: Path) -> sqlite3.Connection:
         options = "mode=ro&immutable=1" if alone else "mode=ro"
         database = sqlite3.connect(f"{path.resolve().as_uri()}?{options}", uri=True)
         database.execute("PRAGMA trusted_schema = OFF")
+        database.execute("BEGIN")  # all reads show one moment
         # So only the key that is not UTF-8 is refused.
         database.text_factory = lambda data: data.decode(errors="surrogateescape")
         return database

@@ -35,6 +35,11 @@ class Imported:
             self.refused.append({"map": stored.map, "key": shown(stored.name), "reason": reason})
 
     @property
+    def imported(self) -> Counter[str]:
+        """How many entries of each map can be imported, or were."""
+        return Counter({name: counts.imported for name, counts in self.maps.items()})
+
+    @property
     def refusals(self) -> int:
         return sum(counts.refused for counts in self.maps.values())
 

@@ -71,7 +71,7 @@ class SeatunnelFolder(Source):
 
     def entries(self) -> Iterator[Stored]:
         self._demand_no_writer()
-        for number in range(len(self._files)):
+        for number in range(len(self._files)) if not self.changes else ():  # read once
             yield from self._read(number)
         with self._reading():
             if self._listed() != self._files:

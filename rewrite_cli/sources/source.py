@@ -61,7 +61,8 @@ class Source(ABC):
 
     @abstractmethod
     def entries(self) -> Iterator[Stored]:
-        """All entries. Raises `Failed` if the source is damaged."""
+        """All entries. Raises `Failed` if the source is damaged. Can be called again; a source may
+        then leave out what cannot be read."""
 
     @abstractmethod
     def close(self) -> None: ...

@@ -136,13 +136,11 @@ def followed(place: Place) -> None:
     raise ReadOnly("it changes nothing")
 
 
-def imported(place: Place) -> None:
-    """An import into a log that is not closed, or without its keys."""
-    shelf = place.scratch / "shelf"
-    if not shelf.exists():
-        with shelve.Shelf(dbm.dumb.open(f"{place.scratch}/old", "c")) as old:  # type: ignore[arg-type]
-            old["a"] = 1
-        shelf.touch()
+def imported(place: Place, *more: object) -> None:
+    """An import into a log that is not closed, or without its keys, or of `more` values."""
+    with shelve.Shelf(dbm.dumb.open(f"{place.scratch}/old", "n")) as old:  # type: ignore[arg-type]
+        for number, value in enumerate((1, *more)):
+            old[f"{number}"] = value
     keys = ["--encryption-keys", place.keys] if place.keys else []
     words = ["import", "shelve", f"{place.scratch}/old", place.store().url, "--map", "new"]
     ended = CliRunner().invoke(group, [*keys, *words])
@@ -196,6 +194,7 @@ ENTRANCES: dict[str, Callable[[Place], None]] = {
     "connect under a new node": lambda place: served(place, node="n3"),
     "follow": followed,
     "import": imported,
+    "import of a class": lambda place: imported(place, Path()),
     "a log among maps": lambda place: records_made(place, cluster="embedded", node="r"),
     "maps in a log": lambda place: maps(place, cluster="log", node="log", takeover=True),
 }
@@ -357,8 +356,10 @@ class Reason:
 
 
 _TAKEOVERS = frozenset({"takeover", "takeover by an agent", "takeover of a log", "forget-node"})
-_NEVER = frozenset({"backfill", "import", "follow", "a log among maps", "maps in a log"})
-"""Two logs were not closed; the last two entry points are for logs of another kind."""
+_NEVER = frozenset({"follow", "import of a class", "a log among maps", "maps in a log"})
+"""The last two entry points are for logs of another kind."""
+_NEVER_OF_KILLED = _NEVER | {"backfill", "import"}
+"""Two logs were not closed."""
 _AGENTS = frozenset({"agent", "takeover by an agent"})
 """They read the other logs and the archives when a map is first used."""
 _OF_RECORDS = frozenset({"log", "takeover of a log"})
@@ -376,7 +377,7 @@ _UNSET = frozenset({"archive", "forget-node", "rewrite"})
 # reserves the number of its generation first.
 _READS = frozenset({"a new node beside others", "rewrite"})
 REASONS: dict[str, Reason] = {
-    "none": Reason(with_setting(), accepts=frozenset(ENTRANCES) - _NEVER),
+    "none": Reason(with_setting(), accepts=frozenset(ENTRANCES) - _NEVER_OF_KILLED),
     "no keys": Reason(with_list()),
     "wrong keys": Reason(with_list(other("a"))),
     "another list of keys": Reason(with_list("b")),
@@ -509,7 +510,7 @@ def test_a_refused_call_changes_nothing(killed: Place, tmp_path: Path, reason: s
     assert accepted == REASONS[reason].accepts
 
 
-OF_CLOSED = ("no keys", "wrong keys", "another list of keys", "missing archive")
+OF_CLOSED = ("none", "no keys", "wrong keys", "another list of keys", "missing archive")
 
 
 @pytest.mark.parametrize("reason", OF_CLOSED)
@@ -517,6 +518,8 @@ def test_a_closed_log_is_refused_unchanged(closed: Place, tmp_path: Path, reason
     accepted, changed = refused(closed, tmp_path, REASONS[reason])
     if "keys" in reason:
         assert accepted <= {"forget-node"}  # it reads no archive, so it needs no keys
+    if reason == "none":
+        assert accepted == frozenset(ENTRANCES) - _NEVER
     assert {name: changed[name] for name in changed.keys() - REASONS[reason].late} == {}
 
 

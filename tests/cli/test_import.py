@@ -24,8 +24,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import imap_wal
+from imap_wal.retention import backfill
 from rewrite_cli.commands.copies import import_
 from rewrite_cli.sources import pickles
+from rewrite_cli.sources.shelf import Shelf
 from rewrite_cli.sources.source import Unreadable
 from tests.cli.conftest import Run
 from tests.kit.effort import thorough
@@ -210,6 +212,41 @@ def test_refused_entries_are_named_and_others_imported_if_asked(run: Run, tmp_pa
     assert reasons["'b'"].endswith(f"{Other.__module__}.Other")
     assert "beyond 64 bits" in reasons["'c'"]
     assert maps(tmp_path / "log") == {"old": {"a": 1}}
+
+
+@pytest.mark.parametrize("skip", [[], ["--skip-refused"]])
+def test_an_import_of_nothing_writes_nothing(run: Run, tmp_path: Path, skip: list[str]) -> None:
+    """Every entry is refused, or all but one and the others were not asked for. Such an import
+    published two manifests."""
+    values = {"b": Other(1)} if skip else {"a": 1, "b": Other(1)}
+    old, log = shelf_of(tmp_path / "old.db", values), tmp_path / "log"
+    assert run("import", "shelve", old, log, *skip).code == (3 if skip else 1)
+    assert not log.exists()
+    with imap_wal.open(log) as store:
+        store.map("m")["x"] = 1
+    before = files(log)
+    run("import", "shelve", old, log, *skip)
+    assert files(log) == before
+
+
+def test_a_source_that_changes_meanwhile_is_refused(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read twice: first to prove all entries, then to import them."""
+    name, log = str(tmp_path / "old"), tmp_path / "log"
+    with shelve.Shelf(dbm.dumb.open(name, "c")) as old:  # type: ignore[arg-type]
+        old["a"] = 1
+    begin = backfill.begin
+
+    def changed(*args: Any) -> Any:
+        monkeypatch.setattr(Shelf, "_pairs", lambda shelf: iter(()))
+        return begin(*args)
+
+    monkeypatch.setattr(backfill, "begin", changed)
+    ended = run("import", "shelve", name, log)
+    assert ended.code == 1
+    assert "the source changed while it was read; nothing was imported" in ended.err
+    assert maps(log) == {}
 
 
 def test_trusted_pickles_are_stored_as_pickles_if_asked(

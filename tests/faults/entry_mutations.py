@@ -27,11 +27,23 @@ OF_ENTRIES = (
     Mutation(
         "an import publishes the rest although entries were refused",
         "rewrite_cli/commands/copies/import_.py",
-        "                    if skip_refused or not result.refusals:\n"
-        "                        rows.add(name, batch)\n"
-        "                published = skip_refused or not result.refusals\n",
-        "                    rows.add(name, batch)\n                published = True\n",
+        "published = not dry_run and (skip_refused or not result.refusals)",
+        "published = not dry_run",
         "tests/cli/test_import.py::test_a_hostile_pickle_runs_nothing",
+    ),
+    Mutation(
+        "an import of nothing begins a backfill",
+        "rewrite_cli/commands/copies/import_.py",
+        "if published and result.imported.total():",
+        "if published:",
+        "tests/cli/test_import.py::test_an_import_of_nothing_writes_nothing[skip1]",
+    ),
+    Mutation(
+        "an import does not notice that its source changes between two readings",
+        "rewrite_cli/commands/copies/import_.py",
+        "if result.imported != proved.imported:",
+        "if False:",
+        "tests/cli/test_import.py::test_a_source_that_changes_meanwhile_is_refused",
     ),
     Mutation(
         "of two changes in one millisecond, an import takes the first",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,6 @@ def command(
             f"--trust-pickle and --serializer are not for {SEATUNNEL}: its bytes are copied"
         )
     load = load_trusted if trust_pickle else load_safely
-    result = Imported({})
     with working("reading") as tell, ExitStack() as stack:
         if form == SEATUNNEL:
             place = Url().convert(path, None, click.get_current_context())
@@ -170,15 +170,15 @@ def command(
         log = ClusterLog(context, namespace, cluster)
         label = "" if form == SEATUNNEL else serializer
         _demand_room(log, source.maps(), label, add=add)
-        result.maps.update({map_name: Counts() for map_name in source.maps()})
-        entries = _serialised(source, serializer, result, log.clock.now_ms(), tell)
-        if dry_run:
-            for _ in entries:
-                pass
-        else:
-            programs = form != SEATUNNEL
-            _import(log, entries, result, skip_refused=skip_refused, programs=programs)
+        if not dry_run:
+            backfill.demand_possible(log)
+        read = partial(_serialised, source, serializer, log.clock.now_ms(), tell)
+        result = Imported({map_name: Counts() for map_name in source.maps()})
+        for _ in read("checking", result):
+            pass
         published = not dry_run and (skip_refused or not result.refusals)
+        if published and result.imported.total():
+            _import(log, read, result, programs=form != SEATUNNEL)
         files = log.store.list(log.folder) if published else []
     size = sum(file.size for file in files) if published else None
     show(result, source, output, size, published=published, dry_run=dry_run)
@@ -237,10 +237,14 @@ Serialised = tuple[str, BackfillEntry]
 """A map, and an entry of it."""
 
 
+Read = Callable[[str, Imported], Iterator[Serialised]]
+"""Reads the source from its beginning: `_serialised` for a name of the step, and a result."""
+
+
 def _serialised(
-    source: Source, label: str, result: Imported, now_ms: int, tell: Tell
+    source: Source, label: str, now_ms: int, tell: Tell, step: str, result: Imported
 ) -> Iterator[Serialised]:
-    """The entries that can be imported; the others are counted in `result`."""
+    """The entries that can be imported. All are counted in `result`."""
     serializer = serializer_of(label)
     assert serializer is not None
     keys: set[tuple[str, bytes]] = set()
@@ -249,7 +253,8 @@ def _serialised(
         done += stored.bytes
         count += 1
         if not count % BATCH_ENTRIES:
-            tell(Reached(f"reading {count:,} entries", min(done, source.bytes), source.bytes))
+            reached = min(done, source.bytes), source.bytes
+            tell(Reached(f"{step} {count:,} entries", *reached, step))
         if has_expired(stored.expires_at_ms, now_ms):
             result.maps[stored.map].expired += 1
             continue
@@ -285,32 +290,26 @@ def _reason(error: Exception) -> str:
     return f"it cannot be read: {type(error).__name__}: {error}"
 
 
-def _import(
-    log: ClusterLog,
-    entries: Iterator[Serialised],
-    result: Imported,
-    *,
-    skip_refused: bool,
-    programs: bool,
-) -> None:
-    """Publish the entries, unless some were refused; then all are read, to count them."""
+def _import(log: ClusterLog, read: Read, proved: Imported, *, programs: bool) -> None:
+    """Publish the entries. `proved`: the result of a former reading."""
+    result = Imported({name: Counts() for name in proved.maps})
     with tempfile.TemporaryDirectory(prefix="imap-wal-import-") as folder:
         started = backfill.begin(log)
         try:
             with BackfillRows(log, started, Path(folder)) as rows:
-                for name, batch in _batches(entries):
-                    if skip_refused or not result.refusals:
-                        rows.add(name, batch)
-                published = skip_refused or not result.refusals
-                archives = rows.end() if published else []
+                for name, batch in _batches(read("importing", result)):
+                    rows.add(name, batch)
+                if result.imported != proved.imported:
+                    raise Failed(
+                        "the source changed while it was read; nothing was imported: stop the "
+                        "program that writes it, and repeat the import"
+                    )
+                archives = rows.end()
             backfill.publish(log, started, archives)
         except BaseException:
             backfill.abandon(log, started)
             raise
-    if archives:
-        _compact(log, started.node, {archive.map for archive in archives}, programs=programs)
-    else:
-        backfill.abandon(log, started)
+    _compact(log, started.node, {archive.map for archive in archives}, programs=programs)
 
 
 def _batches(entries: Iterator[Serialised]) -> Iterator[tuple[str, list[BackfillEntry]]]:
