@@ -55,6 +55,7 @@ NODE, AGENTS, PURPOSE = "embedded", "dev", "imap-wal import"
 BATCH_ENTRIES, BATCH_BYTES = 1024, 4 * 1024 * 1024
 MEMORY_BYTES = 64 * 1024 * 1024
 """Of the merge that follows; the rest is on scratch."""
+VALUE_BYTES_MAX = Settings().max_value_bytes
 
 
 @click.command()
@@ -277,7 +278,7 @@ def _entry(stored: Stored, label: str, serializer: Serializer[Any, Any]) -> Back
     key, value = stored.key(), stored.value()
     if not stored.classes:
         key, value = serializer.dump_key(key), serializer.dump(value)
-    demand_size(f"map {stored.map!r}", key, value, Settings().max_value_bytes)
+    demand_size(f"map {stored.map!r}", key, value, VALUE_BYTES_MAX)
     return BackfillEntry(key, value, *(stored.classes or (label, label)), stored.expires_at_ms)
 
 
