@@ -112,7 +112,8 @@ class NodeManifest:
     """The last open was a program's, not an agent's: a cluster of Hazelcast members that claims
     this log fences the program."""
     former: Mapping[Whole, int] = field(default_factory=dict)
-    """Session of a plug-in in an older incarnation → its last request that counts, or `UNKNOWN`."""
+    """Session of a plug-in that has ended → its last request that counts, or `UNKNOWN`. A session
+    ends with its incarnation, and when the log loses entries (`with_sessions_ended`)."""
     cluster: Seen = NOTHING_SEEN
     """The newest cluster manifest that the publisher of this one had seen or acted on. An older one
     must not be used with it."""
@@ -187,6 +188,19 @@ class NodeManifest:
         if acks >= before:
             return self
         return replace(self, copied=(acks, first, losses) if acks > 1 else (0, 0, 0))
+
+    def with_sessions_ended(self) -> Self:
+        """The manifest of a log that was opened without entries that may have been acknowledged:
+        that was accepted. Each plug-in gets a new session. In its present one it would miss these
+        entries, and take the log for an older copy. Shared sessions continue: other logs have
+        them too."""
+        ended = [session for session in self.plugins.values() if session < SHARED_SESSIONS]
+        return replace(self, former=dict.fromkeys([*self.former, *ended], UNKNOWN))
+
+    def session_of(self, plugin: str) -> int | None:
+        """The session of a plug-in in an incarnation; None: it has none, or it has ended."""
+        session = self.plugins.get(plugin)
+        return None if session in self.former else session
 
     @property
     def empty(self) -> bool:

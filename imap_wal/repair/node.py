@@ -196,7 +196,7 @@ class NodeRepair:
             )
         # Each lost manifest may have assigned an epoch and a session that are in no file name.
         self._plan.manifest = replace(
-            manifest,
+            manifest.with_sessions_ended(),
             archives=Listed(archive for archive, *_ in self._plan.archives),
             checkpoint=checkpoint,
             removed=self._plan.position(manifest.removed),

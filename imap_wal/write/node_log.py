@@ -370,7 +370,7 @@ class NodeLog:
             def change(manifest: NodeManifest) -> NodeManifest | None:
                 self.permit.demand(manifest)
                 before, manifest = manifest, manifest.with_writer(acks)
-                if plugin in manifest.plugins:
+                if manifest.session_of(plugin) is not None:
                     return None if manifest is before else manifest
                 if shared and shared in manifest.plugins.values():
                     raise NotAppended(
@@ -385,8 +385,10 @@ class NodeLog:
                 )
                 if not plugin:
                     return manifest
+                others = {**manifest.plugins}
+                others.pop(plugin, None)
                 by_use = sorted(
-                    manifest.plugins.items(),
+                    others.items(),
                     key=lambda item: (item[1] in self.requests, _incarnation(item[0]), item[1]),
                 )
                 plugins = dict(

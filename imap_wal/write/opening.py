@@ -330,6 +330,8 @@ class NodeOpening:
             # former writer began and acknowledged in between (decision 22).
             wal = wal_folder(self._store, self._folder, before.archived, before.begins)
 
+        accepts = self._context.settings.recovery_mode is RecoveryMode.POINT_IN_TIME
+
         def claim(gives_up: bool = False) -> None:
             if gives_up:
                 self._registration.count_loss()
@@ -337,7 +339,8 @@ class NodeOpening:
                 # The log was read with these keys, and none of its segments is changed yet.
                 key_checks.enter(self._context.key_ring, self.clusters)
                 lose()
-                self._claim(number, before, claimed, wal)
+                ended = claimed.with_sessions_ended() if gives_up and accepts else claimed
+                self._claim(number, before, ended, wal)
 
         recovered = recovery.run(claim)
         claim()

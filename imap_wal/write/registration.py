@@ -15,7 +15,7 @@ from imap_wal.format import START
 from imap_wal.manifest import older
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.epochs import Name, lost_from
-from imap_wal.manifest.node import UNKNOWN, NodeManifest
+from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.older import (
     MISSING_ADVICE,
     NOT_OPENED,
@@ -268,11 +268,10 @@ class Registration:
 def _without_segments(before: NodeManifest) -> NodeManifest:
     """The manifest without what may name entries in segments that are lost."""
     return replace(
-        before,
+        before.with_sessions_ended(),
         wal_id="",
         checkpoint=START,
         requests={},  # a request that is sent again is then not a repetition
-        former=dict.fromkeys(before.former, UNKNOWN),
     )
 
 

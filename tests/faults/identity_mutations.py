@@ -12,8 +12,32 @@ REPLACED = (
 
 OF_ANOTHER = "tests/restore/test_marks_of_copies.py::test_a_mark_covers_no_entry_of_another_copy"
 FORMER = "tests/cli/test_former_snapshots.py"
+ACCEPTED = (
+    "tests/agent/test_accepted_losses.py::test_a_running_member_continues_after_an_accepted_loss"
+)
 
 OF_IDENTITIES = (
+    Mutation(
+        "a session continues after entries of its log were lost",
+        "imap_wal/manifest/node.py",
+        "return None if session in self.former else session",
+        "return session",
+        f"{ACCEPTED}[another-disk]",
+    ),
+    Mutation(
+        "a session continues after what was acknowledged in it was given up",
+        "imap_wal/write/opening.py",
+        "claimed.with_sessions_ended() if gives_up and accepts else claimed",
+        "claimed",
+        f"{ACCEPTED}[point-in-time]",
+    ),
+    Mutation(
+        "a repaired copy continues the sessions of its log",
+        "imap_wal/repair/node.py",
+        "            manifest.with_sessions_ended(),\n",
+        "            manifest,\n",
+        f"{ACCEPTED}[repaired-copy]",
+    ),
     Mutation(
         "a permit is known by its name",
         "imap_wal/write/permit.py",
