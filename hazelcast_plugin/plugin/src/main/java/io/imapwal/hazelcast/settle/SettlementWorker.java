@@ -2,8 +2,7 @@ package io.imapwal.hazelcast.settle;
 
 import com.hazelcast.internal.partition.InternalPartition;
 import com.hazelcast.internal.partition.InternalPartitionService;
-import com.hazelcast.internal.util.ExceptionUtil;
-import com.hazelcast.spi.exception.RetryableException;
+import io.imapwal.hazelcast.LogUnavailable;
 import io.imapwal.hazelcast.append.AgentLink;
 import io.imapwal.hazelcast.append.SchemaLog;
 import io.imapwal.hazelcast.engine.PartitionThreads;
@@ -11,6 +10,7 @@ import io.imapwal.hazelcast.engine.ThisMember;
 import io.imapwal.hazelcast.read.Readers;
 import io.imapwal.wire.AgentError;
 import io.imapwal.wire.AgentSettings;
+import io.imapwal.wire.ListingGone;
 
 import java.io.IOException;
 import java.util.ArrayList;
@@ -150,8 +150,8 @@ final class SettlementWorker implements MapState.Settler {
         waiting.sort(Comparator.comparing(state -> !state.isLoaded()));
         for (MapState state : waiting) {
             AgentLink link = context.links().of(state.settings());
-            // An agent that does not answer is asked once in a round, because the maps of other
-            // agents wait meanwhile.
+            // An agent that does not serve this member is asked once in a round, because the maps
+            // of other agents wait meanwhile.
             String why = failed.get(link);
             if (why == null && !state.settling().tryLock()) {
                 all = false;
@@ -161,10 +161,8 @@ final class SettlementWorker implements MapState.Settler {
                 try {
                     all &= settle(state);
                 } catch (IOException | ExecutionException | RuntimeException e) {
-                    Throwable cause = ExceptionUtil.peel(e);
-                    why = AgentError.reason(cause);
-                    if (!(cause instanceof RetryableException)) {
-                        // that is Hazelcast's: a partition migrates, for example
+                    why = AgentError.reason(cause(e));
+                    if (isOfAgent(cause(e))) {
                         failed.put(link, why);
                     }
                 } catch (InterruptedException e) {
@@ -180,6 +178,20 @@ final class SettlementWorker implements MapState.Settler {
             }
         }
         return all;
+    }
+
+    private static Throwable cause(Exception e) {
+        return e instanceof ExecutionException ? e.getCause() : e;
+    }
+
+    /**
+     * Whether the agent would answer no request for another map either. Otherwise this map alone
+     * failed, such as one of a program, or one whose partition migrates.
+     */
+    private static boolean isOfAgent(Throwable cause) {
+        Throwable reason = cause instanceof LogUnavailable ? cause.getCause() : cause;
+        return reason instanceof AgentError error ? !error.connectionStays()
+                : reason instanceof IOException && !(reason instanceof ListingGone);
     }
 
     private void say(MapState state, String why) {
@@ -208,7 +220,7 @@ final class SettlementWorker implements MapState.Settler {
                 TimeUnit.MILLISECONDS.sleep(pauseMs);
             }
         } catch (IOException | ExecutionException | RuntimeException e) {
-            say(state, AgentError.reason(ExceptionUtil.peel(e)));
+            say(state, AgentError.reason(cause(e)));
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         }

@@ -1,5 +1,6 @@
 package io.imapwal.hazelcast.member;
 
+import java.util.Set;
 import java.util.concurrent.CountDownLatch;
 
 /** The faults and delays of a {@link FakeAgent}. Tests set them while it runs. */
@@ -18,6 +19,8 @@ public final class FakeFaults {
     public volatile String refusedType;
     /** Before the answer to each hello. */
     public volatile long helloDelayMs;
+    /** Hellos are answered when it is zero, with what the log had before. */
+    volatile CountDownLatch heldHellos = new CountDownLatch(0);
     /** Before each load and each page of a listing with entries. */
     public volatile long readDelayMs;
     /** Loads and pages with entries after so many wait until {@link #heldLoads} is zero. */
@@ -27,6 +30,8 @@ public final class FakeFaults {
     public volatile boolean hasNoDigests;
     /** All reads fail with this text; null: none. */
     public volatile String readError;
+    /** Listings of these maps are refused, as of a map of a program. */
+    public volatile Set<String> refusedMaps = Set.of();
     /** Loads and listings that read this key fail. */
     public volatile byte[] unreadable;
     /** Most keys that one answer covers. */

@@ -44,6 +44,9 @@ public final class FakeReads {
             return error(number, "restore-failed", faults.readError);
         }
         String map = header.string();
+        if (faults.refusedMaps.contains(map)) {
+            return error(number, "bad-request", "map " + map + " is a program's");
+        }
         int from = header.nil() ? -1 : (int) header.integer();
         int limit = (int) header.integer();
         Set<Integer> partitions = partitions(header);

@@ -34,11 +34,13 @@ import java.util.Arrays;
 import java.util.Collections;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
+import java.util.stream.Collectors;
 import java.util.stream.IntStream;
 
 import static io.imapwal.hazelcast.member.Members.eventually;
@@ -319,6 +321,36 @@ class OpeningTest extends OpeningFixture {
         plain.submitToKey(1, new Opens()).toCompletableFuture().get();
         long ms = (System.nanoTime() - from) / 1_000_000;
         assertTrue(ms < 10_000, "the thread of a partition was held for " + ms + " ms");
+    }
+
+    /** As a map of a program is, in each round of restores. */
+    @Test
+    void refusedMapDelaysNoOtherMap() throws Exception {
+        List<String> names = IntStream.range(0, 20).mapToObj(i -> "map" + i).toList();
+        List<String> refused = names.subList(0, 19);
+        FakeAgent agent = cluster.startAgent();
+        Config config = cluster.config(0, agent);
+        names.forEach(name -> config.addMapConfig(Members.map(name, agent.endpoint())));
+        HazelcastInstance a = cluster.start(config);
+        names.forEach(name -> a.getMap(name).set(1, 1));
+        a.getLifecycleService().terminate();
+        HazelcastInstance b = cluster.start(config);
+        agent.faults.refusedMaps = Set.copyOf(names);
+        names.forEach(context(b)::getMapContainer);
+        MemberMaps maps = WalPlugin.of(b).maps();
+        eventually(() -> names.stream().allMatch(name -> reasons(maps, name).contains(name)));
+        agent.faults.refusedMaps = Set.copyOf(refused);
+        eventually(() -> maps.state("map19").isLoaded());
+        assertEquals(1, b.getMap("map19").get(1));
+        refused.forEach(name -> assertEquals("bad-request: map " + name + " is a program's",
+                reasons(maps, name)));
+    }
+
+    /** Why partitions of the map wait; all for one reason. */
+    private static String reasons(MemberMaps maps, String name) {
+        return maps.state(name).wholeness().unsettled().values().stream()
+                .map(each -> String.valueOf(each.reason)).distinct()
+                .collect(Collectors.joining());
     }
 
     /** Partitions that are settled without an operation must release their indexes. */
