@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,3 +102,23 @@ def test_a_change_without_an_agent_is_refused(agents: list[Agent], members: Aske
     members.ask(f"start {free_ports(1)[0]} {agent.endpoint}")
     for name in MAPS:
         assert members.ask(f"sum {name}") == "{before=1, later=1}"
+
+
+@thorough
+def test_an_older_copy_of_the_log_is_refused(
+    agents: list[Agent], members: Asked, tmp_path: Path
+) -> None:
+    agent, log = agents[0], tmp_path / "log"
+    agent.start()
+    members.ask(f"start {free_ports(1)[0]} {agent.endpoint}")
+    members.ask("put engine_type 1 before")
+    shutil.copytree(log, tmp_path / "copy")
+    members.ask("put engine_type 1 after")
+    agent.kill()
+    log.rename(tmp_path / "own")
+    (tmp_path / "copy").rename(log)
+    agent.start()
+    for text in ("imap-wal: agent tcp://", "an older copy replaced the node's folder"):
+        with pytest.raises(RuntimeError, match=text):
+            members.ask("put engine_type 2 later")
+    assert members.ask("get engine_type 1") == "after"

@@ -17,9 +17,9 @@ TOGETHER = {
     ("plugin/InquiryOperation", "plugin/TransactionInquiry"),
     ("plugin/LeftOut", "plugin/LookOperation"),
     ("plugin/LoggedDataStore", "plugin/LoggedRecordStore"),
-    ("wire/AgentConnection", "wire/Pulse", "wire/SessionInfo"),
+    ("wire/AgentConnection", "wire/Pulse"),
 }
-"""Classes that name each other: two or three that are read together. No others do."""
+"""Classes that name each other: two that are read together. No others do."""
 _TEST = re.compile(r"@(?:Parameterized)?Test\b.*?\bvoid (\w+)\(", re.DOTALL)
 _WORD = re.compile(r"[a-z0-9]+|[A-Z][a-z0-9]*")
 

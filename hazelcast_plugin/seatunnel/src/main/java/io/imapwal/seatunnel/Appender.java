@@ -210,9 +210,9 @@ final class Appender {
         }
         connection.start("append", 3).integer(session.session()).integer(first)
                 .integer(changes.size());
-        connection.ask("ack", payload,
-                System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.timeoutMs()));
-        agent.identity().acknowledged(session, number - 1);
+        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.timeoutMs());
+        connection.send(payload, deadline);
+        connection.awaitAck(connection.number(), deadline);
     }
 
     /** @throws NotAppended there is no agent, it refuses, or an attempt failed a moment ago */

@@ -17,9 +17,6 @@ import java.util.function.Supplier;
  * requests.
  */
 public final class AgentConnection implements Closeable {
-    /** The lowest and the highest version of the protocol that this plug-in speaks. */
-    static final int OLDEST_PROTOCOL = 1;
-    static final int PROTOCOL = 1;
     private static final byte[] NO_PAYLOAD = {};
     /** An answer begins with the size of its header, in this many bytes. */
     private static final int HEADER_SIZE_BYTES = 4;
@@ -48,7 +45,7 @@ public final class AgentConnection implements Closeable {
         private final KnownView view;
         private final Pulse pulse;
         private final int acks;
-        private volatile Acknowledged acknowledged = new Acknowledged("", 0, 0);
+        private volatile Acknowledged acknowledged = Acknowledged.NOTHING;
 
         /**
          * @param present the cluster that the member is in now
@@ -80,38 +77,6 @@ public final class AgentConnection implements Closeable {
 
         public Pulse pulse() {
             return pulse;
-        }
-
-        /** All changes of this session up to this request are acknowledged. */
-        public void acknowledged(SessionInfo session, long request) {
-            acknowledged = new Acknowledged(session.node(), session.session(), request);
-        }
-
-        /** An agent that begins again in an older copy of its log does not have all of them. */
-        private void requireAcknowledged(SessionInfo welcome) throws IOException {
-            Acknowledged last = acknowledged;
-            if (welcome.durable() && welcome.node().equals(last.node)
-                    && welcome.session() == last.session && !welcome.shared()
-                    && welcome.lastRequest() < last.request) {
-                throw new IOException("the log of node " + last.node + " ends at request "
-                        + welcome.lastRequest() + " of this member, and its agent has acknowledged"
-                        + " request " + last.request + ": an older copy replaced the node's folder."
-                        + " Stop the agent, bring the folder back, and start the agent; or stop all"
-                        + " members, which then load what the copy has");
-            }
-        }
-    }
-
-    /** The last change that an agent acknowledged, and its session. */
-    private static final class Acknowledged {
-        private final String node;
-        private final long session;
-        private final long request;
-
-        Acknowledged(String node, long session, long request) {
-            this.node = node;
-            this.session = session;
-            this.request = request;
         }
     }
 
@@ -193,13 +158,21 @@ public final class AgentConnection implements Closeable {
             identity.pulse.add(connection);
             long helloDeadline = Math.max(deadline, System.nanoTime()
                     + TimeUnit.MILLISECONDS.toNanos(settings.timeoutMs()));
+            // Before the hello is sent: others may be acknowledged, or learned, before its answer.
+            Acknowledged acknowledged = identity.acknowledged;
+            long view = identity.view.of(membership.clusterId(), membership.member());
             hello(connection.start("hello", 1), identity, membership, purpose, token);
             Object answer = connection.ask("welcome", NO_PAYLOAD, 0, helloDeadline).header.value();
             if (!(answer instanceof Map)) {
                 throw new ProtocolException("the agent's welcome is not a map");
             }
             connection.session = SessionInfo.of(membership, (Map<?, ?>) answer);
-            identity.requireAcknowledged(connection.session);
+            acknowledged.require(connection.session);
+            if (connection.session.incarnation() < view) {
+                throw new IOException("it is in view " + connection.session.incarnation()
+                        + ", and this member's cluster in view " + view + ": it does not know that"
+                        + " one yet, or an older copy replaced the folder of the log");
+            }
             identity.view.learn(membership.clusterId(), membership.member(),
                     connection.session.incarnation());
             connection.patience(ZmtpConnection.Patience.NONE);
@@ -213,11 +186,11 @@ public final class AgentConnection implements Closeable {
     /** Writes the fields of a hello, after its kind and number. */
     static void hello(MsgpackWriter hello, Identity identity, Membership membership,
             String purpose, String token) {
-        boolean several = PROTOCOL > OLDEST_PROTOCOL;
+        boolean several = SessionInfo.PROTOCOL > SessionInfo.OLDEST_PROTOCOL;
         hello.map(8 + (several ? 1 : 0) + (token.isEmpty() ? 0 : 1) + (identity.acks > 0 ? 2 : 0));
-        hello.string("protocol").integer(OLDEST_PROTOCOL);
+        hello.string("protocol").integer(SessionInfo.OLDEST_PROTOCOL);
         if (several) {
-            hello.string("protocol_max").integer(PROTOCOL);
+            hello.string("protocol_max").integer(SessionInfo.PROTOCOL);
         }
         hello.string("cluster_id").string(membership.clusterId().toString());
         hello.string("member_uuid").string(membership.member().toString());
@@ -370,7 +343,8 @@ public final class AgentConnection implements Closeable {
     /** Waits for the acknowledgement of an append: of the request of that number. */
     public void awaitAck(long wantedNumber, long deadlineNanos) throws IOException {
         MsgpackReader header = answer("ack", wantedNumber, deadlineNanos).header();
-        identity.acknowledged(session, header.integer() + header.integer() - 1);
+        identity.acknowledged = identity.acknowledged.with(session,
+                header.integer() + header.integer() - 1);
     }
 
     /**

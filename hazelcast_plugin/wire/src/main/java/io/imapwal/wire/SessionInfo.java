@@ -8,6 +8,9 @@ import java.util.UUID;
 
 /** The agent's answer to a hello. */
 public final class SessionInfo {
+    /** The lowest and the highest version of the protocol that this plug-in speaks. */
+    static final int OLDEST_PROTOCOL = 1;
+    static final int PROTOCOL = 1;
     /** Sessions from this number on are in the logs of several nodes. */
     public static final long SHARED = 1L << 62;
 
@@ -99,10 +102,10 @@ public final class SessionInfo {
 
     public static SessionInfo of(Membership membership, Map<?, ?> answer) throws ProtocolException {
         long protocol = number(answer, "protocol");
-        if (protocol < AgentConnection.OLDEST_PROTOCOL || protocol > AgentConnection.PROTOCOL) {
-            String first = protocol < AgentConnection.OLDEST_PROTOCOL ? "agent" : "plug-in";
+        if (protocol < OLDEST_PROTOCOL || protocol > PROTOCOL) {
+            String first = protocol < OLDEST_PROTOCOL ? "agent" : "plug-in";
             throw new ProtocolException("the agent speaks protocol " + protocol + ", this plug-in "
-                    + AgentConnection.OLDEST_PROTOCOL + " to " + AgentConnection.PROTOCOL
+                    + OLDEST_PROTOCOL + " to " + PROTOCOL
                     + ": upgrade the " + first + " first");
         }
         return new SessionInfo(membership, String.valueOf(answer.get("node")),

@@ -139,10 +139,9 @@ final class WriteConnection implements AppendConnection {
             // merge all logs, claim the log and admit members at the same time.
             connection = AgentConnection.open(settings, identity, "write", newest == null);
             if (!connection.current(identity)) {
-                long view = connection.session().incarnation();
                 disconnect();
-                throw new IOException("it is in view " + view
-                        + ", and there is a newer one; it may not know it yet");
+                throw new IOException("this member learned of a newer view, or joined another"
+                        + " cluster, during its hello");
             }
         } catch (IOException e) {
             pause(e, System.nanoTime() - from);

@@ -64,7 +64,9 @@ final class FakeConnection {
                 long delayMs = faults.helloDelayMs;
                 agent.hellos++;
                 Thread.sleep(delayMs);
-                return hello(number, fields);
+                List<byte[]> welcome = hello(number, fields);
+                faults.heldHellos.await();
+                return welcome;
             case "append":
                 return append(number, header, payload);
             case "metadata":

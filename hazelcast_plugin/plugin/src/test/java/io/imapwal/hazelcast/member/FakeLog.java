@@ -61,6 +61,14 @@ public final class FakeLog {
         claimView(null);
     }
 
+    /** As an older copy of it: without the newest view and its sessions. Entries are kept. */
+    public synchronized void loseView() {
+        plugins.keySet().removeIf(session -> !isVoid(session));
+        views.values().removeIf(view -> view == newestView);
+        newestView--;
+        viewMembers = null;
+    }
+
     synchronized String newestCluster() {
         return newestCluster;
     }

@@ -3,11 +3,14 @@ package io.imapwal.hazelcast.member;
 import com.hazelcast.map.IMap;
 import io.imapwal.hazelcast.NotAppended;
 import io.imapwal.hazelcast.OutcomeUnknown;
+import io.imapwal.hazelcast.read.AgentReader;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
+import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.HashMap;
@@ -16,6 +19,8 @@ import java.util.List;
 import java.util.Map;
 import java.util.Random;
 import java.util.Set;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 
@@ -91,6 +96,28 @@ class StoreFaultsTest extends StoreFixture {
             return true;
         });
         assertEquals(4, logged(name, "a"));
+    }
+
+    /** The agent has counted the requests of the log before, and the welcome arrives later. */
+    @Test
+    void changeDuringHelloIsNoOlderCopy() throws Exception {
+        IMap<String, Integer> map = member.getMap(name);
+        map.set("a", 1);
+        int before = agent.hellos;
+        agent.faults.heldHellos = new CountDownLatch(1);
+        WalPlugin plugin = WalPlugin.of(member);
+        CompletableFuture<AgentReader.Maps> read = CompletableFuture.supplyAsync(() -> {
+            try (AgentReader reader = plugin.maps().readers().make(plugin.maps().state(name)
+                    .settings())) {
+                return reader.maps(List.of(name));
+            } catch (IOException e) {
+                throw new UncheckedIOException(e);
+            }
+        });
+        eventually(() -> agent.hellos > before);
+        map.set("a", 2);
+        agent.faults.heldHellos.countDown();
+        assertEquals(Set.of(name), read.join().known());
     }
 
     @ParameterizedTest

@@ -307,6 +307,36 @@ class ViewTest {
         }
     }
 
+    /** Its last changes were acknowledged in a view that the copy does not have. */
+    @Test
+    void olderCopyFromBeforeAViewIsRefused() throws Exception {
+        link.view(Set.of(UUID.randomUUID()));
+        map.set("after", 2);
+        agent.stop();
+        log.loseView();
+        agent.start();
+        NotAppended refused = assertThrows(NotAppended.class, () -> map.set("later", 3));
+        assertTrue(refused.getMessage().contains("is in view 1, and its agent has acknowledged"
+                + " changes of this member in view 2: an older copy replaced the node's folder"),
+                refused.getMessage());
+        map.evict("before");
+        LogUnavailable unread = assertThrows(LogUnavailable.class, () -> map.get("before"));
+        assertTrue(unread.getMessage().contains("an older copy"), unread.getMessage());
+        assertEquals(2, map.get("after"));
+    }
+
+    /** No change was acknowledged in the newest view. */
+    @Test
+    void logWithoutTheKnownViewIsNotUsed() throws Exception {
+        link.view(Set.of(UUID.randomUUID()));
+        agent.stop();
+        log.loseView();
+        agent.start();
+        NotAppended refused = assertThrows(NotAppended.class, () -> map.set("later", 3));
+        assertTrue(refused.getMessage().contains("it is in view 1, and this member's cluster in"
+                + " view 2"), refused.getMessage());
+    }
+
     @Test
     void memberThatKnowsViewMayWrite() throws Exception {
         link.view(Set.of(UUID.randomUUID()));
