@@ -6,7 +6,7 @@ over a Unix socket.
     the server dies ─▶ the first process that gets the lock beside the socket opens the log and
                        serves; the others send their requests again, each of which counts once
 
-`endpoint` the socket and the lock beside it, `messages` what is sent, `server`, also why a request
+`endpoint` the socket and the lock beside it, `messages` what is sent, `server`, `requests` why one
 that is sent twice counts once, `client` with the maps of the other processes, `store` with
 `connect` and the election, `asyncio_store` with `aconnect`.
 """

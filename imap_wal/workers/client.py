@@ -30,9 +30,11 @@ from imap_wal.forked import Openness
 from imap_wal.serializer import Serializer
 from imap_wal.workers.endpoint import Endpoint
 from imap_wal.workers.messages import (
+    ANSWER_BYTES_MAX,
     HELLO_BYTES_MAX,
-    KEPT_MS,
+    NO_RECORD,
     VERSION,
+    Acknowledged,
     NotUnderstood,
     error_of,
     map_of,
@@ -45,7 +47,6 @@ from imap_wal.write.node_log import NodeLog
 from imap_wal.write.ring import CommitRequest
 
 PAUSE_S, PAUSE_S_MAX = 0.005, 0.1
-ANSWER_BYTES_MAX = 2**32 - 1
 OPERATIONS_MAX = 4096
 """How many operations of one process share a request."""
 
@@ -57,16 +58,6 @@ class _Line:
         self.client = client
         self.numbers = itertools.count(1)
         self.connection: socket.socket | None = None
-        self._recorded = self._recorded_ms = 0
-
-    def record(self, number: int, now_ms: int) -> None:
-        """This request was acknowledged, and the log has a record of it."""
-        self._recorded, self._recorded_ms = number, now_ms
-
-    def acknowledged(self, now_ms: int) -> int:
-        """The last request of which the log must have a record; 0: there is none, or it may have
-        expired."""
-        return self._recorded if now_ms - self._recorded_ms < KEPT_MS // 2 else 0
 
     def close(self) -> None:
         if self.connection is not None:
@@ -94,7 +85,8 @@ class Client:
         self.max_value_bytes = 0
         self._largest = HELLO_BYTES_MAX
         self.openness = Openness("store")
-        self._clock: Clock = SystemClock()
+        self._acknowledged: Acknowledged = NO_RECORD
+        """The last record in the log of a change that any line was answered."""
         self._fenced: Fenced | None = None
 
     def ask(self, kind: str, *fields: Any, changes: bool = False) -> Any:
@@ -138,9 +130,10 @@ class Client:
                 answer = self._answer(connection, request[0])
                 if not changes:
                     return answer
-                is_recorded, results = answer
-                if is_recorded:
-                    line.record(request[0], self._clock.now_ms())
+                place, results = answer
+                with self._mutex:
+                    record = place, line.client, request[0]
+                    self._acknowledged = max(self._acknowledged, record)
                 return results
             except _Replaced as error:
                 self._fenced = Fenced(str(error))
@@ -188,9 +181,9 @@ class Client:
                 raise _Refused(refused) from refused
             raise error
         try:
-            acknowledged = line.acknowledged(self._clock.now_ms())
-            send(connection, ["hello", VERSION, line.client, acknowledged], HELLO_BYTES_MAX)
-            kind, *fields = receive(connection, HELLO_BYTES_MAX)
+            hello = ["hello", VERSION, line.client, self._acknowledged]
+            send(connection, hello, HELLO_BYTES_MAX)
+            kind, *fields = receive(connection, ANSWER_BYTES_MAX)
             if kind == "replaced":
                 raise _Replaced(fields[0])
             _, _, largest, max_value = fields

@@ -1,6 +1,6 @@
 """What the processes send each other: a length of four bytes, and one msgpack value.
 
-    hello     ["hello", VERSION, client, acknowledged]    client: 16 random bytes
+    hello     ["hello", VERSION, client, acknowledged]    client: 16 random bytes for each socket
     welcome   ["welcome", VERSION, pid, largest message, largest value], or ["replaced", text]
     request   [number, kind, …]                           one at a time on each socket
     answer    [number, "ok", value] or [number, "error", class, text];
@@ -9,9 +9,10 @@
 A map is [name, label]; the label is that of its serializer, "" if the client passed none. Keys and
 values are as the log has them. Several operations are one request, so that the tasks of a
 process share it: ["change" or "read", maps, operations]. In an operation, a map is its place among
-`maps`. The answer of reads is a list of values. That of changes is [recorded, results], a result
-being [answer] or [class, text]; `recorded`: whether the log has a record of the request. The hello
-has the number of the last request with one; 0: there is none.
+`maps`. The answer of reads is a list of values. That of changes is [place, results], a result being
+[answer] or [class, text]; `place`: that of the record of the request in the log, 0 without one that
+is durable. The hello has the newest record of the process, of any of its sockets: [place, client,
+number of the request].
 """
 
 from __future__ import annotations
@@ -31,14 +32,17 @@ from imap_wal.errors import ImapWalError, InvalidSetting, NotReadable, TooLarge
 
 VERSION = 1
 HELLO_BYTES_MAX = 1024
-KEPT_MS = 24 * 3600 * 1000
-"""A record of a request expires after this time. A client gives up much earlier."""
+ANSWER_BYTES_MAX = 2**32 - 1
+"""Of a message of the process that serves."""
 SMALL_BYTES = 64 * 1024
 PART_BYTES = 1024 * 1024
 
 MapName: TypeAlias = tuple[str, str]
 StateOf: TypeAlias = Callable[[MapName], MapState]
 PlaceOf: TypeAlias = Callable[[MapState], int]
+Acknowledged: TypeAlias = tuple[int, bytes, int]
+"""A record of a request: its place, the client, and the number."""
+NO_RECORD: Acknowledged = 0, bytes(16), 0
 
 _LENGTH = struct.Struct(">I")
 
@@ -88,6 +92,18 @@ def _read(connection: socket.socket, size: int) -> bytes:
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
+
+
+def read_hello(message: list[Any]) -> tuple[bytes, Acknowledged]:
+    """The client, and its newest record. Raises `NotUnderstood`."""
+    match message:
+        case ["hello", version, *_] if version != VERSION:
+            raise NotUnderstood(f"a client has version {version!r}, and this process {VERSION}")
+        case ["hello", _, bytes(client), [int(place), bytes(of), int(number)]] if (
+            len(client) == len(of) == 16 and place >= 0 and number >= 0
+        ):
+            return client, (place, of, number)
+    raise NotUnderstood("the first message is not a hello")
 
 
 # ---- changes ----

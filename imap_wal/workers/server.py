@@ -8,25 +8,22 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import astuple
 from itertools import chain
 from typing import Any
 
-import msgpack
-
 from imap_wal.embedded import decisions
-from imap_wal.embedded.changes import MapState, WriteBatch
-from imap_wal.embedded.decisions import Choice, Decision, OutlookOf
+from imap_wal.embedded.changes import MapState
 from imap_wal.embedded.store import Store
 from imap_wal.entry import is_msgpack
-from imap_wal.errors import InvalidSetting, NotAppended
+from imap_wal.errors import InvalidSetting
 from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
 from imap_wal.workers.endpoint import Endpoint, Sockets, is_same_user
 from imap_wal.workers.messages import (
+    ANSWER_BYTES_MAX,
     HELLO_BYTES_MAX,
-    KEPT_MS,
     PART_BYTES,
     SMALL_BYTES,
     VERSION,
@@ -34,10 +31,11 @@ from imap_wal.workers.messages import (
     NotUnderstood,
     RequestMaps,
     error_fields,
+    read_hello,
     receive,
-    result_of,
     send,
 )
+from imap_wal.workers.requests import REQUESTS, Requests
 from storage_backends import Lock
 
 CONNECTIONS_MAX = 1000
@@ -59,11 +57,7 @@ class Server:
         self.store, self._endpoint, self._lock = store, endpoint, lock
         self._settings = store.writer.log.settings
         self._clock = store.writer.log.clock
-        self._requests = store.map(REQUESTS, raw=True)._state
-        self._keeps_all = self._settings.durability in ("always", "os") and (
-            not self._settings.acknowledges_early
-        )
-        """Whether the death of the process that serves loses nothing acknowledged."""
+        self._requests = Requests(store)
         self._states: dict[MapName, MapState] = {}
         self._room = _Room(self._settings.ring_bytes)
         self._connections: set[socket.socket] = set()
@@ -161,29 +155,20 @@ class Server:
 
     def _converse(self, connection: socket.socket) -> None:
         connection.settimeout(SLOW_S)
-        hello = receive(connection, HELLO_BYTES_MAX)
-        try:
-            kind, version, client, acknowledged = hello
-            client = demand_client(client)
-            acknowledged = demand_number(acknowledged)
-        except (TypeError, ValueError) as error:
-            raise NotUnderstood(f"the first message is not a hello: {error}") from None
-        if kind != "hello" or version != VERSION:
-            raise NotUnderstood(f"a client has version {version!r}, and this process {VERSION}")
+        client, acknowledged = read_hello(receive(connection, HELLO_BYTES_MAX))
         largest = self._settings.ring_bytes
         limits = largest, self._settings.max_value_bytes
-        now = self._clock.now_ms()
-        if self._keeps_all and last_request(self._requests.get(client, now))[0] < acknowledged:
+        if self._requests.lacks(acknowledged):
             text = (
                 f"the log at {self.store.url} lacks changes that it acknowledged to this "
                 "process: its folder was replaced by an older copy. Stop all processes, and bring "
                 "the former folder back; or close this store, and connect again to continue "
                 "without these changes"
             )
-            send(connection, ["replaced", text], 2**32 - 1)
+            send(connection, ["replaced", text], ANSWER_BYTES_MAX)
             return
-        self._requests.purge(now)
-        send(connection, ["welcome", VERSION, os.getpid(), *limits], HELLO_BYTES_MAX)
+        self._requests.forget()
+        send(connection, ["welcome", VERSION, os.getpid(), *limits], ANSWER_BYTES_MAX)
         while self.is_serving:
             connection.settimeout(None)  # it may be idle
             with self._room.entered() as enter:
@@ -209,9 +194,9 @@ class Server:
         except Exception as error:  # noqa: BLE001  # the client gets it
             if self.store.committer.failure is not None or self.store.closed:
                 return False  # whether it is in the log is decided by the next open
-            send(connection, [number, "error", *error_fields(error)], 2**32 - 1)
+            send(connection, [number, "error", *error_fields(error)], ANSWER_BYTES_MAX)
         else:
-            send(connection, [number, "ok", answer], 2**32 - 1)
+            send(connection, [number, "ok", answer], ANSWER_BYTES_MAX)
         return True
 
     # ---- requests ----
@@ -222,7 +207,7 @@ class Server:
             case ["change", maps, changes]:
                 known_only = not self.store.changes.knows_all
                 steps = RequestMaps(maps, self._state).changes(changes, known_only=known_only)
-                decision = once(steps, self._requests, client, number, now)
+                decision = self._requests.once(steps, client, number)
                 self.store.changes.evaluate([decision])
                 return decision.answer
             case ["read", maps, reads]:
@@ -253,7 +238,7 @@ class Server:
         size = 0
         for value in values:
             if size >= PART_BYTES:
-                send(connection, [number, "part", part], 2**32 - 1)
+                send(connection, [number, "part", part], ANSWER_BYTES_MAX)
                 part, size = [], 0
             part.append(value)
             size += 16 + (len(value) if isinstance(value, bytes) else 0)
@@ -331,73 +316,3 @@ class _Numbers(_Opaque):
 
 
 _msgpack = MsgpackSerializer()
-
-
-# Why a request that is sent twice counts once.
-#
-# A client that loses its connection does not know whether its change is in the log. So each change
-# is committed together with a record of its request, in the map `REQUESTS` and in the same frame:
-#
-#   client (16 bytes) → [number of its last request, the results of its changes]
-#
-# The process that serves next finds the record if and only if the change is in the log, and returns
-# the answer again. A client sends one request at a time, so one record for each client suffices. It
-# also says which record the log must have: without it, the log was replaced by an older copy.
-
-REQUESTS = "imap-wal.requests"
-
-
-def once(
-    steps: Sequence[WriteBatch], requests: MapState, client: bytes, number: int, now_ms: int
-) -> Decision:
-    """The changes of a request, unless they are in the log already. A step sees those before it.
-    The answer is whether the log has a record of the request, and the list of their results, as a
-    message."""
-
-    def choose(outlook_of: OutlookOf) -> Choice:
-        last, results = last_request(outlook_of(requests).get(client))
-        if last == number:
-            return (True, results), ()
-        if last > number:
-            raise NotAppended(
-                f"request {number} is older than request {last} of the same client; it was not "
-                "made again"
-            )
-        changes: list[WriteBatch] = []
-        results = []
-        for index, step in enumerate(steps):
-            made = step.decide(outlook_of) if isinstance(step, Decision) else [step]
-            result = result_of(step)
-            results.append(result)
-            if len(result) == 1:  # not an error
-                changes += made
-                if index + 1 < len(steps):
-                    for change in made:
-                        outlook_of(change.state).add(change)
-        if not changes:
-            return (False, results), ()
-        data = msgpack.packb((number, results))
-        made_request = WriteBatch(requests, [client], [data], {0: now_ms + KEPT_MS})
-        return (True, results), [*changes, made_request]
-
-    return Decision(steps[0].state, choose, sum(size for step in steps for size in step.sizes()))
-
-
-def last_request(record: bytes | None) -> tuple[int, list[Any]]:
-    """The number and the results of the last request of a client, from its record; 0: it has
-    none."""
-    return (0, []) if record is None else msgpack.unpackb(record)
-
-
-def demand_number(number: Any) -> int:
-    """Raises ValueError unless it is the number of a request, or 0."""
-    if type(number) is not int or number < 0:
-        raise ValueError("the number of a request is 0 or more")
-    return number
-
-
-def demand_client(client: Any) -> bytes:
-    """Raises ValueError unless it is the id of a client."""
-    if type(client) is not bytes or len(client) != 16:
-        raise ValueError("the id of a client has 16 bytes")
-    return client

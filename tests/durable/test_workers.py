@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import stat
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,41 +18,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import imap_wal
-from imap_wal.embedded.store import Store
 from imap_wal.errors import (
     Closed,
     Fenced,
     ImapWalError,
     InvalidSetting,
-    NotAppended,
     NotSerializable,
     OutcomeUnknown,
     StorageUnavailable,
     WriterLocked,
 )
 from imap_wal.serializer import MsgpackSerializer
-from imap_wal.workers import client, messages
+from imap_wal.workers import messages
 from imap_wal.workers.endpoint import Endpoint
-from imap_wal.workers.server import REQUESTS, Server
+from imap_wal.workers.requests import REQUESTS
+from imap_wal.workers.server import Server
 from tests.kit.effort import share, thorough
 from tests.kit.worker_faults import Cutting, run_workers
-from tests.support import Threads, eventually
-
-
-@pytest.fixture
-def stores(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Connects, and closes at the end."""
-    opened: list[Store] = []
-
-    def connect(**options: Any) -> Store:
-        options = {"preallocate": False, "socket": tmp_path / "socket", **options}
-        opened.append(imap_wal.connect(tmp_path / "log", **options))
-        return opened[-1]
-
-    yield connect
-    for store in reversed(opened):
-        store.close()
-
+from tests.support import Threads
 
 # ---- the same methods ----
 
@@ -332,40 +314,6 @@ def test_a_file_at_the_path_is_not_removed(stores: Callable[..., Any], tmp_path:
     assert (tmp_path / "socket").read_text() == "mine"
 
 
-@pytest.mark.parametrize("case", ["lost", "async", "expired"])
-def test_a_log_that_lost_acknowledged_changes_is_noticed(
-    stores: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
-    """The folder is replaced by an older copy of itself. Another process opened it, and all
-    continued without the changes since the copy. With `async`, a kill loses changes too; and a
-    record of a request expires."""
-    if case == "expired":
-        monkeypatch.setattr(client, "KEPT_MS", 0)
-    log, store = tmp_path / "log", stores(durability="async" if case == "async" else "always")
-    m = store.map("m")
-    m["a"] = 1
-    store.sync()
-    shutil.copytree(log, tmp_path / "copy")
-    m["b"] = 2
-    log.rename(tmp_path / "former")
-    (tmp_path / "copy").rename(log)
-
-    def copy_is_served() -> bool:
-        with suppress(OutcomeUnknown, NotAppended):
-            m["c"] = 3
-        return m.get("b") is None
-
-    if case != "lost":
-        eventually(copy_is_served, "the copy is served")
-        return
-    with pytest.raises(OutcomeUnknown, match="replaced by an older copy"):
-        m["c"] = 3
-    for call in (lambda: m.get("a"), lambda: m.put("d", 4), store.maps):
-        with pytest.raises(Fenced, match="bring the former folder back"):
-            call()
-    assert dict(stores().map("m").items()) == {"a": 1}
-
-
 def test_a_process_whose_changes_are_all_there_continues(stores: Callable[..., Any]) -> None:
     """When another one serves; its last request has changed nothing, so the log has no record of
     it."""
@@ -387,6 +335,7 @@ def test_a_socket_that_was_left_behind_is_replaced(
     assert store.is_serving
 
 
+RECORD = [0, b"x" * 16, 0]
 NONSENSE: list[bytes] = [
     b"",
     b"GET / HTTP/1.1\r\n\r\n",
@@ -397,8 +346,12 @@ NONSENSE: list[bytes] = [
         for data in map(
             msgpack.packb,
             [
-                *([], 7, ["hello", 99, b"x" * 16, 0], ["hello", 1, b"short", 0], ["hello", 1]),
-                ["hello", 1, b"x" * 16, -1],
+                *([], 7, ["hello", 99, b"x" * 16, RECORD], ["hello", 1, b"short", RECORD]),
+                *(["hello", 1], ["hello", 1, b"x" * 16, 0], ["welcome", 1, b"x" * 16, RECORD]),
+                *(
+                    ["hello", 1, b"x" * 16, record]
+                    for record in ([], [-1, b"x" * 16, 0], [0, b"", 0], [0, b"x" * 16, "0"])
+                ),
             ],
         )
     ),
@@ -452,7 +405,7 @@ def test_nonsense_ends_no_server(stores: Callable[..., Any], tmp_path: Path) -> 
             demand_end(raw)
     for request in REQUESTS_OF_OTHERS:
         with connection() as raw:
-            messages.send(raw, ["hello", 1, b"x" * 16, 0], 1000)
+            messages.send(raw, ["hello", 1, b"x" * 16, RECORD], 1000)
             messages.receive(raw, 1000)
             messages.send(raw, [1, *request], 1000)
             demand_end(raw)

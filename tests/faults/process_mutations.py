@@ -6,6 +6,7 @@ from tests.faults.mutation import Mutation
 
 _STATES = "tests/durable/test_read_only.py::test_a_reader_shows_only_states_that_the_log_had[1]"
 _TASKS = "tests/durable/test_async_workers.py"
+_COPIES = "tests/durable/test_workers_of_copies.py"
 _ONCE = "tests/durable/test_workers.py::test_a_request_that_is_sent_again_counts_once"
 
 OF_PROCESSES = (
@@ -41,16 +42,16 @@ OF_PROCESSES = (
     ),
     Mutation(
         "a request that is sent again is made again",
-        "imap_wal/workers/server.py",
-        "        if last == number:\n",
-        "        if last == -number:\n",
+        "imap_wal/workers/requests.py",
+        "            if last.number == number:\n",
+        "            if last.number == -number:\n",
         _ONCE,
     ),
     Mutation(
         "a change is committed without its request",
-        "imap_wal/workers/server.py",
-        "        return (True, results), [*changes, made_request]\n",
-        "        return (True, results), changes\n",
+        "imap_wal/workers/requests.py",
+        "(self._durable(self._place), results), [*changes, record]\n",
+        "(self._durable(self._place), results), changes\n",
         _ONCE,
     ),
     Mutation(
@@ -64,9 +65,52 @@ OF_PROCESSES = (
     Mutation(
         "a process continues in a log that lost what it acknowledged to it",
         "imap_wal/workers/server.py",
-        "        if self._keeps_all and last_request(",
-        "        if False and last_request(",
-        "tests/durable/test_workers.py::test_a_log_that_lost_acknowledged_changes_is_noticed[lost]",
+        "        if self._requests.lacks(acknowledged):\n",
+        "        if False:\n",
+        f"{_COPIES}::test_a_log_that_lost_acknowledged_changes_is_noticed[short]",
+    ),
+    Mutation(
+        "the answer that a log was replaced is read only if it is short",
+        "imap_wal/workers/client.py",
+        "            kind, *fields = receive(connection, ANSWER_BYTES_MAX)\n",
+        "            kind, *fields = receive(connection, HELLO_BYTES_MAX)\n",
+        f"{_COPIES}::test_a_log_that_lost_acknowledged_changes_is_noticed[long]",
+    ),
+    Mutation(
+        "a connection demands only what was acknowledged on itself",
+        "imap_wal/workers/client.py",
+        'hello = ["hello", VERSION, line.client, self._acknowledged]\n',
+        'hello = ["hello", VERSION, line.client, self._acknowledged '
+        "if self._acknowledged[1] == line.client else NO_RECORD]\n",
+        f"{_COPIES}::test_a_change_of_another_connection_is_demanded_too",
+    ),
+    Mutation(
+        "the answer that was read last counts as that of the newest change",
+        "imap_wal/workers/client.py",
+        "self._acknowledged = max(self._acknowledged, record)",
+        "self._acknowledged = record",
+        f"{_COPIES}::test_the_order_of_answers_is_not_that_of_changes",
+    ),
+    Mutation(
+        "a change that a kill may lose is demanded from the next log",
+        "imap_wal/workers/requests.py",
+        "        return place if self._keeps_all else 0\n",
+        "        return place\n",
+        f"{_COPIES}::test_what_counts_is_the_durability_of_the_acknowledgement[async-always-False]",
+    ),
+    Mutation(
+        "a record of a request expires",
+        "imap_wal/workers/requests.py",
+        "[_packed(number, self._place, results)])\n",
+        "[_packed(number, self._place, results)], {0: self._changes.now_ms() + 86_400_000})\n",
+        f"{_COPIES}::test_a_clock_that_jumps_is_no_older_copy",
+    ),
+    Mutation(
+        "a record that was removed counts as lost",
+        "imap_wal/workers/requests.py",
+        "        return not is_there and self._get(FORGOTTEN).place < place\n",
+        "        return not is_there\n",
+        f"{_COPIES}::test_records_of_requests_are_bounded",
     ),
     Mutation(
         "a reader of a log goes on in a forked child",
@@ -77,9 +121,9 @@ OF_PROCESSES = (
     ),
     Mutation(
         "a change of a request does not see those before it",
-        "imap_wal/workers/server.py",
-        "                if index + 1 < len(steps):\n",
-        "                if False:\n",
+        "imap_wal/workers/requests.py",
+        "                    if index + 1 < len(steps):\n",
+        "                    if False:\n",
         f"{_TASKS}::test_tasks_of_all_processes_share_commits",
     ),
     Mutation(
