@@ -28,6 +28,7 @@ from imap_wal.manifest.snapshots import (
     marks_by_node,
     marks_json,
     names_of,
+    position_in,
     with_lists,
     with_marks_once,
 )
@@ -208,9 +209,8 @@ class ClusterManifest:
         end = epochs.fork(self.epochs.get(log.directory, ()), log.epochs)
 
         def reach(mark: LowWaterMark | None) -> Position:
-            if mark is None or mark.directory != log.directory:
-                return START
-            return mark.position if end is None else min(mark.position, end)
+            position = position_in(log.directory, mark)
+            return position if end is None else min(position, end)
 
         return reach
 

@@ -90,6 +90,11 @@ class LowWaterMark:
     position: Position
 
 
+def position_in(directory: str, mark: LowWaterMark | None) -> Position:
+    """The position up to which a mark of a node covers this log directory of it."""
+    return mark.position if mark is not None and mark.directory == directory else START
+
+
 class SnapshotFile(NamedTuple):
     """What a manifest says about one file of a snapshot."""
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 
 from imap_wal import layout
 from imap_wal.context import Context
-from imap_wal.format import START, Position
 from imap_wal.inspect import older_manifests
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.claims import CLOSED_ADVICE, ClaimManifest
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.epochs import Name, named
-from imap_wal.manifest.snapshots import LowWaterMark, lists_of, names_of
+from imap_wal.manifest.snapshots import LowWaterMark, lists_of, names_of, position_in
 from imap_wal.parquet import salvage
 from imap_wal.read.state import ClusterState
 from imap_wal.repair.former import Former
@@ -71,7 +70,7 @@ class ManifestRepair:
                     mark,
                     position=min(
                         mark.position,
-                        max(repairs[node].removed, _position(floors.get(node), mark.directory)),
+                        max(repairs[node].removed, position_in(mark.directory, floors.get(node))),
                     ),
                 )
                 if node in repairs
@@ -172,7 +171,7 @@ class ManifestRepair:
             if is_same or manifest.directory not in names:
                 continue
             marks = map(repair.mark, self._view.manifest.covered(repair.node.name))
-            farthest = max(_position(mark, manifest.directory).epoch for mark in (*marks, None))
+            farthest = max(position_in(manifest.directory, mark).epoch for mark in (*marks, None))
             del names[manifest.directory]
             if manifest.epochs and manifest.epochs[-1].number >= farthest:
                 names[manifest.directory] = named(manifest.epochs)
@@ -239,10 +238,6 @@ class ManifestRepair:
             f"{gone * (there < self._seen.generation)}those that a later rewrite removed may be "
             f"back{adopted}"
         )
-
-
-def _position(mark: LowWaterMark | None, directory: str) -> Position:
-    return mark.position if mark is not None and mark.directory == directory else START
 
 
 # The claims of a repaired copy.

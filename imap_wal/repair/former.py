@@ -18,7 +18,16 @@ from imap_wal.context import Context
 from imap_wal.errors import LogError
 from imap_wal.format import START, Position
 from imap_wal.manifest import readers
-from imap_wal.manifest.snapshots import NO_VERSIONS, PartitionVersions, Snapshot, SnapshotFile
+from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.reader_manifest import Base
+from imap_wal.manifest.snapshots import (
+    NO_VERSIONS,
+    LowWaterMark,
+    PartitionVersions,
+    Snapshot,
+    SnapshotFile,
+    position_in,
+)
 from imap_wal.parquet.salvage import Spans
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState
@@ -26,16 +35,17 @@ from imap_wal.rewrite.ranges import borders_of
 from storage_backends import NotFound
 
 Span: TypeAlias = tuple[bytes, bytes | None]
-Source: TypeAlias = tuple[Mapping[str, Snapshot], Mapping[int, PartitionVersions]]
-"""Snapshots by map, and the tables that they name."""
+Source: TypeAlias = ClusterManifest | Base
 
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """A former snapshot, and its files that have keys of `spans`. `versions`: its table."""
+    """A former snapshot, and its files that have keys of `spans`. `versions`: its table. `losses`:
+    `ClusterManifest.losses` when it was the newest one."""
 
     snapshot: Snapshot
     versions: PartitionVersions
+    losses: Mapping[str, int]
     files: tuple[SnapshotFile, ...]
     spans: Spans
 
@@ -46,16 +56,31 @@ class Former:
         snapshot, and are in neither this one nor the log of the copy."""
         gaps = {}
         for node, mark in newest.marks.items():
-            former = self.snapshot.marks.get(node)
-            same = former is not None and former.directory == mark.directory
-            start, end = former.position if former is not None and same else START, mark.position
+            start = position_in(mark.directory, self.snapshot.marks.get(node))
+            end = mark.position
             log = view.nodes.get(node) if wants_node(node) else None
             is_there = log is not None and log.manifest.directory == mark.directory
             if log is not None and is_there and log.replaced(view.manifest, view.opened) is None:
                 end = min(end, log.manifest.removed)
+            first, last = self._gap_before(node, mark, view.manifest)
+            if first < last:
+                start, end = first, max(end, last)
             if start < end:
                 gaps[node] = start, end
         return gaps
+
+    def _gap_before(
+        self, node: str, mark: LowWaterMark, now: ClusterManifest
+    ) -> tuple[Position, Position]:
+        """The same for logs that this node had since, before that of the `mark`. The end of each
+        counts as a loss, and nothing of it is left. What several of them had is not known."""
+        former = self.snapshot.marks.get(node)
+        losses = now.losses.get(node, 0) - self.losses.get(node, 0)
+        if not losses or (former is not None and former.directory == mark.directory):
+            return START, START
+        if losses == 1 and former is not None and former.directory in now.forgotten:
+            return former.position, now.forgotten[former.directory]
+        return START, mark.position
 
 
 def _with_spans(context: Context, snapshot: Snapshot) -> Iterator[tuple[SnapshotFile, Span]]:
@@ -81,10 +106,9 @@ def sources(context: Context, view: ClusterState) -> list[Source]:
     """Where former snapshots of any map may be: the bases of readers, and former manifests."""
     former: list[Source] = []
     for reader in readers.examined(context.store, view.folder)[0].values():
-        former += [(base.snapshots, base.versions) for base in reader.bases]
+        former += reader.bases
     with suppress(LogError):
-        for manifest in ClusterLog.of(context, view).manifests.former():
-            former.append((manifest.snapshots, manifest.versions))
+        former += ClusterLog.of(context, view).manifests.former()
     return former
 
 
@@ -98,11 +122,11 @@ def former_with(
     """The newest former snapshot of a map that has the keys of the `lost` files whole; None: there
     is none."""
     spans, whole = _spans_of(context, newest, lost), set(newest.paths) - set(lost)
-    by_generation: dict[int, tuple[Snapshot, PartitionVersions]] = {}
+    by_generation: dict[int, tuple[Snapshot, Source]] = {}
     for candidate in sorted(_candidates(sources, name, newest), key=_age, reverse=True):
         # A rewrite without changes raises the marks alone.
         by_generation.setdefault(candidate[0].generation, candidate)
-    for snapshot, versions in by_generation.values():
+    for snapshot, source in by_generation.values():
         with suppress(LogError, NotFound):  # a list of its files is damaged or deleted
             files = [
                 file
@@ -110,25 +134,27 @@ def former_with(
                 if file.path not in whole and any(_meet(span, other) for other in spans)
             ]
             if all(file.path not in lost and _is_whole(context, file) for file in files):
-                return Former(snapshot, versions, tuple(files), spans)
+                versions = source.versions.get(snapshot.versions, NO_VERSIONS)
+                return Former(snapshot, versions, source.losses, tuple(files), spans)
     return None
 
 
 def _candidates(
     sources: Iterable[Source], name: str, newest: Snapshot
-) -> Iterator[tuple[Snapshot, PartitionVersions]]:
-    """The former snapshots of a map that was not dropped since, with their tables."""
-    for snapshots, versions in sources:
-        former = snapshots.get(name)
+) -> Iterator[tuple[Snapshot, Source]]:
+    """The former snapshots of a map that was not dropped since."""
+    for source in sources:
+        former = source.snapshots.get(name)
         if former is None or former.mixed or former.generation >= newest.generation:
             continue
         if former.dropped == newest.dropped:
-            yield former, versions.get(former.versions, NO_VERSIONS)
+            yield former, source
 
 
-def _age(candidate: tuple[Snapshot, PartitionVersions]) -> tuple[int, list[Position]]:
-    snapshot, _ = candidate
-    return snapshot.generation, sorted(mark.position for mark in snapshot.marks.values())
+def _age(candidate: tuple[Snapshot, Source]) -> tuple[int, list[Position], int]:
+    snapshot, source = candidate
+    positions = sorted(mark.position for mark in snapshot.marks.values())
+    return snapshot.generation, positions, sum(source.losses.values())
 
 
 def _meet(one: Span, other: Span) -> bool:

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import imap_wal
+from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.embedded.store import Store
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.snapshots import PartitionVersions
@@ -110,6 +111,48 @@ def test_only_changes_since_the_former_snapshot_are_lost(run: Run, tmp_path: Pat
     lost = {"k3": 0, "k4": 0, "k5": 0}
     rest = {**{f"k{key}": 2 for key in range(3)}, **{f"k{key}": 0 for key in range(6, 9)}}
     assert values(f"{tmp_path}/copy") == {**lost, **rest}
+
+
+@pytest.mark.parametrize("case", ["changed since", "covered", "another was covered before"])
+def test_changes_of_a_forgotten_log_are_reported_as_lost(memory: MemoryStore, case: str) -> None:
+    """They were only in the damaged snapshot. The node has another log now, of the same name."""
+
+    def changed(value: str) -> None:
+        with opened(memory) as store:
+            store.map("m")["key"] = value
+
+    def covered_and_forgotten() -> None:
+        rewrite(log_of(memory), LocalEngine())
+        prune(log_of(memory))
+        assert not forget_node(log_of(memory), "n1").refused
+
+    changed("then")
+    if case == "another was covered before":
+        covered_and_forgotten()
+        changed("then")
+    rewrite(log_of(memory), LocalEngine())
+    former = snapshot_files(memory)
+    if case == "changed since":
+        changed("since")
+    covered_and_forgotten()
+    with opened(memory) as store:
+        store.map("m")["other"] = 1
+    rewrite(log_of(memory), LocalEngine())
+    damaged = copy_files(memory)
+    for path in snapshot_files(damaged).keys() - {*former, *newest_files(damaged)}:
+        damaged.delete(path)
+    put_back(damaged, former)
+    overwrite(damaged, newest_files(damaged)[0], b"damaged")
+    copy, items = repaired(damaged, f"former-snapshots-forgotten-{next(numbers)}")
+    with opened(copy) as store:
+        assert dict(store.map("m")) == {"key": "then", "other": 1}
+    newest = snapshot_items(items)[0]
+    if case == "changed since":
+        assert newest["given_up"]["first"] < newest["given_up"]["last"]
+        assert "of node 'n1' are lost" in newest["what"]
+    else:
+        assert newest["given_up"] is None, newest["what"]
+        assert "no change since then was removed" in newest["what"]
 
 
 def test_a_deleted_key_of_a_whole_file_stays_deleted(

@@ -213,8 +213,8 @@ OF_IDENTITIES = (
     Mutation(
         "a mark covers the entries of another copy",
         "imap_wal/manifest/cluster.py",
-        "return mark.position if end is None else min(mark.position, end)",
-        "return mark.position",
+        "return position if end is None else min(position, end)",
+        "return position",
         OF_ANOTHER,
     ),
     Mutation(
@@ -270,8 +270,8 @@ OF_IDENTITIES = (
     Mutation(
         "a repair takes all keys of a former snapshot",
         "imap_wal/repair/former.py",
-        "return Former(snapshot, versions, tuple(files), spans)",
-        "return Former(snapshot, versions, tuple(files), ((b'', None),))",
+        "return Former(snapshot, versions, source.losses, tuple(files), spans)",
+        "return Former(snapshot, versions, source.losses, tuple(files), ((b'', None),))",
         f"{FORMER}::test_a_deleted_key_of_a_whole_file_stays_deleted",
     ),
     Mutation(
@@ -287,5 +287,19 @@ OF_IDENTITIES = (
         "if start < end:",
         "if False:",
         f"{FORMER}::test_only_changes_since_the_former_snapshot_are_lost",
+    ),
+    Mutation(
+        "a repair says that nothing is lost although only a forgotten log had it",
+        "imap_wal/repair/former.py",
+        "            if first < last:\n",
+        "            if False:\n",
+        f"{FORMER}::test_changes_of_a_forgotten_log_are_reported_as_lost[changed since]",
+    ),
+    Mutation(
+        "a repair says that a log is lost which was forgotten before the former snapshot",
+        "imap_wal/repair/former.py",
+        "losses = now.losses.get(node, 0) - self.losses.get(node, 0)",
+        "losses = now.losses.get(node, 0)",
+        f"{FORMER}::test_changes_of_a_forgotten_log_are_reported_as_lost[another was covered before]",
     ),
 )
