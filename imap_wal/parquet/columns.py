@@ -137,7 +137,7 @@ def to_rows(batch: Any) -> list[Row]:
     of a tombstone is 0."""
     column = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
     names, key_classes, value_classes = (
-        _strings(column[name]) for name in ("map", "key_class", "value_class")
+        strings(column[name]) for name in ("map", "key_class", "value_class")
     )
     keys, values, deleted, times, expiries, partitions, *order = (
         column[name].to_pylist()
@@ -206,7 +206,7 @@ def _outermost(batch: Any, which: str) -> Position:
 
 def nodes_of(batch: Any) -> list[str]:
     """The node column of a record batch."""
-    return _strings(batch.column(batch.schema.get_field_index("node")))
+    return strings(batch.column(batch.schema.get_field_index("node")))
 
 
 def plain(batch: Any) -> Any:
@@ -220,7 +220,7 @@ def plain(batch: Any) -> Any:
     )
 
 
-def _strings(array: Any) -> list[str]:
+def strings(array: Any) -> list[str]:
     if not pa.types.is_dictionary(array.type):
         array = array.dictionary_encode()
     names = array.dictionary.to_pylist()

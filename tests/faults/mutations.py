@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.faults.adapter_mutations import OF_ADAPTERS
 from tests.faults.atomic_mutations import OF_ATOMIC_CHANGES
 from tests.faults.chart_mutations import OF_CHART
+from tests.faults.column_mutations import OF_COLUMNS
 from tests.faults.entry_mutations import OF_ENTRIES
 from tests.faults.identity_mutations import OF_IDENTITIES
 from tests.faults.memory_mutations import OF_MEMORY
@@ -523,6 +524,7 @@ MUTATIONS = (
     *OF_SNAPSHOTS,
     *OF_OSS,
     *OF_CHART,
+    *OF_COLUMNS,
 )
 
 

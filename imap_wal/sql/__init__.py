@@ -1,0 +1,1 @@
+"""Values of maps as columns with types of SQL."""

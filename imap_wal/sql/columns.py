@@ -1,0 +1,206 @@
+"""Values of a map as typed columns of Arrow, by a schema (`imap_wal.sql.types`).
+
+    msgpack, JSON of a member ─▶ msgspec, straight into the fields ─┐
+    all others, and misfits   ─▶ `Decoder`, then `SqlType.fit`     ─┴▶ columns, and `_rescued`
+
+A value that does not fit is JSON in `_rescued`, and its other columns are NULL: no value ends a
+query. msgspec only takes what fits (`SqlType.hint`), so both ways have the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from imap_wal import extension
+from imap_wal.decoder import Decoder, Opaque, Pairs
+from imap_wal.encoder import json_of, key_json
+from imap_wal.entry import KEY, KEY_CLASS, ORDER, VALUE, VALUE_CLASS, Row, is_msgpack
+from imap_wal.errors import InvalidSetting, NotReadable
+from imap_wal.parquet.columns import strings
+from imap_wal.sql.types import RESCUED, WHOLE, Misfit, Schema, fitted
+from storage_backends.extras import needs
+
+with needs("archive"):
+    import pyarrow as pa
+
+RESCUE, FAIL = "rescue", "fail"
+Cell: TypeAlias = tuple[bytes | None, str, bytes | None, str, int]
+"""Key and its class, value and its class, and the partition version."""
+CELL_COLUMNS: Final = ("key", "key_class", "value", "value_class", "partition_version")
+_JSON_TYPE = (-130).to_bytes(4, "big", signed=True)
+_HEADER = 12
+"""Partition hash, type and length come before the text of a member's JSON, 4 bytes each."""
+
+
+class TypedColumns:
+    """The columns of a schema, then `_rescued`.
+
+    Args:
+        schema: see `parsed`.
+        misfits: `rescue`, or `fail`: a value that does not fit raises `NotReadable`.
+        decoder: for values that msgspec does not decode.
+        note: called with each cell that does not fit, and why.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        decoder: Decoder,
+        misfits: str = RESCUE,
+        note: Callable[[Cell, str], None] | None = None,
+    ) -> None:
+        if misfits not in (RESCUE, FAIL):
+            raise InvalidSetting(f"misfits is {misfits!r}; it takes {RESCUE} or {FAIL}")
+        self._decoder, self._fails, self._note = decoder, misfits == FAIL, note
+        self._types = [*schema.values()]
+        self._names = [*schema]
+        self.fields = [pa.field(name, kind.arrow) for name, kind in schema.items()]
+        self.fields.append(pa.field(RESCUED, pa.string()))
+        self._whole = self._names == [WHOLE]
+        places = [f"f{number}" for number in range(len(self._types))]
+        self._line: Any = msgspec.defstruct(
+            "Line",
+            [
+                (place, kind.hint | None if kind.hint is not Any else Any, None)
+                for place, kind in zip(places, self._types, strict=True)
+            ],
+            rename=dict(zip(places, self._names, strict=True)),
+            gc=False,
+        )
+        """A value's fields, in the order of the schema."""
+        self._parts = [*map(attrgetter, places)]
+        self._later = [
+            (place, kind.fit)
+            for place, kind in zip(places, self._types, strict=True)
+            if kind.hint is Any
+        ]
+        """Fields that msgspec does not check."""
+        read = self._types[0].hint if self._whole else self._line
+        self._msgpack = msgspec.msgpack.Decoder(
+            read if read is Any else read | None, ext_hook=_extension
+        ).decode
+        self._json = msgspec.json.Decoder(read if read is Any else read | None).decode
+
+    def of(self, cells: Iterable[Cell]) -> list[Any]:
+        """The columns for some entries. Raises `NotReadable` if misfits fail."""
+        lines: list[Any] = []
+        rescued: list[str | None] = []
+        for cell in cells:
+            text = None
+            try:
+                line = self._quickly(cell)
+            except Exception:  # noqa: BLE001  of any bytes; `_slowly` says what is wrong
+                line, text = self._slowly(cell)
+            lines.append(line)
+            rescued.append(text)
+        columns = [
+            pa.array([*map(part, lines)], kind.arrow)
+            for part, kind in zip(self._parts, self._types, strict=True)
+        ]
+        return [*columns, pa.array(rescued, pa.string())]
+
+    def of_batch(self, batch: Any) -> list[Any]:
+        """The same for a record batch with `CELL_COLUMNS`; the first two are optional."""
+        names = batch.schema.names
+        cells = zip(
+            batch["key"].to_pylist() if "key" in names else [None] * len(batch),
+            strings(batch["key_class"]) if "key_class" in names else [""] * len(batch),
+            batch["value"].to_pylist(),
+            strings(batch["value_class"]),
+            batch["partition_version"].to_pylist(),
+            strict=True,
+        )
+        return self.of(cells)
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The columns that `of_batch` uses."""
+        return CELL_COLUMNS if self._fails else CELL_COLUMNS[2:]
+
+    def _quickly(self, cell: Cell) -> Any:
+        """The fields of a value, by msgspec. Raises any error if it cannot, or does not fit."""
+        _, _, data, label, version = cell
+        if data is None:
+            return self._line()
+        if not version and is_msgpack(label):
+            value = self._msgpack(data)
+        elif version and data[4:8] == _JSON_TYPE:
+            if int.from_bytes(data[8:_HEADER], "big") != len(data) - _HEADER:
+                raise ValueError
+            value = self._json(memoryview(data)[_HEADER:])
+        else:
+            raise ValueError
+        if value is None:
+            return self._line()
+        if self._whole:
+            return self._line(self._types[0].fit(value))
+        for place, fit in self._later:
+            part = getattr(value, place)
+            if part is not None:
+                setattr(value, place, fit(part))
+        return value
+
+    def _slowly(self, cell: Cell) -> tuple[Any, str | None]:
+        """The fields of a value, or those of none and its JSON."""
+        row = _row(cell)
+        value = self._decoder.value(row)
+        try:
+            return self._fields(value), None
+        except Misfit as error:
+            if self._fails:
+                assert row[VALUE] is not None
+                raise NotReadable(
+                    f"the value of key {key_json(row, self._decoder)} does not fit the schema: "
+                    f"{error}; correct the schema, or take misfits={RESCUE}",
+                    row[VALUE],
+                ) from error
+            if self._note is not None:
+                self._note(cell, str(error))
+            return self._line(), json_of(value)
+
+    def _fields(self, value: Any) -> Any:
+        if isinstance(value, Opaque):
+            raise Misfit(f"{value} cannot be decoded here")
+        if value is None:
+            return self._line()
+        if self._whole:
+            found: Any = {WHOLE: value}
+        else:
+            found = dict(value.pairs) if isinstance(value, Pairs) else value
+        if not isinstance(found, dict):
+            raise Misfit(
+                f"a {type(value).__name__} has no fields; the schema "
+                f'"{WHOLE} TYPE" takes whole values'
+            )
+        parts = []
+        for name, kind in zip(self._names, self._types, strict=True):
+            try:
+                parts.append(fitted(kind, found.get(name)))
+            except Misfit as error:
+                raise Misfit(f"column {name}: {error}") from None
+        return self._line(*parts)
+
+
+def cell_of(row: Row) -> Cell:
+    return row[KEY], row[KEY_CLASS], row[VALUE], row[VALUE_CLASS], row[ORDER][1]
+
+
+def cells_of(rows: Sequence[Row]) -> list[Cell]:
+    return [*map(cell_of, rows)]
+
+
+def _row(cell: Cell) -> Row:
+    key, key_class, value, value_class, version = cell
+    order = 0, version, 0, 0
+    return "", key or b"", key_class, value, value_class, value is None, 0, 0, 0, order
+
+
+_of_value = extension.reader(use_list=True)
+
+
+def _extension(code: int, data: memoryview) -> Any:
+    return _of_value(code, bytes(data))

@@ -1,0 +1,45 @@
+"""Deliberate defects of typed columns, and of reads as a table."""
+
+from __future__ import annotations
+
+from tests.faults.mutation import Mutation
+
+_COLUMNS = "tests/unit/test_typed_columns.py"
+
+OF_COLUMNS = (
+    Mutation(
+        "an int too large for its column reaches Arrow, and ends the query",
+        "imap_wal/sql/types.py",
+        "    hint = Annotated[int, msgspec.Meta(ge=low, le=high)]\n",
+        "    hint = int\n",
+        f"{_COLUMNS}::test_a_misfit_is_rescued_whole_or_named",
+    ),
+    Mutation(
+        "what msgspec cannot decode is not tried by the decoder",
+        "imap_wal/sql/columns.py",
+        "        value = self._decoder.value(row)\n        try:\n",
+        '        value: Any = Opaque(row[VALUE_CLASS], row[VALUE] or b"")\n        try:\n',
+        f"{_COLUMNS}::test_what_fits_by_its_text_or_shape",
+    ),
+    Mutation(
+        "fields that msgspec does not check are taken as they are",
+        "imap_wal/sql/columns.py",
+        "                setattr(value, place, fit(part))\n",
+        "                pass\n",
+        f"{_COLUMNS}::test_a_misfit_is_rescued_whole_or_named",
+    ),
+    Mutation(
+        "a misfit is neither in its columns nor rescued",
+        "imap_wal/sql/columns.py",
+        "            return self._line(), json_of(value)\n",
+        "            return self._line(), None\n",
+        f"{_COLUMNS}::test_every_value_comes_back_typed_or_rescued",
+    ),
+    Mutation(
+        "a set has another order in each process",
+        "imap_wal/sql/types.py",
+        "            value = sorted(value, key=json_of)\n",
+        "            value = sorted(value, key=json_of, reverse=True)\n",
+        f"{_COLUMNS}::test_what_fits_by_its_text_or_shape",
+    ),
+)
