@@ -3,8 +3,9 @@ log.
 
 `open` and `aopen`: durable maps in this process. `connect` and `aconnect`: in one of several
 processes. `memoize`: results of a function in a map. `log`: append, read and follow a log without
-maps. `imap_wal.adapters`: maps behind the interfaces of other libraries. `imap_wal.agent`: the
-service beside a Hazelcast member. ARCHITECTURE.md describes the modules.
+maps. `scan`: a map as a table of Arrow. `imap_wal.adapters`: maps behind the interfaces of other
+libraries. `imap_wal.agent`: the service beside a Hazelcast member. ARCHITECTURE.md describes the
+modules.
 """
 
 from imap_wal import errors, log
@@ -49,6 +50,7 @@ from imap_wal.serializer import (
     Serializer,
 )
 from imap_wal.settings import Durability, RecoveryMode, RecoveryPolicy, Settings
+from imap_wal.table import MapTable, scan
 from imap_wal.typed import Codec, NumpyCodec, TypedSerializer
 from imap_wal.version import VERSION
 from imap_wal.workers.asyncio_store import AsyncConnectedMap, AsyncConnectedStore, aconnect
@@ -80,6 +82,7 @@ __all__ = [
     "JobQueue",
     "LogExists",
     "LostRace",
+    "MapTable",
     "MissingLibrary",
     "MissingNode",
     "MsgpackSerializer",
@@ -114,4 +117,5 @@ __all__ = [
     "log",
     "memoize",
     "open",
+    "scan",
 ]

@@ -48,6 +48,15 @@ def utc(milliseconds: int) -> str:
     return f"{seconds:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"
 
 
+def unix_ms(text: str) -> int:
+    """Unix time in milliseconds, of an ISO 8601 time (without a zone: UTC) or of its own number.
+    Raises ValueError."""
+    if text.isdecimal():
+        return int(text)
+    time = datetime.fromisoformat(text)
+    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
 class Randomness(Protocol):
     """The source of identities."""
 

@@ -57,17 +57,24 @@ class Pairs:
 
 
 class Decoder:
-    """`metadata`: the log's metadata (schemas), see `ClusterLog` and `MaterializedView.metadata`.
-    `note` is called with a sentence about each schema that is not used."""
+    """`metadata`: the log's metadata (schemas), see `ClusterLog` and `MaterializedView.metadata`;
+    or a function that finds it, which is called at the first value of a member. `note` is called
+    with a sentence about each schema that is not used."""
 
     def __init__(
-        self, metadata: Iterable[tuple[Any, ...]] = (), note: Callable[[str], None] = _log.warning
+        self,
+        metadata: Iterable[tuple[Any, ...]] | Callable[[], Iterable[tuple[Any, ...]]] = (),
+        note: Callable[[str], None] = _log.warning,
     ) -> None:
         self._note = note
         self._data: Callable[[bytes], Any] | None = None
         self._metadata: dict[tuple[Any, ...], None] = {}
         self._named: set[str] = set()
-        self.add_metadata(metadata)
+        self._find: Callable[[], Iterable[tuple[Any, ...]]] = tuple
+        if callable(metadata):
+            self._find = metadata
+        else:
+            self.add_metadata(metadata)
 
     def add_metadata(self, metadata: Iterable[tuple[Any, ...]]) -> None:
         """Add schemas that were found while reading."""
@@ -119,6 +126,8 @@ class Decoder:
 
     def _of_member(self, data: bytes) -> Any:
         if self._data is None:
+            find, self._find = self._find, tuple
+            self.add_metadata(find())
             self._data = _data_reader(self._schemas())
         return self._data(data)
 

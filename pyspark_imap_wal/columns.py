@@ -6,8 +6,6 @@ are wanted.
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -18,10 +16,9 @@ import pyarrow.compute as pc
 
 from imap_wal.context import Context
 from imap_wal.decoder import Decoder
-from imap_wal.encoder import json_of, key_json
-from imap_wal.entry import ORDER, ORDER_FIELDS, VALUE, Row
+from imap_wal.entry import ORDER, ORDER_FIELDS, Row
 from imap_wal.format import START, Position
-from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_rows
+from imap_wal.parquet.columns import SNAPSHOT_SCHEMA
 from imap_wal.parquet.file import open_parquet
 from imap_wal.parquet.reader import Expected, batches
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
@@ -29,11 +26,10 @@ from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, FileScan, Metada
 from imap_wal.read.scan import read_scan
 from imap_wal.rules.counts import counting_columns, may_count, needed_columns
 from imap_wal.segment.snapshot import is_segment
+from imap_wal.sql.columns import texts
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS, POSITION_COLUMNS
 from storage_backends import NotFound
-
-_log = logging.getLogger("imap_wal")
 
 _ENTRY = [field.name for field in SNAPSHOT_SCHEMA]
 _OF_LOG = ("namespace", "cluster")
@@ -223,35 +219,16 @@ def shaped(log: ClusterLog, batch: Any, query: EntryQuery) -> Any:
         batch = pa.RecordBatch.from_arrays(
             [_plain(column) for column in batch.columns], names=batch.schema.names
         ).filter(query.filters.condition)
-    texts = _texts(batch, query)
+    made = texts(batch, query.schema.names, Decoder(query.metadata))
     columns = []
     for field in query.schema:
         if field.name in _OF_LOG:
             name = log.namespace if field.name == "namespace" else log.cluster
             columns.append(_repeated(name, len(batch)))
         else:
-            text_ = texts.get(field.name)
-            columns.append(_plain(batch[field.name]) if text_ is None else text_)
+            column = made.get(field.name)
+            columns.append(_plain(batch[field.name]) if column is None else column)
     return pa.RecordBatch.from_arrays(columns, schema=query.schema)
-
-
-def _texts(batch: Any, query: EntryQuery) -> dict[str, Any]:
-    """The columns key_text and value_text, if they are wanted."""
-    names = [name for name in query.schema.names if name in DECODED_COLUMNS]
-    if not names:
-        return {}
-    rows, decoder = to_rows(batch), Decoder(query.metadata)
-    lost: Counter[str] = Counter()
-    made: dict[str, list[str | None]] = {"key_text": [], "value_text": []}
-    for row in rows:
-        of_row: set[str] = set()
-        made["key_text"].append(key_json(row, decoder, of_row))
-        value = None if row[VALUE] is None else json_of(decoder.value(row), of_row)
-        made["value_text"].append(value)
-        lost.update(of_row)
-    for loss, count in sorted(lost.items()):
-        _log.warning("lossy conversion in %d of %d rows: %s", count, len(rows), loss)
-    return {name: pa.array(made[name], pa.string()) for name in names}
 
 
 def _plain(column: Any) -> Any:

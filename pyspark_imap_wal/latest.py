@@ -24,21 +24,19 @@ from imap_wal.context import Context
 from imap_wal.entry import KEY, MAP, TIMESTAMP_MS, Row, is_clear
 from imap_wal.errors import EncryptionError, LogError
 from imap_wal.format import Position
-from imap_wal.manifest.snapshots import PartitionVersions, Snapshot
+from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.parquet.reader import group_keys
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.file_scan import END, SNAPSHOT, FileScan, KeySpan, Metadata
+from imap_wal.read.file_scan import SNAPSHOT, FileScan, KeySpan, Metadata
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Noted
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans, snapshot_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.read.view import live
-from imap_wal.rewrite.columns.merge import ColumnMerge, MergeSpan
+from imap_wal.rewrite.columns.live_entries import live_entries
+from imap_wal.rewrite.columns.merge import MergeSpan
 from imap_wal.rewrite.ranges import borders_of
-from imap_wal.rules.alive import are_alive
-from imap_wal.rules.decided import UNDECIDED, Decisions
-from imap_wal.rules.dropped import TombstonePolicy
 from imap_wal.security.encryption_keys import Keys
 from imap_wal.segment.snapshot import is_segment
 from imap_wal.settings import Settings
@@ -46,15 +44,12 @@ from pyspark_imap_wal.columns import EntryQuery, of_rows, shaped
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.options import Options
 from pyspark_imap_wal.tables.schemas import POSITION_COLUMNS
-from storage_backends import NotFound
 from storage_backends.location import Location
 
 ROW_BYTES = 128
 """A row counts as at least so many bytes: small rows need time, too."""
 FOOTERS = 64
 """How many Parquet files of a map the driver reads the footers of, to find ranges of keys."""
-NO_INCARNATION = 2**63 - 1
-"""Above those of all entries."""
 TASK_MEMORY_BYTES = 512 * 1024 * 1024
 """Memory limit of a task's index, in bytes. At the limit, a rewrite emits its rows, and a `latest`
 read spills to the worker's temporary folder."""
@@ -201,17 +196,6 @@ def _borders(context: Context, scans: Sequence[FileScan], size: int) -> list[byt
     return borders
 
 
-@dataclass(frozen=True, slots=True)
-class _Rules:
-    """Of a merge for a read (`imap_wal.rewrite.plan.MergeRules`): only live entries are needed."""
-
-    maps: frozenset[str] | None
-    settled: Mapping[str, Position]
-    rule: TombstonePolicy
-    versions: PartitionVersions | None = None
-    decisions: Decisions = UNDECIDED
-
-
 def read_latest(
     log: ClusterLog,
     task: LatestPartition,
@@ -223,10 +207,7 @@ def read_latest(
     entries were removed, `ShortLog` if a file is missing, `MissingNode`, and `LogError`."""
     keys = query.filters.keys() if query.filters is not None else None
     if keys is None and (task.span is not None or buckets == 1):
-        try:
-            yield from _by_columns(log, task, query, time_ms)
-        except NotFound as error:
-            raise log.lost(error) from error
+        yield from _by_columns(log, task, query, time_ms)
     else:
         yield from _by_rows(log, task, query, buckets, time_ms, keys)
 
@@ -234,29 +215,20 @@ def read_latest(
 def _by_columns(
     log: ClusterLog, task: LatestPartition, query: EntryQuery, time_ms: int | None
 ) -> Iterator[Any]:
-    moment = task.now_ms if time_ms is None else time_ms
-    rules = _Rules(
-        frozenset(task.maps) or None,
-        dict.fromkeys((scan.node for scan in task.scans), END),
-        TombstonePolicy(moment, complete=True, skew_ms_max=0, current=NO_INCARNATION),
-    )
-    settings = Settings(restore_memory_bytes=TASK_MEMORY_BYTES)
-    with closing(
-        ColumnMerge(rules, log, settings, span=MergeSpan(*task.span or ()), newest_ms=time_ms)
-    ) as merge:
-        for scan, source in ahead(log.context, task.scans):
-            if scan.kind == SNAPSHOT and scan.keys is None:
-                merge.read_snapshot(scan)
-            else:
-                merge.read_log(scan, source)
-        merge.sources.flush()
-        for name in sorted(merge.tally.maps.keys() - task.without):
-            for batch in merge.winners(name):
-                alive = batch.filter(are_alive(batch, moment))
-                for column in query.needed.intersection(POSITION_COLUMNS):
-                    alive = alive.append_column(column, pa.nulls(len(alive), pa.int64()))
-                if len(alive):
-                    yield shaped(log, alive, query)
+    for batch in live_entries(
+        log,
+        task.scans,
+        task.now_ms if time_ms is None else time_ms,
+        Settings(restore_memory_bytes=TASK_MEMORY_BYTES),
+        maps=task.maps,
+        without=task.without,
+        span=MergeSpan(*task.span or ()),
+        newest_ms=time_ms,
+    ):
+        alive = batch
+        for column in query.needed.intersection(POSITION_COLUMNS):
+            alive = alive.append_column(column, pa.nulls(len(alive), pa.int64()))
+        yield shaped(log, alive, query)
 
 
 def _by_rows(

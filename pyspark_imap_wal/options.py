@@ -6,9 +6,9 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 from imap_wal.checks import location
+from imap_wal.clock import unix_ms
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.manifest.readers import HISTORY as OWN_READER
@@ -61,16 +61,12 @@ class AsOf:
                 if not positions:
                     raise ValueError("no node is named")
                 return cls(positions=positions)
-            if text.isdecimal():
-                return cls(time_ms=int(text))
-            time = datetime.fromisoformat(text)
+            return cls(time_ms=unix_ms(text))
         except (ValueError, AttributeError, TypeError) as error:
             raise InvalidSetting(
                 f"as_of is {text!r}; it takes a time such as 2026-11-24T08:00:00Z, milliseconds "
                 f"since 1970, or the last position of every node as JSON ({error})"
             ) from error
-        time = time if time.tzinfo else time.replace(tzinfo=UTC)
-        return cls(time_ms=round(time.timestamp() * 1000))
 
 
 def positions_of(texts: Mapping[str, str]) -> dict[str, Position]:

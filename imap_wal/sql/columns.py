@@ -9,7 +9,10 @@ query. msgspec only takes what fits (`SqlType.hint`), so both ways have the same
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
@@ -20,14 +23,18 @@ from imap_wal.decoder import Decoder, Opaque, Pairs
 from imap_wal.encoder import json_of, key_json
 from imap_wal.entry import KEY, KEY_CLASS, ORDER, VALUE, VALUE_CLASS, Row, is_msgpack
 from imap_wal.errors import InvalidSetting, NotReadable
-from imap_wal.parquet.columns import strings
+from imap_wal.parquet.columns import strings, to_rows
 from imap_wal.sql.types import RESCUED, WHOLE, Misfit, Schema, fitted
 from storage_backends.extras import needs
 
 with needs("archive"):
     import pyarrow as pa
 
+_log = logging.getLogger("imap_wal")
+
 RESCUE, FAIL = "rescue", "fail"
+KEY_TEXT, VALUE_TEXTS = "key_text", ("value_text", "value_json")
+"""Columns with a key or a value as JSON; that of the value has two names."""
 Cell: TypeAlias = tuple[bytes | None, str, bytes | None, str, int]
 """Key and its class, value and its class, and the partition version."""
 CELL_COLUMNS: Final = ("key", "key_class", "value", "value_class", "partition_version")
@@ -183,6 +190,33 @@ class TypedColumns:
             except Misfit as error:
                 raise Misfit(f"column {name}: {error}") from None
         return self._line(*parts)
+
+
+def texts(batch: Any, names: Collection[str], decoder: Decoder) -> dict[str, Any]:
+    """Those of these columns that are text: of the key, and of the value. `batch`: of whole
+    entries, if any are wanted."""
+    wanted = [name for name in (KEY_TEXT, *VALUE_TEXTS) if name in names]
+    if not wanted:
+        return {}
+    rows = to_rows(batch)
+    losses: list[set[str]] = [set() for _ in rows]
+    made = {
+        name: pa.array(
+            [
+                key_json(row, decoder, lost)
+                if name == KEY_TEXT
+                else None
+                if row[VALUE] is None
+                else json_of(decoder.value(row), lost)
+                for row, lost in zip(rows, losses, strict=True)
+            ],
+            pa.string(),
+        )
+        for name in wanted
+    }
+    for loss, count in sorted(Counter(chain.from_iterable(losses)).items()):
+        _log.warning("lossy conversion in %d of %d rows: %s", count, len(rows), loss)
+    return made
 
 
 def cell_of(row: Row) -> Cell:

@@ -39,6 +39,7 @@ GUARDED = {
     "imap_wal/agent/": "agent",
     "imap_wal/parquet/": "archive",
     "imap_wal/read/parquet_scan.py": "archive",
+    "imap_wal/sql/": "archive",
     "pyspark_imap_wal/": "spark",
     "rewrite_cli/": "cli",
     "storage_backends/hdfs.py": "hdfs",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.faults.mutation import Mutation
 
+_TABLES = "tests/durable/test_tables.py"
 _COLUMNS = "tests/unit/test_typed_columns.py"
 
 OF_COLUMNS = (
@@ -41,5 +42,19 @@ OF_COLUMNS = (
         "            value = sorted(value, key=json_of)\n",
         "            value = sorted(value, key=json_of, reverse=True)\n",
         f"{_COLUMNS}::test_what_fits_by_its_text_or_shape",
+    ),
+    Mutation(
+        "a batch of a table may have any size",
+        "imap_wal/table.py",
+        "                yield shape.of_batch(batch.slice(start, asked.batch_rows))\n",
+        "                yield shape.of_batch(batch.slice(start))\n",
+        f"{_TABLES}::test_batches_have_at_most_the_given_rows",
+    ),
+    Mutation(
+        "a table as of a moment has later entries",
+        "imap_wal/table.py",
+        "            newest_ms=asked.as_of_ms,\n",
+        "",
+        f"{_TABLES}::test_each_read_has_the_entries_of_its_time",
     ),
 )
