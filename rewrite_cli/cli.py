@@ -51,6 +51,7 @@ _MODULES = {
     "spark": ("upkeep", "imap-wal as a zip for the workers of Spark"),
     "prune": ("upkeep", "remove what a snapshot covers"),
     "query": ("reading", "query a log with SQL"),
+    "schema": ("reading", "propose typed columns for the values of a map"),
     "export": ("reading", "the live entries as jsonl, csv or parquet"),
     "restore": ("copies", "what a restart would load, or a clean copy of it"),
     "import": ("copies", "copy entries of shelve, sqlitedict, diskcache or SeaTunnel into maps"),

@@ -113,7 +113,7 @@ def _integer(name: str, bits: int) -> SqlType:
         return value
 
     hint = Annotated[int, msgspec.Meta(ge=low, le=high)]
-    return SqlType(name, name, getattr(pa, f"int{bits}")(), fit, hint)
+    return SqlType(name, name.upper(), getattr(pa, f"int{bits}")(), fit, hint)
 
 
 def _double(value: Any) -> float:
@@ -211,7 +211,7 @@ def _decimal(precision: int, scale: int) -> SqlType:
             pass
         raise _misfit(value, name)
 
-    return SqlType(name, name, pa.decimal128(precision, scale), fit)
+    return SqlType(name, name.upper(), pa.decimal128(precision, scale), fit)
 
 
 def _array(item: SqlType) -> SqlType:
@@ -265,7 +265,7 @@ def _struct(fields: Schema) -> SqlType:
 
 # ---- their names ----
 
-_BOOLEAN = SqlType("boolean", "boolean", pa.bool_(), _of_class("boolean", bool), bool)
+_BOOLEAN = SqlType("boolean", "BOOLEAN", pa.bool_(), _of_class("boolean", bool), bool)
 _INTS = (_integer("tinyint", 8), _integer("smallint", 16), _integer("int", 32))
 _BIGINT = _integer("bigint", 64)
 _SIMPLE: Final[Mapping[str, SqlType]] = {
@@ -274,22 +274,22 @@ _SIMPLE: Final[Mapping[str, SqlType]] = {
     **dict.fromkeys(("smallint", "short", "int2"), _INTS[1]),
     **dict.fromkeys(("int", "integer", "int4"), _INTS[2]),
     **dict.fromkeys(("bigint", "long", "int8"), _BIGINT),
-    **dict.fromkeys(("float", "real", "float4"), SqlType("float", "float", pa.float32(), _float)),
+    **dict.fromkeys(("float", "real", "float4"), SqlType("float", "FLOAT", pa.float32(), _float)),
     **dict.fromkeys(
-        ("double", "float8"), SqlType("double", "double", pa.float64(), _double, float)
+        ("double", "float8"), SqlType("double", "DOUBLE", pa.float64(), _double, float)
     ),
     **dict.fromkeys(
         ("string", "varchar", "text", "uuid"),
-        SqlType("string", "varchar", pa.string(), _text, str),
+        SqlType("string", "VARCHAR", pa.string(), _text, str),
     ),
     **dict.fromkeys(
-        ("binary", "blob", "bytea", "varbinary"), SqlType("binary", "blob", pa.binary(), _binary)
+        ("binary", "blob", "bytea", "varbinary"), SqlType("binary", "BLOB", pa.binary(), _binary)
     ),
-    "date": SqlType("date", "date", pa.date32(), _date),
-    "json": SqlType("string", "json", pa.string(), json_of),
+    "date": SqlType("date", "DATE", pa.date32(), _date),
+    "json": SqlType("string", "JSON", pa.string(), json_of),
     "timestamp_ntz": SqlType(
         "timestamp_ntz",
-        "timestamp",
+        "TIMESTAMP",
         pa.timestamp("us"),
         _timestamp("timestamp_ntz", zoned=False),
     ),
@@ -386,7 +386,7 @@ class _Parser:
     def _named(self, name: str) -> SqlType | None:
         if name in ("timestamp", "timestamptz"):
             arrow = pa.timestamp("us", self._zone)
-            return SqlType("timestamp", "timestamp", arrow, _timestamp("timestamp", zoned=True))
+            return SqlType("timestamp", "TIMESTAMP", arrow, _timestamp("timestamp", zoned=True))
         if name in ("decimal", "numeric"):
             return self._decimal()
         if name not in ("array", "map", "struct"):

@@ -57,6 +57,12 @@ class Losses:
         shown = encoder.text(decoder.value(row), lost)
         return str(self._noted(row, "value", lost, shown))
 
+    def misfit(self, name: str, key: bytes | None, why: str) -> None:
+        """A value of this map that does not fit the schema."""
+        self._counts["it does not fit the schema, and is whole in _rescued"] += 1
+        if self._strict:
+            out.note(f"map {name!r}, value of hex:{(key or b'').hex()}: {out.shown(why)}")
+
     def _noted(self, row: Row, part: str, lost: set[str], decoded: Any) -> Any:
         for loss in sorted(lost):
             self._counts[loss] += 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from imap_wal.decoder import Decoder
 from imap_wal.encoder import json_of_plain
@@ -12,6 +12,7 @@ from imap_wal.entry import (
     EXPIRES_AT_MS,
     KEY,
     KEY_CLASS,
+    MAP,
     ORDER,
     ORDER_FIELDS,
     PARTITION,
@@ -25,6 +26,11 @@ from imap_wal.format import Position
 from rewrite_cli.entries.losses import Losses
 from storage_backends.extras import needs
 
+if TYPE_CHECKING:  # it needs pyarrow
+    from imap_wal.sql.columns import Cell
+    from imap_wal.sql.types import Schema
+
+RESCUED = "_rescued"
 _YEAR_1_MS, _YEAR_9999_MS = -62_135_596_800_000, 253_402_300_799_999
 """The times that both DuckDB and Python can represent."""
 
@@ -51,7 +57,8 @@ class Column(NamedTuple):
     type: str
     """In SQL."""
     what: str
-    of: Callable[[FoundEntry], Any]
+    of: Callable[[FoundEntry], Any] | None
+    """None: of a schema."""
 
 
 def _key_text(change: FoundEntry) -> str | None:
@@ -120,12 +127,29 @@ LATEST: Sequence[Column] = (*_READABLE, *_STORED)
 RAW: Sequence[Column] = (*_READABLE, *_PLACE, *_STORED)
 
 
-def batch(columns: Sequence[Column], changes: Sequence[FoundEntry]) -> Any:
+def with_schema(columns: Sequence[Column], schema: Schema) -> Sequence[Column]:
+    """The columns of a schema, and `_rescued`, in place of `value_json`. They hide others with
+    their names."""
+    if not schema:
+        return columns
+    typed = [
+        Column(name, kind.duckdb.upper(), "in the value", None) for name, kind in schema.items()
+    ]
+    typed.append(Column(RESCUED, "JSON", "a value that does not fit", None))
+    hidden = {column.name.lower() for column in typed} | {"value_json"}
+    first, *others = (column for column in columns if column.name not in hidden)
+    return (first, *typed, *others)
+
+
+def batch(
+    columns: Sequence[Column], changes: Sequence[FoundEntry], schema: Schema | None = None
+) -> Any:
     """The changes as Arrow columns.
 
     Args:
-        columns: `LATEST` or `RAW`.
-        changes: The entries, with their places.
+        columns: `LATEST` or `RAW`, or those of `with_schema`.
+        changes: The entries, with their places; with a schema, all of one cluster.
+        schema: That of the columns without a function.
 
     Returns:
         A `pyarrow.Table`.
@@ -144,12 +168,26 @@ def batch(columns: Sequence[Column], changes: Sequence[FoundEntry]) -> Any:
         "BIGINT": pa.int64(),
         "TIMESTAMP": pa.timestamp("us"),
     }
+    typed = _typed(schema, changes) if schema else {}
     return pa.table(
         {
-            column.name: pa.array(map(column.of, changes), types[column.type], size=len(changes))
+            column.name: typed[column.name]
+            if column.of is None
+            else pa.array(map(column.of, changes), types[column.type], size=len(changes))
             for column in columns
         }
     )
+
+
+def _typed(schema: Schema, changes: Sequence[FoundEntry]) -> Mapping[str, Any]:
+    from imap_wal.sql.columns import TypedColumns, cells_of
+
+    def note(cell: Cell, why: str) -> None:
+        changes[0].losses.misfit(changes[0].row[MAP], cell[0], why)
+
+    columns = TypedColumns(schema, changes[0].decoder if changes else Decoder(), note=note)
+    found = columns.of(cells_of([change.row for change in changes]))
+    return dict(zip((field.name for field in columns.fields), found, strict=True))
 
 
 def _microseconds(milliseconds: int | None) -> int | None:

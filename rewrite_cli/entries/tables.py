@@ -3,9 +3,10 @@ load them, and `raw` every change."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,10 +23,19 @@ from rewrite_cli.console.selection import Selection
 from rewrite_cli.entries.database import SCHEMAS, Database, Query, fold
 from rewrite_cli.entries.live import MEMORY_BYTES, LiveCluster, Reading, merge_all
 from rewrite_cli.entries.losses import Losses
-from rewrite_cli.entries.sql_columns import LATEST, RAW, Column, FoundEntry, batch
+from rewrite_cli.entries.sql_columns import (
+    LATEST,
+    RAW,
+    Column,
+    FoundEntry,
+    batch,
+    with_schema,
+)
 from storage_backends import NotFound
 
-COLUMNS: Mapping[str, Sequence[Column]] = dict(zip(SCHEMAS, (LATEST, RAW), strict=True))
+if TYPE_CHECKING:  # it needs pyarrow
+    from imap_wal.sql.types import Schema
+
 _BATCH_ROWS = 10_000
 _BATCH_BYTES = 16 * 1024 * 1024
 _ONE_CHANGE = ("namespace", "cluster", "node", "key", "partition", *ORDER_FIELDS)
@@ -42,6 +52,14 @@ class ReadOptions:
     as_of_ms: int | None = None
     memory_bytes: int = MEMORY_BYTES
     losses: Losses = field(default_factory=Losses)
+    schema: Schema = field(default_factory=dict)
+    """The typed columns of the values."""
+
+    @property
+    def columns(self) -> Mapping[str, Sequence[Column]]:
+        """Of the two kinds of tables."""
+        both = (with_schema(columns, self.schema) for columns in (LATEST, RAW))
+        return dict(zip(SCHEMAS, both, strict=True))
 
 
 class _Buffer:
@@ -65,7 +83,7 @@ class _Buffer:
         self._changes, self._rows, self._size = {}, 0, 0
 
 
-def prepare(database: Database, query: Query) -> None:
+def prepare(database: Database, query: Query, columns: Mapping[str, Sequence[Column]]) -> None:
     """Check a query before anything is read. All tables have the same columns, so this needs no
     rows.
 
@@ -73,7 +91,7 @@ def prepare(database: Database, query: Query) -> None:
         click.UsageError: DuckDB refuses the query.
     """
     for schema, table in query.tables or ():
-        database.create(schema, table, COLUMNS[schema])
+        database.create(schema, table, columns[schema])
     database.check(query)
     for schema, table in query.tables or ():
         database.drop(schema, table)
@@ -105,32 +123,47 @@ def load(database: Database, query: Query | None, options: ReadOptions, tell: Te
         queried = {} if query is None else _wanted(query, names)
         for name in queried.get("latest", ()):
             tell(f"loading {name}")
-            database.create("latest", name, LATEST)
-            _load_latest(database, name, merged, options.losses)
+            _load_latest(database, name, merged, options)
         if queried.get("raw"):
+            _demand_apart(options.columns["raw"])
             for cluster in merged:
                 _load_raw(database, queried["raw"], context, cluster, options, tell)
     return names
 
 
+def _demand_apart(columns: Iterable[Column]) -> None:
+    """Raises click.UsageError if a schema hides what tells two changes apart."""
+    for column in columns:
+        if column.of is None and column.name.lower() in _ONE_CHANGE:
+            raise click.UsageError(
+                f"the views of raw have a column {column.name} of their own: query the live "
+                "entries, or leave it out of the schema and read value_json"
+            )
+
+
 def _load_latest(
-    database: Database, name: str, merged: Iterable[LiveCluster], losses: Losses
+    database: Database, name: str, merged: Iterable[LiveCluster], options: ReadOptions
 ) -> None:
-    buffer = _Buffer(lambda name, rows: database.insert("latest", name, batch(LATEST, rows)))
+    columns = options.columns["latest"]
+    database.create("latest", name, columns)
+    for rows in batches_of(name, merged, columns, options):
+        database.insert("latest", name, rows)
+
+
+def batches_of(
+    name: str, merged: Iterable[LiveCluster], columns: Sequence[Column], options: ReadOptions
+) -> Iterator[Any]:
+    """The live entries of a map, as `batch`."""
     for live_cluster in merged:
-        if name in live_cluster.names:
-            for rows in live_cluster.rows(name):
-                for row in rows:
-                    buffer.add(
-                        FoundEntry(
-                            row,
-                            live_cluster.decoder,
-                            live_cluster.view.namespace,
-                            live_cluster.view.cluster,
-                            losses=losses,
-                        )
-                    )
-    buffer.flush()
+        view, decoder = live_cluster.view, live_cluster.decoder
+        if name not in live_cluster.names:
+            continue
+        for rows in live_cluster.rows(name):
+            found = [
+                FoundEntry(row, decoder, view.namespace, view.cluster, losses=options.losses)
+                for row in rows
+            ]
+            yield batch(columns, found, options.schema)
 
 
 def _load_raw(
@@ -151,7 +184,7 @@ def _load_raw(
     decoder.add_metadata(merged.metadata)
     mine = [name for name in names if name in merged.names]
     for name in mine:
-        database.create("raw", name, RAW)
+        database.create("raw", name, options.columns["raw"])
     for attempt in range(ATTEMPTS):
         try:
             _read_raw(database, mine, log, decoder, policy, options, tell)
@@ -173,9 +206,10 @@ def _read_raw(
     options: ReadOptions,
     tell: Tell,
 ) -> None:
-    as_of_ms, losses = options.as_of_ms, options.losses
-    of_logs = _Buffer(lambda name, rows: database.insert("raw", name, batch(RAW, rows)))
-    of_snapshots = _Buffer(lambda name, rows: database.stage(name, RAW, batch(RAW, rows)))
+    as_of_ms, losses, schema = options.as_of_ms, options.losses, options.schema
+    raw = options.columns["raw"]
+    of_logs = _Buffer(lambda name, rows: database.insert("raw", name, batch(raw, rows, schema)))
+    of_snapshots = _Buffer(lambda name, rows: database.stage(name, raw, batch(raw, rows, schema)))
     count = 0
     for changes in log.changes(names, Scope(covered=True), policy=policy, positions=True):
         decoder.add_metadata(changes.metadata)
@@ -199,7 +233,7 @@ def _read_raw(
     of_logs.flush()
     of_snapshots.flush()
     for name in names:
-        database.absorb("raw", name, RAW, _ONE_CHANGE)
+        database.absorb("raw", name, raw, _ONE_CHANGE)
 
 
 def _wanted(query: Query, names: Sequence[str]) -> Mapping[str, list[str]]:

@@ -57,4 +57,25 @@ OF_COLUMNS = (
         "",
         f"{_TABLES}::test_each_read_has_the_entries_of_its_time",
     ),
+    Mutation(
+        "a proposal is too narrow for a later value",
+        "imap_wal/sql/proposal.py",
+        '    if kinds == {"bigint", "double"}:\n        return _DOUBLE\n',
+        '    if kinds == {"bigint", "double"}:\n        return _BIGINT\n',
+        f"{_COLUMNS}::test_a_proposal_is_the_narrowest_schema",
+    ),
+    Mutation(
+        "SQL does not say how many values do not fit",
+        "rewrite_cli/entries/sql_columns.py",
+        "        changes[0].losses.misfit(changes[0].row[MAP], cell[0], why)\n",
+        "        pass\n",
+        "tests/cli/test_schema.py::test_rescued_values_are_counted_and_named",
+    ),
+    Mutation(
+        "a schema hides what tells two changes apart",
+        "rewrite_cli/entries/tables.py",
+        "        if column.of is None and column.name.lower() in _ONE_CHANGE:\n",
+        "        if False:\n",
+        "tests/cli/test_schema.py::test_sql_has_typed_columns",
+    ),
 )

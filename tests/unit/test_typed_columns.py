@@ -21,6 +21,7 @@ from imap_wal.encoder import json_of
 from imap_wal.errors import InvalidSetting, NotReadable
 from imap_wal.serializer import MsgpackSerializer
 from imap_wal.sql.columns import FAIL, RESCUE, Cell, TypedColumns
+from imap_wal.sql.proposal import NAMES_MAX, proposed
 from imap_wal.sql.types import RESCUED, parsed
 
 pytest.importorskip("hazelcast")
@@ -62,7 +63,8 @@ HOSTILE = st.recursive(
     | st.decimals()
     | st.uuids()
     | st.timedeltas()
-    | st.builds(msgpack.ExtType, st.integers(-1, 12), st.binary(max_size=12)),
+    | st.builds(msgpack.Timestamp, st.integers(-(2**36), 2**33), st.integers(0, 10**9 - 1))
+    | st.builds(msgpack.ExtType, st.integers(0, 12), st.binary(max_size=12)),
     lambda part: (
         st.lists(part, max_size=3)
         | st.dictionaries(TEXT | st.integers(0, 3), part, max_size=3)
@@ -285,3 +287,46 @@ def test_a_schema_is_read_or_refused_with_advice(schema: str, name: str | None) 
 def test_an_unknown_mode_for_misfits_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="it takes rescue or fail"):
         typed("a int", "skip")
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abcA") | TEXT, HOSTILE, max_size=4), max_size=5))
+def test_all_values_of_a_sample_fit_the_proposal(values: list[dict[str, Any]]) -> None:
+    """Whatever dicts there are; except for moments that no column has."""
+    cells = [cell(msgpack.packb(value, default=_packed)) for value in values]
+    decoded = [MsgpackSerializer().load(one[2]) for one in cells if one[2] is not None]
+    found = proposed(decoded)
+    if found.types:
+        typed(str(found), FAIL).of(cells)
+
+
+@pytest.mark.parametrize(
+    ("values", "schema"),
+    [
+        ([{"id": 1, "x": 1}, {"id": 2, "x": 1.5}, None], "id bigint, x double"),
+        ([{"at": "2026-01-02"}, {"at": "2026-01-02T03:04:05Z"}], "at timestamp"),
+        ([{"on": "2026-01-02"}, {"on": dt.date(2026, 1, 2)}], "on date"),
+        ([{"t": "2026-01-02"}, {"t": "later"}], "t string"),
+        ([{"d": Decimal("1.50")}, {"d": 7}, {"d": 2**70}], "d decimal(38,2)"),
+        ([{"a": 1}, {"a": "x"}, {"b": None}], "a json, b json"),
+        ([{"l": []}, {"l": [1]}, {"l": (2.5,)}], "l array<double>"),
+        ([{"s": {"x": 1}}, {"s": {"y y": {True}}}], 's struct<x:bigint,"y y":array<boolean>>'),
+        ([{"s": {"x": 1, "X": 2}}], "s json"),
+        ([{f"u{n}": n for n in range(NAMES_MAX + 1)}], "value map<string,bigint>"),
+        ([5, None, 2**80], "value decimal(38,0)"),
+        ([{}, {}], "value json"),
+        ([UUID(int=1)], "value string"),
+        ([], ""),
+    ],
+)
+def test_a_proposal_is_the_narrowest_schema(values: list[Any], schema: str) -> None:
+    found = proposed(values)
+    assert str(found) == schema
+    if schema:
+        packable = [value for value in values if str(2**70)[:5] not in str(value)]
+        typed(schema, FAIL).of([cell(pack(value)) for value in packable if value != 2**80])
+
+
+def test_names_that_sql_cannot_have_are_left_out() -> None:
+    found = proposed([{"id": 1, "ID": 2, "_rescued": 3, "a\nb": 4, "a b": 5}])
+    assert str(found) == 'id bigint, "a b" bigint'
+    assert found.left_out == ("ID", "_rescued", "a\nb")

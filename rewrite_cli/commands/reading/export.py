@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,13 @@ from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Moment, iso
 from rewrite_cli.console.whole_file import text_file, whole_file
 from rewrite_cli.console.written import NamedOutput
+from rewrite_cli.entries import results
+from rewrite_cli.entries.database import QueryResult
 from rewrite_cli.entries.live import LiveCluster, Reading, merge_all, partial_option
 from rewrite_cli.entries.losses import Losses, strict_option
+from rewrite_cli.entries.sql_columns import LATEST, batch, with_schema
+from rewrite_cli.entries.tables import ReadOptions, batches_of
+from rewrite_cli.entries.typed import one_map, schema_of, schema_option
 from storage_backends.extras import needs
 
 FORMATS = ("jsonl", "csv", "parquet")
@@ -37,6 +43,8 @@ COLUMNS = (
     "key_class",
     "value_class",
 )
+_TYPED = ("key_text", "value_json", "written", "expires", "namespace", "cluster")
+"""Columns of `query` beside those of a schema."""
 
 
 @click.command()
@@ -58,6 +66,7 @@ COLUMNS = (
     type=Moment(past=True),
     help="The maps as of this time: 2026-11-21T10:00 (UTC), or 2h ago.",
 )
+@schema_option
 @partial_option
 @strict_option
 def command(
@@ -65,6 +74,7 @@ def command(
     form: str | None,
     target: Path | None,
     as_of: int | None,
+    schema: str | None,
     partial: bool,
     strict: bool,
 ) -> int:
@@ -77,10 +87,14 @@ def command(
     Keys and values are JSON, in csv and parquet too: a string is in quotation marks there, so that
     it differs from a number. What JSON cannot show exactly is counted, and named with --strict.
 
+    With --schema, fields of the values are columns with these types, and the others are as in
+    `query`. A value that does not fit is whole in _rescued, counted, and named with --strict.
+
     \b
     Examples:
       imap-wal export /var/lib/maps --map orders > orders.jsonl
       imap-wal export /var/lib/maps --to orders.parquet --as-of 2026-11-21T10:00
+      imap-wal export /var/lib/maps --map orders --schema "id bigint" --to orders.parquet
     """
     form = form or (target.suffix[1:] if target and target.suffix[1:] in FORMATS else "jsonl")
     if target is not None and not target.name:
@@ -89,6 +103,7 @@ def command(
         raise click.UsageError("parquet needs a file: --to orders.parquet")
     damaged: list[tuple[str, LogError]] = []
     losses = Losses(strict)
+    typed = schema_of(selection, schema)
     reading = Reading(partial, as_of, damaged)
     with working("reading") as tell, ExitStack() as stack:
         context, clusters = stack.enter_context(selection.open(damaged))
@@ -101,7 +116,11 @@ def command(
             reading,
         )
         selection.note_empty(name for cluster in merged for name in cluster.maps)
-        count = write(form, target, records(merged, losses))
+        if typed:
+            options = ReadOptions(selection, losses=losses, schema=typed)
+            count = _write_typed(form, target, merged, options)
+        else:
+            count = write(form, target, records(merged, losses))
     if target is not None:
         out.note(f"{out.count(count, 'entry', 'entries')} in {target}")
     for view, error in damaged:
@@ -126,6 +145,24 @@ def records(clusters: Iterable[LiveCluster], losses: Losses) -> Iterator[dict[st
                         "key_class": row[KEY_CLASS],
                         "value_class": row[VALUE_CLASS],
                     }
+
+
+def _write_typed(
+    form: str, target: Path | None, merged: Iterable[LiveCluster], options: ReadOptions
+) -> int:
+    """Write the entries of the only map; returns how many."""
+    columns = with_schema([column for column in LATEST if column.name in _TYPED], options.schema)
+    batches = batches_of(one_map(options.selection), merged, columns, options)
+    if form == "parquet":
+        assert target is not None
+        return results.write_parquet(chain([batch(columns, (), options.schema)], batches), target)
+    names, types = zip(*((column.name, column.type) for column in columns), strict=True)
+    rows = (
+        [*zip(*(each.to_pylist(maps_as_pydicts="strict") for each in table.columns), strict=True)]
+        for table in batches
+    )
+    result = QueryResult(names, types, rows)
+    return (results.write_csv if form == "csv" else results.write_json)(result, target)
 
 
 def write(form: str, target: Path | None, entries: Iterable[dict[str, Any]]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -16,7 +17,9 @@ from rewrite_cli.entries import results
 from rewrite_cli.entries.database import Database, Query, QueryResult
 from rewrite_cli.entries.live import MEMORY_BYTES, partial_option
 from rewrite_cli.entries.losses import Losses, strict_option
-from rewrite_cli.entries.tables import COLUMNS, ReadOptions, load, prepare
+from rewrite_cli.entries.sql_columns import Column
+from rewrite_cli.entries.tables import ReadOptions, load, prepare
+from rewrite_cli.entries.typed import schema_of, schema_option
 
 CSV, PARQUET = "csv", "parquet"
 _ENDINGS = {"json": out.JSON, "jsonl": out.JSON, CSV: CSV, PARQUET: PARQUET}
@@ -43,6 +46,7 @@ _ENDINGS = {"json": out.JSON, "jsonl": out.JSON, CSV: CSV, PARQUET: PARQUET}
     type=Moment(past=True),
     help="The log as of this time: 2026-11-21T10:00 (UTC), or 2h ago.",
 )
+@schema_option
 @partial_option
 @strict_option
 def command(
@@ -51,6 +55,7 @@ def command(
     output: str | None,
     target: Path | None,
     as_of: int | None,
+    schema: str | None,
     partial: bool,
     strict: bool,
 ) -> int:
@@ -65,7 +70,8 @@ def command(
     SQL is one statement; - reads it from stdin. Without SQL, the views and their columns are
     listed. Keys and values are JSON in key_text and value_json, and times are UTC. In JSON, each
     row is one line; bytes are hex:..., as `dump --key` takes them. A table shows the first 1,000
-    rows only.
+    rows only. With --schema, fields of the values are columns with these types, instead of
+    value_json; a value that does not fit is whole in _rescued.
 
     \b
     Examples:
@@ -73,24 +79,22 @@ def command(
       imap-wal query /var/lib/maps "select key_text, value_json->>'state' as state from orders"
       imap-wal query /var/lib/maps "select node, count(*) from raw.orders group by all" -o json
       imap-wal query /var/lib/maps "from orders" --to orders.parquet --as-of 2h
+      imap-wal query /var/lib/maps --map orders --schema "id bigint" "select max(id) from orders"
     """
     form, losses = _form(output, target), Losses(strict)
+    typed = schema_of(selection, schema)
     half = MEMORY_BYTES // 2  # the merge of the log, and the tables, exist at the same time
     with tempfile.TemporaryDirectory(prefix="imap-wal-query-") as scratch:
         database = Database(Path(scratch), half)
         try:
             query = None if sql is None else database.parse(_text(sql))
+            options = ReadOptions(selection, partial, as_of, half, losses, typed)
             if query is not None:
-                prepare(database, query)
+                prepare(database, query, options.columns)
             with working("reading") as tell:
-                names = load(
-                    database,
-                    query,
-                    ReadOptions(selection, partial, as_of, half, losses),
-                    tell,
-                )
+                names = load(database, query, options, tell)
             if query is None:
-                _print_views(database, names, form)
+                _print_views(database, names, form, options.columns)
             else:
                 _answer(database, query, names, form, target)
         finally:
@@ -142,7 +146,9 @@ def _write(form: str, result: QueryResult, target: Path | None) -> int:
     return results.write_csv(result, target)
 
 
-def _print_views(database: Database, names: list[str], form: str) -> None:
+def _print_views(
+    database: Database, names: list[str], form: str, tables: Mapping[str, Sequence[Column]]
+) -> None:
     views = [
         {"view": view, "map": name, "has": has}
         for name in names
@@ -151,7 +157,7 @@ def _print_views(database: Database, names: list[str], form: str) -> None:
             (f"raw.{database.written(name)}", "every change"),
         )
     ]
-    latest = {column.name for column in COLUMNS["latest"]}
+    latest = {column.name for column in tables["latest"]}
     columns = [
         {
             "column": column.name,
@@ -159,7 +165,7 @@ def _print_views(database: Database, names: list[str], form: str) -> None:
             "in": "both" if column.name in latest else "raw",
             "has": column.what,
         }
-        for column in COLUMNS["raw"]
+        for column in tables["raw"]
     ]
     if form == out.JSON:
         out.print_json({"views": views, "columns": columns})
