@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from imap_wal.clock import SKEW_MS_MAX, utc
 from imap_wal.context import Context, open_context
+from imap_wal.decoder import Decoder
 from imap_wal.errors import EncryptionError, InvalidSetting, LogError, MissingNode
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import FileScan, Metadata
@@ -22,6 +23,8 @@ from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.schemas import schemas_of
 from imap_wal.read.state import ClusterState
 from imap_wal.retention.history import at_positions, at_time
+from imap_wal.sql.columns import TypedColumns
+from imap_wal.sql.types import Schema, parsed
 from pyspark_imap_wal.columns import EntryQuery, read_columns
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.latest import read_latest
@@ -80,7 +83,7 @@ class ClusterReader(DataSourceReader):
 
     def __init__(self, options: Options, kinds: Mapping[str, str]) -> None:
         self._options, self._kinds = options, dict(kinds)
-        self._filters = Filters()
+        self._filters = Filters(hidden=frozenset(options.types()))
 
     @property
     def pushFilters(self) -> Callable[[list[Any]], Iterable[Any]]:  # noqa: N802
@@ -174,7 +177,7 @@ class ImapWalReader(ClusterReader):
         if options.as_of is not None:
             state = known_then(log, state, options.as_of, maps)
             until = options.as_of.positions
-        metadata = schemas_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
+        metadata = metadata_for(options, self._kinds, log, state)
         if options.mode == LATEST:
             yield from latest_tasks(log, state, options, filters, until, metadata)
             return
@@ -209,12 +212,13 @@ class ImapWalReader(ClusterReader):
         as_of = options.as_of.time_ms if options.as_of is not None else None
         if as_of is not None and options.mode != LATEST:
             filters.until(as_of)
-        return EntryQuery(
-            schema_of(self._kinds),
-            filters.only("map", options.maps),
-            filters.only("node", options.nodes),
-            filters,
+        return query_of(
+            options,
+            self._kinds,
             metadata,
+            maps=filters.only("map", options.maps),
+            nodes=filters.only("node", options.nodes),
+            filters=filters,
         )
 
 
@@ -247,9 +251,33 @@ def demand_known(options: Options, logs: Sequence[ClusterLog]) -> None:
         raise InvalidSetting(f"{options.path}: {why}")
 
 
-def schema_of(kinds: dict[str, str]) -> Any:
+def schema_of(kinds: Mapping[str, str], typed: Schema | None = None) -> Any:
     """Columns as a schema of Arrow."""
-    return pa.schema([(name, _ARROW[kind]) for name, kind in kinds.items()])
+    typed = typed or {}
+    return pa.schema(
+        [
+            (name, typed[name].arrow if name in typed else _ARROW[kind])
+            for name, kind in kinds.items()
+        ]
+    )
+
+
+def query_of(
+    options: Options, kinds: Mapping[str, str], metadata: tuple[Metadata, ...], **more: Any
+) -> EntryQuery:
+    """What a task reads: `EntryQuery`, whose other fields are `more`."""
+    schema = schema_of(kinds, options.types())
+    typed = None
+    if options.schema:
+        typed = TypedColumns(parsed(options.schema), Decoder(metadata), options.misfits)
+    return EntryQuery(schema, metadata=metadata, typed=typed, **more)
+
+
+def metadata_for(
+    options: Options, kinds: Mapping[str, str], log: ClusterLog, state: ClusterState
+) -> tuple[Metadata, ...]:
+    """The schemas of the log's Compact values, if a query decodes values."""
+    return schemas_of(log, state) if options.schema or DECODED_COLUMNS.keys() & kinds else ()
 
 
 def planned_again(plan: Callable[[], T]) -> T:

@@ -26,7 +26,7 @@ from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, FileScan, Metada
 from imap_wal.read.scan import read_scan
 from imap_wal.rules.counts import counting_columns, may_count, needed_columns
 from imap_wal.segment.snapshot import is_segment
-from imap_wal.sql.columns import texts
+from imap_wal.sql.columns import TypedColumns, texts
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS, POSITION_COLUMNS
 from storage_backends import NotFound
@@ -39,7 +39,7 @@ _OF_LOG = ("namespace", "cluster")
 class EntryQuery:
     """What a reader wants. `schema`: of Arrow, with the columns in their order. `nodes`: only rows
     of these; (): of all. `metadata`: for the columns of text. `in_order`: entries of an archive in
-    the order of the log."""
+    the order of the log. `typed`: the columns of a schema; they hide those of the log."""
 
     schema: Any
     maps: tuple[str, ...] = ()
@@ -47,14 +47,22 @@ class EntryQuery:
     filters: Filters | None = None
     metadata: tuple[Metadata, ...] = ()
     in_order: bool = False
+    typed: TypedColumns | None = None
 
     @property
     def needed(self) -> set[str]:
         """The columns of a file that are needed."""
-        names = set(self.schema.names) | (self.filters.columns if self.filters else set())
+        names = set(self.schema.names) - self.typed_names
+        names |= self.filters.columns if self.filters else set()
+        if self.typed_names.intersection(self.schema.names):
+            names.update(self.typed.needed if self.typed else ())
         if names.intersection(DECODED_COLUMNS):
             names.update(_ENTRY)
         return names.difference(_OF_LOG, DECODED_COLUMNS)
+
+    @property
+    def typed_names(self) -> set[str]:
+        return {field.name for field in self.typed.fields} if self.typed else set()
 
     @property
     def wants_positions(self) -> bool:
@@ -220,9 +228,12 @@ def shaped(log: ClusterLog, batch: Any, query: EntryQuery) -> Any:
             [_plain(column) for column in batch.columns], names=batch.schema.names
         ).filter(query.filters.condition)
     made = texts(batch, query.schema.names, Decoder(query.metadata))
+    if query.typed is not None and query.typed_names.intersection(query.schema.names):
+        names = (field.name for field in query.typed.fields)
+        made |= zip(names, query.typed.of_batch(batch), strict=True)
     columns = []
     for field in query.schema:
-        if field.name in _OF_LOG:
+        if field.name in _OF_LOG and field.name not in made:
             name = log.namespace if field.name == "namespace" else log.cluster
             columns.append(_repeated(name, len(batch)))
         else:

@@ -40,9 +40,9 @@ class ImapWalDataSource(DataSource):
 
     def schema(self) -> StructType:
         if not catalog.is_new_table(self.options, self.name()):
-            return catalog.columns_of(self._chosen().kinds())
+            return _columns(self._chosen())
         options = catalog.options_of_table(self.options)
-        return catalog.with_options(catalog.columns_of(Options.parse(options).kinds()), options)
+        return catalog.with_options(_columns(Options.parse(options)), options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         chosen = self._chosen(schema)
@@ -86,6 +86,10 @@ class ImapWalDataSource(DataSource):
             {field.name: field.dataType.simpleString() for field in schema.fields},
             overwrite=overwrite,
         )
+
+
+def _columns(options: Options) -> StructType:
+    return catalog.columns_of(options.kinds(), options.types())
 
 
 _OF_WRITES = ("namespace", "cluster", "encryption_keys")

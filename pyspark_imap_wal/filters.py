@@ -6,7 +6,7 @@ for which the filter is not true may be left out here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -67,11 +67,15 @@ class Filters:
     ranges: dict[str, Range] = field(default_factory=dict)
     condition: Any = None
     columns: set[str] = field(default_factory=set)
+    hidden: Collection[str] = ()
+    """Columns of a schema: a filter on one says nothing of the log's column with its name."""
 
     def push(self, filters: Iterable[Any]) -> None:
         """Take filters of `pyspark.sql.datasource`; those that are not understood have no
         effect."""
         for pushed in filters:
+            if _attribute(pushed) in self.hidden:
+                continue
             self._note(pushed)
             made = _expression(pushed)
             if made is not None:
@@ -155,10 +159,16 @@ def _kind(pushed: Any) -> str:
     return type(pushed).__name__
 
 
-def _column(pushed: Any) -> str | None:
+def _attribute(pushed: Any) -> str | None:
     """The column of a filter, or of the filter that it negates."""
-    path = getattr(pushed, "attribute", None)
-    return path[0] if path and len(path) == 1 and path[0] in _KINDS else None
+    path = getattr(getattr(pushed, "child", pushed), "attribute", None)
+    return path[0] if path and len(path) == 1 else None
+
+
+def _column(pushed: Any) -> str | None:
+    """The column of the log that a filter is on."""
+    name = None if _kind(pushed) == "Not" else _attribute(pushed)
+    return name if name in _KINDS else None
 
 
 def _expression(pushed: Any) -> tuple[str, Any] | None:

@@ -17,6 +17,8 @@ from imap_wal.names import decode
 from imap_wal.read.map_names import some_names
 from imap_wal.security.credentials import Credentials
 from imap_wal.settings import RecoveryPolicy
+from imap_wal.sql.columns import RESCUE, demand_misfits
+from imap_wal.sql.types import RESCUED, SIMPLE, Schema, parsed
 from pyspark_imap_wal.tables.schemas import (
     CHANGE_COLUMNS,
     DECODED_COLUMNS,
@@ -87,7 +89,8 @@ class Options:
     has not read; `voided` is fail or ignore; `available_now` says how a query on Spark before 4.2
     uses that trigger: unused, or wrapped. `encryption_keys` is the source from which each
     worker reads the keys of an encrypted log (default: IMAP_WAL_ENCRYPTION_KEYS there); `path` has
-    it."""
+    it. `schema` adds the typed columns of a map's values; then only those columns of the log are
+    there by default that say of which key and change they are. `misfits`: rescue, or fail."""
 
     path: Location
     namespaces: tuple[str, ...] = ()
@@ -108,12 +111,14 @@ class Options:
     voided: str = FAIL
     changes: str = ENTRIES_ONLY
     available_now: str = ""
+    schema: str = ""
+    misfits: str = RESCUE
 
     OF_METADATA = ("path", "table", "namespace", "cluster", "map", "node", "encryption_keys")
     """The options that tables of metadata take."""
     OF_HISTORY = (
         *("path", "table", "namespace", "cluster", "map", "encryption_keys"),
-        *("partial", "decode", "columns", "buckets"),
+        *("partial", "decode", "columns", "buckets", "schema", "misfits"),
     )
     OF_STREAMS = ("starting", "rows_per_batch", "reader", "voided", "available_now")
     KNOWN = (
@@ -132,6 +137,8 @@ class Options:
         "task_bytes",
         "encryption_keys",
         "changes",
+        "schema",
+        "misfits",
         *OF_STREAMS,
     )
 
@@ -197,7 +204,11 @@ class Options:
             voided=texts.get("voided", FAIL),
             changes=changes,
             available_now=available_now,
+            schema=texts.get("schema", ""),
+            misfits=texts.get("misfits", RESCUE),
         )
+        if made.schema and len(made.maps) != 1:
+            raise InvalidSetting("a schema is of the values of one map: name it in the option map")
         made.kinds()
         made.starts()
         return made
@@ -220,6 +231,17 @@ class Options:
                 f"of every node that was read before as JSON ({error})"
             ) from error
 
+    @property
+    def _beside(self) -> tuple[str, ...]:
+        """The columns of the log that are there by default beside those of a schema."""
+        has_deletions = self.mode == RAW and self.changes != IMAGES
+        return ("key", *("deleted",) * has_deletions, *CHANGE_COLUMNS, *VERSION_COLUMNS)
+
+    def types(self) -> Schema:
+        """The columns of the option `schema`, with `_rescued`. Raises `InvalidSetting`."""
+        demand_misfits(self.misfits)
+        return {**parsed(self.schema), RESCUED: SIMPLE["string"]} if self.schema else {}
+
     def kinds(self) -> dict[str, str]:
         """Column → type of Spark, for the columns that are read. Raises `InvalidSetting` if a
         column does not exist."""
@@ -232,8 +254,16 @@ class Options:
             kinds |= CHANGE_COLUMNS
         elif self.mode == RAW:
             kinds |= POSITION_COLUMNS
+        if self.schema:
+            of_values = {name.lower() for name in self.types()}
+            kinds = {
+                name: kind
+                for name, kind in kinds.items()
+                if name not in of_values and name in (self.columns or self._beside)
+            }
         if self.decode:
             kinds |= DECODED_COLUMNS
+        kinds |= {name: field.name for name, field in self.types().items()}
         unknown = [name for name in self.columns if name not in kinds]
         if unknown:
             raise InvalidSetting(

@@ -28,13 +28,14 @@ from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import FileScan
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans, node_scans
-from imap_wal.read.schemas import schemas_of
 from imap_wal.read.state import ClusterState
 from imap_wal.retention.history import base_of
 from pyspark_imap_wal.batch import (
     FilePartition,
     by_bytes,
+    metadata_for,
     planned_again,
+    query_of,
     schema_of,
 )
 from pyspark_imap_wal.changes.batch import read_task
@@ -61,7 +62,6 @@ from pyspark_imap_wal.options import (
     known,
     why_none,
 )
-from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -223,7 +223,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 demand_unpruned(state, node, first.nodes.get(node, START), end)
             if options.voided != IGNORE:
                 _demand_unvoided(log, state, first, last)
-        metadata = schemas_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
+        metadata = metadata_for(options, self._kinds, log, state)
         maps = options.maps or None
         if options.changes == IMAGES:
             start = None if first.whole else first.nodes
@@ -266,10 +266,11 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         context = open_context(known(partition.place))
         try:
             log = ClusterLog(context, partition.namespace, partition.cluster)
-            query = EntryQuery(
-                schema_of(self._kinds),
-                self._options.maps,
-                metadata=partition.metadata,
+            query = query_of(
+                self._options,
+                self._kinds,
+                partition.metadata,
+                maps=self._options.maps,
                 in_order=True,
             )
             for scan, source in ahead(log.context, partition.scans):

@@ -43,6 +43,12 @@ _HEADER = 12
 """Partition hash, type and length come before the text of a member's JSON, 4 bytes each."""
 
 
+def demand_misfits(misfits: str) -> None:
+    """Raises `InvalidSetting` for another text than `rescue` or `fail`."""
+    if misfits not in (RESCUE, FAIL):
+        raise InvalidSetting(f"misfits is {misfits!r}; it takes {RESCUE} or {FAIL}")
+
+
 class TypedColumns:
     """The columns of a schema, then `_rescued`.
 
@@ -60,8 +66,7 @@ class TypedColumns:
         misfits: str = RESCUE,
         note: Callable[[Cell, str], None] | None = None,
     ) -> None:
-        if misfits not in (RESCUE, FAIL):
-            raise InvalidSetting(f"misfits is {misfits!r}; it takes {RESCUE} or {FAIL}")
+        demand_misfits(misfits)
         self._decoder, self._fails, self._note = decoder, misfits == FAIL, note
         self._types = [*schema.values()]
         self._names = [*schema]

@@ -268,7 +268,7 @@ def _struct(fields: Schema) -> SqlType:
 _BOOLEAN = SqlType("boolean", "BOOLEAN", pa.bool_(), _of_class("boolean", bool), bool)
 _INTS = (_integer("tinyint", 8), _integer("smallint", 16), _integer("int", 32))
 _BIGINT = _integer("bigint", 64)
-_SIMPLE: Final[Mapping[str, SqlType]] = {
+SIMPLE: Final[Mapping[str, SqlType]] = {
     **dict.fromkeys(("boolean", "bool"), _BOOLEAN),
     **dict.fromkeys(("tinyint", "byte", "int1"), _INTS[0]),
     **dict.fromkeys(("smallint", "short", "int2"), _INTS[1]),
@@ -394,7 +394,7 @@ class _Parser:
                 self._number(2**31)
                 self._demand(")")
                 name = "varchar"
-            return _SIMPLE.get(name)
+            return SIMPLE.get(name)
         opening = "(" if self._tokens[self._at] == ("sign", "(") else "<"
         self._demand(opening)
         if name == "struct":

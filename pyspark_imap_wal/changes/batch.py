@@ -12,16 +12,13 @@ from imap_wal.errors import InvalidSetting
 from imap_wal.format import START, Position
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import FileScan, Metadata
-from imap_wal.read.schemas import schemas_of
 from imap_wal.read.state import ClusterState
-from pyspark_imap_wal.batch import ClusterReader, schema_of
+from pyspark_imap_wal.batch import ClusterReader, metadata_for, query_of
 from pyspark_imap_wal.changes.images import ChangesPartition, read_images
 from pyspark_imap_wal.changes.known import planned
-from pyspark_imap_wal.columns import EntryQuery
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.offsets import demand_unpruned
 from pyspark_imap_wal.options import LATEST, Options, known
-from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS
 
 
 def tasks(
@@ -57,7 +54,7 @@ def read_task(
     try:
         log = ClusterLog(context, task.namespace, task.cluster)
         maps = filters.only("map", options.maps)
-        query = EntryQuery(schema_of(dict(kinds)), maps, (), filters, task.metadata)
+        query = query_of(options, kinds, task.metadata, maps=maps, filters=filters)
         yield from read_images(log, task, query)
     finally:
         context.store.close()
@@ -94,7 +91,7 @@ class ImagesReader(ClusterReader):
         for node, place in (start or {}).items():
             demand_unpruned(state, node, place, end.get(node, START))
         maps = self._filters.only("map", options.maps) or None
-        metadata = schemas_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
+        metadata = metadata_for(options, self._kinds, log, state)
         return tasks(log, options, planned(log, state, start, end, maps), metadata)
 
     def read(self, partition: Any) -> Iterator[Any]:

@@ -26,14 +26,12 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SNAPSHOT, FileScan, Metadata
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans
-from imap_wal.read.schemas import schemas_of
-from pyspark_imap_wal.batch import ClusterReader, schema_of
+from pyspark_imap_wal.batch import ClusterReader, metadata_for, query_of, schema_of
 from pyspark_imap_wal.changes.images import BATCH_BYTES, BATCH_ROWS, MEMORY_BYTES
 from pyspark_imap_wal.changes.sorter import Clears, EntrySorter, Placed, place_of, subject_of
 from pyspark_imap_wal.columns import EntryQuery, of_rows, read_columns, shaped
 from pyspark_imap_wal.options import known
 from pyspark_imap_wal.tables.schemas import (
-    DECODED_COLUMNS,
     ENTRY_COLUMNS,
     POSITION_COLUMNS,
     VERSION_COLUMNS,
@@ -80,7 +78,7 @@ class HistoryReader(ClusterReader):
         state = log.state().demand(options.recovery_policy)
         maps = filters.only("map", options.maps) or None
         scans = filters.narrowed(cluster_scans(state, maps=maps, covered=True))
-        metadata = schemas_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
+        metadata = metadata_for(options, self._kinds, log, state)
         known_from = {
             name: str(state.marked(name, node.manifest.removed).after())
             for name, node in state.nodes.items()
@@ -106,9 +104,7 @@ class HistoryReader(ClusterReader):
         context = open_context(known(partition.place))
         try:
             log = ClusterLog(context, partition.namespace, partition.cluster)
-            query = EntryQuery(
-                schema_of(self._kinds), filters=self._filters, metadata=partition.metadata
-            )
+            query = query_of(self._options, self._kinds, partition.metadata, filters=self._filters)
             with closing(EntrySorter(MEMORY_BYTES)) as sorter:
                 clears = self._read(log, partition, sorter)
                 for part in _parts(_versions(sorter, clears)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -24,6 +25,7 @@ from pyspark.sql.types import (
 
 from imap_wal.checks import location
 from imap_wal.errors import InvalidSetting
+from imap_wal.sql.types import Schema
 
 PROVIDER = "provider"
 """The property that every table has: the name after `using`."""
@@ -43,10 +45,20 @@ _TYPES: dict[str, DataType] = {
 }
 
 
-def columns_of(kinds: Mapping[str, str]) -> StructType:
-    """Column → type of Spark. Spark's own parser of types is not used, because it needs a session,
-    and its workers have none."""
-    return StructType([StructField(name, _TYPES[kind]) for name, kind in kinds.items()])
+def columns_of(kinds: Mapping[str, str], schema: Schema) -> StructType:
+    """Column → type of Spark; those of `schema` have its types. Spark's own parser of types is not
+    used, because it needs a session, and its workers have none."""
+    return StructType(
+        [
+            StructField(
+                name,
+                from_arrow_type(schema[name].arrow, prefer_timestamp_ntz=True)
+                if name in schema
+                else _TYPES[kind],
+            )
+            for name, kind in kinds.items()
+        ]
+    )
 
 
 def is_new_table(properties: Mapping[str, str], name: str) -> bool:

@@ -47,7 +47,7 @@ def test_blocks_of_the_page_run_in_their_order(spark: Any, root: Path, tmp_path:
             exec(compile(block, "docs/spark.md", "exec"), names)
     finally:
         spark.sql("drop table if exists orders")
-    assert len(found) == 7
+    assert len(found) == 8
     assert names["raw"].where("map = 'orders'").count() == 4
     assert spark.read.parquet(f"{tmp_path}/lake").count() == 4
     assert entries(root, "imported") == {b"k1": b"v1", b"k2": b"v2"}

@@ -1,0 +1,163 @@
+"""The option `schema`: values as typed columns, in each kind of read. All but one test do without
+Spark's JVM."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.datasource import EqualTo, Not
+from pyspark.sql.types import StructType
+
+import imap_wal
+from imap_wal.errors import InvalidSetting, NotReadable
+from imap_wal.sql.types import parsed
+from pyspark_imap_wal.data_source import ImapWalDataSource
+
+pytestmark = pytest.mark.spark
+SCHEMA = "id bigint, node string, paid decimal(9,2), at timestamp, tags array<string>"
+FIELDS = ("id", "node", "paid", "at", "tags", "_rescued")
+NOON = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Part of the entries are in a snapshot, others in an archive and in segments."""
+    folder = tmp_path_factory.mktemp("orders")
+    with imap_wal.open(folder) as store:
+        orders = store.map("orders")
+        orders["o1"] = {"id": 1, "node": "x", "paid": Decimal("12.5")}
+        orders["gone"] = {"id": 0}
+        store.map("other")["o"] = 1
+        store.compact()
+        orders["o2"] = {"id": 2, "at": NOON, "tags": {"b", "a"}}
+        del orders["gone"]
+        store.archive()
+        orders["o1"] = {"id": 11, "node": "y"}
+        orders["o3"] = "three"
+    return folder
+
+
+def source(root: Path, **options: str) -> ImapWalDataSource:
+    return ImapWalDataSource({"path": str(root), "map": "orders", "schema": SCHEMA, **options})
+
+
+def read(made: ImapWalDataSource, *filters: Any) -> list[dict[str, Any]]:
+    """What a batch reads."""
+    reader = made.reader(made.schema())
+    reader.pushFilters(list(filters))
+    found: list[dict[str, Any]] = []
+    for part in reader.partitions():
+        for batch in reader.read(part):
+            batch.validate(full=True)  # type: ignore[union-attr]
+            found += batch.to_pylist()  # type: ignore[union-attr]
+    return found
+
+
+def values(lines: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return sorted((tuple(line[name] for name in FIELDS) for line in lines), key=repr)
+
+
+O1, O2 = (11, "y", None, None, None, None), (2, None, None, NOON, ["a", "b"], None)
+O3, GONE = (None,) * 5 + ('"three"',), (None,) * 6
+O1_BEFORE = (1, "x", Decimal("12.50"), None, None, None)
+
+
+def test_each_kind_of_read_has_typed_columns(root: Path) -> None:
+    latest = read(source(root, mode="latest"))
+    assert [*latest[0]] == ["key", *FIELDS]
+    assert values(latest) == sorted([O1, O2, O3], key=repr)
+    some_keys = read(source(root, mode="latest", buckets="3"), EqualTo(("key",), b"\xa2o1"))
+    assert values(some_keys) == [O1]
+    raw = read(source(root))
+    assert [*raw[0]] == ["key", "deleted", *FIELDS]
+    untagged = [line for line in raw if line["tags"] is None]
+    assert {O1, O3, GONE, O1_BEFORE} <= {*values(untagged)}
+    images = read(source(root, changes="images"))
+    assert [*images[0]][:3] == ["key", "_change_type", "_commit_version"]
+    assert O1 in values([each for each in images if each["_change_type"] == "update_postimage"])
+    assert O1_BEFORE in values([each for each in images if each["_change_type"] == "insert"])
+    history = read(source(root, table="history"), EqualTo(("key",), b"\xa2o1"))
+    assert values(history) == sorted([O1, O1_BEFORE], key=repr)
+
+
+def test_streams_have_typed_columns(root: Path) -> None:
+    for options in ({}, {"changes": "images"}):
+        made = source(root, available_now="unused", **options)
+        stream: Any = made.streamReader(made.schema())
+        start = stream.initialOffset()
+        parts = stream.partitions(start, stream.latestOffset(start, None))
+        lines = [
+            line for part in parts for batch in stream.read(part) for line in batch.to_pylist()
+        ]
+        stream.stop()
+        assert O1 in values(lines)
+        assert O3 in values(lines)
+
+
+def test_named_columns_are_read_beside_typed_ones(root: Path) -> None:
+    made = source(root, mode="latest", columns="id,map,_rescued,key_text", decode="true")
+    lines = read(made)
+    assert {"id": 11, "map": "orders", "_rescued": None, "key_text": '"o1"'} in lines
+    made = source(root, mode="latest", schema="Key string", columns="map,Key,partition")
+    assert [field.name for field in made.schema().fields] == ["map", "Key", "partition"]
+
+
+def test_a_filter_on_a_typed_column_hides_no_row(root: Path) -> None:
+    """The log has a column `node` of its own."""
+    for pushed in (EqualTo(("node",), "y"), Not(EqualTo(("node",), "embedded"))):
+        assert len(read(source(root, mode="latest"), pushed)) == 3
+        assert len(read(source(root), pushed)) == 6
+
+
+def test_spark_has_the_types_of_the_schema(root: Path) -> None:
+    types = (
+        "a boolean, b tinyint, c smallint, d int, e float, f double, g binary, h date, i json, "
+        "j timestamp_ntz, k map<string,decimal(5,1)>, l struct<x:int,y:array<timestamp>>"
+    )
+    schema = source(root, schema=types).schema()
+    assert isinstance(schema, StructType)
+    found = {field.name: field.dataType.simpleString() for field in schema.fields}
+    assert {name: found[name] for name in parsed(types)} == {
+        name: kind.name for name, kind in parsed(types).items()
+    }
+    assert len(read(source(root, schema=types))) == 6
+
+
+def test_misfits_fail_if_asked(root: Path) -> None:
+    with pytest.raises(NotReadable, match='the value of key "o3" does not fit the schema'):
+        read(source(root, misfits="fail"))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"map": ""}, "name it in the option map"),
+        ({"map": "orders,other"}, "name it in the option map"),
+        ({"schema": "id"}, "a schema is columns with their types"),
+        ({"misfits": "skip"}, "it takes rescue or fail"),
+        ({"columns": "idd"}, "there is no column 'idd' here; columns takes .*id, node"),
+        ({"table": "files"}, "takes no option"),
+    ],
+)
+def test_a_mistake_is_named_on_the_driver(root: Path, options: dict[str, str], error: str) -> None:
+    with pytest.raises(InvalidSetting, match=error):
+        source(root, **options).schema()
+
+
+def test_a_query_of_spark_has_typed_columns(spark: Any, root: Path) -> None:
+    def table(**options: str) -> Any:
+        made = spark.read.format("imap_wal").options(map="orders", schema=SCHEMA, **options)
+        return made.load(str(root))
+
+    rows = table(mode="latest").orderBy("id").collect()
+    assert [row["id"] for row in rows] == [None, 2, 11]
+    assert rows[1]["tags"] == ["a", "b"]
+    assert rows[0]["_rescued"] == '"three"'
+    assert table(mode="latest").where("node = 'y' and id > 1").count() == 1
+    moment = table(mode="latest").where("at = timestamp'2026-01-02 12:00:00Z'")
+    assert [row["id"] for row in moment.collect()] == [2]
+    assert table(changes="images").groupBy("_change_type").count().count() >= 2
