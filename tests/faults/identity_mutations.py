@@ -300,6 +300,7 @@ OF_IDENTITIES = (
         "imap_wal/repair/former.py",
         "losses = now.losses.get(node, 0) - self.losses.get(node, 0)",
         "losses = now.losses.get(node, 0)",
-        f"{FORMER}::test_changes_of_a_forgotten_log_are_reported_as_lost[another was covered before]",
+        f"{FORMER}::test_changes_of_a_forgotten_log_are_reported_as_lost"
+        "[another was covered before]",
     ),
 )
