@@ -191,9 +191,13 @@ def id_in(position: Position) -> str:
     return position.epoch_id if isinstance(position, MarkedPosition) else ""
 
 
-def demand(epochs: Sequence[Epoch], position: Position, log_name: str) -> Position:
+def demand(
+    epochs: Sequence[Epoch], position: Position, log_name: str, removed: Position = START
+) -> Position:
     """The position without an id, if it is of the history that these epochs have. Raises
-    `OtherHistory` if it is not. `log_name`: the log, for the error."""
+    `OtherHistory` if it is not. `log_name`: the log, for the error. `removed`: a position up to
+    this one may be of an epoch that the log has forgotten. The caller will notice that entries
+    after it were removed."""
     if not isinstance(position, MarkedPosition):
         return position
     shared = None
@@ -202,15 +206,21 @@ def demand(epochs: Sequence[Epoch], position: Position, log_name: str) -> Positi
             if _has(epoch, position):
                 return Position(*position)
             shared = epoch.end
+    if position <= removed and not ids(epochs, position.epoch):
+        return Position(*position)
     raise OtherHistory(log_name, str(position), str(marked(epochs, shared)) if shared else "")
 
 
 def demand_same(
-    epochs: Sequence[Epoch], planned: Sequence[Epoch], place: Position, log_name: str
+    epochs: Sequence[Epoch],
+    planned: Sequence[Epoch],
+    place: Position,
+    log_name: str,
+    removed: Position,
 ) -> None:
     """Raises `OtherHistory` if a log with the epochs `planned` was replaced by one with these, and
-    this one does not have all entries up to `place`."""
-    demand(epochs, marked(planned, place), log_name)
+    this one does not have all entries up to `place`. `removed`: as for `demand`."""
+    demand(epochs, marked(planned, place), log_name, removed)
     present = {epoch.number for epoch in epochs}
     for epoch in planned:
         if epoch.number in present and epoch.id not in ids(epochs, epoch.number):

@@ -325,7 +325,7 @@ class ClusterLog:
                 planned, present = state.nodes[node].manifest, now.nodes[node].manifest
                 demand_same_log(node, planned.directory, present.directory)
                 name = f"node {node!r}"
-                demand_same(present.epochs, planned.epochs, place or START, name)
+                demand_same(present.epochs, planned.epochs, place or START, name, present.removed)
             segment = False
             try:
                 for scan, context in ahead(self.context, scans(now, since=place)):
@@ -394,9 +394,10 @@ class ClusterLog:
         node = self.node(scan.node)
         if node.missing:  # another process sees its segments; this one does not
             raise MissingNode(f"node {scan.node!r}: {node.missing}", MISSING_ADVICE)
-        demand_same_log(scan.node, scan.directory, node.manifest.directory)
+        present, name = node.manifest, f"node {scan.node!r}"
+        demand_same_log(scan.node, scan.directory, present.directory)
         read_to = last_planned(scan, place)
-        demand_same(node.manifest.epochs, scan.epochs, read_to, f"node {scan.node!r}")
+        demand_same(present.epochs, scan.epochs, read_to, name, present.removed)
         manifest = self.manifest()  # after the node's: its snapshots have what the node has removed
         return replacing_scans(scan, place, ClusterState(manifest, {scan.node: node}, {}), maps)
 

@@ -426,10 +426,12 @@ class ClusterState:
 
     def plain(self, places: Mapping[str, Position]) -> dict[str, Position]:
         """Positions without their ids. Raises `OtherHistory` if the log of a node has another
-        history. A node that cannot be read is not checked."""
+        history. A node that cannot be read is not checked, nor a position that is forgotten because
+        what followed it was removed."""
+        logs = {node: log.manifest for node, log in self.nodes.items()}
         return {
-            node: epochs.demand(self.nodes[node].manifest.epochs, place, f"node {node!r}")
-            if node in self.nodes
+            node: epochs.demand(logs[node].epochs, place, f"node {node!r}", logs[node].removed)
+            if node in logs
             else place
             for node, place in places.items()
         }

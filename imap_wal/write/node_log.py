@@ -90,7 +90,7 @@ class NodeLog:
         self.requests: dict[int, int] = dict(manifest.requests)
         """Session → last durable request, maintained by the committer."""
         self.metadata = manifest.metadata
-        self._epochs = manifest.epochs
+        self._epochs, self._removed = manifest.epochs, manifest.removed
         self.end = manifest.checkpoint
         """Position of the last written frame."""
         self._folder = self.identity.node_folder
@@ -121,8 +121,9 @@ class NodeLog:
         return epochs.marked(self._epochs, position)
 
     def demand(self, position: Position) -> Position:
-        """A position without its id. Raises `OtherHistory` if it is of another history."""
-        return epochs.demand(self._epochs, position, str(self))
+        """A position without its id. Raises `OtherHistory` if it is of another history; not if it
+        was forgotten because what followed it was removed before this open."""
+        return epochs.demand(self._epochs, position, str(self), self._removed)
 
     # ---- writing ----
 

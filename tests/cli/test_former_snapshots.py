@@ -113,7 +113,7 @@ def test_only_changes_since_the_former_snapshot_are_lost(run: Run, tmp_path: Pat
     assert values(f"{tmp_path}/copy") == {**lost, **rest}
 
 
-@pytest.mark.parametrize("case", ["changed since", "covered", "another was covered before"])
+@pytest.mark.parametrize("case", ["changed since", "covered", "covered twice"])
 def test_changes_of_a_forgotten_log_are_reported_as_lost(memory: MemoryStore, case: str) -> None:
     """They were only in the damaged snapshot. The node has another log now, of the same name."""
 
@@ -127,7 +127,7 @@ def test_changes_of_a_forgotten_log_are_reported_as_lost(memory: MemoryStore, ca
         assert not forget_node(log_of(memory), "n1").refused
 
     changed("then")
-    if case == "another was covered before":
+    if case == "covered twice":
         covered_and_forgotten()
         changed("then")
     rewrite(log_of(memory), LocalEngine())

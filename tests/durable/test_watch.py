@@ -158,6 +158,24 @@ def test_a_failed_store_raises_its_error(memory: MemoryStore) -> None:
         m.watch()
 
 
+def test_an_old_position_is_gone_and_of_no_other_history(memory: MemoryStore) -> None:
+    """After a compaction, the next opens forget the epoch that it is of."""
+    with embedded(memory) as store:
+        watch = store.map("m").watch()
+        store.map("m")["a"] = 1
+        position = next(watch).position
+    for value in (2, 3, 4):
+        with embedded(memory) as store:
+            store.map("m")["a"] = value
+            store.compact()
+    with embedded(memory) as store:
+        with pytest.raises(PositionGone) as gone:
+            store.map("m").watch(position)
+        assert type(gone.value) is PositionGone
+        store.map("m")["a"] = 5
+        assert next(store.map("m").watch(gone.value.oldest))[:3] == ("a", 4, 5)
+
+
 def test_a_watch_without_history_says_so(memory: MemoryStore) -> None:
     with embedded(memory) as store:
         m = store.map("m")

@@ -130,6 +130,20 @@ def test_reader_at_pruned_position_gets_the_oldest_position(memory: MemoryStore)
         assert texts_of(opened.read()) == ["new"]
 
 
+def test_a_shrink_up_to_a_position_that_was_removed(memory: MemoryStore) -> None:
+    """It removes nothing, also if the log has forgotten the epoch of the position."""
+    places = []
+    for number in range(3):
+        with reopen(memory) if places else create(memory) as opened:
+            places += fill(opened, number)
+            opened.rotate()
+            opened.shrink(places[-1], uncovered=True)
+    with reopen(memory) as opened:
+        fill(opened, "kept")
+        oldest = opened.shrink(places[0], uncovered=True)
+        assert texts_of(opened.read(oldest)) == ["kept"]
+
+
 def test_only_a_tail_that_missed_removed_entries_fails(
     memory: MemoryStore,
 ) -> None:
