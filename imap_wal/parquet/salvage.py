@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from itertools import compress
+from itertools import compress, repeat
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
@@ -275,13 +275,13 @@ def copy_file(
 
 
 def _wanted(part: Rows, below: Position | None, spans: Spans | None) -> Rows:
-    tests = [True] * len(part.rows)
-    if below is not None and part.places is not None:
-        tests = [place < below for place in part.places]
-    if spans is not None:
-        tests = [_has(spans, row[KEY] or b"") for row in part.rows]
-    if all(tests):
+    if below is None and spans is None:
         return part
+    tests = [
+        (below is None or place is None or place < below)
+        and (spans is None or _has(spans, row[KEY] or b""))
+        for row, place in zip(part.rows, part.places or repeat(None, len(part.rows)), strict=True)
+    ]
     return Rows(
         list(compress(part.rows, tests)),
         list(compress(part.nodes, tests)),
