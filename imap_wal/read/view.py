@@ -91,17 +91,25 @@ class MaterializedView:
             self._check_open()
             self._index.hash_keys(count)
 
-    @property
-    def is_releasable(self) -> bool:
-        """Whether `release` saves much memory. Safe to read from any thread."""
-        return self._index.is_releasable
+    def is_releasable(self, partition_count: int) -> bool:
+        """Whether `release` saves much memory, or has not ended."""
+        with self._lock:
+            return self._index.is_releasable(partition_count)
 
     def release(self, partition_count: int, pause: Callable[[], bool]) -> None:
-        """Move what was merged to scratch, except for the keys: reads take longer then. `pause` is
-        called again and again, and returns whether a reader waits. Raises `StorageUnavailable`."""
+        """Move what was merged to scratch: reads take longer then. `pause` is called again and
+        again; when it returns True, because a reader waits, the release ends soon. Raises
+        `StorageUnavailable`."""
         with self._lock:
             self._check_open()
             self._index.release(partition_count, pause)
+
+    def key_class(self, name: str) -> str | None:
+        """The class of a key of a map, even of one that was deleted; None: there is none. Takes the
+        same time for any number of keys."""
+        with self._lock:
+            self._check_open()
+            return self._index.key_class(name)
 
     def known(self, names: Sequence[str]) -> list[str]:
         """Those of these maps that have any entry in the log, even if only tombstones."""

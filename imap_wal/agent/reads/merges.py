@@ -35,8 +35,8 @@ FRESH_BYTES = 2 * 1024 * 1024
 """When this node has appended this much since the last merge, the next merge runs without a
 request; 0: never. So less is left to merge when a member is lost and its partitions wait."""
 RELEASE_S = 60.0
-"""When no client has read for this time, the rows are moved to scratch. A failed attempt is
-repeated after AGAIN_S_MAX."""
+"""When no client has read for this time, the rows are moved to scratch. That may take several
+attempts; this time is between two of them, and AGAIN_S_MAX after a failed one."""
 FRESH_LOOK_S, FRESH_SHARE = 1.0, 20
 """The interval of that check. Such merges take at most 1/FRESH_SHARE of the time."""
 
@@ -71,7 +71,9 @@ class Merges:
         """The next pause after a failure, and the end of the last one."""
         self._fresh_at = clock.monotonic()
         """When to check next how much was appended."""
-        self._release_at = clock.monotonic() + RELEASE_S
+        self._release_at = 0.0
+        """When the next attempt at a release may begin."""
+        self._release_after(RELEASE_S)
         self._merged_bytes = 0
         """Bytes that this node had appended before the last merge."""
         self.partition_count = 0
@@ -126,7 +128,7 @@ class Merges:
 
     def was_read(self) -> None:
         """A request was answered."""
-        self._release_at = self._clock.monotonic() + RELEASE_S
+        self._release_after(RELEASE_S)
 
     def without_request(
         self, stopping: threading.Event, *, is_read: bool, pause: Callable[[], bool] = bool
@@ -143,14 +145,22 @@ class Merges:
     @property
     def _is_releasable(self) -> bool:
         """Also whether a member has said how many partitions there are."""
-        return self._restore_at is None and bool(self.partition_count) and self.view.is_releasable
+        count = self.partition_count
+        return self._restore_at is None and bool(count) and self.view.is_releasable(count)
 
     def _release(self, pause: Callable[[], bool]) -> None:
+        again_s = AGAIN_S_MAX
         try:
             self.view.release(self.partition_count, pause)
+            again_s = RELEASE_S
         except StorageUnavailable as error:
-            self._release_at = self._clock.monotonic() + AGAIN_S_MAX
             _log.warning("what was merged stays in memory", error=str(error))
+        finally:
+            self._release_after(again_s)
+
+    def _release_after(self, seconds: float) -> None:
+        """No release begins for this time."""
+        self._release_at = max(self._release_at, self._clock.monotonic() + seconds)
 
     def _merge(self, stopping: threading.Event) -> None:
         """Merge the logs; a span if there was something to read."""

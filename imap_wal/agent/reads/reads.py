@@ -226,7 +226,7 @@ class Reads:
     def _pause(self) -> bool:
         """Between two parts of a release: whether a request waits."""
         self.work.done()
-        return not self._queue.empty() or self.worker.stopping.is_set()
+        return bool(self._queued) or self.worker.stopping.is_set()
 
     def _due_in_s(self) -> float | None:
         return self.merges.due_in_s(is_read=bool(self.served))

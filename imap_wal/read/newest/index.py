@@ -7,7 +7,7 @@
                                                          ─▶ too many runs: merged
              │ release
              ▼
-           one sorted run on scratch, and the keys in memory (`packed_keys`)
+           a sorted run on scratch; in memory the places of each partition's entries (`places`)
 
 A row has its node at the end, unless that is the first node of the map. If several nodes claim the
 same (incarnation, partition version) for a key, the newest row of each is kept until a newer row is
@@ -21,16 +21,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain, compress
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import TypeAlias, cast
 
-from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, ORDER, VALUE, Row
-from imap_wal.errors import StorageUnavailable
+from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, KEY_CLASS, MAP, ORDER, VALUE, Row
 from imap_wal.partitions import Partitions
 from imap_wal.read.file_scan import EntryBatch
 from imap_wal.read.newest import runs
-from imap_wal.read.newest.packed_keys import ReleasedKeys
 from imap_wal.read.newest.rivals import Conflict, conflict
 from imap_wal.read.newest.runs import Entry, Run, Values
 from imap_wal.read.newest.stored_rows import RUNS_MAX, PageLimits, StoredRows
@@ -47,11 +45,14 @@ slot in the dict."""
 SHARED_ROW_BYTES = 500
 """The same after equal strings are shared."""
 PAGE_BYTES_MIN, PAGE_BYTES_MAX = 64 * 1024, 16 * 1024 * 1024
-RELEASE_BYTES, RELEASE_SHARE = 32 * 1024 * 1024, 4
-"""Rows are released if they take this much memory, and at least 1/RELEASE_SHARE of the size of the
-released ones: a release writes all of these again."""
-DROPPED_AT_ONCE = 1024
-"""Rows that are deleted without letting another thread run."""
+RELEASE_BYTES = 32 * 1024 * 1024
+"""Rows are released if they take this much memory."""
+PART_ROWS = 1024
+"""Rows of a part of a release, after which another thread may run."""
+
+
+class _Interrupted(Exception):
+    """A reader waits, so the release ends."""
 
 
 class NewestIndex:
@@ -71,14 +72,14 @@ class NewestIndex:
         self.overflowed = False
         """Whether the index needed more memory than the limit."""
         self._tables: dict[str, Table] = {}
-        self._grown = 0
-        self._room = memory_bytes
+        self._leaving: list[dict[bytes, Owned]] = []
+        self._leaving_bytes = 0
+        """Rows that were released, and are still in memory; what they take."""
         self._cleared = Cleared()
         self._stored = StoredRows(memory_bytes, scratch, self._cleared)
-        self._released: ReleasedKeys | None = ReleasedKeys()
-        """All keys on scratch; None: some were moved there because there was no room."""
         self._version = 0
         self._met: list[Callable[[], Conflict | None]] = []
+        self._set_used(0)
 
     def begin(self, state: object) -> None:
         """Nothing depends on the state."""
@@ -155,6 +156,14 @@ class NewestIndex:
             or any(name in run.sections for run in self._stored.runs.values())
         )
 
+    def key_class(self, name: str) -> str | None:
+        """The class of a key of a map, even of one that was deleted or cleared; None: there is
+        none."""
+        table = self._tables.get(name)
+        if table is not None and table.rows:
+            return cast(Row, next(iter(table.rows.values())))[KEY_CLASS]
+        return self._stored.key_class(name)
+
     def clears(self, name: str) -> list[Claim]:
         """The newest clear of each partition of a map, and the node that wrote it."""
         return self._cleared.claims(name)
@@ -197,8 +206,8 @@ class NewestIndex:
         self, name: str, rows_max: int = 10_000, partitions: Partitions | None = None
     ) -> Iterator[list[KeyState]]:
         """Key, deleted flag and expiry of every newest row, without reading values. `partitions`:
-        only keys in these. In memory the time grows with the number of such keys; on scratch all
-        keys are read. Otherwise like `batches`."""
+        only keys in these. The time grows with the number of such keys, unless some rows are on
+        scratch without their places: then all keys are read. Otherwise like `batches`."""
         if partitions is not None and partitions.all:
             partitions = None
         if not self._stored.runs:
@@ -208,17 +217,8 @@ class NewestIndex:
                 states = [(row[KEY], row[DELETED], row[EXPIRES_AT_MS]) for row in some]
                 yield from in_pages(states, [len(state[0]) for state in states], self.page_bytes)
             return
-        wanted = None if partitions is None else self._keys_within(name, partitions)
-        if wanted is not None:
-            for start in range(0, len(wanted), rows_max):
-                states = [
-                    (entry[runs.KEY], entry[runs.DELETED], entry[runs.EXPIRES_AT_MS])
-                    for entry in self._find(name, wanted[start : start + rows_max])
-                ]
-                yield from in_pages(states, [len(state[0]) for state in states], self.page_bytes)
-            return
         for entries, _ in self._stored_pages(
-            name, rows_max, lambda entries: [len(entry[runs.KEY]) for entry in entries]
+            name, rows_max, lambda entries: [len(entry[runs.KEY]) for entry in entries], partitions
         ):
             states = [
                 (entry[runs.KEY], entry[runs.DELETED], entry[runs.EXPIRES_AT_MS])
@@ -234,8 +234,10 @@ class NewestIndex:
         """The newest rows of the keys in some partitions, including tombstones; None: to find them,
         all rows on scratch would be read. A row may have its node at its end."""
         if self._stored.runs:
-            wanted = None if partitions.all else self._keys_within(name, partitions)
-            return None if wanted is None else [row for row in self.get(name, wanted) if row]
+            if partitions.all or not self._stored.are_placed_by(partitions.count):
+                return None
+            pages = self._stored_rows(name, PART_ROWS, partitions)
+            return [row for rows, _ in pages for row in rows]
         table = self._tables.get(name)
         if table is None:
             return []
@@ -248,43 +250,71 @@ class NewestIndex:
         for table in self._tables.values():
             table.keys_in(Partitions(frozenset(), count))
 
-    @property
-    def is_releasable(self) -> bool:
-        """Whether a release saves memory that is worth its work."""
-        if self._released is None or not self._spill:
-            return False
-        released = sum(run.size for run in self._stored.runs.values())
-        used = self._memory_for_rows - self._room + self._grown
-        return used >= max(RELEASE_BYTES, released // RELEASE_SHARE)
+    def is_releasable(self, partition_count: int) -> bool:
+        """Whether a release saves memory, or has not ended. False once rows were moved to scratch
+        because there was no room, as far as it is known without counting."""
+        return (
+            self._spill
+            and self._stored.are_placed
+            and bool(
+                self._leaving
+                or self._to_merge(partition_count)
+                or self._used + self._grown >= RELEASE_BYTES
+            )
+        )
 
     def release(self, partition_count: int, pause: Callable[[], bool]) -> None:
-        """Move all rows to scratch, but not their keys, by partition. `pause` is called again and
-        again: other threads may run then. If it returns True, and when `StorageUnavailable` is
-        raised because there is no room, nothing has changed, except that once all is written, the
-        release ends."""
-        self._purge()
-        self._grown, self._room = 0, self._memory_for_rows - sum(self._counted())
-        released = self._released
-        if released is None or not self.is_releasable:  # most rows were replaced
+        """Move all rows to scratch, with the places of each partition, and merge runs there.
+        `pause` is called between two short parts: other threads may run then. If it returns True,
+        the release ends; the next one continues it. Raises `StorageUnavailable` if there is no
+        room. Reads are right at any time."""
+
+        def check() -> None:
+            if pause():
+                raise _Interrupted
+
+        with suppress(_Interrupted):
+            while self.is_releasable(partition_count):
+                if self._leaving:
+                    self._leave(check)
+                elif merging := self._to_merge(partition_count):
+                    self._stored.demand_room(sum(run.size for run in merging))
+                    self._stored.merge(merging, partition_count, check)
+                    self._set_used(self._used + self._grown)
+                else:
+                    self._move(partition_count, check)
+
+    def _to_merge(self, partition_count: int) -> list[Run]:
+        """The runs that a release merges: those with the places of another count, or those that are
+        alike. So there are few, and a lookup need not merge them."""
+        stored = self._stored.runs.values()
+        others = [run for run in stored if run.partition_count != partition_count]
+        return others or self._stored.alike()
+
+    def _move(self, partition_count: int, check: Callable[[], object]) -> None:
+        """Move the rows to scratch, unless most of them were replaced."""
+        self._purge(check)
+        self._set_used(sum(self._counted(check)))
+        if self._used < RELEASE_BYTES:
             return
-        if released.count != partition_count:
-            if self._stored.runs:
-                return  # the members have another count now, and their reads take longer
-            released = self._released = ReleasedKeys(partition_count)
-        self._stored.demand_room(self._memory_for_rows - self._room)
-        if not self._stored.add(self._tables, pause):
-            return
-        # All keys first: where rows were, nothing may be that remains (`packed_keys`).
-        for name, table in self._tables.items():
-            released.add(name, table.rows, pause)
-        for table in self._tables.values():
-            while table.rows:
-                for _ in range(min(DROPPED_AT_ONCE, len(table.rows))):
-                    table.rows.popitem()
-                pause()
+        self._stored.demand_room(self._used)
+        self._stored.add(self._tables, partition_count, check)
+        # Nothing may remain where the rows were (`packed_keys`), so they go as a whole.
+        self._leaving = [table.rows for table in self._tables.values()]
+        self._leaving_bytes = self._used
         self.clear()
-        with suppress(StorageUnavailable):
-            self._stored.limit_runs(1)
+
+    def _leave(self, check: Callable[[], object] = bool) -> None:
+        """Delete the released rows."""
+        while self._leaving:
+            rows = self._leaving[-1]
+            while rows:
+                for _ in range(min(PART_ROWS, len(rows))):
+                    rows.popitem()
+                check()
+            self._leaving.pop()
+        self._leaving_bytes = 0
+        self._set_used(self._used + self._grown)
 
     def batches(self, name: str, rows_max: int = 10_000) -> Iterator[list[Row]]:
         """All newest rows of a map, including tombstones, in pages of at most `page_bytes` and
@@ -377,22 +407,21 @@ class NewestIndex:
         self._version += 1
         self._cleared.remove(name)
         self._tables.pop(name, None)
-        if self._released is not None:
-            self._released.remove(name)
         self._stored.remove(name)
 
     def forget(self) -> None:
         """Remove everything. Listings under way continue with rows that are added later."""
-        self._released = ReleasedKeys()
-        self.clear()
+        self._leaving, self._leaving_bytes = [], 0
         self._cleared.forget()
         self._stored.runs = {}
+        self.clear()
 
     def clear(self) -> None:
         """Remove the rows in memory."""
         self._version += 1
         self._tables.clear()
-        self._grown, self._room, self.full = 0, self._memory_for_rows, False
+        self.full = False
+        self._set_used(0)
 
     def close(self) -> None:
         """Free memory and the scratch files. Safe to call twice."""
@@ -400,18 +429,14 @@ class NewestIndex:
 
     # ---- in memory ----
 
+    def _set_used(self, used: int) -> None:
+        """The rows in memory take this much. More rows are added until there is no room."""
+        self._used, self._grown = used, 0
+        self._room = self._memory_for_rows - used
+
     @property
     def _memory_for_rows(self) -> int:
-        return self._memory_bytes - (0 if self._released is None else self._released.bytes)
-
-    def _keys_within(self, name: str, partitions: Partitions) -> list[bytes] | None:
-        """The keys of some partitions, in order, so that each block on scratch is read once; None:
-        some are only on scratch."""
-        if self._released is None or self._released.count != partitions.count:
-            return None
-        table = self._tables.get(name)
-        added = [] if table is None else table.keys_in(partitions)
-        return sorted({*self._released.within(name, partitions.wanted), *added})
+        return self._memory_bytes - self._leaving_bytes - self._stored.places_bytes
 
     def _pages_of_memory(
         self, name: str, rows_max: int, ordered: bool, partitions: Partitions | None = None
@@ -477,6 +502,7 @@ class NewestIndex:
     def _tighten(self) -> None:
         """Drop cleared keys, and count exactly. If little room is left, share equal strings; if
         that is not enough, move everything to scratch."""
+        self._leave()
         self._purge()
         memory, (payload, row_bytes) = self._memory_for_rows, self._counted()
         used, least = payload + row_bytes, payload + row_bytes * SHARED_ROW_BYTES // ROW_BYTES
@@ -489,36 +515,43 @@ class NewestIndex:
         if least > memory * 3 // 4:
             if self._spill:
                 self._spill_all()
-                used, memory = 0, self._memory_bytes
+                used = 0
             else:
                 self.full = True
-        self._grown, self._room = 0, memory - used
+        self._set_used(used)
 
-    def _counted(self) -> tuple[int, int]:
-        """Memory of the rows: of their keys and values, and of the rest."""
+    def _counted(self, pause: Callable[[], object] = bool) -> tuple[int, int]:
+        """Memory of the rows: of their keys and values, and of the rest. `pause` is called between
+        two parts."""
         tables = self._tables.values()
         rivals = [row for table in tables for rows in table.rivals.values() for row in rows]
         held = chain(rivals, *(table.rows.values() for table in tables))
-        payload = sum(len(row[KEY]) + len(row[VALUE] or b"") for row in held)
-        return payload, ROW_BYTES * (len(rivals) + sum(len(table.rows) for table in tables))
+        payload = count = 0
+        while some := list(islice(held, PART_ROWS)):
+            payload += sum(len(row[KEY]) + len(row[VALUE] or b"") for row in some)
+            count += len(some)
+            pause()
+        return payload, ROW_BYTES * count
 
-    def _purge(self) -> None:
-        """Drop the cleared keys. A listing would not find them."""
+    def _purge(self, pause: Callable[[], object] = bool) -> None:
+        """Drop the cleared keys. A listing would not find them. `pause` is called between two
+        parts."""
         for name, table in self._tables.items():
             keys = list(table.rows) if name in self._cleared else []
-            hidden = self._cleared.hidden(name, keys, [table.rows[key][ORDER] for key in keys])
-            gone = [
-                keys[index] for index in hidden if not self._contenders_of(name, table, keys[index])
-            ]
-            if gone:
-                table.remove(gone)
+            for start in range(0, len(keys), PART_ROWS):
+                some = keys[start : start + PART_ROWS]
+                hidden = self._cleared.hidden(name, some, [table.rows[key][ORDER] for key in some])
+                gone = [some[at] for at in hidden if not self._contenders_of(name, table, some[at])]
+                if gone:
+                    table.remove(gone)
+                pause()
 
     # ---- on scratch ----
 
     def _spill_all(self) -> None:
         """Write all rows in memory as a run."""
         self._stored.add(self._tables)
-        self.overflowed, self._released = True, None
+        self.overflowed = True
         self.clear()
         self._stored.limit_runs(RUNS_MAX)
 
@@ -530,9 +563,11 @@ class NewestIndex:
     def _page(self, rows_max: int) -> PageLimits:
         return PageLimits(rows_max, self.page_bytes)
 
-    def _sources(self, name: str, after: bytes | None = None) -> list[Iterator[list[Entry]]]:
-        """All sources of a map's entries above a key."""
-        return self._stored.sources(name, self._tables.get(name), after)
+    def _sources(
+        self, name: str, after: bytes | None = None, partitions: Partitions | None = None
+    ) -> list[Iterator[list[Entry]]]:
+        """See `StoredRows.sources`."""
+        return self._stored.sources(name, self._tables.get(name), after, partitions)
 
     def _find(self, name: str, keys: Iterable[bytes]) -> list[Entry]:
         """The newest entries of those keys, in order of keys."""
@@ -560,10 +595,15 @@ class NewestIndex:
                 )
 
     def _stored_pages(
-        self, name: str, rows_max: int, sizes: Callable[[Sequence[Entry]], list[int]] = runs.sizes
+        self,
+        name: str,
+        rows_max: int,
+        sizes: Callable[[Sequence[Entry]], list[int]] = runs.sizes,
+        partitions: Partitions | None = None,
     ) -> Iterator[tuple[list[Entry], dict[int, Run]]]:
         """Pages of the newest entries of a map, and the runs that have their values. It continues
-        after the last key, not at a place: the index may change between two pages."""
+        after the last key, not at a place: the index may change between two pages. `partitions`:
+        those of others may be left out."""
         after: bytes | None = None
         while True:
             version, current_runs = self._moves(), dict(self._stored.runs)
@@ -583,7 +623,7 @@ class NewestIndex:
                 )
                 return [own + sum(sizes(others)) for own, others in weights]
 
-            for entries in self._ended(runs.merged(self._sources(name, after))):
+            for entries in self._ended(runs.merged(self._sources(name, after, partitions))):
                 winners, others = self._stored.newest(name, entries)
                 rivals.update(others)
                 held += winners
@@ -612,9 +652,12 @@ class NewestIndex:
         yield from lists
         yield []
 
-    def _stored_rows(self, name: str, rows_max: int) -> Iterator[tuple[list[Row], list[str]]]:
+    def _stored_rows(
+        self, name: str, rows_max: int, partitions: Partitions | None = None
+    ) -> Iterator[tuple[list[Row], list[str]]]:
         values = Values({}, 0)
-        for entries, current_runs in self._stored_pages(name, rows_max):
+        window_bytes = self._stored.window_bytes if partitions is None else 0
+        for entries, current_runs in self._stored_pages(name, rows_max, partitions=partitions):
             if values.runs is not current_runs:
-                values = Values(current_runs, self._stored.window_bytes)
+                values = Values(current_runs, window_bytes)
             yield self._stored.loaded(name, entries, values)

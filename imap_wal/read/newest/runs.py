@@ -5,8 +5,9 @@
     merge    any number of sorted sources ─▶ one, by windows; values of superseded entries are not
              read
 
-In memory a run has the first key and the place of every block. An entry names the run that has its
-value, so a listing of keys reads no values. No other process reads these files, so they need no
+In memory a run has the first key and the place of every block, and perhaps the places of the
+entries of each partition. An entry names the run that has its value, so a listing of keys reads no
+values. No other process reads these files, so they need no
 sync and no checksum. Nothing is left after a kill. See docs/decisions/restores.md.
 """
 
@@ -16,7 +17,7 @@ import os
 import tempfile
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, repeat
@@ -27,6 +28,7 @@ from typing import Any, TypeAlias
 import msgpack
 
 from imap_wal.read.newest.packed_keys import PackedKeys
+from imap_wal.read.newest.places import Places
 from imap_wal.rules.newer import Contest
 
 Entry: TypeAlias = tuple[Any, ...]
@@ -45,6 +47,8 @@ BLOCK_BYTES_MAX = 64 * 1024
 BLOCK_INDEX_BYTES = 80
 """Approximate memory of a block: its first key and its place."""
 BUFFER_BYTES = 256 * 1024
+PICKED_ENTRIES = 1024
+"""A window with the entries of some partitions ends with the block that has this many."""
 
 key_of, length_of = itemgetter(KEY), itemgetter(LENGTH)
 _place_of = itemgetter(RUN, OFFSET, LENGTH)
@@ -52,14 +56,17 @@ _place_of = itemgetter(RUN, OFFSET, LENGTH)
 
 @dataclass(frozen=True, slots=True)
 class RunSection:
-    """The entries of one map in a run. `offsets` has one more item than there are blocks: the end
-    of the last. `keys` counts distinct ones."""
+    """The entries of one map in a run. `first_numbers`: the number of the first entry of every
+    block. `offsets` has one more item than there are blocks: the end of the last. `keys` counts
+    distinct ones. `places`: of the entries of each partition; None: they are not known."""
 
     entries: int
     keys: int
     size: int
     first_keys: Sequence[bytes]
+    first_numbers: Sequence[int]
     offsets: Sequence[int]
+    places: Places | None
 
 
 class _Scratch:
@@ -88,12 +95,18 @@ class _Scratch:
 
 
 class Run:
-    """Sorted entries of some maps. A `RunWriter` creates it; its files are deleted with it."""
+    """Sorted entries of some maps. A `RunWriter` creates it; its files are deleted with it.
+    `partition_count`: of its places; 0: it has none."""
 
     def __init__(
-        self, number: int, entries: _Scratch, values: _Scratch, sections: dict[str, RunSection]
+        self,
+        number: int,
+        entries: _Scratch,
+        values: _Scratch,
+        sections: dict[str, RunSection],
+        partition_count: int,
     ) -> None:
-        self.number, self.sections = number, sections
+        self.number, self.sections, self.partition_count = number, sections, partition_count
         self._entries, self._values = entries, values
         self._written = self.size
 
@@ -101,6 +114,11 @@ class Run:
     def size(self) -> int:
         """Bytes of its sections on disk."""
         return sum(section.size for section in self.sections.values())
+
+    @property
+    def places_bytes(self) -> int:
+        """Memory of its places."""
+        return sum(each.places.bytes for each in self.sections.values() if each.places is not None)
 
     @property
     def sparse(self) -> bool:
@@ -127,6 +145,33 @@ class Run:
             if unpacked:
                 yield unpacked
             block = stop
+
+    def windows_within(
+        self, name: str, after: bytes | None, wanted: Iterable[int]
+    ) -> Iterator[list[Entry]]:
+        """`windows` of the entries in some partitions. The run must have places."""
+        section = self.sections.get(name)
+        if section is None or section.places is None:
+            return
+        first_numbers, offsets, unpack = section.first_numbers, section.offsets, msgpack.unpackb
+        numbers, at = section.places.within(wanted), 0
+        if after is not None:
+            block = max(0, bisect_right(section.first_keys, after) - 1)
+            at = bisect_left(numbers, first_numbers[block])
+        picked: list[Entry] = []
+        while at < len(numbers):
+            block = bisect_right(first_numbers, numbers[at]) - 1
+            first = first_numbers[block]
+            entries = unpack(self._read(offsets[block], offsets[block + 1]), use_list=False)
+            stop = bisect_left(numbers, first + len(entries), at)
+            picked += [entries[number - first] for number in numbers[at:stop]]
+            at = stop
+            if len(picked) >= PICKED_ENTRIES or at == len(numbers):
+                if after is not None:
+                    picked, after = picked[bisect_right(picked, after, key=key_of) :], None
+                if picked:
+                    yield picked
+                picked = []
 
     def find(self, name: str, keys: Sequence[bytes]) -> list[Entry]:
         """The entries of those keys, which must be sorted."""
@@ -164,10 +209,17 @@ class RunWriter:
     """Writes one run, map after map. Raises OSError if the disk is full; its files are then
     deleted."""
 
-    def __init__(self, number: int, scratch: Path | None, entries: int, index_bytes: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        scratch: Path | None,
+        entries: int,
+        index_bytes: int,
+        partition_count: int,
+    ) -> None:
         """`entries`: the most that will be written. In memory their blocks need about
-        `index_bytes`."""
-        self._number = number
+        `index_bytes`. `partition_count`: for the places of each partition; 0: none."""
+        self._number, self._partition_count = number, partition_count
         self._block_entries = max(
             BLOCK_ENTRIES_MIN, entries * BLOCK_INDEX_BYTES // max(1, index_bytes)
         )
@@ -175,13 +227,14 @@ class RunWriter:
         self._end = self._values_end = 0
         self._sections: dict[str, RunSection] = {}
 
-    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
+    def write(self, name: str, chunks: Iterable[Chunk], pause: Callable[[], object] = bool) -> None:
         """All entries of a map, sorted by key, in chunks, equal keys together. Keeps no values in
-        memory."""
+        memory. `pause` is called after each chunk."""
         begin, values_begin = self._end, self._values_end
         put, pack = self._entries.write, msgpack.Packer(use_bin_type=True).pack
         first_keys = PackedKeys()
-        offsets = array("Q")
+        first_numbers, offsets = array("I"), array("Q")
+        places = Places(self._partition_count) if self._partition_count else None
         count = distinct = 0
         for heads, lengths, values in chunks:
             keys: Sequence[bytes] = heads[KEY]
@@ -196,6 +249,7 @@ class RunWriter:
                 while stop < len(entries) and keys[stop] == keys[stop - 1]:
                     stop += 1
                 first_keys.append(keys[start])
+                first_numbers.append(count + start)
                 offsets.append(self._end)
                 self._end += put(pack(entries[start:stop]))
                 start = stop
@@ -203,16 +257,21 @@ class RunWriter:
             self._values_end = ends[-1]
             count += len(entries)
             distinct += len(set(keys))
+            if places is not None:
+                places.add(keys)
+            pause()
         if count:
             offsets.append(self._end)
             size = self._end - begin + self._values_end - values_begin
-            self._sections[name] = RunSection(count, distinct, size, first_keys, offsets)
+            self._sections[name] = RunSection(
+                count, distinct, size, first_keys, first_numbers, offsets, places
+            )
 
     def finish(self) -> Run:
         """Finish writing; returns the run for reading."""
         self._entries.flush()
         self._values.flush()
-        return Run(self._number, self._entries, self._values, self._sections)
+        return Run(self._number, self._entries, self._values, self._sections, self._partition_count)
 
 
 class Values:

@@ -23,6 +23,7 @@ from imap_wal.entry import (
     Row,
 )
 from imap_wal.errors import StorageUnavailable
+from imap_wal.partitions import Partitions
 from imap_wal.read.newest import runs
 from imap_wal.read.newest.rivals import Conflict, conflict
 from imap_wal.read.newest.runs import IN_MEMORY, Chunk, Entry, Run, RunWriter, Values
@@ -32,7 +33,7 @@ from imap_wal.rules.cleared import Cleared
 ROOM = 4
 """How many times the size of what could be in memory too must be free on scratch."""
 RUNS_MAX = 16
-"""Runs that may wait for their merge; a lookup first merges them."""
+"""Runs that may wait for their merge; a lookup first merges them, unless a release will."""
 _WINDOW_BYTES_MAX = 64 * 1024
 
 
@@ -41,10 +42,6 @@ class PageLimits(NamedTuple):
 
     rows: int
     bytes: int
-
-
-class _Interrupted(Exception):
-    """The caller of `StoredRows.add` does not want the run any more."""
 
 
 class _Labels(dict[tuple[str, str, str], int]):
@@ -74,28 +71,51 @@ class StoredRows:
     def demand_room(self, size: int) -> None:
         """Raise `StorageUnavailable` unless much more than `size` bytes are free: the log may be on
         the same disk."""
-        room = self._scratch or tempfile.gettempdir()
-        free = shutil.disk_usage(room).free
+        with self._needing_room():
+            room = self._scratch or tempfile.gettempdir()
+            free = shutil.disk_usage(room).free
         if free < ROOM * size:
             raise StorageUnavailable(f"{room} has {free:,} free bytes, less than {ROOM * size:,}")
 
-    def add(self, tables: Mapping[str, Table], pause: Callable[[], bool] = bool) -> bool:
-        """Write the tables as one run. `pause` is called after each chunk; when it returns True,
-        nothing is added. Returns whether the run was added. Raises `StorageUnavailable` if the
+    @property
+    def are_placed(self) -> bool:
+        """Whether all runs have the places of each partition."""
+        return all(run.partition_count for run in self.runs.values())
+
+    def are_placed_by(self, count: int) -> bool:
+        """The same for this number of partitions."""
+        return all(run.partition_count == count for run in self.runs.values())
+
+    @property
+    def places_bytes(self) -> int:
+        """Memory of all places."""
+        return sum(run.places_bytes for run in self.runs.values())
+
+    def add(
+        self,
+        tables: Mapping[str, Table],
+        partition_count: int = 0,
+        pause: Callable[[], object] = bool,
+    ) -> None:
+        """Write the tables as one run, with places if there is a `partition_count`. `pause` is
+        called between two parts; if it raises, nothing is added. Raises `StorageUnavailable` if the
         scratch folder is full or fails."""
         entries = sum(
             len(table.rows) + sum(map(len, table.rivals.values())) for table in tables.values()
         )
         with self._needing_room():
-            writer = self._writer(entries)
+            writer = self._writer(entries, partition_count)
             for name, table in sorted(tables.items()):
-                try:
-                    writer.write(name, self._chunks(table, pause))
-                except _Interrupted:
-                    return False
+                writer.write(name, self._chunks(table, pause), pause)
             run = writer.finish()
         self.runs[run.number] = run
-        return True
+
+    def key_class(self, name: str) -> str | None:
+        """The class of a key of a map; None: there is none."""
+        for run in self.runs.values():
+            for entries in run.windows(name, None, 1):
+                return self._labels.words[entries[0][runs.LABEL]][0]
+        return None
 
     def remove(self, name: str) -> None:
         """Remove a map."""
@@ -105,28 +125,42 @@ class StoredRows:
         self.merge([run for run in self.runs.values() if run.sparse])
 
     def limit_runs(self, runs_max: int) -> None:
-        """If there are more runs than that, merge the smallest ones: each that is not much larger
-        than those before it together. So an entry is rewritten about as often as the index doubles,
-        and less often if many runs may wait."""
-        if len(self.runs) <= runs_max:
-            return
+        """If there are more runs than that, merge those that are `alike`."""
+        if len(self.runs) > runs_max:
+            self.merge(self.alike())
+
+    def alike(self) -> list[Run]:
+        """The smallest runs: each that is not much larger than those before it together. So an
+        entry is rewritten about as often as the index doubles, and less often if many runs may
+        wait. Empty if a merge would not be worth its work."""
         smallest = sorted(self.runs.values(), key=lambda run: run.size)
-        size, count = smallest[0].size, 1
-        while count < len(smallest) and smallest[count].size <= 2 * size:
+        size = count = 0
+        while count < len(smallest) and (not count or smallest[count].size <= 2 * size):
             size += smallest[count].size
             count += 1
-        if count > 1 or len(smallest) > RUNS_MAX:
-            self.merge(smallest[: max(count, 2)])
+        if len(smallest) > RUNS_MAX:
+            count = max(count, 2)
+        return smallest[:count] if count > 1 else []
 
-    def merge(self, merging: Sequence[Run]) -> None:
-        """Merge several runs into one. Raises `StorageUnavailable` if the scratch folder is full or
-        fails."""
+    def merge(
+        self,
+        merging: Sequence[Run],
+        partition_count: int | None = None,
+        pause: Callable[[], object] = bool,
+    ) -> None:
+        """Merge several runs into one, with places for `partition_count`; None: as they have.
+        `pause` is called between two parts; if it raises, nothing has changed. Raises
+        `StorageUnavailable` if the scratch folder is full or fails."""
         if not merging:
             return
+        if partition_count is None:
+            counts = {run.partition_count for run in merging}
+            partition_count = counts.pop() if len(counts) == 1 else 0
         by_number = {run.number: run for run in merging}
         with self._needing_room():
             writer = self._writer(
-                sum(section.entries for run in merging for section in run.sections.values())
+                sum(section.entries for run in merging for section in run.sections.values()),
+                partition_count,
             )
             for name in sorted(set().union(*(run.sections for run in merging))):
                 values = Values(by_number, self.window_bytes)
@@ -139,6 +173,7 @@ class StoredRows:
                         (some[: runs.RUN], some[runs.LENGTH], values.each(entries))
                         for some, entries in columns
                     ),
+                    pause,
                 )
             run = writer.finish()
         self.runs = {number: run for number, run in self.runs.items() if number not in by_number}
@@ -149,8 +184,9 @@ class StoredRows:
         self, name: str, table: Table | None, keys: Iterable[bytes]
     ) -> tuple[list[Entry], dict[bytes, list[Entry]]]:
         """`newest` of those keys, in key order."""
-        with suppress(StorageUnavailable):  # a full disk only makes lookups slower
-            self.limit_runs(1)
+        if not self.are_placed:
+            with suppress(StorageUnavailable):  # a full disk only makes lookups slower
+                self.limit_runs(1)
         sorted_keys = sorted(set(keys))
         entries = [entry for run in self.runs.values() for entry in run.find(name, sorted_keys)]
         if table is not None and table.rows:
@@ -164,16 +200,26 @@ class StoredRows:
         return self.newest(name, entries)
 
     def sources(
-        self, name: str, table: Table | None, after: bytes | None
+        self,
+        name: str,
+        table: Table | None,
+        after: bytes | None,
+        partitions: Partitions | None = None,
     ) -> list[Iterator[list[Entry]]]:
-        """All sources of a map's entries above a key."""
+        """All sources of a map's entries above a key. `partitions`: those of other partitions may
+        be left out."""
+        if partitions is not None and not self.are_placed_by(partitions.count):
+            partitions = None
         windows = [
             run.windows(name, after, self.window_bytes)
+            if partitions is None
+            else run.windows_within(name, after, partitions.wanted)
             for run in self.runs.values()
             if name in run.sections
         ]
         if table is not None and table.rows:
-            windows.append(self._memory_windows(table, after))
+            rows = table.windows(after, partitions)
+            windows.append([self._entry(table, row) for row in some] for some in rows)
         return windows
 
     def contenders(
@@ -247,10 +293,10 @@ class StoredRows:
         rows, nodes = self.loaded(name, contenders, Values(current_runs, 0))
         return conflict(name, rows[0][KEY], list(zip(rows, nodes, strict=True)))
 
-    def _chunks(self, table: Table, pause: Callable[[], bool]) -> Iterator[Chunk]:
+    def _chunks(self, table: Table, pause: Callable[[], object]) -> Iterator[Chunk]:
         """A table's rows, sorted, in columns: that avoids Python code for each row."""
         own, node = OWN_FIELDS, table.node
-        for rows in table.windows(None):
+        for rows in table.windows(None, pause=pause):
             (
                 _,
                 keys,
@@ -278,12 +324,6 @@ class StoredRows:
                 else [-1 if value is None else len(value) for value in values]
             )
             yield (keys, orders, labels, deleted, timestamps, expires, partitions), lengths, values
-            if pause():
-                raise _Interrupted
-
-    def _memory_windows(self, table: Table, after: bytes | None) -> Iterator[list[Entry]]:
-        for rows in table.windows(after):
-            yield [self._entry(table, row) for row in rows]
 
     def _entry(self, table: Table, row: Owned) -> Entry:
         length = -1 if row[VALUE] is None else len(row[VALUE])
@@ -300,9 +340,11 @@ class StoredRows:
             length,
         )
 
-    def _writer(self, entries: int) -> RunWriter:
+    def _writer(self, entries: int, partition_count: int) -> RunWriter:
         self._next_run += 1
-        return RunWriter(self._next_run, self._scratch, entries, self._memory_bytes // 8)
+        return RunWriter(
+            self._next_run, self._scratch, entries, self._memory_bytes // 8, partition_count
+        )
 
     @contextmanager
     def _needing_room(self) -> Iterator[None]:

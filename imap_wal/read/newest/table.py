@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import compress, islice
 from operator import itemgetter
@@ -81,9 +81,16 @@ class Table:
             row[own] if len(row) > own else node for row in page
         ]
 
-    def windows(self, after: bytes | None) -> Iterator[list[Owned]]:
-        """All contenders of the keys above `after`, in key order, in lists."""
-        keys = in_order(self.rows if after is None else [key for key in self.rows if key > after])
+    def windows(
+        self,
+        after: bytes | None,
+        partitions: Partitions | None = None,
+        pause: Callable[[], object] = bool,
+    ) -> Iterator[list[Owned]]:
+        """All contenders of the keys above `after`, in key order, in lists. `partitions`: only of
+        keys in these. `pause` is called while they are sorted."""
+        keys: Collection[bytes] = self.rows if partitions is None else self.keys_in(partitions)
+        keys = in_order(keys if after is None else [key for key in keys if key > after], pause)
         for start in range(0, len(keys), WINDOW_ROWS):
             some = keys[start : start + WINDOW_ROWS]
             yield (
@@ -118,15 +125,19 @@ class Table:
             ]
 
 
-def in_order(keys: Collection[bytes]) -> list[bytes]:
-    """Sorted in parts, because no other thread runs while one list is sorted."""
+def in_order(keys: Collection[bytes], pause: Callable[[], object] = bool) -> list[bytes]:
+    """Sorted in parts, because no other thread runs while one list is sorted. `pause` is called
+    between two of them."""
     left = iter(keys)
     parts = []
     while part := sorted(islice(left, SORTED_AT_ONCE)):
         parts.append(part)
+        pause()
     while len(parts) > 1:  # Timsort only merges two sorted parts
-        pairs = zip(parts[::2], parts[1::2], strict=False)
-        parts = [sorted(a + b) for a, b in pairs] + parts[len(parts) // 2 * 2 :]
+        former, parts = parts, parts[len(parts) // 2 * 2 :]
+        for first, second in zip(former[::2], former[1::2], strict=False):
+            parts.append(sorted(first + second))
+            pause()
     return parts[0] if parts else []
 
 
