@@ -104,12 +104,15 @@ def demand_known_class(name: str, label: str, classes: Collection[str]) -> None:
         )
 
 
-def demand_of_members(name: str, classes: Collection[str]) -> None:
-    """Raise `InvalidSetting` if keys have a class that only programs write: members of a cluster
-    cannot read them."""
-    for label in sorted(classes):
-        if label not in (RAW, PICKLE) and not is_msgpack(label):
-            continue
+def is_of_programs(label: str) -> bool:
+    """Whether only programs write this class."""
+    return label in (RAW, PICKLE) or is_msgpack(label)
+
+
+def demand_of_members(name: str, label: str) -> None:
+    """Raise `InvalidSetting` if keys of a map have a class that only programs write: members of a
+    cluster cannot read them."""
+    if is_of_programs(label):
         raise InvalidSetting(
             f"map {name!r} has entries of class {label!r}, which programs wrote; members cannot "
             f"read them. Use another name for the map, or another log; {shows_classes(name)}"

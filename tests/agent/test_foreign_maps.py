@@ -32,3 +32,26 @@ def test_a_map_of_a_program_is_refused_to_members(tmp_path: Path, way: str) -> N
             assert header[0] == "error"
             assert f"entries of class '{'msgpack[' if way == 'types' else way}" in header[3]
             assert "which programs wrote" in header[3]
+
+
+def test_a_map_without_live_keys_is_not_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any of its keys tells whose map it is, also a deleted one."""
+    with serving(config(tmp_path)) as agent, plugin(agent.config) as member:
+        member.put(a="1", b="2")
+        member.put(a=None, b=None)
+        monkeypatch.setattr(agent._view, "rows", lambda *arguments: 1 // 0)
+        assert member.load("a", "b") == {}
+        assert member.client.ask("list", "orders", None, 10, [0])[0][0] == "list"
+
+
+def test_members_may_use_a_map_that_a_program_emptied(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    with imap_wal.open(settings.url, node="program", cluster=settings.cluster) as store:
+        store.map("orders")["k"] = 7
+        del store.map("orders")["k"]
+    with serving(settings) as agent, plugin(agent.config) as member:
+        assert member.load("a") == {}
+        member.put(a="1")
+        assert member.load("a") == {"a": ("1", 0)}

@@ -544,9 +544,16 @@ MUTATIONS = (
     Mutation(
         "members get the maps of programs",
         "imap_wal/agent/reads/reads.py",
-        "demand_of_members(name, {first[0][KEY_CLASS]})",
+        "demand_of_members(name, key_class)",
         "pass",
         "tests/agent/test_foreign_maps.py::test_a_map_of_a_program_is_refused_to_members",
+    ),
+    Mutation(
+        "each load searches a map without live keys",
+        "imap_wal/agent/reads/reads.py",
+        "if key_class is not None and is_of_programs(key_class):",
+        "if True:",
+        "tests/agent/test_foreign_maps.py::test_a_map_without_live_keys_is_not_searched",
     ),
     Mutation(
         "doctor does not report maps that no list names",

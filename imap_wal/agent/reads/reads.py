@@ -26,7 +26,7 @@ from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, VALUE, Row
 from imap_wal.errors import ImapWalError, InvalidSetting, NotAllowed
 from imap_wal.names import check_map_name
 from imap_wal.partitions import Partitions, is_count
-from imap_wal.rules.valid import demand_of_members
+from imap_wal.rules.valid import demand_of_members, is_of_programs
 from imap_wal.tracing import span
 from imap_wal.worker import Worker
 from storage_backends import StorageError
@@ -317,8 +317,8 @@ class Reads:
             request,
             Partitions(frozenset(request.partitions), asked.partition_count, asked.is_of_member),
         )
+        self._demand_readable(asked, request.map)
         rows, loaded = self._view.load_some(request.map, page.keys, ANSWER_BYTES)
-        self._demand_readable(asked, request.map, rows)
         payload = self._payload(asked)
         payload += _packed(rows)
         pack = msgpack.Packer(use_bin_type=True).pack
@@ -363,6 +363,7 @@ class Reads:
         check_map_name(name)
         keys = keys_of(asked.message.payload, count)
         self._catch_up(asked.arrived)
+        self._demand_readable(asked, name)
         payload = self._payload(asked)
         entries = taken = 0
         until = self._clock.monotonic() + PART_S
@@ -374,7 +375,6 @@ class Reads:
             rows, done = self._view.load_some(
                 name, keys[taken : taken + LOAD_KEYS], ANSWER_BYTES - len(payload)
             )
-            self._demand_readable(asked, name, rows)
             packed = _packed(rows)
             if payload and len(payload) + len(packed) > ANSWER_BYTES:
                 break  # an entry that does not fit is the first one of the next answer
@@ -383,17 +383,18 @@ class Reads:
             taken += done
         return ["entries", request.number, entries, taken], payload
 
-    def _demand_readable(self, asked: _Asked, name: str, rows: list[Row]) -> None:
-        """Raise `InvalidSetting` if a member asks for a map of a program, in any of its partitions:
-        it would find none of the keys, and serve an empty map. `rows`: for the answer."""
-        if not asked.is_of_member:
+    def _demand_readable(self, asked: _Asked, name: str) -> None:
+        """Raise `InvalidSetting` if a member asks for a map of a program: it would find none of the
+        keys, and serve an empty map. A map has one class, so any of its keys decides; but members
+        may use a map in which a program has deleted all."""
+        if not asked.is_of_member or name in self._readable:
             return
-        if name not in self._readable:
-            first = next(self._view.rows(name, 1), None)
-            if first is not None:
-                demand_of_members(name, {first[0][KEY_CLASS]})
-                self._readable.add(name)
-        demand_of_members(name, {row[KEY_CLASS] for row in rows})
+        key_class = self._view.key_class(name)
+        if key_class is not None and is_of_programs(key_class):
+            key_class = next((rows[0][KEY_CLASS] for rows in self._view.rows(name)), None)
+        if key_class is not None:
+            demand_of_members(name, key_class)
+            self._readable.add(name)
 
     def _maps(self, asked: _Asked, request: MapsRequest) -> tuple[list[Any], bytearray]:
         """The maps that have entries in the log. For an invalid name, the answer has the reason, so
