@@ -251,8 +251,8 @@ class NewestIndex:
             table.keys_in(Partitions(frozenset(), count))
 
     def is_releasable(self, partition_count: int) -> bool:
-        """Whether a release saves memory, or has not ended. False once rows were moved to scratch
-        because there was no room, as far as it is known without counting."""
+        """Whether a release saves memory, as far as it is known without counting, or has not ended.
+        False if rows went to scratch because there was no room: they have no places."""
         return (
             self._spill
             and self._stored.are_placed
