@@ -48,6 +48,7 @@ from imap_wal.serializer import (
     PickleSerializer,
     RawSerializer,
     Serializer,
+    key_bytes,
 )
 from imap_wal.settings import Durability, RecoveryMode, RecoveryPolicy, Settings
 from imap_wal.table import MapTable, scan
@@ -114,6 +115,7 @@ __all__ = [
     "aopen",
     "connect",
     "errors",
+    "key_bytes",
     "log",
     "memoize",
     "open",

@@ -24,6 +24,7 @@ import json
 import math
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final
@@ -32,10 +33,10 @@ from uuid import UUID
 import msgpack
 from msgpack import ExtType, Timestamp
 
+from imap_wal import seatunnel
 from imap_wal.decoder import Decoder, Opaque, Pairs
 from imap_wal.entry import KEY, KEY_CLASS, ORDER, PICKLE, RAW, Row, is_clear, is_msgpack
 from imap_wal.extension import duration_text
-from imap_wal.seatunnel import is_simple
 
 NUMBERS: Final = "NaN, an infinity or a number of thousands of digits is shown as text"
 DICT_KEYS: Final = "keys of a dict that are not text are shown as text or in pairs"
@@ -208,7 +209,7 @@ def _characters(words: str, lost: set[str]) -> str:
 def _is_exact(row: Row, key: Any) -> bool:
     """Whether no other key of this class has the same JSON."""
     data, label = row[KEY], row[KEY_CLASS]
-    if is_simple(data, label):
+    if seatunnel.is_simple(data, label):
         return True
     if row[ORDER][1]:  # of a member
         return _is_exact_of_member(data, label, key)
@@ -252,3 +253,57 @@ def _is_exact_of_member(data: bytes, label: str, key: Any) -> bool:
         words = key.encode() if isinstance(key, str) else b""
         return kind == _STRING_TYPE and content == struct.pack(">i", len(words)) + words
     return (kind, len(content)) == _OF_JAVA.get(label)
+
+
+def keys_of(text: str) -> set[bytes]:
+    """The bytes of all keys with this JSON, of any class: the opposite of `key_json`. Bytes that no
+    key has may be among them."""
+    try:
+        shown = json.loads(text)
+    except (ValueError, RecursionError):
+        return set()  # no key has this text
+    found: set[bytes] = set()
+    if isinstance(shown, dict):
+        with suppress(ValueError, TypeError):
+            found.add(bytes.fromhex(shown.get("hex", "")))
+    try:
+        key = _key_in(shown)
+        with suppress(OverflowError):
+            found.add(msgpack.packb(key, use_bin_type=True))
+    except (ValueError, TypeError):
+        return found  # JSON alone does not determine such a key
+    found.update(seatunnel.forms(key))
+    for kind, content in _contents_in_java(key):
+        found.add(_NO_HASH + struct.pack(">i", kind) + content)
+    return found
+
+
+def _key_in(shown: Any) -> Any:
+    """The key whose JSON this is. Raises ValueError and TypeError if it may have several."""
+    if isinstance(shown, list):
+        return tuple(map(_key_in, shown))
+    if isinstance(shown, dict):
+        if [*shown] != ["hex"]:
+            raise ValueError
+        return bytes.fromhex(shown["hex"])
+    return shown
+
+
+def _contents_in_java(key: Any) -> Iterable[tuple[int, bytes]]:
+    """The types of Hazelcast's Data, and their contents, that are shown like this key."""
+    if isinstance(key, str):
+        data = key.encode("utf-8", "replace")
+        yield _STRING_TYPE, struct.pack(">i", len(data)) + data
+        with suppress(ValueError):
+            yield _OF_JAVA["java.util.UUID"][0], UUID(key).bytes
+        return
+    for form, kinds in (("bhiq", int), ("fd", float)):
+        if type(key) is not kinds:
+            continue
+        for letter in form:
+            with suppress(struct.error, OverflowError):
+                yield _TYPES[letter], struct.pack(f">{letter}", key)
+
+
+_TYPES: Final = {"b": -3, "h": -6, "i": -7, "q": -8, "f": -9, "d": -10}
+"""Letter of `struct` → the number's type in Hazelcast's Data."""

@@ -12,7 +12,9 @@ The serializer writes a number, a text or a truth value as the field 1 of a wrap
 from __future__ import annotations
 
 import struct
-from typing import Final
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Final
 
 _GROUP, _END = b"\x0b", b"\x0c"
 _KINDS: Final = {
@@ -23,6 +25,13 @@ _KINDS: Final = {
     "java.lang.String": 0x4A,
 }
 """Class → tag of its value."""
+_TYPES: Final[Mapping[str, Any]] = {
+    "java.lang.Boolean": bool,
+    "java.lang.Integer": int,
+    "java.lang.Long": int,
+    "java.lang.Double": float,
+    "java.lang.String": str,
+}
 VARINT_BYTES_MAX = 10
 
 
@@ -65,6 +74,33 @@ def load(data: bytes, label: str) -> bool | int | float | str:
     if label == "java.lang.Integer" and not -(2**31) <= number < 2**31:
         raise ValueError(f"an Integer is {number}")
     return number
+
+
+def forms(value: Any) -> Iterator[bytes]:
+    """The bytes for which `load` returns this value: of each class that has it."""
+    for label, tag in _KINDS.items():
+        if type(value) is not _TYPES[label]:
+            continue
+        if label == "java.lang.Double":
+            body = struct.pack("<d", value)
+        elif label == "java.lang.String":
+            text = value.encode("utf-8", "replace")
+            body = _varint_of(len(text)) + text
+        else:
+            body = _varint_of(value % 2**64)
+        data = form_of(label, _GROUP + bytes((tag,)) + body + _END)
+        with suppress(ValueError):  # an int may be too large for its class
+            if load(data, label) == value:
+                yield data
+
+
+def _varint_of(number: int) -> bytes:
+    parts = bytearray()
+    while number >= 128:
+        parts.append(number & 127 | 128)
+        number >>= 7
+    parts.append(number)
+    return bytes(parts)
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:

@@ -250,7 +250,7 @@ class MsgpackSerializer:
         """Raise ValueError unless these are bytes that `dump_key` returns; `typed`: that of a
         `TypedSerializer`, whose keys may be objects."""
         loaded = self.load_key(key)
-        if (key_bytes(loaded) if typed else self.dump_key(loaded)) != key:
+        if (parts_bytes(loaded) if typed else self.dump_key(loaded)) != key:
             raise ValueError(
                 f"the key {shown(key)} is not the bytes that the default serializer writes for "
                 f"{shown(loaded)}"
@@ -348,7 +348,14 @@ def shortened(text: str) -> str:
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
 
 
-def key_bytes(plain: Any) -> bytes:
+def key_bytes(key: Any) -> bytes:
+    """The bytes of a key in a log, as the column `key` of files, scan and Spark has them. For maps
+    with the default serializer, with pickled values, and with types. For a key that is an object of
+    a class, such as a dataclass, use `TypedSerializer.dump_key`. Raises `NotSerializable`."""
+    return MsgpackSerializer().dump_key(key)
+
+
+def parts_bytes(plain: Any) -> bytes:
     """The bytes of a key that may be a dict. Raises the errors of packing."""
     try:
         return _thread.pack(plain_key(plain))

@@ -27,7 +27,7 @@ from imap_wal.serializer import (
     V,
     derived,
     equal_number,
-    key_bytes,
+    parts_bytes,
     shown,
     step,
 )
@@ -157,7 +157,7 @@ class TypedSerializer(Generic[K, V]):
         if type(key) is self.simple_key:
             return self._keys.dump_key(key)
         try:
-            data = key_bytes(self._key_parts(key))
+            data = parts_bytes(self._key_parts(key))
             same = self.load_key(data)
             hash(key)
         except Exception as error:

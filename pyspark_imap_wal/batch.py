@@ -83,7 +83,7 @@ class ClusterReader(DataSourceReader):
 
     def __init__(self, options: Options, kinds: Mapping[str, str]) -> None:
         self._options, self._kinds = options, dict(kinds)
-        self._filters = Filters(hidden=frozenset(options.types()))
+        self._filters = Filters.of(options)
 
     @property
     def pushFilters(self) -> Callable[[list[Any]], Iterable[Any]]:  # noqa: N802

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from imap_wal.encoder import keys_of
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, FileScan, KeySpan
+from imap_wal.sql.columns import KEY_TEXT
+from pyspark_imap_wal.options import Options
 from pyspark_imap_wal.tables.schemas import ENTRY_COLUMNS, POSITION_COLUMNS
 
 _KINDS = {name: kind for name, kind in ENTRY_COLUMNS.items() if name != "value"} | POSITION_COLUMNS
@@ -67,8 +71,19 @@ class Filters:
     ranges: dict[str, Range] = field(default_factory=dict)
     condition: Any = None
     columns: set[str] = field(default_factory=set)
+    asked: frozenset[bytes] | None = None
+    """The only keys that are wanted, whatever Spark asks for; None: all."""
     hidden: Collection[str] = ()
     """Columns of a schema: a filter on one says nothing of the log's column with its name."""
+
+    @classmethod
+    def of(cls, options: Options) -> Filters:
+        """Those of the options, before Spark asks for others."""
+        made = cls(hidden=frozenset(options.types()))
+        keys = options.keys()
+        if keys is not None:
+            made.only_keys(keys)
+        return made
 
     def push(self, filters: Iterable[Any]) -> None:
         """Take filters of `pyspark.sql.datasource`; those that are not understood have no
@@ -82,18 +97,30 @@ class Filters:
                 name, condition = made
                 if name in _OF_FILES:
                     continue
-                self.columns.add(name)
-                self.condition = condition if self.condition is None else self.condition & condition
+                self._demand(name, condition)
+
+    def only_keys(self, keys: frozenset[bytes]) -> None:
+        """Leave out other keys, and clears."""
+        self.asked = keys if self.asked is None else keys & self.asked
+        self._demand("key", pc.field("key").isin(pa.array(sorted(keys), pa.binary())))
+
+    def _demand(self, name: str, condition: Any) -> None:
+        """Leave out rows for which an expression on this column is not true."""
+        self.columns.add(name)
+        self.condition = condition if self.condition is None else self.condition & condition
 
     def until(self, time_ms: int) -> None:
         """Leave out what is newer than a moment: Spark does not know of this filter."""
         newer = pc.field("timestamp_ms") <= pa.scalar(time_ms, pa.int64())
-        self.condition = newer if self.condition is None else self.condition & newer
-        self.columns.add("timestamp_ms")
+        self._demand("timestamp_ms", newer)
         self.ranges.setdefault("timestamp_ms", Range()).narrow("LessThanOrEqual", time_ms)
 
     def _note(self, pushed: Any) -> None:
         kind, name = _kind(pushed), _column(pushed)
+        if _attribute(pushed) == KEY_TEXT and kind in ("EqualTo", "In"):
+            texts = pushed.value if kind == "In" else (pushed.value,)
+            each = (keys_of(text) for text in texts if type(text) is str)
+            self.only_keys(frozenset(chain.from_iterable(each)))
         if name is None or not hasattr(pushed, "value"):
             return
         if kind in ("EqualTo", "In"):
@@ -119,7 +146,10 @@ class Filters:
     def keys(self) -> set[bytes] | None:
         """The only keys that are wanted; None: all."""
         values = self.values.get("key")
-        return None if values is None else {value for value in values if type(value) is bytes}
+        if values is None:
+            return None if self.asked is None else {*self.asked}
+        keys = {value for value in values if type(value) is bytes}
+        return keys if self.asked is None else keys & self.asked
 
     def has_keys(self, span: KeySpan) -> bool:
         """Whether a range may have a key that is wanted."""

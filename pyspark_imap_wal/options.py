@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from imap_wal.checks import location
 from imap_wal.clock import unix_ms
+from imap_wal.encoder import keys_of
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.manifest.readers import HISTORY as OWN_READER
@@ -90,7 +91,8 @@ class Options:
     uses that trigger: unused, or wrapped. `encryption_keys` is the source from which each
     worker reads the keys of an encrypted log (default: IMAP_WAL_ENCRYPTION_KEYS there); `path` has
     it. `schema` adds the typed columns of a map's values; then only those columns of the log are
-    there by default that say of which key and change they are. `misfits`: rescue, or fail."""
+    there by default that say of which key and change they are. `misfits`: rescue, or fail.
+    `key`: only entries of this key, as text, as JSON, or hex: and its bytes."""
 
     path: Location
     namespaces: tuple[str, ...] = ()
@@ -113,12 +115,13 @@ class Options:
     available_now: str = ""
     schema: str = ""
     misfits: str = RESCUE
+    key: str | None = None
 
     OF_METADATA = ("path", "table", "namespace", "cluster", "map", "node", "encryption_keys")
     """The options that tables of metadata take."""
     OF_HISTORY = (
         *("path", "table", "namespace", "cluster", "map", "encryption_keys"),
-        *("partial", "decode", "columns", "buckets", "schema", "misfits"),
+        *("partial", "decode", "columns", "buckets", "schema", "misfits", "key"),
     )
     OF_STREAMS = ("starting", "rows_per_batch", "reader", "voided", "available_now")
     KNOWN = (
@@ -139,6 +142,7 @@ class Options:
         "changes",
         "schema",
         "misfits",
+        "key",
         *OF_STREAMS,
     )
 
@@ -206,10 +210,12 @@ class Options:
             available_now=available_now,
             schema=texts.get("schema", ""),
             misfits=texts.get("misfits", RESCUE),
+            key=texts.get("key"),
         )
         if made.schema and len(made.maps) != 1:
             raise InvalidSetting("a schema is of the values of one map: name it in the option map")
         made.kinds()
+        made.keys()
         made.starts()
         return made
 
@@ -236,6 +242,20 @@ class Options:
         """The columns of the log that are there by default beside those of a schema."""
         has_deletions = self.mode == RAW and self.changes != IMAGES
         return ("key", *("deleted",) * has_deletions, *CHANGE_COLUMNS, *VERSION_COLUMNS)
+
+    def keys(self) -> frozenset[bytes] | None:
+        """The bytes that the key of the option `key` may have; None: all keys are wanted. Raises
+        `InvalidSetting`."""
+        if self.key is None:
+            return None
+        if self.key.startswith("hex:"):
+            try:
+                return frozenset([bytes.fromhex(self.key[4:])])
+            except ValueError as error:
+                raise InvalidSetting(
+                    f"key is {self.key!r}; after hex: it takes pairs of hexadecimal digits"
+                ) from error
+        return frozenset(keys_of(self.key) | keys_of(json.dumps(self.key)))
 
     def types(self) -> Schema:
         """The columns of the option `schema`, with `_rescued`. Raises `InvalidSetting`."""

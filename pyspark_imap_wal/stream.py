@@ -261,7 +261,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: Any) -> Iterator[Any]:
         """The rows of a task, as record batches. Raises the errors of `read_columns`."""
         if isinstance(partition, ChangesPartition):
-            yield from read_task(partition, self._options, self._kinds, Filters())
+            yield from read_task(partition, self._options, self._kinds, Filters.of(self._options))
             return
         context = open_context(known(partition.place))
         try:
@@ -271,6 +271,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._kinds,
                 partition.metadata,
                 maps=self._options.maps,
+                filters=Filters.of(self._options),
                 in_order=True,
             )
             for scan, source in ahead(log.context, partition.scans):

@@ -7,6 +7,7 @@ import csv
 import itertools
 import json
 import math
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import imap_wal
+from imap_wal import seatunnel
 from imap_wal.decoder import Decoder
-from imap_wal.encoder import json_of, key_json
+from imap_wal.encoder import json_of, key_json, keys_of
 from imap_wal.entry import MSGPACK, Row
 from imap_wal.parquet.columns import to_batch
 from imap_wal.parquet.decoded_columns import DecodedColumns
@@ -201,9 +203,55 @@ def test_two_keys_never_have_one_text(keys: list[bytes], label: str, of_a_member
     rows = [row(key, b"", label, 5 if of_a_member else 0) for key in keys]
     texts = [key_json(each, Decoder()) for each in rows]
     assert len(set(texts)) == len(keys)
-    for text in texts:
+    for key, text in zip(keys, texts, strict=True):
         assert text is not None
         strict_json(text)
+        assert key in keys_of(text)
+
+
+NUMBERS = {"Byte": "b", "Short": "h", "Integer": "i", "Long": "q", "Float": "f", "Double": "d"}
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, "String", "UUID"])
+@given(data=st.data())
+def test_a_java_key_is_found_by_its_text(name: str, data: st.DataObject) -> None:
+    """So a filter on `key_text` reads only what may have this key, and finds it."""
+    types = {"Byte": -3, "Short": -6, "Integer": -7, "Long": -8, "Float": -9, "Double": -10}
+    if name == "String":
+        words = data.draw(st.text()).encode("utf-8", "ignore")
+        kind, content = -11, struct.pack(">i", len(words)) + words
+    elif name == "UUID":
+        kind, content = -21, data.draw(st.binary(min_size=16, max_size=16))
+    else:
+        size = struct.calcsize(NUMBERS[name])
+        kind, content = types[name], data.draw(st.binary(min_size=size, max_size=size))
+    label = f"java.{'util' if name == 'UUID' else 'lang'}.{name}"
+    key = bytes(4) + struct.pack(">i", kind) + content
+    text = key_json(row(key, b"", label, 1), Decoder())
+    assert text is not None
+    assert key in keys_of(text)
+
+
+@given(
+    st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats()
+    | st.text(st.characters(exclude_categories=["Cs"]))
+)
+def test_a_key_of_seatunnel_is_found_by_its_text(value: bool | float | str) -> None:
+    for key in seatunnel.forms(value):
+        label = key[2 : 2 + key[1]].decode()
+        text = key_json(row(key, b"", label, 0), Decoder())
+        assert text is not None
+        assert key in keys_of(text)
+        assert seatunnel.load(key, label) == value or value != value
+
+
+@pytest.mark.parametrize(
+    "text", ["sensor-0", "", "[" * 5000, "{}", '{"hex": 5}', "1" * 5000, '"\\ud800"']
+)
+def test_a_text_that_no_key_has_is_no_error(text: str) -> None:
+    assert len(keys_of(text)) < 9
 
 
 @pytest.mark.parametrize(

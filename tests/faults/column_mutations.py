@@ -85,4 +85,25 @@ OF_COLUMNS = (
         "            if False:\n",
         "tests/spark/test_schemas.py::test_a_filter_on_a_typed_column_hides_no_row",
     ),
+    Mutation(
+        "a filter on the text of a key does not find a number of Java",
+        "imap_wal/encoder.py",
+        '    for form, kinds in (("bhiq", int), ("fd", float)):\n',
+        '    for form, kinds in (("biq", int), ("fd", float)):\n',
+        "tests/cli/test_any_entry.py::test_a_java_key_is_found_by_its_text",
+    ),
+    Mutation(
+        "a read of one key has others",
+        "pyspark_imap_wal/filters.py",
+        '        self._demand("key", pc.field("key").isin(pa.array(sorted(keys), pa.binary())))\n',
+        "",
+        "tests/spark/test_schemas.py::test_a_read_of_one_key_has_no_other",
+    ),
+    Mutation(
+        "a filter on the text of a key reads all files",
+        "pyspark_imap_wal/filters.py",
+        '        if _attribute(pushed) == KEY_TEXT and kind in ("EqualTo", "In"):\n',
+        "        if False:\n",
+        "tests/spark/test_schemas.py::test_a_filter_by_text_of_a_key_is_pushed",
+    ),
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.datasource import EqualTo, Not
+from pyspark.sql.datasource import EqualTo, In, Not
 from pyspark.sql.types import StructType
 
 import imap_wal
@@ -113,6 +113,56 @@ def test_a_filter_on_a_typed_column_hides_no_row(root: Path) -> None:
         assert len(read(source(root), pushed)) == 6
 
 
+def test_a_filter_by_text_of_a_key_is_pushed(root: Path) -> None:
+    """Only files and row groups that may have the key are read."""
+    for mode in ("latest", "raw"):
+        made = source(root, mode=mode, decode="true", columns="key,key_text,id")
+        for pushed in (EqualTo(("key_text",), '"o1"'), In(("key_text",), ('"o1"', "7", None))):
+            reader = made.reader(made.schema())
+            reader.pushFilters([pushed])
+            scans = [scan for part in reader.partitions() for scan in part.scans]  # type: ignore[attr-defined]
+            assert all(b"\xa2o1" in scan.keys and b"\xa2o2" not in scan.keys for scan in scans)
+            assert {line["id"] for line in read(made, pushed) if line["key_text"] == '"o1"'} >= {11}
+        assert read(made, EqualTo(("key_text",), '"o1"'), EqualTo(("key",), b"\xa2o2")) == []
+        assert read(made, EqualTo(("key_text",), "o1")) == []
+        assert len(read(made, Not(EqualTo(("key_text",), '"o1"')))) >= 3
+
+
+@pytest.mark.parametrize("key", ["o1", '"o1"', f"hex:{imap_wal.key_bytes('o1').hex()}"])
+def test_a_read_of_one_key_has_no_other(root: Path, key: str) -> None:
+    assert values(read(source(root, mode="latest", key=key))) == [O1]
+    assert len(read(source(root, mode="latest", key=key), EqualTo(("key",), b"\xa2o2"))) == 0
+    assert O1 in values(read(source(root, key=key)))
+    assert {line["key"] for line in read(source(root, key=key))} == {b"\xa2o1"}
+    assert {line["key"] for line in read(source(root, key=key, changes="images"))} == {b"\xa2o1"}
+    history = read(source(root, key=key, table="history"))
+    assert {line["key"] for line in history} == {b"\xa2o1"}
+    made = source(root, available_now="unused", key=key)
+    stream: Any = made.streamReader(made.schema())
+    start = stream.initialOffset()
+    parts = stream.partitions(start, stream.latestOffset(start, None))
+    streamed = [line for part in parts for batch in stream.read(part) for line in batch.to_pylist()]
+    stream.stop()
+    assert {line["key"] for line in streamed} == {b"\xa2o1"}
+
+
+def test_a_key_may_be_a_number_or_a_word(tmp_path: Path) -> None:
+    with imap_wal.open(tmp_path) as store:
+        store.map("m").update({7: "number", "7": "word", 7.5: "float", ("a", 1): "tuple", b"7": 0})
+
+    def found(key: str) -> set[bytes]:
+        options = {"path": str(tmp_path), "mode": "latest", "columns": "key", "key": key}
+        return {line["key"] for line in read(ImapWalDataSource(options))}
+
+    assert found("7") == {imap_wal.key_bytes(7), imap_wal.key_bytes("7")}
+    assert found("7.5") == {imap_wal.key_bytes(7.5)}
+    assert found('["a", 1]') == {imap_wal.key_bytes(("a", 1))}
+    assert found('{"hex": "37"}') == {imap_wal.key_bytes(b"7")}
+    assert found(str(2**64 + 7)) == set()
+    with pytest.raises(InvalidSetting, match="it takes pairs of hexadecimal digits"):
+        found("hex:7")
+
+
 def test_spark_has_the_types_of_the_schema(root: Path) -> None:
     types = (
         "a boolean, b tinyint, c smallint, d int, e float, f double, g binary, h date, i json, "
@@ -160,4 +210,7 @@ def test_a_query_of_spark_has_typed_columns(spark: Any, root: Path) -> None:
     assert table(mode="latest").where("node = 'y' and id > 1").count() == 1
     moment = table(mode="latest").where("at = timestamp'2026-01-02 12:00:00Z'")
     assert [row["id"] for row in moment.collect()] == [2]
+    by_text = table(mode="latest", decode="true").where("key_text = '\"o1\"'").collect()
+    assert [(row["key_text"], row["id"]) for row in by_text] == [('"o1"', 11)]
+    assert [row["id"] for row in table(mode="latest", key="o2").collect()] == [2]
     assert table(changes="images").groupBy("_change_type").count().count() >= 2
