@@ -25,6 +25,8 @@ from hazelcast.serialization.service import SerializationServiceV1
 from examples.demo.cluster import free_ports
 from imap_wal.decoder import Decoder, Opaque
 from imap_wal.encoder import plain, text
+from imap_wal.sql.columns import TypedColumns, cells_of
+from imap_wal.sql.types import parsed
 from tests.cli.conftest import Run
 from tests.kit.effort import thorough
 
@@ -140,6 +142,10 @@ def test_compact_values_become_dicts_with_the_schema_of_the_log() -> None:
     later = Decoder()
     later.add_metadata([("schema", schema.schema_id, schema_bytes(schema))])
     assert later.value(row(data, "order"))["number"] == 42
+    found = Decoder(lambda: [("schema", schema.schema_id, schema_bytes(schema))])
+    typed = TypedColumns(parsed("number int, state string, paid boolean"), found)
+    columns = [column.to_pylist() for column in typed.of(cells_of([row(bytes(data), "order")]))]
+    assert columns == [[42], ["paid"], [True], [None]]
 
 
 def schema_bytes(schema: Schema) -> bytes:
