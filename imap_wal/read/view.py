@@ -92,9 +92,9 @@ class MaterializedView:
             self._index.hash_keys(count)
 
     def is_releasable(self, partition_count: int) -> bool:
-        """Whether `release` saves much memory, or has not ended."""
-        with self._lock:
-            return self._index.is_releasable(partition_count)
+        """Whether `release` saves much memory, or has not ended. It waits for no other thread: ask
+        in the one that merges."""
+        return self._index.is_releasable(partition_count)
 
     def release(self, partition_count: int, pause: Callable[[], bool]) -> None:
         """Move what was merged to scratch: reads take longer then. `pause` is called again and
