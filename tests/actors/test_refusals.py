@@ -513,6 +513,7 @@ def test_a_refused_call_changes_nothing(killed: Place, tmp_path: Path, reason: s
 OF_CLOSED = ("none", "no keys", "wrong keys", "another list of keys", "missing archive")
 
 
+@every(3)
 @pytest.mark.parametrize("reason", OF_CLOSED)
 def test_a_closed_log_is_refused_unchanged(closed: Place, tmp_path: Path, reason: str) -> None:
     accepted, changed = refused(closed, tmp_path, REASONS[reason])
