@@ -88,11 +88,11 @@ class Options:
     batch with images: `starting` is earliest, latest or positions as JSON. Of a stream:
     `rows_per_batch` limits a batch; `reader` is the name under which prune keeps what the stream
     has not read; `voided` is fail or ignore; `available_now` says how a query on Spark before 4.2
-    uses that trigger: unused, or wrapped. `encryption_keys` is the source from which each
-    worker reads the keys of an encrypted log (default: IMAP_WAL_ENCRYPTION_KEYS there); `path` has
-    it. `schema` adds the typed columns of a map's values; then only those columns of the log are
-    there by default that say of which key and change they are. `misfits`: rescue, or fail.
-    `key`: only entries of this key, as text, as JSON, or hex: and its bytes."""
+    uses that trigger: unused, or wrapped. `encryption_keys` is the source from which each worker
+    reads the keys of an encrypted log (default: IMAP_WAL_ENCRYPTION_KEYS there); `path` has it.
+    `schema` adds the typed columns of a map's values; then the only other columns are, by default,
+    those that identify the key and the change. `misfits` is rescue or fail. `key` reads only
+    entries of this key: as text, as JSON, or as hex: and its bytes."""
 
     path: Location
     namespaces: tuple[str, ...] = ()

@@ -45,8 +45,8 @@ def begun(
     epochs: Sequence[Epoch], number: int, id: str, removed: Position, opened: int
 ) -> tuple[Epoch, ...]:
     """These epochs, and a new one. Those that ended before `removed` are left out: their entries
-    can no longer be read. `opened`: the one that is recorded as opened (`layout.opened_path`). It
-    remains: the new one is recorded later."""
+    can no longer be read. `opened`: the epoch that is recorded as opened (`layout.opened_path`). It
+    remains, because the new epoch is recorded later."""
     remaining = {
         epoch.number
         for epoch in epochs

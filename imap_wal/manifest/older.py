@@ -86,9 +86,9 @@ def replaced(
     cluster: ClusterManifest,
     opened: Mapping[str, Name],
 ) -> CorruptLog | None:
-    """The error if a node's folder was replaced by another copy of its log, or by an older one:
-    another copy was opened, or a snapshot covers positions that this log does not have, so that
-    entries that it has or gets would count as covered. `last`: its last segment; None: its segments
+    """The error if a node's folder was replaced by another copy of its log, or by an older one.
+    Then another copy was opened, or a snapshot covers positions that this log does not have. So its
+    present or later entries would count as covered. `last`: its last segment; None: its segments
     are not here. `opened`: from `opened_epochs`."""
     why = other_copy(node, manifest, cluster, opened)
     if why:

@@ -52,8 +52,8 @@ class Misfit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SqlType:
-    """`name`: for Spark. `duckdb`: its name there. `fit`: makes of a decoded value, which is not
-    None, what `pyarrow.array` takes; it raises `Misfit`. `hint`: a type of msgspec that accepts
+    """`name`: for Spark. `duckdb`: its name in DuckDB. `fit`: makes of a decoded value, which is
+    not None, what `pyarrow.array` takes; it raises `Misfit`. `hint`: a type of msgspec that accepts
     only values that fit, as they are; Any: there is none."""
 
     name: str

@@ -60,9 +60,9 @@ class Requests:
         self._place = max((_Record.of(data).place for data in self._state.rows(0)[1]), default=0)
 
     def once(self, steps: Sequence[WriteBatch], client: bytes, number: int) -> Decision:
-        """The changes of a request, unless they are in the log already. A step sees those before
-        it. The answer is the place of the record, 0 if there is none or if it is not durable, and
-        the list of their results, as a message."""
+        """The changes of a request, unless they are in the log already. A step sees the changes of
+        the steps before it. The answer is the place of the record (0 if there is none, or if it is
+        not durable), and the list of the results of the steps, as a message."""
 
         def choose(outlook_of: OutlookOf) -> Choice:
             last = _Record.of(outlook_of(self._state).get(client))
@@ -117,7 +117,7 @@ class Requests:
             outlook = outlook_of(self._state)
             place = max(oldest[-1][0], _Record.of(outlook.get(FORGOTTEN)).place)
             gone = [client for _, client, data in oldest if outlook.get(client) == data]
-            # In this order: `lacks` must not find neither.
+            # In this order: `lacks` must always find one of the two.
             keys, values = [FORGOTTEN, *gone], [_packed(0, place, ()), *[None] * len(gone)]
             return None, [WriteBatch(self._state, keys, values)]
 

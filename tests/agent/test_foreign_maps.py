@@ -37,7 +37,7 @@ def test_a_map_of_a_program_is_refused_to_members(tmp_path: Path, way: str) -> N
 def test_a_map_without_live_keys_is_not_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any of its keys tells whose map it is, also a deleted one."""
+    """Any key of the map, also a deleted one, shows whether a program wrote the map."""
     with serving(config(tmp_path)) as agent, plugin(agent.config) as member:
         member.put(a="1", b="2")
         member.put(a=None, b=None)

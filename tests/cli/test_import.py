@@ -216,7 +216,7 @@ def test_refused_entries_are_named_and_others_imported_if_asked(run: Run, tmp_pa
 
 @pytest.mark.parametrize("skip", [[], ["--skip-refused"]])
 def test_an_import_of_nothing_writes_nothing(run: Run, tmp_path: Path, skip: list[str]) -> None:
-    """Every entry is refused, or all but one and the others were not asked for. Such an import
+    """One entry is refused without `--skip-refused`, or every entry with it. Such an import
     published two manifests."""
     values = {"b": Other(1)} if skip else {"a": 1, "b": Other(1)}
     old, log = shelf_of(tmp_path / "old.db", values), tmp_path / "log"

@@ -59,7 +59,8 @@ def test_a_member_is_refused_an_older_copy_of_its_log(tmp_path: Path, classpath:
 
 @pytest.mark.thorough
 def test_a_copy_from_before_a_view_is_refused(tmp_path: Path, classpath: str) -> None:
-    """The copy has all of the session that it knows. What it lacks is of a later one."""
+    """The copy has all changes of the session that it knows. The changes that it lacks are of a
+    later session."""
     logs, copy = tmp_path / "logs", tmp_path / "copy"
     with Cluster(tmp_path, classpath, maps) as cluster:
         cluster.start(2)

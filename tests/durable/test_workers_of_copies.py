@@ -1,5 +1,5 @@
-"""Processes that share a store, and an older copy of its folder: each that lacks a change which was
-acknowledged to it gets an error, and no other."""
+"""Processes that share a store, and an older copy of its folder: a process gets an error if and
+only if the copy lacks a change that was acknowledged to it."""
 
 from __future__ import annotations
 

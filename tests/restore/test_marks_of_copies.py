@@ -183,8 +183,8 @@ def test_a_folder_of_another_copy_is_refused_without_snapshots(
 
 
 def test_opens_killed_at_any_call_open_again(memory: MemoryStore) -> None:
-    """The manifest has the new epoch before that is recorded as opened. However few epochs it
-    keeps, and however many opens are killed in between, it has the one that is recorded."""
+    """The manifest has the new epoch before this epoch is recorded as opened. However few epochs
+    the manifest keeps, and however many opens are killed in between, it has the recorded epoch."""
     write(memory, "a")
     write(memory)
     whole = counted(copy_files(memory))

@@ -32,7 +32,7 @@ from tests.support import FakeClock, eventually
 
 COUNT, OTHER_COUNT = 7, 11
 HEAD = "\0" * 8
-"""Of a key whose hash is that of what follows."""
+"""The first bytes of a key: its hash is then that of the bytes after them."""
 
 
 @pytest.fixture(autouse=True)
@@ -149,8 +149,8 @@ def updated(index: NewestIndex, keys: int, version: int) -> None:
 
 
 def test_every_part_of_a_release_ends_when_a_reader_waits(tmp_path: Path) -> None:
-    """Nothing is done after the look that says so, reads are right then, and the next release does
-    the rest."""
+    """After the check that finds a waiting reader, nothing more is done. Reads are right then, and
+    the next release does the rest."""
     keys = 2 * PART_ROWS
 
     def begun() -> NewestIndex:

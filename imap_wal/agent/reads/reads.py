@@ -385,8 +385,8 @@ class Reads:
 
     def _demand_readable(self, asked: _Asked, name: str) -> None:
         """Raise `InvalidSetting` if a member asks for a map of a program: it would find none of the
-        keys, and serve an empty map. A map has one class, so any of its keys decides; but members
-        may use a map in which a program has deleted all."""
+        keys, and serve an empty map. A map has one class, so any of its keys decides. But members
+        may use a map in which a program has deleted all keys."""
         if not asked.is_of_member or name in self._readable:
             return
         key_class = self._view.key_class(name)

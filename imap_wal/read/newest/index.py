@@ -299,7 +299,7 @@ class NewestIndex:
             return
         self._stored.demand_room(self._used)
         self._stored.add(self._tables, partition_count, check)
-        # Nothing may remain where the rows were (`packed_keys`), so they go as a whole.
+        # One remaining key would keep its whole arena (`packed_keys`), so all rows leave together.
         self._leaving = [table.rows for table in self._tables.values()]
         self._leaving_bytes = self._used
         self.clear()

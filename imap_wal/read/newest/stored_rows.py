@@ -130,7 +130,7 @@ class StoredRows:
             self.merge(self.alike())
 
     def alike(self) -> list[Run]:
-        """The smallest runs: each that is not much larger than those before it together. So an
+        """The smallest runs to merge: each is not much larger than all smaller ones together. So an
         entry is rewritten about as often as the index doubles, and less often if many runs may
         wait. Empty if a merge would not be worth its work."""
         smallest = sorted(self.runs.values(), key=lambda run: run.size)
