@@ -10,6 +10,7 @@ query. msgspec only takes what fits (`SqlType.hint`), so both ways have the same
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
@@ -139,6 +140,8 @@ class TypedColumns:
         if data is None:
             return self._line()
         if not version and is_msgpack(label):
+            if self._later and _has_nanoseconds(data):
+                raise ValueError  # msgspec cuts them
             value = self._msgpack(data)
         elif version and data[4:8] == _JSON_TYPE:
             if int.from_bytes(data[8:_HEADER], "big") != len(data) - _HEADER:
@@ -239,6 +242,19 @@ def _row(cell: Cell) -> Row:
 
 
 _of_value = extension.reader(use_list=True)
+
+
+_TIMESTAMP = re.compile(rb"(?:\xd7\xff|\xc7\x0c\xff)(.{4})", re.DOTALL)
+"""The two extensions of msgpack for a time with nanoseconds, and the bytes with them. The one of 8
+bytes has them in 30 bits."""
+
+
+def _has_nanoseconds(data: bytes) -> bool:
+    """Whether a time in the data may be no whole number of microseconds."""
+    return any(
+        (int.from_bytes(found[1], "big") >> (2 if found[0][0] == 0xD7 else 0)) % 1000
+        for found in _TIMESTAMP.finditer(data)
+    )
 
 
 def _extension(code: int, data: memoryview) -> Any:

@@ -137,7 +137,7 @@ def _demand_apart(columns: Iterable[Column]) -> None:
         if column.of is None and column.name.lower() in _ONE_CHANGE:
             raise click.UsageError(
                 f"the views of raw have a column {column.name} of their own: query the live "
-                "entries, or leave it out of the schema and read value_json"
+                "entries, or query without a schema and read value_json"
             )
 
 

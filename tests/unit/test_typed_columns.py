@@ -13,7 +13,7 @@ import msgpack
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from imap_wal.decoder import Decoder
@@ -121,6 +121,7 @@ def test_values_that_fit_come_back_equal(data: st.DataObject, kinds: list[str]) 
     assert row == {**expected, RESCUED: None}
 
 
+@example(["json"], [msgpack.Timestamp(0, 1)], b"", random.Random(0))
 @given(schemas, st.lists(HOSTILE, max_size=5), st.binary(max_size=20), st.randoms())
 def test_every_value_comes_back_typed_or_rescued(
     kinds: list[str], values: list[Any], bits: bytes, rng: random.Random
