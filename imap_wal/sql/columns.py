@@ -75,13 +75,14 @@ class TypedColumns:
         self.fields.append(pa.field(RESCUED, pa.string()))
         self._whole = self._names == [WHOLE]
         places = [f"f{number}" for number in range(len(self._types))]
+        self._is_quick = all(map(_is_name_of_msgspec, self._names))
         self._line: Any = msgspec.defstruct(
             "Line",
             [
                 (place, kind.hint | None if kind.hint is not Any else Any, None)
                 for place, kind in zip(places, self._types, strict=True)
             ],
-            rename=dict(zip(places, self._names, strict=True)),
+            rename=dict(zip(places, self._names, strict=True)) if self._is_quick else None,
             gc=False,
         )
         """A value's fields, in the order of the schema."""
@@ -139,6 +140,8 @@ class TypedColumns:
         _, _, data, label, version = cell
         if data is None:
             return self._line()
+        if not self._is_quick:
+            raise ValueError
         if not version and is_msgpack(label):
             if self._later and _has_nanoseconds(data):
                 raise ValueError  # msgspec cuts them
@@ -242,6 +245,10 @@ def _row(cell: Cell) -> Row:
 
 
 _of_value = extension.reader(use_list=True)
+
+
+def _is_name_of_msgspec(name: str) -> bool:
+    return name.isprintable() and not {*name} & {'"', "\\"}
 
 
 _TIMESTAMP = re.compile(rb"(?:\xd7\xff|\xc7\x0c\xff)(.{4})", re.DOTALL)

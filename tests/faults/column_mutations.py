@@ -113,4 +113,11 @@ OF_COLUMNS = (
         "if False:",
         "tests/unit/test_typed_columns.py::test_every_value_comes_back_typed_or_rescued",
     ),
+    Mutation(
+        "a column with a quote in its name ends a read",
+        "imap_wal/sql/columns.py",
+        "        self._is_quick = all(map(_is_name_of_msgspec, self._names))\n",
+        "        self._is_quick = True\n",
+        "tests/unit/test_typed_columns.py::test_all_values_of_a_sample_fit_the_proposal",
+    ),
 )
