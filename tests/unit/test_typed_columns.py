@@ -332,3 +332,28 @@ def test_names_that_sql_cannot_have_are_left_out() -> None:
     found = proposed([{"id": 1, "ID": 2, "_rescued": 3, "a\nb": 4, "a b": 5}])
     assert str(found) == 'id bigint, "a b" bigint'
     assert found.left_out == ("ID", "_rescued", "a\nb")
+
+
+@pytest.mark.parametrize("seconds", [-5, 0, 5, 2**34])
+@pytest.mark.parametrize("kind", ["json", "timestamp", "array<string>"])
+def test_a_moment_finer_than_a_microsecond_is_not_rounded(seconds: int, kind: str) -> None:
+    moment = msgpack.Timestamp(seconds, 123_456_789)
+    value = {"a": [moment] if "array" in kind else moment}
+    columns = TypedColumns(parsed(f"a {kind}"), Decoder())
+    field, rescued = (
+        each[0].as_py() for each in columns.of([(b"", "", pack(value), "msgpack", 0)])
+    )
+    if kind == "json":
+        assert (field, rescued) == (json_of(moment), None)
+    elif kind == "timestamp":  # later digits are left out, as of text
+        assert (field.microsecond, rescued) == (123_456, None)
+    else:
+        assert (field, rescued) == (None, json_of(value))
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb"])
+def test_a_name_that_msgspec_does_not_take(name: str) -> None:
+    quoted = '"' + name.replace('"', '""') + '"'
+    cell = b"", "", pack({name: 1, "f0": 2}), "msgpack", 0
+    field, rescued = TypedColumns(parsed(f"{quoted} bigint"), Decoder()).of([cell])
+    assert (field.to_pylist(), rescued.to_pylist()) == ([1], [None])
