@@ -186,10 +186,10 @@ class TypedColumns:
         if value is None:
             return self._line()
         if self._whole:
-            found: Any = {WHOLE: value}
+            fields: Any = {WHOLE: value}
         else:
-            found = dict(value.pairs) if isinstance(value, Pairs) else value
-        if not isinstance(found, dict):
+            fields = dict(value.pairs) if isinstance(value, Pairs) else value
+        if not isinstance(fields, dict):
             raise Misfit(
                 f"a {type(value).__name__} has no fields; the schema "
                 f'"{WHOLE} TYPE" takes whole values'
@@ -197,7 +197,7 @@ class TypedColumns:
         parts = []
         for name, kind in zip(self._names, self._types, strict=True):
             try:
-                parts.append(fitted(kind, found.get(name)))
+                parts.append(fitted(kind, fields.get(name)))
             except Misfit as error:
                 raise Misfit(f"column {name}: {error}") from None
         return self._line(*parts)
@@ -259,8 +259,8 @@ bytes has them in 30 bits."""
 def _has_nanoseconds(data: bytes) -> bool:
     """Whether a time in the data may be no whole number of microseconds."""
     return any(
-        (int.from_bytes(found[1], "big") >> (2 if found[0][0] == 0xD7 else 0)) % 1000
-        for found in _TIMESTAMP.finditer(data)
+        (int.from_bytes(time[1], "big") >> (2 if time[0][0] == 0xD7 else 0)) % 1000
+        for time in _TIMESTAMP.finditer(data)
     )
 
 

@@ -136,7 +136,7 @@ OF_PROCESSES = (
     Mutation(
         "a hello that arrives before its connection is reported is not counted",
         "imap_wal/agent/transport/door.py",
-        "            if connection is not known and not self._make_room(connection):\n"
+        "            if connection is not former and not self._make_room(connection):\n"
         "                return False\n",
         "",
         "tests/agent/test_connection_limit.py::test_a_hello_above_the_limit_is_refused",

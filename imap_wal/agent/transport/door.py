@@ -146,12 +146,12 @@ class Door:
                 self._leave(connection.fd)
 
     def _enter(self, fd: int) -> None:
-        known = self._open.get(fd)
+        former = self._open.get(fd)
         connection = self._admit(fd)
         if connection is None:
-            if known is None and fd not in self._shut_down:
+            if former is None and fd not in self._shut_down:
                 self._report_silent("")  # it ended before this thread examined it
-        elif connection is not known:
+        elif connection is not former:
             self._make_room(connection)
 
     def _make_room(self, new: _Known) -> bool:
@@ -256,11 +256,11 @@ class Door:
         """The first message of `sender` arrived on this descriptor. Returns whether its connection
         is still open."""
         with self._mutex:
-            known = self._open.get(fd)
+            former = self._open.get(fd)
             connection = self._admit(fd)
             if connection is None:
                 return False
-            if connection is not known and not self._make_room(connection):
+            if connection is not former and not self._make_room(connection):
                 return False
             if connection.sender and connection.sender != sender:
                 if not _later(sender, connection.sender):
