@@ -58,6 +58,7 @@ class _Line:
         self.client = client
         self.numbers = itertools.count(1)
         self.connection: socket.socket | None = None
+        self.has_record = False
 
     def close(self) -> None:
         if self.connection is not None:
@@ -130,6 +131,7 @@ class Client:
                 answer = self._answer(connection, request[0])
                 if not changes:
                     return answer
+                line.has_record = True
                 place, results = answer
                 with self._mutex:
                     record = place, line.client, request[0]
@@ -225,11 +227,17 @@ class Client:
         return OPERATIONS_MAX, self._largest // 4
 
     def close(self) -> None:
-        """Close all connections. Safe to call twice."""
+        """Close all connections. Safe to call twice. The records of its requests are removed from
+        the log, if a process serves it; nothing waits for that."""
         self.openness.end()
         with self._mutex:
             lines, self._free = self._free, []
+        clients = [line.client for line in lines if line.has_record]
         for line in lines:
+            if clients and line.connection is not None:
+                with suppress(OSError, NotUnderstood):
+                    send(line.connection, [next(line.numbers), "forget", clients], self._largest)
+                    clients = []
             with suppress(OSError):
                 line.close()
 

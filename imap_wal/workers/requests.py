@@ -12,7 +12,8 @@ the answer again. A client sends one request at a time, so one record for each c
 Places rise in the order of the log. A process knows its newest record that is durable, and says at
 each connection that the log must have it, or one after it of the same client. A log without it has
 removed it, and then remembers a later place; otherwise an older copy has replaced the log. No clock
-decides that: records do not expire, and the oldest of too many are removed.
+decides that: records do not expire. A client that closes removes its own. Of too many, the oldest
+are removed.
 """
 
 from __future__ import annotations
@@ -105,7 +106,16 @@ class Requests:
     def _get(self, client: bytes) -> _Record:
         return _Record.of(self._state.get(client, 0))
 
-    def forget(self) -> None:
+    def forget(self, clients: Sequence[bytes]) -> None:
+        """Remove the records of clients that send no more. Raises the errors of a change.
+
+        `FORGOTTEN` keeps its place: no other client may take this for the removal of its record.
+        """
+        gone = [client for client in clients if client and self._state.get(client, 0) is not None]
+        if gone:
+            self._changes.change([WriteBatch(self._state, gone, [None] * len(gone))])
+
+    def forget_oldest(self) -> None:
         """Remove the older half of too many records. Raises the errors of a change."""
         if self._state.size(0) <= RECORDS_MAX:
             return

@@ -18,7 +18,7 @@ from imap_wal.embedded import decisions
 from imap_wal.embedded.changes import MapState
 from imap_wal.embedded.store import Store
 from imap_wal.entry import is_msgpack
-from imap_wal.errors import InvalidSetting
+from imap_wal.errors import ImapWalError, InvalidSetting
 from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
 from imap_wal.workers.endpoint import Endpoint, Sockets, is_same_user
 from imap_wal.workers.messages import (
@@ -167,7 +167,10 @@ class Server:
             )
             send(connection, ["replaced", text], ANSWER_BYTES_MAX)
             return
-        self._requests.forget()
+        try:
+            self._requests.forget_oldest()
+        except ImapWalError as error:  # reads are served without it
+            _log.warning("old records of requests were not removed: %s", error)
         send(connection, ["welcome", VERSION, os.getpid(), *limits], ANSWER_BYTES_MAX)
         while self.is_serving:
             connection.settimeout(None)  # it may be idle
@@ -222,6 +225,8 @@ class Server:
                 return self._state((name, label)).serializer.name
             case ["maps"]:
                 return [name for name in self.store.maps() if name != REQUESTS]
+            case ["forget", [*clients]]:
+                return self._requests.forget([each for each in clients if type(each) is bytes])
             case ["sync"]:
                 return self.store.sync()
             case ["archive"]:

@@ -151,12 +151,32 @@ def test_records_of_requests_are_bounded(
     m = store.map("m")
     m["a"] = 1
     for number in range(20):
-        with stores() as other:
-            other.map("m")[number] = number
+        stores().map("m")[number] = number
     records = served._serving.server._requests._state
     assert len(records.values) <= 8 and FORGOTTEN in records.values
     disconnect(store)
     put_in_place = copied(tmp_path / "log")
     m["b"] = 2
     put_in_place()
+    demand_refused(store, m)
+
+
+def test_close_removes_the_record_of_its_requests(stores: Stores, tmp_path: Path) -> None:
+    """Not of another process, which still notices an older copy."""
+    served, store = stores(), stores()
+    m = store.map("m")
+    m["a"] = 1
+    records = served._serving.server._requests._state
+    with stores() as other:
+        other.map("m")["b"] = 1
+        [line] = other._client._free
+        assert line.client in records.values
+    eventually(lambda: line.client not in records.values, "its record is removed")
+    disconnect(store)
+    put_in_place = copied(tmp_path / "log")
+    m["b"] = 2
+    put_in_place()
+    for number in range(5):  # at later places than the last change of `store`
+        with stores() as other:
+            other.map("m")[number] = number
     demand_refused(store, m)

@@ -113,6 +113,14 @@ OF_PROCESSES = (
         f"{_COPIES}::test_records_of_requests_are_bounded",
     ),
     Mutation(
+        "a client that closes makes others forget what was acknowledged to them",
+        "imap_wal/workers/requests.py",
+        "WriteBatch(self._state, gone, [None] * len(gone))",
+        "WriteBatch(self._state, [FORGOTTEN, *gone], [_packed(0, self._place, ()), "
+        "*[None] * len(gone)])",
+        f"{_COPIES}::test_close_removes_the_record_of_its_requests",
+    ),
+    Mutation(
         "a reader of a log goes on in a forked child",
         "imap_wal/read/log_reader.py",
         'self._openness = Openness("reader")',
