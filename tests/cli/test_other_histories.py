@@ -108,6 +108,22 @@ def test_a_folder_of_another_copy_is_reported_and_repaired(
     assert run("verify", copy).code == 0
 
 
+def test_a_position_of_removed_entries_is_no_other_history(tmp_path: Path, run: Run) -> None:
+    def write(key: str) -> None:
+        with imap_wal.open(tmp_path, node="n1", auto_rewrite_percentage=0) as store:
+            store.map("m")[key] = 1
+
+    write("a")
+    [removed] = [line["position"] for line in run("dump", tmp_path, "-o", "json").lines]
+    for key in "bc":
+        write(key)
+    assert run("rewrite", tmp_path).code == run("prune", tmp_path, "--yes").code == 0
+    write("d")
+    ended = run("dump", tmp_path, "--from", removed, "-o", "json")
+    keys = [line["key"] for line in ended.lines]
+    assert (ended.code, keys) == (0, ["c", "d"]), ended.err
+
+
 def _followed(gate: AtCall) -> str:
     """What `imap-wal tail` has shown after three rounds."""
     follower = LineFollower(ClusterLog(Context(gate), "default", "log"), (), ())

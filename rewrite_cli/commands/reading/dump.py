@@ -178,7 +178,8 @@ def _demand_known(place: Position | None, clusters: Iterable[ClusterState]) -> N
     for view in clusters:
         for node in view.all_nodes:
             try:
-                epochs.demand(node.manifest.epochs, place or START, f"node {node.name!r}")
+                log = node.manifest
+                epochs.demand(log.epochs, place or START, f"node {node.name!r}", log.removed)
                 return
             except OtherHistory as error:
                 refused = refused or error
