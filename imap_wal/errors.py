@@ -5,7 +5,8 @@ ImapWalError
 ├── NotAppended             the change is certainly not in the log or in memory: safe to retry
 │   ├── NotSerializable     the key or value has no serialised form; also TypeError, ValueError
 │   ├── TooLarge            the key and value are too large; also a ValueError
-│   └── ReadOnly            the store was opened with read_only=True
+│   ├── ReadOnly            the store was opened with read_only=True
+│   └── Conflict            a newer transaction of a stream wrote a lock of this one
 ├── NotReadable             stored bytes are not of the map's type; also a ValueError
 ├── OutcomeUnknown          the change may be in the log: read before you try again
 ├── WriterLocked            another process writes this node's log
@@ -92,6 +93,22 @@ class TooLarge(NotAppended, ValueError):
 class ReadOnly(NotAppended):
     """The store was opened with `read_only=True`, and changes nothing. Make changes in the process
     that writes the log."""
+
+
+class Conflict(NotAppended):
+    """A transaction of a stream was refused: since its author has seen the partition, transaction
+    `newest` wrote the lock `lock`. Build it again from a view that has `newest`."""
+
+    def __init__(self, lock: str, partition: int, newest: int, seen: int) -> None:
+        super().__init__(lock, partition, newest, seen)
+        self.lock, self.partition, self.newest, self.seen = lock, partition, newest, seen
+
+    def __str__(self) -> str:  # not before it is needed: many are raised, and few are shown
+        return (
+            f"transaction {self.newest} of partition {self.partition} wrote lock {self.lock!r}, "
+            f"and this one was built from transactions up to {self.seen}; build it again from a "
+            "newer view"
+        )
 
 
 class NotReadable(ImapWalError, ValueError):

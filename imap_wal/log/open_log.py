@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -19,6 +19,7 @@ from imap_wal.read.file_scan import END
 from imap_wal.read.log_reader import Bound, LogReader, Record, storage_errors
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.rules.valid import demand_valid
+from imap_wal.settings import Settings
 from imap_wal.write.committer import CommitStatistics
 from imap_wal.write.recovery import RecoveryReport
 from imap_wal.write.ring import CommitRequest
@@ -44,7 +45,6 @@ class Log:
     def __init__(self, url: str, writer: LogWriter, incarnation: int) -> None:
         self.url, self._incarnation = url, incarnation
         self._writer, self._log, self.committer = writer, writer.log, writer.committer
-        self._clock: Clock = self._log.clock
         self._session = self._log.new_session()
         self._request = 0
         self._order_lock = threading.Lock()
@@ -78,7 +78,7 @@ class Log:
             InvalidSetting: there is no change, or the name of the map is not valid.
             Closed: this log was closed.
         """
-        now = self._clock.now_ms()
+        now = self.clock.now_ms()
         return self.append_entries(_entry(map, Change(*change), now) for change in changes)
 
     def append_entries(self, entries: Iterable[DataEntry]) -> Position:
@@ -91,18 +91,25 @@ class Log:
             raise InvalidSetting("an append takes at least one change")
         for entry in appended:
             self._check(entry)
-        kind = CLEARS if any(map(is_clear, appended)) else ENTRIES
+        return self.append_chosen(lambda: appended)
+
+    def append_chosen(self, choose: Callable[[], Sequence[DataEntry]]) -> Position:
+        """For `imap_wal.stream`: append the entries that `choose` returns, which must be valid, as
+        one commit. It is called under the lock that gives all appends their order. If it raises an
+        error, nothing is appended. Returns and raises the same as `append`."""
+        self._check_open()
         incarnation, session = self._incarnation, self._session
         with self._order_lock:
+            entries = choose()
             request = self._request
             rows = [
                 pack(entry._replace(order=(incarnation, 0, session, request + number)))
-                for number, entry in enumerate(appended, 1)
+                for number, entry in enumerate(entries, 1)
             ]
             batch = CommitRequest(
                 [b"".join(rows)],
                 len(rows),
-                kind=kind,
+                kind=CLEARS if any(map(is_clear, entries)) else ENTRIES,
                 session=session,
                 request=request + len(rows),
             )
@@ -187,8 +194,7 @@ class Log:
     def read(self, start: Position | str | None = None) -> Iterator[Record]:
         """All acknowledged records from the position `start` on. Arguments and errors as for
         `LogReader.read`, and `Closed`."""
-        self._check_open()
-        return self._reader().read(start)
+        return self.reader().read(start)
 
     def tail(
         self,
@@ -198,13 +204,32 @@ class Log:
     ) -> Iterator[Record]:
         """As `read`, and then every later record as soon as it is acknowledged, until this log is
         closed or `stop` is set. Arguments and errors as for `LogReader.tail`, and `Closed`."""
-        self._check_open()
-        return self._reader().tail(start, poll_s, stop)
+        return self.reader().tail(start, poll_s, stop)
 
-    def _reader(self) -> LogReader:
+    def reader(self, only: str = "") -> LogReader:
+        """A reader of the acknowledged records. `only`: as for `LogReader`. Raises `Closed`."""
+        self._check_open()
+        node, bound = self._log.identity.node, self._acknowledged
+        return LogReader.of(self.logs, node, self.url, bound=bound, only=only)
+
+    @property
+    def logs(self) -> ClusterLog:
+        """All logs of the cluster."""
         who = self._log.identity
-        logs = ClusterLog(self._log.context.context, who.namespace, who.cluster)
-        return LogReader.of(logs, who.node, self.url, bound=self._acknowledged)
+        return ClusterLog(self._log.context.context, who.namespace, who.cluster)
+
+    @property
+    def node(self) -> str:
+        """The name of the log in its cluster."""
+        return self._log.identity.node
+
+    @property
+    def settings(self) -> Settings:
+        return self._log.settings
+
+    @property
+    def clock(self) -> Clock:
+        return self._log.clock
 
     @property
     def high_water_mark(self) -> Position:

@@ -32,7 +32,7 @@ import msgpack
 from imap_wal.checks import check_seconds, check_source, location
 from imap_wal.clock import Clock, Randomness
 from imap_wal.context import open_context
-from imap_wal.entry import DataEntry, Row
+from imap_wal.entry import MAP, DataEntry, Row
 from imap_wal.errors import CorruptLog, MissingNode, NoSuchLog, PositionGone, StorageUnavailable
 from imap_wal.forked import Openness
 from imap_wal.format import FRAME_HEADER_BYTES, START, MarkedPosition, Position
@@ -111,6 +111,8 @@ class LogReader:
         randomness: for tests.
         bound: limits what is read; `Log` passes it.
         partial: of a log whose own disk cannot be read, read what was uploaded.
+        only: the name of a map; other entries are passed over, also those that were removed, so
+            there is no `PositionGone`. The caller must notice what is missing.
 
     Raises:
         InvalidSetting: an argument is not valid.
@@ -132,6 +134,7 @@ class LogReader:
         randomness: Randomness | None = None,
         bound: Bound | None = None,
         partial: bool = False,
+        only: str = "",
     ) -> None:
         place = location(url, options=storage_options)
         with storage_errors(place.url):
@@ -144,7 +147,8 @@ class LogReader:
                 clock=clock,
                 randomness=randomness,
             )
-        self._read_from(ClusterLog(context, namespace, cluster), node, place.url, bound, partial)
+        logs = ClusterLog(context, namespace, cluster)
+        self._read_from(logs, node, place.url, bound, partial, only)
         self._owns_store = storage is None
 
     @classmethod
@@ -156,21 +160,29 @@ class LogReader:
         *,
         bound: Bound | None = None,
         partial: bool = False,
+        only: str = "",
     ) -> Self:
         """A reader of one of the logs of a cluster, through their storage, which stays open. `url`:
         for messages."""
         reader = cls.__new__(cls)
-        reader._read_from(log, node, url or log.store.url, bound, partial)
+        reader._read_from(log, node, url or log.store.url, bound, partial, only)
         return reader
 
     def _read_from(
-        self, log: ClusterLog, node: str, url: str, bound: Bound | None, partial: bool
+        self, log: ClusterLog, node: str, url: str, bound: Bound | None, partial: bool, only: str
     ) -> None:
         self.url, self.namespace, self.cluster, self.node = url, log.namespace, log.cluster, node
         self._log, self._store, self._owns_store = log, log.store, False
-        self._bound, self._partial = bound or Bound(), partial
+        self._bound, self._partial, self._only = bound or Bound(), partial, only
         self._appends = log.store.capabilities.durable_append
+        self.looks = 0
+        """How often it has read the manifest."""
         self._openness = Openness("reader")
+
+    @property
+    def logs(self) -> ClusterLog:
+        """All logs of the cluster."""
+        return self._log
 
     def oldest(self) -> Position:
         """The oldest position from which no entry was removed.
@@ -327,6 +339,7 @@ class LogReader:
         )
 
     def _look(self, place: _Place) -> NodeState:
+        self.looks += 1
         state = self._log.node(self.node)
         manifest = self._known(state.manifest)
         if place.directory and manifest.directory != place.directory:
@@ -342,10 +355,11 @@ class LogReader:
         )
         if state.missing and not self._partial:
             raise MissingNode(state.missing, MISSING_ADVICE)
-        if START < manifest.removed >= place.next:
+        if START < manifest.removed >= place.next and not self._only:
             oldest = marked(manifest.epochs, manifest.removed).after()
             raise PositionGone(str(place.next), str(oldest))
-        demand(manifest.epochs, place.next, f"node {self.node!r} in {self.url}")
+        forgotten = manifest.removed if self._only else START
+        demand(manifest.epochs, place.next, f"node {self.node!r} in {self.url}", forgotten)
         # A log of records has no cluster lifetimes, and needs no manifest of the cluster.
         if manifest.kind != LOG:
             lifetimes = self._log.manifest().lifetimes
@@ -413,7 +427,8 @@ class LogReader:
             epochs=between(place.epochs, segment.epoch, segment.epoch),
         )
         for changes in read_scan(self._log.context, scan, positions=True):
-            yield from _records(place, zip(changes.positions or (), changes.rows, strict=True))
+            placed = zip(changes.positions or (), changes.rows, strict=True)
+            yield from _records(place, placed, self._only)
             place.offset = changes.next_offset
 
     def _offset(self, path: str, position: Position) -> int:
@@ -430,7 +445,11 @@ class LogReader:
 
     def _archived(self, place: _Place, archives: Sequence[Archive]) -> Iterator[Record]:
         waiting = sorted(
-            (archive for archive in archives if archive.last >= place.next),
+            (
+                archive
+                for archive in archives
+                if archive.last >= place.next and self._only in ("", archive.map)
+            ),
             key=lambda archive: archive.first,
         )
         while waiting:
@@ -439,9 +458,8 @@ class LogReader:
             while waiting and waiting[0].first <= last:
                 group.append(waiting.pop(0))
                 last = max(last, group[-1].last)
-            yield from _records(
-                place, self._merged([self._archive(place, archive) for archive in group])
-            )
+            merged = self._merged([self._archive(place, archive) for archive in group])
+            yield from _records(place, merged, self._only)
 
     def _archive(self, place: _Place, archive: Archive) -> Iterator[_Placed]:
         scan = FileScan(
@@ -493,12 +511,13 @@ def _spilled(file: BinaryIO, placed: Iterator[_Placed]) -> Iterator[_Placed]:
     )
 
 
-def _records(place: _Place, placed: Iterable[_Placed]) -> Iterator[Record]:
-    """The records from `place.next` on. Each record moves `place.next` forward."""
+def _records(place: _Place, placed: Iterable[_Placed], only: str) -> Iterator[Record]:
+    """The records from `place.next` on, of one map or all. Each moves `place.next` forward."""
     for position, row in placed:
         if position >= place.next:
             place.next = position.after()
-            yield Record(position, DataEntry(*row))
+            if not only or row[MAP] == only:
+                yield Record(position, DataEntry(*row))
 
 
 @contextmanager

@@ -1,0 +1,231 @@
+"""Applies the transactions of a stream, in the order of their ids, and stores how far it is.
+
+for each partition, a thread:
+the stored mark ─▶ the transactions after it, in batches ─▶ `Marks.apply` ─▶ the next batch
+an error        ─▶ the batch again, one transaction at a time, after a pause that grows
+                ─▶ `on_error` decides to pass over the transaction; else the consumer stops
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from imap_wal.errors import Closed, ImapWalError, LostRace, StorageUnavailable
+from imap_wal.stream.marks import Marks
+from imap_wal.stream.transaction import Mark, Record
+
+BATCH = 1000
+"""How many transactions share a commit of the consumer."""
+LOOK_S = 0.5
+"""How often a consumer without news looks whether it was stopped."""
+
+OnError = Callable[[Record, Exception], bool]
+"""What to do with a transaction that cannot be applied: True passes over it."""
+
+_log = logging.getLogger("imap_wal")
+
+
+class Source(Protocol):
+    """A partition to read."""
+
+    number: int
+
+    @property
+    def mark(self) -> Mark: ...
+
+    def records(self, after: Mark) -> Iterator[Record | None]: ...
+
+    def wait(self, after: int, seconds: float) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How often a transaction that failed is applied again. The pause before each attempt is twice
+    the one before it, from `pause_s` up to `pause_s_max`."""
+
+    attempts: int = 5
+    pause_s: float = 0.1
+    pause_s_max: float = 5.0
+
+
+RETRIES = Retries()
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStatus:
+    """`applied`, `skipped`: transactions since it was started. `marks`: how far it is, by
+    partition. `lag`: how many acknowledged transactions are not applied. `failure`: why it applies
+    no more; "" if it does."""
+
+    applied: int
+    skipped: int
+    marks: dict[int, Mark]
+    lag: int
+    failure: str
+
+
+class Consumer:
+    """Thread-safe. It runs from the start until `stop`."""
+
+    def __init__(
+        self,
+        name: str,
+        sources: Sequence[Source],
+        marks: Marks,
+        function: Callable[..., object],
+        on_error: OnError | None = None,
+        retries: Retries = RETRIES,
+        batch: int = BATCH,
+    ) -> None:
+        self.name, self.marks, self._sources = name, marks, sources
+        self._function, self._on_error = function, on_error
+        self._retries, self._batch = retries, batch
+        self._stopping = threading.Event()
+        self._changed = threading.Condition()
+        self._applied = self._skipped = 0
+        self._failure: Exception | None = None
+        self._at: dict[int, Mark] = {source.number: Mark(source.number) for source in sources}
+        self._threads = [
+            threading.Thread(target=self._run, args=(source,), name=f"consumer-{name}", daemon=True)
+            for source in sources
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why it applies no more."""
+        return self._failure
+
+    @property
+    def status(self) -> ConsumerStatus:
+        with self._changed:
+            lag = sum(max(0, each.mark.id - self._at[each.number].id) for each in self._sources)
+            failure = "" if self._failure is None else str(self._failure) or repr(self._failure)
+            return ConsumerStatus(self._applied, self._skipped, dict(self._at), lag, failure)
+
+    def wait(self, mark: Mark, seconds: float) -> bool:
+        """Whether the transaction of the mark is applied, at the latest so many seconds later.
+        Raises the error that has stopped the consumer."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._failure is not None or self._at[mark.partition].id >= mark.id, seconds
+            )
+            if self._at[mark.partition].id >= mark.id:
+                return True
+            if self._failure is not None:
+                raise self._failure
+            return False
+
+    def stop(self) -> None:
+        """Returns when no transaction is being applied."""
+        self._stopping.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    # ---- one partition ----
+
+    def _run(self, source: Source) -> None:
+        pause = self._retries.pause_s
+        while not self._stopping.is_set():
+            try:
+                self._follow(source)
+                pause = self._retries.pause_s
+            except Closed:
+                return
+            except (LostRace, StorageUnavailable, OSError) as error:
+                # Another process was faster, or the storage does not answer: from the stored mark.
+                _log.warning("consumer %r, partition %d: %s", self.name, source.number, error)
+                self._stopping.wait(pause)
+                pause = min(2 * pause, self._retries.pause_s_max)
+            except Exception as error:  # noqa: BLE001  # it is shown, and raised by `wait`
+                _log.error(
+                    "consumer %r has stopped at partition %d: %s",
+                    self.name,
+                    source.number,
+                    error,
+                    exc_info=not isinstance(error, ImapWalError),
+                )
+                with self._changed:
+                    self._failure = error
+                    self._changed.notify_all()
+                self._stopping.set()
+
+    def _follow(self, source: Source) -> None:
+        at = self.marks.load(self.name, source.number)
+        self._reached(at, 0)
+        waiting: list[Record] = []
+        for record in source.records(at):
+            if self._stopping.is_set():
+                return
+            if record is not None:
+                waiting.append(record)
+            if waiting and (record is None or len(waiting) >= self._batch):
+                at, waiting = self._apply(at, waiting), []
+            if record is None:
+                source.wait(at.id, LOOK_S)
+
+    def _apply(self, at: Mark, records: Sequence[Record]) -> Mark:
+        try:
+            return self._applied_to(at, records, self._function)
+        except LostRace:
+            raise
+        except Exception:
+            if len(records) == 1 and not self._retries.attempts and self._on_error is None:
+                raise
+        for record in records:  # the mark did not move
+            at = self._apply_one(at, record)
+            if self._stopping.is_set():
+                break
+        return at
+
+    def _apply_one(self, at: Mark, record: Record) -> Mark:
+        pause = self._retries.pause_s
+        for left in range(self._retries.attempts, -1, -1):
+            try:
+                return self._applied_to(at, [record], self._function)
+            except LostRace:
+                raise
+            except Exception as error:
+                if self._stopping.is_set():
+                    return at
+                if left:
+                    _log.warning(
+                        "consumer %r: transaction %d of partition %d failed, and is applied again: "
+                        "%r",
+                        self.name,
+                        record.id,
+                        record.partition,
+                        error,
+                    )
+                    self._stopping.wait(pause)
+                    pause = min(2 * pause, self._retries.pause_s_max)
+                elif self._on_error is None or not self._on_error(record, error):
+                    raise
+        at = self._applied_to(at, [record], _nothing)
+        with self._changed:
+            self._applied -= 1
+            self._skipped += 1
+        return at
+
+    def _applied_to(
+        self, at: Mark, records: Sequence[Record], function: Callable[..., object]
+    ) -> Mark:
+        self.marks.apply(self.name, at, records, function)
+        return self._reached(records[-1].mark, len(records))
+
+    def _reached(self, mark: Mark, count: int) -> Mark:
+        with self._changed:
+            self._at[mark.partition] = mark
+            self._applied += count
+            self._changed.notify_all()
+        return mark
+
+
+def _nothing(*_: Any) -> None:
+    pass

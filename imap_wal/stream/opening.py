@@ -1,0 +1,142 @@
+"""Creates and opens streams. Each partition is a log of its own (`imap_wal.log`) in one cluster,
+whose name says how many partitions there are: `3-of-8`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Unpack
+
+from imap_wal import log
+from imap_wal.checks import location
+from imap_wal.clock import Clock, Randomness
+from imap_wal.context import open_context
+from imap_wal.errors import InvalidSetting, NoSuchLog
+from imap_wal.log.open_log import Log
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.log_reader import storage_errors
+from imap_wal.serializer import MsgpackSerializer, Serializer, SerializerName, serializer_of
+from imap_wal.settings import SettingsOptions
+from imap_wal.stream.partition import Partition
+from imap_wal.stream.stream import Stream
+from storage_backends import SegmentStore
+
+PARTITIONS_MAX = 1024
+LOCK_TABLE_BYTES = 256 * 2**20
+_NAME = re.compile(r"(\d+)-of-(\d+)")
+
+
+def open(  # the public name: imap_wal.stream.open
+    url: str | os.PathLike[str],
+    *,
+    partitions: int | None = None,
+    name: str = "stream",
+    namespace: str = "default",
+    serializer: Serializer[Any, Any] | SerializerName | None = None,
+    lock_table_bytes: int = LOCK_TABLE_BYTES,
+    takeover: bool = False,
+    clock: Clock | None = None,
+    randomness: Randomness | None = None,
+    storage: SegmentStore | None = None,
+    wal_dir: str | os.PathLike[str] = "",
+    storage_options: Mapping[str, Any] | None = None,
+    **settings: Unpack[SettingsOptions],
+) -> Stream:
+    """Open a stream as its only writer. Close it, or use it in a `with` statement.
+
+    Args:
+        url: a folder or URL.
+        partitions: how many a new stream has; it is created if there is none. None: only open. The
+            number of partitions never changes.
+        name: of the stream, its cluster in the log.
+        namespace: namespace of the cluster.
+        serializer: of the data of transactions, as for `imap_wal.open`.
+        lock_table_bytes: memory for the locks of all partitions. A partition whose locks do not fit
+            estimates them: then it may refuse more than it must, but never less.
+        takeover: fence the process that writes the stream.
+        clock: for tests.
+        randomness: for tests.
+        storage: an open storage, instead of the one that `url` names.
+        wal_dir: as for `imap_wal.open`.
+        storage_options: as for `imap_wal.open`.
+        **settings: fields of `imap_wal.Settings`.
+
+    Raises:
+        NoSuchLog: there is no stream, and `partitions` is None.
+        InvalidSetting: the stream has another number of partitions, or a setting is not valid.
+        WriterLocked: another process writes the stream.
+        LogError: a file is damaged.
+        StorageUnavailable: the storage failed.
+    """
+    place = location(url, options=storage_options)
+    with storage_errors(place.url):
+        context = open_context(
+            place,
+            wal_dir=location(wal_dir, "wal_dir"),
+            keys=settings.get("encryption_keys", ""),
+            storage=storage,
+            clock=clock,
+            randomness=randomness,
+        )
+        count = _count(ClusterLog(context, namespace, name), place.url, partitions)
+        if storage is None:
+            context.store.close()
+    made = serializer_of(serializer) or MsgpackSerializer()
+    opened: list[Partition] = []
+    try:
+        for number in range(count):
+            of_log = partial(
+                _open_log,
+                url,
+                takeover=takeover,
+                creates=partitions is not None,
+                namespace=namespace,
+                cluster=name,
+                node=f"{number}-of-{count}",
+                clock=clock,
+                randomness=randomness,
+                storage=storage,
+                wal_dir=wal_dir,
+                storage_options=storage_options,
+                **settings,
+            )
+            opened.append(Partition(number, of_log, made, lock_table_bytes // count))
+    except BaseException:
+        for each in opened:
+            each.close()
+        raise
+    return Stream(place.url, opened)
+
+
+def _open_log(url: str | os.PathLike[str], *, takeover: bool, creates: bool, **options: Any) -> Log:
+    try:
+        return log.open(url, takeover=takeover, **options)
+    except NoSuchLog:
+        if not creates:
+            raise
+    return log.create(url, exist_ok=True, **options)
+
+
+def _count(logs: ClusterLog, url: str, wanted: int | None) -> int:
+    """How many partitions the stream has, or will have."""
+    if wanted is not None and (type(wanted) is not int or not 1 <= wanted <= PARTITIONS_MAX):
+        raise InvalidSetting(f"partitions is {wanted!r}; it takes 1 to {PARTITIONS_MAX}")
+    counts = {int(match[2]) for match in map(_NAME.fullmatch, logs.nodes()) if match}
+    if len(counts) > 1:
+        raise InvalidSetting(f"{url} has nodes of streams with {sorted(counts)} partitions")
+    if counts:
+        (count,) = counts
+        if wanted not in (None, count):
+            raise InvalidSetting(
+                f"the stream {logs.cluster!r} in {url} has {count} partitions, not {wanted}; the "
+                "number never changes: choose another name for a new stream"
+            )
+        return count
+    if wanted is None:
+        raise NoSuchLog(
+            f"{url} has no stream {logs.cluster!r} in namespace {logs.namespace!r}; to create it, "
+            "say how many partitions it has: imap_wal.stream.open(url, partitions=8)"
+        )
+    return wanted

@@ -1,0 +1,48 @@
+"""The last requests, so that one that is sent twice counts once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+REQUESTS_MAX = 100_000
+KEPT_S = 24 * 3600
+"""A request that is repeated later than this, or after so many others, is appended again."""
+
+
+class Known(NamedTuple):
+    """The transaction that a request appended, and until when that is known (Unix time in
+    milliseconds)."""
+
+    id: int
+    until_ms: int
+
+
+class RequestWindow:
+    """Of one partition. The oldest requests are forgotten first."""
+
+    def __init__(self, requests_max: int = REQUESTS_MAX) -> None:
+        self._requests_max = requests_max
+        self._known: OrderedDict[str, Known] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, request: str, now_ms: int) -> int:
+        """The id of its transaction; 0: it is not known."""
+        known = self._known.get(request)
+        return 0 if known is None or known.until_ms <= now_ms else known.id
+
+    def note(self, request: str, known: Known) -> None:
+        """In the order of the ids, or in any order before `settle`."""
+        before = self._known.get(request)
+        if before is None or before.id < known.id:
+            self._known[request] = known
+            self._known.move_to_end(request)
+        if len(self._known) > 2 * self._requests_max:
+            self.settle()
+
+    def settle(self) -> None:
+        """Sort by id, and forget the surplus."""
+        newest = sorted(self._known.items(), key=lambda item: item[1].id)[-self._requests_max :]
+        self._known = OrderedDict(newest)

@@ -1,0 +1,236 @@
+"""An open stream: submit transactions, and apply them by consumers."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from imap_wal.errors import Closed, Conflict, InvalidSetting
+from imap_wal.stream.consumer import BATCH, RETRIES, Consumer, ConsumerStatus, OnError, Retries
+from imap_wal.stream.marks import Marks
+from imap_wal.stream.partition import Partition
+from imap_wal.stream.transaction import Header, Mark, Record, Transaction, check_name, partition_of
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+class Stream:
+    """Thread-safe. As a context manager, it closes itself at the end of the block."""
+
+    def __init__(self, url: str, partitions: Sequence[Partition]) -> None:
+        self.url, self._partitions = url, partitions
+        self._consumers: dict[str, Consumer] = {}
+        self._mutex = threading.Lock()
+        self._closed = False
+
+    @property
+    def partitions(self) -> int:
+        """How many there are."""
+        return len(self._partitions)
+
+    def partition_of(self, header: Header) -> int:
+        """The partition of a header. Raises `NotSerializable`."""
+        return partition_of(header, len(self._partitions))
+
+    # ---- writing ----
+
+    def submit(
+        self,
+        header: Header,
+        transaction: Transaction | Callable[[Any], Transaction | None],
+        *,
+        marks: str = "",
+        mark: Mark | None = None,
+        request: str = "",
+        timeout_s: float = 30.0,
+    ) -> Mark | None:
+        """Append a transaction to the partition of a header. Returns its mark when it is durable.
+
+        Args:
+            header: text or an int, such as the number of an account.
+            transaction: it; or a function that builds it from a view, and returns None if there is
+                nothing to do. The function is called again with a newer view if a lock was written
+                meanwhile, so it should do nothing else.
+            marks: the name of the consumer whose view the function gets.
+            mark: of the view that a given transaction with `read` or `write` locks was built from.
+            request: a name that its author gives to no other request, such as "order/4711". A
+                request of the last day that is in the log is not appended again: its mark is
+                returned. At most 100,000 are known for each partition.
+            timeout_s: how long a function waits for newer views.
+
+        Raises:
+            Conflict: a newer transaction wrote a lock; nothing was appended.
+            NotSerializable, TooLarge: of the data; nothing was appended.
+            NotAppended: nothing was appended.
+            OutcomeUnknown: it may be in the log. With `request`, submit it again.
+            Fenced: another process writes this partition.
+            InvalidSetting: an argument is missing, or there is no such consumer.
+            Closed: the stream was closed.
+        """
+        partition = self._partitions[self.partition_of(header)]
+        if request:
+            check_name(request, "a request")
+        if isinstance(transaction, Transaction):
+            return partition.append(
+                header, transaction, self._seen(transaction, mark, partition.number), request
+            )
+        consumer = self._consumer(marks)
+        end = time.monotonic() + timeout_s
+        while True:
+            with consumer.marks.view(consumer.name, partition.number) as view:
+                seen = view.mark.id
+                built = transaction(view)
+            if built is None:
+                return None
+            try:
+                return partition.append(header, built, seen, request)
+            except Conflict as conflict:
+                newest = Mark(partition.number, conflict.newest)
+                if not consumer.wait(newest, end - time.monotonic()):
+                    raise
+
+    def _seen(self, transaction: Transaction, mark: Mark | None, partition: int) -> int | None:
+        if mark is None:
+            if transaction.checks:
+                raise InvalidSetting(
+                    "a transaction with read or write locks needs the mark of the view that it was "
+                    "built from: pass mark=, or a function and marks="
+                )
+            return None
+        if mark.partition != partition:
+            raise InvalidSetting(
+                f"the mark is of partition {mark.partition}, and the header of {partition}"
+            )
+        return mark.id
+
+    # ---- reading ----
+
+    def mark(self, partition: int = 0) -> Mark:
+        """The newest transaction of a partition."""
+        return self._partition(partition).mark
+
+    def read(self, partition: int = 0, after: Mark | None = None) -> Iterator[Record]:
+        """The transactions of a partition in the order of their ids, up to the newest.
+
+        Args:
+            partition: its number.
+            after: the mark after which to begin; None: at the first transaction.
+
+        Raises:
+            PositionGone: some were removed. `OtherHistory`: the log was restored or replaced since
+                the mark was stored.
+            LogError: the log is damaged.
+            StorageUnavailable: the storage failed.
+        """
+        yield from iter(self._partition(partition).records(after or Mark(partition)).__next__, None)
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        marks: Marks,
+        on_error: OnError | None = None,
+        retries: Retries = RETRIES,
+        batch: int = BATCH,
+    ) -> Callable[[F], F]:
+        """A decorator: the function is called for each transaction, in the order of their ids, from
+        the stored mark on, until the stream is closed. Each partition has a thread.
+
+        Args:
+            name: of the consumer, under which its marks are stored.
+            marks: `SqlMarks`, `MapMarks` or `FileMarks`; they say what the function gets.
+            on_error: called with a transaction that failed and its error, after all `retries`: True
+                passes over it. Otherwise the consumer stops with the error.
+            retries: how often a transaction that failed is applied again.
+            batch: how many transactions share a commit.
+        """
+        check_consumer(name)
+
+        def start(function: F) -> F:
+            with self._mutex:
+                if self._closed:
+                    raise Closed("this stream was closed; open it again")
+                if name in self._consumers:
+                    raise InvalidSetting(f"there is a consumer {name!r} already")
+                self._consumers[name] = Consumer(
+                    name, self._partitions, marks, function, on_error, retries, batch
+                )
+            return function
+
+        return start
+
+    @property
+    def consumers(self) -> Mapping[str, ConsumerStatus]:
+        """How far each consumer is."""
+        return {name: consumer.status for name, consumer in list(self._consumers.items())}
+
+    def wait(self, consumer: str, mark: Mark, timeout_s: float = 30.0) -> bool:
+        """Whether a consumer has applied a transaction, at the latest so many seconds later. Raises
+        the error that has stopped it, and `InvalidSetting`: there is no such consumer."""
+        return self._consumer(consumer).wait(mark, timeout_s)
+
+    def _consumer(self, name: str) -> Consumer:
+        consumer = self._consumers.get(name)
+        if consumer is None:
+            raise InvalidSetting(
+                f"there is no consumer {name!r}; a function that builds a transaction needs "
+                "marks=, the name of a consumer of this stream"
+            )
+        return consumer
+
+    def _partition(self, number: int) -> Partition:
+        if not 0 <= number < len(self._partitions):
+            raise InvalidSetting(
+                f"there is no partition {number}; they are numbered from 0 to "
+                f"{len(self._partitions) - 1}"
+            )
+        return self._partitions[number]
+
+    # ---- the log ----
+
+    def archive(self) -> int:
+        """Turn what was written into compressed archives. Readers and consumers are not affected.
+        Returns the number of entries. Raises the errors of `Log.archive`."""
+        return sum(partition.archive() for partition in self._partitions)
+
+    # ---- closing ----
+
+    def close(self) -> None:
+        """Stop the consumers, and close the logs. Safe to call twice. Raises
+        `StorageUnavailable`; the stream is closed nevertheless."""
+        with self._mutex:
+            self._closed = True
+            consumers = list(self._consumers.values())
+        for consumer in consumers:
+            consumer.stop()
+        failures = []
+        for partition in self._partitions:
+            try:
+                partition.close()
+            except Exception as error:  # noqa: BLE001  # the others are closed too
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def check_consumer(name: Any) -> None:
+    """Raises `InvalidSetting` unless it can be the name of a consumer."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}", name):
+        raise InvalidSetting(
+            f"the name of a consumer is {name!r}; it takes up to 200 letters, digits, _, . and -"
+        )

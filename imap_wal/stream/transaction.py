@@ -1,0 +1,224 @@
+"""Transactions of a stream: what an author builds, what a reader gets, and the entries of a log
+between the two.
+
+    map            key                      value
+    transactions   [partition, id]          header, data, locks, request
+    locks          [partition, lock]        the id of the newest transaction that has written it
+    requests       [partition, request]     the id of its transaction; expires after a day
+
+All of them are msgpack, so every tool shows them. The keys of a partition sort by id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import msgpack
+import msgspec
+
+from imap_wal.entry import MSGPACK, DataEntry, is_msgpack
+from imap_wal.errors import InvalidSetting, NotReadable, NotSerializable
+from imap_wal.partitions import partition_number
+from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
+from storage_backends.extras import needs
+
+TRANSACTIONS, LOCKS, REQUESTS = "transactions", "locks", "requests"
+Header: TypeAlias = str | int
+"""What decides the partition of a transaction, such as the number of an account."""
+NAME_BYTES_MAX = 1024
+"""Of a lock, a header and a request."""
+ANY_LOCK = ""
+"""The name of the row that a transaction without locks writes: the id of the newest transaction is
+in the rows of `locks`."""
+
+_serializer = MsgpackSerializer()
+_KNOWN: dict[str, Serializer[Any, Any]] = {
+    each.name: each for each in (MsgpackSerializer(), RawSerializer())
+}
+
+
+class Mark(NamedTuple):
+    """Up to which transaction of a partition a view is. `id` 0: it has none. `position`: where that
+    transaction is in the log, as text with the id of its history; "" if `id` is 0."""
+
+    partition: int
+    id: int = 0
+    position: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """What an author appends. `data`: what the stream's serializer takes. `read`, `write`,
+    `append`: names of locks. The transaction is refused if a newer one than its author has seen
+    wrote a lock of `read` or `write`. Those of `write` and `append` count as written by it; an
+    `append` alone refuses nothing. Locks belong to the partition of the header."""
+
+    data: Any
+    read: Sequence[str] = ()
+    write: Sequence[str] = ()
+    append: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for mode in ("read", "write", "append"):
+            names = getattr(self, mode)
+            if isinstance(names, str):
+                raise NotSerializable(f"{mode} takes a list of locks, not the text {names!r}")
+            for name in names:
+                check_name(name, f"a lock of {mode}")
+            object.__setattr__(self, mode, tuple(dict.fromkeys(names)))
+
+    @property
+    def checks(self) -> bool:
+        """Whether it may be refused."""
+        return bool(self.read or self.write)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A transaction of the log. `time_ms`: when it was appended, Unix time in milliseconds.
+    `request`: "" if its author gave none."""
+
+    partition: int
+    id: int
+    header: Header
+    data: Any
+    read: tuple[str, ...]
+    write: tuple[str, ...]
+    append: tuple[str, ...]
+    time_ms: int
+    request: str
+    position: str
+
+    @property
+    def mark(self) -> Mark:
+        """The mark of a view that has applied this transaction."""
+        return Mark(self.partition, self.id, self.position)
+
+
+class _Stored(msgspec.Struct, omit_defaults=True, frozen=True):
+    header: str | int
+    data: msgspec.Raw
+    kind: str = ""
+    """The name of a serializer that does not write msgpack; `data` is then its bytes."""
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    append: tuple[str, ...] = ()
+    request: str = ""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Stored).decode
+_unpack_key = msgspec.msgpack.Decoder(tuple[int, int | str]).decode
+
+
+def check_name(name: Any, what: str) -> None:
+    """Raises `NotSerializable` unless it is text of 1 to 1024 bytes."""
+    if not isinstance(name, str):
+        raise NotSerializable(f"{what} is text, not a {type(name).__name__}")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise NotSerializable(f"{what} is not text: {error.reason}") from error
+    if not 1 <= size <= NAME_BYTES_MAX:
+        raise NotSerializable(f"{what} has {size} bytes; it takes 1 to {NAME_BYTES_MAX}")
+
+
+def partition_of(header: Header, count: int) -> int:
+    """The partition of a header, of `count`: that of the same Long or String as a key of a map in
+    Hazelcast. It is the MurmurHash3 of 8 bytes, or of the length and the bytes of the text. Raises
+    `NotSerializable`."""
+    if type(header) is int:
+        if not -(2**63) <= header < 2**63:
+            raise NotSerializable("a header has at most 64 bits")
+        data = header.to_bytes(8, "big", signed=True)
+    else:
+        check_name(header, "a header")
+        text = str(header).encode()
+        data = len(text).to_bytes(4, "big") + text
+    if count == 1:
+        return 0
+    with needs("stream"):
+        import mmh3  # noqa: F401  # `partition_number` uses it
+    return partition_number(bytes(8) + data) % count
+
+
+def key_of(partition: int, name: int | str) -> bytes:
+    """The key of a transaction, a lock or a request."""
+    data: bytes = msgpack.packb((partition, name))
+    return data
+
+
+def name_in(key: bytes) -> int | str:
+    """The id, the lock or the request of a key."""
+    return _unpack_key(key)[1]
+
+
+def packed(
+    header: Header,
+    transaction: Transaction,
+    request: str,
+    serializer: Serializer[Any, Any],
+) -> bytes:
+    """The value of a transaction. Raises `NotSerializable`."""
+    data = serializer.dump(transaction.data)
+    is_embedded = is_msgpack(serializer.name)
+    return _encode(
+        _Stored(
+            header,
+            msgspec.Raw(data if is_embedded else msgpack.packb(data)),
+            "" if is_embedded else serializer.name,
+            tuple(transaction.read),
+            tuple(transaction.write),
+            tuple(transaction.append),
+            request,
+        )
+    )
+
+
+def entry_of(name: str, key: bytes, value: bytes, now_ms: int, expires_at_ms: int = 0) -> DataEntry:
+    """An entry whose order the log sets."""
+    return DataEntry(
+        name, key, MSGPACK, value, MSGPACK, False, now_ms, expires_at_ms, 0, (0, 0, 0, 0)
+    )
+
+
+def record_of(
+    key: bytes, value: bytes, time_ms: int, position: str, serializer: Serializer[Any, Any]
+) -> Record:
+    """Raises `NotReadable`: another program wrote it, or another serializer."""
+    try:
+        partition, number = _unpack_key(key)
+        stored = _decode(value)
+        if type(number) is not int:
+            raise ValueError("its key has no id")
+        data = bytes(stored.data)
+        if stored.kind:
+            data = msgpack.unpackb(data)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise NotReadable(f"this is no transaction of a stream: {error}", value) from error
+    loads = serializer
+    if stored.kind != ("" if is_msgpack(serializer.name) else serializer.name):
+        loads = _KNOWN.get(stored.kind or MSGPACK, serializer)
+        if loads is serializer:
+            raise InvalidSetting(
+                f"transaction {number} of partition {partition} was written by serializer "
+                f"{stored.kind!r}; open the stream with it"
+            )
+    try:
+        value_of_data = loads.load(data)
+    except NotReadable as error:
+        raise error.at(f"transaction {number} of partition {partition}") from error
+    return Record(
+        partition,
+        number,
+        stored.header,
+        value_of_data,
+        stored.read,
+        stored.write,
+        stored.append,
+        time_ms,
+        stored.request,
+        position,
+    )

@@ -1,0 +1,268 @@
+"""What a stream accepts, what it refuses, and what counts once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import imap_wal.stream as stream
+from imap_wal.errors import (
+    Closed,
+    Conflict,
+    InvalidSetting,
+    NoSuchLog,
+    NotSerializable,
+    OutcomeUnknown,
+    TooLarge,
+    WriterLocked,
+)
+from imap_wal.stream import Mark, Stream, Transaction
+from imap_wal.stream.transaction import partition_of
+from storage_backends.faults import Fault, FaultyStore, Plan
+from storage_backends.memory import MemoryStore
+from tests.support import FakeClock, Threads
+
+START = Mark(0)
+
+
+def opened(store: Any, **options: Any) -> Stream:
+    return stream.open("memory://stream", **{"partitions": 1, "storage": store} | options)
+
+
+def ids(records: Any) -> list[int]:
+    return [record.id for record in records]
+
+
+def test_ids_are_dense_in_each_partition_over_reopens(memory: MemoryStore) -> None:
+    counts: dict[int, int] = {}
+    for _ in range(3):
+        with opened(memory, partitions=3) as bank:
+            for header in (*range(5), "a", "b"):
+                mark = bank.submit(header, Transaction(str(header)))
+                assert mark is not None
+                counts[mark.partition] = counts.get(mark.partition, 0) + 1
+                assert (mark.id, mark) == (counts[mark.partition], bank.mark(mark.partition))
+    with opened(memory, partitions=None) as bank:
+        for partition in range(3):
+            records = list(bank.read(partition))
+            assert ids(records) == list(range(1, counts.get(partition, 0) + 1))
+            assert {bank.partition_of(record.header) for record in records} <= {partition}
+            assert {record.data for record in records} == {str(r.header) for r in records}
+            for record in records:
+                assert ids(bank.read(partition, record.mark)) == list(
+                    range(record.id + 1, len(records) + 1)
+                )
+
+
+def test_partitions_of_headers_never_change() -> None:
+    """They are those of the same keys in Hazelcast."""
+    found = {
+        header: partition_of(header, 271) for header in (0, 1, -1, 2**63 - 1, "a", "key-1", "é")
+    }
+    assert found == {0: 109, 1: 110, -1: 231, 2**63 - 1: 21, "a": 73, "key-1": 94, "é": 260}
+
+
+@pytest.mark.parametrize("newer", ["read", "write", "append"])
+@pytest.mark.parametrize("later", ["read", "write", "append"])
+def test_which_locks_are_compatible(memory: MemoryStore, newer: str, later: str) -> None:
+    """A transaction is refused if a newer one than its author has seen wrote a lock that it read or
+    wrote. Both are refused at any partition count, before and after an open."""
+    refused = newer != "read" and later != "append"
+    with opened(memory) as bank:
+        seen = bank.submit(0, Transaction("first"))
+        assert seen is not None
+        bank.submit(0, Transaction("newer", **{newer: ["x"]}), mark=seen)
+    for _ in range(2):
+        with opened(memory) as bank:
+            transaction = Transaction("later", **{later: ["x", "y"]})
+            before = bank.mark()
+            if refused:
+                with pytest.raises(Conflict, match="transaction 2 of partition 0 wrote lock 'x'"):
+                    bank.submit(0, transaction, mark=seen)
+                assert bank.mark().id == before.id
+            else:
+                assert bank.submit(0, transaction, mark=bank.mark() if later != "append" else None)
+
+
+def test_other_locks_and_other_partitions_do_not_conflict(memory: MemoryStore) -> None:
+    with opened(memory, partitions=2) as bank:
+        here, there = (next(n for n in range(99) if bank.partition_of(n) == p) for p in (0, 1))
+        seen = Mark(0)
+        bank.submit(there, Transaction(1, write=["x"]), mark=Mark(1))
+        bank.submit(here, Transaction(1, write=["y"]), mark=seen)
+        assert bank.submit(here, Transaction(1, write=["x"]), mark=seen)
+        with pytest.raises(Conflict) as raised:
+            bank.submit(here, Transaction(1, read=["z", "y"]), mark=seen)
+        assert (raised.value.lock, raised.value.newest, raised.value.seen) == ("y", 1, 0)
+
+
+def test_of_threads_with_one_view_one_wins(tmp_path: Path) -> None:
+    """Also of those that share a commit."""
+    with stream.open(tmp_path, partitions=1) as bank:
+        for round_number in range(20):
+            seen, won = bank.mark(), []
+
+            def submit(number: int, seen: Mark = seen, won: list[int] = won) -> None:
+                with suppress(Conflict):
+                    bank.submit(0, Transaction(number, write=["x"]), mark=seen)
+                    won.append(number)
+
+            Threads(*(partial(submit, number) for number in range(8))).join()
+            assert len(won) == 1 and bank.mark().id == round_number + 1
+
+
+def test_a_request_counts_once(memory: MemoryStore) -> None:
+    """Also after a restart, a takeover, and if its locks were written since, even by itself."""
+    transaction = Transaction("pay", write=["x"])
+    bank = opened(memory)
+    first = bank.submit(0, transaction, mark=START, request="shop/1")
+    assert first == bank.submit(0, transaction, mark=START, request="shop/1")
+    bank.close()
+    bank = opened(memory)
+    again = bank.submit(0, transaction, mark=START, request="shop/1")
+    other = opened(memory, takeover=True)
+    last = other.submit(0, transaction, mark=START, request="shop/1")
+    assert first is not None and again is not None and last is not None
+    assert first.id == again.id == last.id == 1
+    assert other.submit(0, Transaction("next"), request="shop/2") == other.mark()
+    repeated = other.submit(0, transaction, mark=START, request="shop/1")
+    assert repeated is not None and repeated.id == 1
+    with pytest.raises(Conflict):
+        other.submit(0, transaction, mark=START, request="another shop/1")
+    assert ids(other.read()) == [1, 2]
+    other.close()
+
+
+def test_a_request_is_known_for_a_day(memory: MemoryStore) -> None:
+    clock = FakeClock()
+    with opened(memory, clock=clock) as bank:
+        assert bank.submit(0, Transaction(1), request="shop/1").id == 1  # type: ignore[union-attr]
+        clock.advance(24 * 3600 - 1)
+        assert bank.submit(0, Transaction(1), request="shop/1").id == 1  # type: ignore[union-attr]
+        clock.advance(2)
+        assert bank.submit(0, Transaction(1), request="shop/1").id == 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", ["append", "sync"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_request_survives_a_storage_that_fails(memory: MemoryStore, kind: str, when: str) -> None:
+    """The stream opens its log again, and looks. Without a request, the author must."""
+    opened(memory).close()
+    store = FaultyStore(memory, Plan((Fault("error", 4, kind, when=when),)))  # type: ignore[arg-type]
+    with opened(store) as bank:
+        for number in range(1, 8):
+            mark = bank.submit(
+                0, Transaction(number, write=["x"]), mark=bank.mark(), request=f"shop/{number}"
+            )
+            assert mark is not None and mark.id == number
+        assert store.fired
+        assert [record.data for record in bank.read()] == list(range(1, 8))
+
+
+def test_without_a_request_an_unknown_outcome_is_raised(memory: MemoryStore) -> None:
+    opened(memory).close()
+    store = FaultyStore(memory, Plan((Fault("error", 4, "sync"),)))
+    with opened(store) as bank:
+        submitted = 0
+        for number in itertools.count():
+            try:
+                bank.submit(0, Transaction(number))
+            except OutcomeUnknown:
+                break
+            submitted += 1
+        assert bank.submit(0, Transaction("next")) is not None
+        records = [record.data for record in bank.read()]
+        assert records in ([*range(submitted), "next"], [*range(submitted + 1), "next"])
+
+
+def test_data_of_any_type_of_the_serializer(memory: MemoryStore) -> None:
+    values: list[Any] = [None, 1, "é", b"\0", [1, {"a": (2, 3)}], datetime(2026, 1, 2, tzinfo=UTC)]
+    with opened(memory) as bank:
+        for value in values:
+            bank.submit(0, Transaction(value))
+        assert [record.data for record in bank.read()] == values
+        with pytest.raises(NotSerializable):
+            bank.submit(0, Transaction(object()))
+    with opened(memory, serializer="raw") as bank:
+        bank.submit(0, Transaction(b"raw"))
+        assert [record.data for record in bank.read()] == [*values, b"raw"]
+    with opened(memory) as bank:
+        assert [record.data for record in bank.read()] == [*values, b"raw"]
+
+
+REFUSED: dict[str, tuple[type[Exception], Callable[[Stream], object]]] = {
+    "no mark for a lock": (InvalidSetting, lambda s: s.submit(0, Transaction(1, read=["x"]))),
+    "a mark of another partition": (
+        InvalidSetting,
+        lambda s: s.submit(0, Transaction(1, read=["x"]), mark=Mark(5, 1)),
+    ),
+    "text for locks": (NotSerializable, lambda s: Transaction(1, write="account")),
+    "a lock without a name": (NotSerializable, lambda s: Transaction(1, write=[""])),
+    "a lock that is no text": (NotSerializable, lambda s: Transaction(1, write=[7])),  # type: ignore[list-item]
+    "half of a character": (NotSerializable, lambda s: Transaction(1, write=["\ud83d"])),
+    "a long lock": (NotSerializable, lambda s: Transaction(1, append=["x" * 1025])),
+    "an empty header": (NotSerializable, lambda s: s.submit("", Transaction(1))),
+    "a header that is no text": (NotSerializable, lambda s: s.submit(1.5, Transaction(1))),  # type: ignore[arg-type]
+    "a large header": (NotSerializable, lambda s: s.submit(2**63, Transaction(1))),
+    "a request that is no text": (
+        NotSerializable,
+        lambda s: s.submit(0, Transaction(1), request=7),  # type: ignore[arg-type]
+    ),
+    "a long request": (
+        NotSerializable,
+        lambda s: s.submit(0, Transaction(1), request="x" * 1025),
+    ),
+    "a function without marks": (InvalidSetting, lambda s: s.submit(0, lambda view: None)),
+    "too much": (TooLarge, lambda s: s.submit(0, Transaction(b"x" * 2000))),
+    "no such partition": (InvalidSetting, lambda s: list(s.read(7))),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_changes_nothing(memory: MemoryStore, name: str) -> None:
+    error, call = REFUSED[name]
+    with opened(memory, max_value_bytes=1000) as bank:
+        bank.submit(0, Transaction(1))
+        with pytest.raises(error):
+            call(bank)
+        assert bank.submit(0, Transaction(2)) is not None
+        assert [record.data for record in bank.read()] == [1, 2]
+
+
+def test_how_streams_are_opened(tmp_path: Path) -> None:
+    with pytest.raises(NoSuchLog, match="say how many partitions"):
+        stream.open(tmp_path)
+    for wrong in (0, -1, 1025, 1.5, True):
+        with pytest.raises(InvalidSetting, match="partitions is"):
+            stream.open(tmp_path, partitions=wrong)  # type: ignore[arg-type]
+    bank = stream.open(tmp_path, partitions=2)
+    with pytest.raises(WriterLocked):
+        stream.open(tmp_path)
+    with pytest.raises(InvalidSetting, match="has 2 partitions, not 3"):
+        stream.open(tmp_path, partitions=3)
+    with stream.open(tmp_path, partitions=3, name="other") as other:
+        assert other.partitions == 3
+    bank.close()
+    bank.close()
+    for call in (lambda: bank.submit(0, Transaction(1)), lambda: list(bank.read())):
+        with pytest.raises(Closed):
+            call()
+
+
+def test_a_creation_that_was_interrupted_is_finished(memory: MemoryStore) -> None:
+    whole = FaultyStore(MemoryStore("test-whole"))
+    opened(whole, partitions=3).close()
+    for at in range(1, whole.count, 7):
+        inner = MemoryStore(f"test-{at}")
+        store = FaultyStore(inner, Plan((Fault("error", at, times=0),)))
+        with pytest.raises(Exception):  # noqa: B017  # of any kind
+            opened(store, partitions=3).close()
+        with opened(inner, partitions=3, takeover=True) as bank:
+            assert bank.partitions == 3 and bank.submit(1, Transaction(1)) is not None
