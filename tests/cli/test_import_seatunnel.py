@@ -441,11 +441,13 @@ def test_two_forms_of_one_number_are_not_shown_alike() -> None:
             seatunnel.load(start + content + b"\x0c", label)
 
 
+# Not `ru_maxrss`: that of a new process begins with the memory of the one that started it.
 MEASURED = """
-import resource, sys
+import sys
+from imap_wal.rewrite.report import memory_max_bytes
 from rewrite_cli.cli import group
 group.main(["import", "seatunnel", sys.argv[1], sys.argv[2]], standalone_mode=False)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(memory_max_bytes() // 2**20)
 """
 
 
@@ -464,4 +466,4 @@ def test_an_import_of_many_keys_takes_bounded_memory(tmp_path: Path) -> None:
     )
     *_, row, megabytes = ended.stdout.splitlines()
     assert row.split()[1:] == ["400,000", "0", "200,000", "0", "0"]
-    assert int(megabytes) < 350
+    assert int(megabytes) < 400  # 334 were measured
