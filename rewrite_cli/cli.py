@@ -36,6 +36,7 @@ _MODULES = {
     "node": ("service", "real Hazelcast members with plug-in and agents, for trials and tests"),
     "agent": ("service", "the service beside a member"),
     "serve": ("service", "the maps of a Python program, for several processes"),
+    "stream": ("service", "transactions with optimistic locks"),
     "plugin": ("service", "the path of the jar; a hazelcast.yaml to paste"),
     "keys": ("service", "keys for agents over TCP; the token of a cluster"),
     "ls": ("reading", "clusters, nodes and files under a URL"),

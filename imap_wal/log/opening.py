@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -30,11 +29,11 @@ from imap_wal.settings import Durability, Settings, SettingsOptions, choose
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import check_new_log, open_node_log
 from storage_backends import SegmentStore
-from storage_backends.location import Location
+from storage_backends.location import Location, Place
 
 
 def create(
-    url: str | os.PathLike[str],
+    url: Place,
     *,
     namespace: str = "default",
     cluster: str = "log",
@@ -43,7 +42,7 @@ def create(
     clock: Clock | None = None,
     randomness: Randomness | None = None,
     storage: SegmentStore | None = None,
-    wal_dir: str | os.PathLike[str] = "",
+    wal_dir: Place = "",
     storage_options: Mapping[str, Any] | None = None,
     **settings: Unpack[SettingsOptions],
 ) -> Log:
@@ -85,7 +84,7 @@ def create(
 
 
 def open(  # the public name: imap_wal.log.open
-    url: str | os.PathLike[str],
+    url: Place,
     *,
     namespace: str = "default",
     cluster: str = "log",
@@ -94,7 +93,7 @@ def open(  # the public name: imap_wal.log.open
     clock: Clock | None = None,
     randomness: Randomness | None = None,
     storage: SegmentStore | None = None,
-    wal_dir: str | os.PathLike[str] = "",
+    wal_dir: Place = "",
     storage_options: Mapping[str, Any] | None = None,
     **settings: Unpack[SettingsOptions],
 ) -> Log:
@@ -203,7 +202,7 @@ def _settings(settings: SettingsOptions) -> Settings:
 
 def _context(
     place: Location,
-    wal_dir: str | os.PathLike[str],
+    wal_dir: Place,
     identity: Identity,
     settings: Settings,
     storage: SegmentStore | None,

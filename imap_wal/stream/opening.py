@@ -3,7 +3,6 @@ whose name says how many partitions there are: `3-of-8`."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -20,8 +19,10 @@ from imap_wal.read.log_reader import storage_errors
 from imap_wal.serializer import MsgpackSerializer, Serializer, SerializerName, serializer_of
 from imap_wal.settings import SettingsOptions
 from imap_wal.stream.partition import Partition
+from imap_wal.stream.reading import ReadPartition
 from imap_wal.stream.stream import Stream
 from storage_backends import SegmentStore
+from storage_backends.location import Place
 
 PARTITIONS_MAX = 1024
 LOCK_TABLE_BYTES = 256 * 2**20
@@ -29,22 +30,23 @@ _NAME = re.compile(r"(\d+)-of-(\d+)")
 
 
 def open(  # the public name: imap_wal.stream.open
-    url: str | os.PathLike[str],
+    url: Place,
     *,
     partitions: int | None = None,
     name: str = "stream",
     namespace: str = "default",
     serializer: Serializer[Any, Any] | SerializerName | None = None,
     lock_table_bytes: int = LOCK_TABLE_BYTES,
+    read_only: bool = False,
     takeover: bool = False,
     clock: Clock | None = None,
     randomness: Randomness | None = None,
     storage: SegmentStore | None = None,
-    wal_dir: str | os.PathLike[str] = "",
+    wal_dir: Place = "",
     storage_options: Mapping[str, Any] | None = None,
     **settings: Unpack[SettingsOptions],
 ) -> Stream:
-    """Open a stream as its only writer. Close it, or use it in a `with` statement.
+    """Open a stream as its only writer, or to read it. Close it, or use it in a `with` statement.
 
     Args:
         url: a folder or URL.
@@ -55,6 +57,7 @@ def open(  # the public name: imap_wal.stream.open
         serializer: of the data of transactions, as for `imap_wal.open`.
         lock_table_bytes: memory for the locks of all partitions. A partition whose locks do not fit
             estimates them: then it may refuse more than it must, but never less.
+        read_only: only read, and run consumers; another process may write the stream.
         takeover: fence the process that writes the stream.
         clock: for tests.
         randomness: for tests.
@@ -80,13 +83,18 @@ def open(  # the public name: imap_wal.stream.open
             clock=clock,
             randomness=randomness,
         )
-        count = _count(ClusterLog(context, namespace, name), place.url, partitions)
-        if storage is None:
-            context.store.close()
+        logs = ClusterLog(context, namespace, name)
+        count = _count(logs, place.url, None if read_only else partitions)
     made = serializer_of(serializer) or MsgpackSerializer()
+    nodes = [f"{number}-of-{count}" for number in range(count)]
+    close = _nothing if storage is not None else context.store.close
+    if read_only:
+        readers = [ReadPartition(number, logs, node, made) for number, node in enumerate(nodes)]
+        return Stream(place.url, readers, close)
+    close()
     opened: list[Partition] = []
     try:
-        for number in range(count):
+        for number, node in enumerate(nodes):
             of_log = partial(
                 _open_log,
                 url,
@@ -94,7 +102,7 @@ def open(  # the public name: imap_wal.stream.open
                 creates=partitions is not None,
                 namespace=namespace,
                 cluster=name,
-                node=f"{number}-of-{count}",
+                node=node,
                 clock=clock,
                 randomness=randomness,
                 storage=storage,
@@ -110,7 +118,11 @@ def open(  # the public name: imap_wal.stream.open
     return Stream(place.url, opened)
 
 
-def _open_log(url: str | os.PathLike[str], *, takeover: bool, creates: bool, **options: Any) -> Log:
+def _nothing() -> None:
+    pass
+
+
+def _open_log(url: Place, *, takeover: bool, creates: bool, **options: Any) -> Log:
     try:
         return log.open(url, takeover=takeover, **options)
     except NoSuchLog:

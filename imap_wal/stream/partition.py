@@ -19,27 +19,21 @@ from typing import Any
 
 import msgpack
 
-from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, TIMESTAMP_MS, VALUE, DataEntry, Row
+from imap_wal.entry import DataEntry
 from imap_wal.errors import (
     Closed,
     Conflict,
     Fenced,
     ImapWalError,
     NotAppended,
-    NotReadable,
     OutcomeUnknown,
-    PositionGone,
     StorageUnavailable,
 )
-from imap_wal.format import START, Position
 from imap_wal.log.open_log import Log
-from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.file_scan import Scope
-from imap_wal.read.log_reader import LogReader, storage_errors
 from imap_wal.rules.valid import demand_size
 from imap_wal.serializer import Serializer
-from imap_wal.stream.locks import LockTable
-from imap_wal.stream.requests import KEPT_S, Known, RequestWindow
+from imap_wal.stream.reading import follow, read_tables
+from imap_wal.stream.requests import KEPT_S, Known
 from imap_wal.stream.transaction import (
     ANY_LOCK,
     LOCKS,
@@ -51,9 +45,7 @@ from imap_wal.stream.transaction import (
     Transaction,
     entry_of,
     key_of,
-    name_in,
     packed,
-    record_of,
 )
 
 OpenLog = Callable[[], Log]
@@ -232,7 +224,7 @@ class Partition:
         now. Raises the errors of `follow`, and `Closed`."""
         while True:
             log = self._ready()
-            for record in follow(log, after, self._serializer):
+            for record in follow(log.reader(TRANSACTIONS), after, self._serializer):
                 if record is not None:
                     after = record.mark
                 yield record
@@ -285,97 +277,3 @@ def _reason(failure: ImapWalError | None, error: Exception) -> ImapWalError:
     if isinstance(error, ImapWalError):
         return error
     return StorageUnavailable(str(error))
-
-
-def read_tables(
-    logs: ClusterLog, node: str, partition: int, bytes_max: int
-) -> tuple[LockTable, RequestWindow, int]:
-    """The locks and requests of a partition, and the id of its newest transaction; 0: it has none.
-    Raises the errors of `ClusterLog.changes`."""
-    locks, requests, newest = LockTable(bytes_max), RequestWindow(), 0
-    begin = key_of(partition, ANY_LOCK)[:-1]
-    with storage_errors(f"opening partition {partition}"):
-        # Those of a snapshot are not of a node; those of the log are.
-        for scope in (Scope(until={}), Scope((node,), snapshots=False)):
-            for changes in logs.changes((LOCKS, REQUESTS), scope):
-                rows = [row for row in changes.rows if row[KEY].startswith(begin)]
-                newest = max(newest, _note(rows, locks, requests))
-    requests.settle()
-    return locks, requests, newest
-
-
-def _note(rows: list[Row], locks: LockTable, requests: RequestWindow) -> int:
-    newest, unpack = 0, msgpack.unpackb
-    for row in rows:
-        if row[DELETED]:
-            continue
-        id = unpack(row[VALUE])
-        if row[MAP] == LOCKS:
-            locks.write(row[KEY], id)
-        else:
-            requests.note(str(name_in(row[KEY])), Known(id, row[EXPIRES_AT_MS]))
-        newest = max(newest, id)
-    return newest
-
-
-def follow(
-    log: Log | LogReader, after: Mark, serializer: Serializer[Any, Any]
-) -> Iterator[Record | None]:
-    """The transactions after a mark in the order of their ids, and None whenever there is no
-    further one now. `log`: those that it has acknowledged; or a reader of the map `TRANSACTIONS`.
-
-    Raises:
-        PositionGone: transactions after the mark were removed. `OtherHistory`: the log was restored
-            or replaced since the mark was stored.
-        LogError: a file is damaged.
-    """
-    partition, last, position = after
-    reader = log.reader(TRANSACTIONS) if isinstance(log, Log) else log
-    looks = 0
-    for found in reader.follow(Position.parse(position).after() if position else START):
-        if found is None:
-            if reader.looks > looks:  # otherwise no file was removed from its path
-                looks = reader.looks
-                for record in _rewritten(reader, partition, last, serializer):
-                    last = record.id
-                    yield record
-            yield None
-            continue
-        entry = found.entry
-        id = name_in(entry.key)
-        if type(id) is not int or entry.value is None:
-            raise NotReadable("this is no transaction of a stream", entry.key)
-        if id <= last:  # the mark had no position, or the snapshot had it
-            continue
-        if id > last + 1:
-            for record in _rewritten(reader, partition, last, serializer):
-                if record.id < id:
-                    last = record.id
-                    yield record
-            if id > last + 1:
-                missing = f"transaction {last + 1} of partition {partition}"
-                raise PositionGone(missing, f"that of transaction {id}")
-        place = str(found.position)
-        yield record_of(entry.key, entry.value, entry.timestamp_ms, place, serializer)
-        last = id
-
-
-def _rewritten(
-    reader: LogReader, partition: int, last: int, serializer: Serializer[Any, Any]
-) -> Iterator[Record]:
-    """The transactions after an id that are in the snapshot: a rewrite and a prune may have removed
-    them from the log."""
-    logs = reader.logs
-    state = logs.state()
-    snapshot = state.manifest.snapshots.get(TRANSACTIONS)
-    mark = None if snapshot is None else snapshot.marks.get(reader.node)
-    if mark is None:
-        return
-    position = str(state.marked(reader.node, mark.position))
-    begin = key_of(partition, ANY_LOCK)[:-1]
-    for changes in logs.changes((TRANSACTIONS,), Scope(until={}), state=state):
-        for row in changes.rows:
-            key, value, time_ms = row[KEY], row[VALUE], row[TIMESTAMP_MS]
-            if value is not None and key.startswith(begin) and name_in(key) == last + 1:
-                last += 1
-                yield record_of(key, value, time_ms, position, serializer)

@@ -13,6 +13,7 @@ from imap_wal.errors import Closed, Conflict, InvalidSetting
 from imap_wal.stream.consumer import BATCH, RETRIES, Consumer, ConsumerStatus, OnError, Retries
 from imap_wal.stream.marks import Marks
 from imap_wal.stream.partition import Partition
+from imap_wal.stream.reading import ReadPartition
 from imap_wal.stream.transaction import Header, Mark, Record, Transaction, check_name, partition_of
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -21,8 +22,14 @@ F = TypeVar("F", bound=Callable[..., object])
 class Stream:
     """Thread-safe. As a context manager, it closes itself at the end of the block."""
 
-    def __init__(self, url: str, partitions: Sequence[Partition]) -> None:
-        self.url, self._partitions = url, partitions
+    def __init__(
+        self,
+        url: str,
+        partitions: Sequence[Partition | ReadPartition],
+        at_end: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`at_end`: called by `close`."""
+        self.url, self._partitions, self._at_end = url, partitions, at_end
         self._consumers: dict[str, Consumer] = {}
         self._mutex = threading.Lock()
         self._closed = False
@@ -68,6 +75,7 @@ class Stream:
             NotAppended: nothing was appended.
             OutcomeUnknown: it may be in the log. With `request`, submit it again.
             Fenced: another process writes this partition.
+            ReadOnly: the stream was opened with `read_only=True`.
             InvalidSetting: an argument is missing, or there is no such consumer.
             Closed: the stream was closed.
         """
@@ -110,7 +118,7 @@ class Stream:
     # ---- reading ----
 
     def mark(self, partition: int = 0) -> Mark:
-        """The newest transaction of a partition."""
+        """The newest transaction of a partition; with `read_only`, the newest that was read."""
         return self._partition(partition).mark
 
     def read(self, partition: int = 0, after: Mark | None = None) -> Iterator[Record]:
@@ -127,6 +135,13 @@ class Stream:
             StorageUnavailable: the storage failed.
         """
         yield from iter(self._partition(partition).records(after or Mark(partition)).__next__, None)
+
+    def reading(self, partition: int) -> ReadPartition:
+        """A partition of a stream that was opened with `read_only`."""
+        found = self._partition(partition)
+        if not isinstance(found, ReadPartition):
+            raise InvalidSetting("this stream was not opened with read_only=True")
+        return found
 
     def consumer(
         self,
@@ -182,7 +197,7 @@ class Stream:
             )
         return consumer
 
-    def _partition(self, number: int) -> Partition:
+    def _partition(self, number: int) -> Partition | ReadPartition:
         if not 0 <= number < len(self._partitions):
             raise InvalidSetting(
                 f"there is no partition {number}; they are numbered from 0 to "
@@ -213,6 +228,7 @@ class Stream:
                 partition.close()
             except Exception as error:  # noqa: BLE001  # the others are closed too
                 failures.append(error)
+        self._at_end()
         if failures:
             raise failures[0]
 

@@ -10,7 +10,7 @@ import traceback
 
 import click
 
-from imap_wal.errors import Fenced, ImapWalError, InvalidSetting, LostRace, WriterLocked
+from imap_wal.errors import Conflict, Fenced, ImapWalError, InvalidSetting, LostRace, WriterLocked
 from imap_wal.inspect.advice import advice
 from rewrite_cli.console import interrupts
 from rewrite_cli.console.written import STDOUT
@@ -33,7 +33,7 @@ def exit_code(error: BaseException) -> int:
             return error.exit_code
         case KeyboardInterrupt() | click.Abort():
             return interrupts.exit_code()
-        case WriterLocked() | LostRace() | Fenced() | Locked():
+        case WriterLocked() | LostRace() | Fenced() | Conflict() | Locked():
             return LOCKED
         case InvalidSetting():
             return USAGE

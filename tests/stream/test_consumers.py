@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine
 import imap_wal
 import imap_wal.stream as stream
 from imap_wal.embedded.transaction import Transaction as MapTransaction
-from imap_wal.errors import Conflict, InvalidSetting, LostRace
+from imap_wal.errors import Closed, Conflict, InvalidSetting, LostRace, ReadOnly
 from imap_wal.stream import (
     FileMarks,
     MapMarks,
@@ -299,3 +299,21 @@ def test_a_consumer_continues_after_its_log_was_opened_again(
             mark = bank.submit(0, Transaction(number), request=f"author/{number}")
         assert mark is not None
         eventually(lambda: seen(engine) == list(range(1, 11)), "all are applied")
+
+
+def test_a_consumer_in_another_process_reads_only(tmp_path: Path, kept: _Kept) -> None:
+    """It finds the stream, and what is appended later, without a lock."""
+    with stream.open(tmp_path / "log", partitions=2) as bank:
+        first = bank.submit("a", Transaction(1))
+        with stream.open(tmp_path / "log", read_only=True) as other:
+            other.consumer("c", marks=kept.marks)(kept)
+            last = bank.submit("a", Transaction(2))
+            assert first is not None and last is not None and other.wait("c", last)
+            assert kept.ids == [1, 2] and other.mark(last.partition) == last
+            assert [record.data for record in other.read(last.partition, first)] == [2]
+            with pytest.raises(ReadOnly):
+                other.submit("a", Transaction(3))
+            with pytest.raises(ReadOnly):
+                other.archive()
+        with pytest.raises(Closed):
+            list(other.read(last.partition))

@@ -27,7 +27,8 @@ from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.serializer import MsgpackSerializer
 from imap_wal.stream import Mark, Record, Transaction
-from imap_wal.stream.partition import follow
+from imap_wal.stream.partition import Partition
+from imap_wal.stream.reading import follow
 from imap_wal.stream.transaction import LOCKS, REQUESTS, TRANSACTIONS, key_of
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.memory import MemoryStore, forget
@@ -173,7 +174,9 @@ class Reference(RuleBasedStateMachine):
         )
         others = iter(follow(reader, Mark(0), MsgpackSerializer()).__next__, None)
         assert [self.content(record) for record in others if record] == expected
-        locks = self.bank._partitions[0].locks
+        partition = self.bank._partitions[0]
+        assert isinstance(partition, Partition)
+        locks = partition.locks
         for lock in "abcd":
             newest = locks.newest(key_of(0, lock))
             assert newest >= self.newest(lock)

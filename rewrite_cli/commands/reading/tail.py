@@ -106,7 +106,7 @@ def command(
         try:
             for line in lines[-count:] if count else ():
                 print_line(line)
-            while follow and not _closed_within(interval):
+            while follow and not closed_within(interval):
                 for follower in followers:
                     for line in follower.new():
                         print_line(line)
@@ -118,7 +118,7 @@ def command(
     return losses.end() or (FINDINGS if missing and not follow else CLEAN)
 
 
-def _closed_within(seconds: float) -> bool:
+def closed_within(seconds: float) -> bool:
     """Wait; return early with True if nothing reads the output any more."""
     try:
         watched = select.poll()

@@ -1,0 +1,244 @@
+"""`imap-wal stream`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from heapq import merge
+from typing import Any
+
+import click
+
+import imap_wal.stream as streams
+from imap_wal.encoder import plain
+from imap_wal.stream import Mark, Record, Stream, Transaction
+from imap_wal.stream.reading import ReadPartition, read_tables
+from imap_wal.stream.transaction import name_in
+from rewrite_cli.commands.reading.tail import closed_within
+from rewrite_cli.console import output as out
+from rewrite_cli.console.selection import url_argument
+from rewrite_cli.console.times import Duration
+from storage_backends.location import Location
+
+PARTITION_HELP = "Only this partition."
+
+
+@click.group()
+def command() -> None:
+    """Transactions with optimistic locks: create a stream, append to it, see what is in it."""
+
+
+def _stream_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    """URL, --namespace and --name."""
+    command = click.option(
+        "--namespace", default="default", show_default=True, help="Namespace of the stream."
+    )(command)
+    command = click.option(
+        "--name", default="stream", show_default=True, help="Name of the stream."
+    )(command)
+    return url_argument(command)
+
+
+def _opened(url: Location, name: str, namespace: str, **options: Any) -> Stream:
+    return streams.open(url, name=name, namespace=namespace, wal_dir=url.wal_dir or "", **options)
+
+
+@command.command()
+@_stream_argument
+@click.option(
+    "--partitions",
+    type=click.IntRange(1, 1024),
+    required=True,
+    help="How many partitions it has. The number never changes.",
+)
+def create(url: Location, name: str, namespace: str, partitions: int) -> None:
+    """Create a stream, unless it exists.
+
+    \b
+    Examples:
+      imap-wal stream create /var/lib/bank --partitions 8
+    """
+    _opened(url, name, namespace, partitions=partitions).close()
+    out.echo(f"stream {name} has {out.count(partitions, 'partition', 'partitions')}")
+
+
+@command.command()
+@_stream_argument
+@click.argument("header")
+@click.argument("data")
+@click.option("--read", multiple=True, help="A lock of which the data depends; may be repeated.")
+@click.option("--write", multiple=True, help="A lock that is read and written; may be repeated.")
+@click.option("--append", multiple=True, help="A lock that is only written; may be repeated.")
+@click.option(
+    "--seen",
+    type=click.IntRange(0),
+    help="The id up to which the partition was seen. Needed with --read and --write.",
+)
+@click.option("--request", default="", help="A name that no other transaction has: it counts once.")
+@out.output_option
+def submit(
+    url: Location,
+    name: str,
+    namespace: str,
+    header: str,
+    data: str,
+    read: tuple[str, ...],
+    write: tuple[str, ...],
+    append: tuple[str, ...],
+    seen: int | None,
+    request: str,
+    output: str,
+) -> None:
+    """Append one transaction. HEADER decides its partition: text, or a whole number. DATA is JSON.
+
+    No other process may write the stream. If a newer transaction than --seen wrote a lock, nothing
+    is appended, and the exit code is 4.
+
+    \b
+    Examples:
+      imap-wal stream submit /var/lib/bank account:7 '{"paid": 5}' --append account:7
+      imap-wal stream submit /var/lib/bank 7 '{"paid": 5}' --write account:7 --seen 12
+    """
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise click.UsageError(f"DATA is no JSON: {error}") from error
+    of: str | int = int(header) if header.lstrip("-").isdecimal() else header
+    with _opened(url, name, namespace) as stream:
+        mark = None if seen is None else Mark(stream.partition_of(of), seen)
+        appended = stream.submit(
+            of, Transaction(value, read, write, append), mark=mark, request=request
+        )
+    assert appended is not None
+    if output == out.JSON:
+        out.print_line(appended._asdict())
+    else:
+        out.echo(f"transaction {appended.id} of partition {appended.partition}")
+
+
+@command.command()
+@_stream_argument
+@click.option("--partition", type=click.IntRange(0), help=PARTITION_HELP)
+@click.option("--after", type=click.IntRange(0), default=0, help="Only transactions above this id.")
+@click.option("--lock", help="Only transactions that read or wrote this lock.")
+@click.option("-f", "--follow", is_flag=True, help="Then print new transactions as they come.")
+@click.option(
+    "--interval",
+    type=Duration(),
+    default="1s",
+    show_default=True,
+    help="The pause between two searches for new transactions.",
+)
+@out.output_option
+def tail(
+    url: Location,
+    name: str,
+    namespace: str,
+    partition: int | None,
+    after: int,
+    lock: str | None,
+    follow: bool,
+    interval: float,
+    output: str,
+) -> None:
+    """Print transactions, those of all partitions by time; with --follow, also those that come,
+    until Ctrl-C. In JSON, each is one line.
+
+    \b
+    Examples:
+      imap-wal stream tail /var/lib/bank -f
+      imap-wal stream tail /var/lib/bank --lock account:7 -o json
+    """
+    with _opened(url, name, namespace, read_only=True) as stream:
+        sources = [
+            iter(each.records(Mark(each.number, after))) for each in _chosen(stream, partition)
+        ]
+        try:
+            while True:
+                rounds = [iter(source.__next__, None) for source in sources]
+                for record in merge(*rounds, key=lambda record: record.time_ms):
+                    if lock in (None, *record.read, *record.write, *record.append):
+                        _show(record, output)
+                if not follow or closed_within(interval):
+                    return
+        except KeyboardInterrupt:
+            if not follow:
+                raise
+
+
+def _chosen(stream: Stream, partition: int | None) -> list[ReadPartition]:
+    numbers = range(stream.partitions) if partition is None else [partition]
+    return [stream.reading(number) for number in numbers]
+
+
+def _show(record: Record, output: str) -> None:
+    fields = asdict(record) | {"data": plain(record.data)}
+    if output == out.JSON:
+        out.print_line(fields)
+        return
+    locks = " ".join(
+        f"{mode}={','.join(fields[mode])}" for mode in ("read", "write", "append") if fields[mode]
+    )
+    data = json.dumps(fields["data"], ensure_ascii=False)
+    out.echo(f"{record.partition}/{record.id} {record.header} {locks} {data}".replace("  ", " "))
+
+
+@command.command()
+@_stream_argument
+@click.option("--partition", type=click.IntRange(0), help=PARTITION_HELP)
+@click.option("--lock", help="Only this lock.")
+@out.output_option
+def locks(
+    url: Location, name: str, namespace: str, partition: int | None, lock: str | None, output: str
+) -> None:
+    """Print the locks, each with the newest transaction that wrote it.
+
+    \b
+    Examples:
+      imap-wal stream locks /var/lib/bank --lock account:7
+    """
+    rows = []
+    with _opened(url, name, namespace, read_only=True) as stream:
+        for each in _chosen(stream, partition):
+            table = read_tables(each.logs, each.node, each.number, 2**62)[0]
+            rows += [
+                {"partition": each.number, "lock": name_in(key), "id": id}
+                for key, id in table.items()
+                if name_in(key) and lock in (None, name_in(key))
+            ]
+    rows.sort(key=lambda row: (row["partition"], str(row["lock"])))
+    _print(rows, ("partition", "lock", "id"), output)
+
+
+@command.command()
+@_stream_argument
+@out.output_option
+def stat(url: Location, name: str, namespace: str, output: str) -> None:
+    """Print the number of transactions, locks and known requests of each partition.
+
+    \b
+    Examples:
+      imap-wal stream stat /var/lib/bank -o json
+    """
+    rows = []
+    with _opened(url, name, namespace, read_only=True) as stream:
+        for each in _chosen(stream, None):
+            table, requests, newest = read_tables(each.logs, each.node, each.number, 2**62)
+            known = sum(1 for key, _ in table.items() if name_in(key))
+            rows.append(
+                {
+                    "partition": each.number,
+                    "transactions": newest,
+                    "locks": known,
+                    "requests": len(requests),
+                }
+            )
+    _print(rows, ("partition", "transactions", "locks", "requests"), output)
+
+
+def _print(rows: list[dict[str, Any]], columns: tuple[str, ...], output: str) -> None:
+    if output == out.JSON:
+        out.print_json(rows)
+    else:
+        out.print_table(columns, [[row[column] for column in columns] for row in rows])
