@@ -30,7 +30,7 @@ from imap_wal.parquet.writer import ParquetFile
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import EntryBatch, Scope
 from imap_wal.read.newest.index import NewestIndex
-from imap_wal.read.newest.rivals import Conflict
+from imap_wal.read.newest.rivals import RivalClaims
 from imap_wal.read.scan import read_scan
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
@@ -85,7 +85,7 @@ def find(
     until: Mapping[str, Position] | None = None,
     settings: Settings | None = None,
     check: Callable[[], None] = lambda: None,
-) -> Iterator[Conflict]:
+) -> Iterator[RivalClaims]:
     """All conflicts, map by map in key order. Reads the log once, and a second time only if two
     nodes claim the same version of a partition. `check` is called for every batch, and may
     raise."""
@@ -121,7 +121,7 @@ def found(
 ) -> list[str]:
     """The conflicts as text, with files and positions: the first `SHOWN_MAX`, then the number of
     the others. Omits conflicts that `resolution` decides."""
-    conflicts: list[Conflict] = []
+    conflicts: list[RivalClaims] = []
     more = 0
     for conflict in find(log, maps=maps, check=check):
         if resolution is not None and resolution.winner(conflict.claims) is not None:
@@ -154,7 +154,7 @@ def found(
 
 
 def decide(
-    conflicts: Iterable[Conflict], resolution: Resolution, aside: Aside | None = None
+    conflicts: Iterable[RivalClaims], resolution: Resolution, aside: Aside | None = None
 ) -> Decisions:
     """Decide each conflict, and put the losing claims aside."""
     winners: dict[tuple[str, bytes], tuple[Pair, str]] = {}
@@ -191,7 +191,7 @@ class Aside:
     def __exit__(self, *_: object) -> None:
         self._folder.cleanup()
 
-    def add(self, conflict: Conflict, winner: Claim, claims: Sequence[Claim]) -> None:
+    def add(self, conflict: RivalClaims, winner: Claim, claims: Sequence[Claim]) -> None:
         """`claims`: those that lost."""
         name, (row, node) = conflict.map, winner
         winners = self.winners.setdefault(name, [])

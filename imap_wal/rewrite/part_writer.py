@@ -16,7 +16,7 @@ from imap_wal.entry import KEY, VALUE, Row, subject
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_batch
 from imap_wal.parquet.file import GROUP_BYTES_MAX
 from imap_wal.parquet.writer import ParquetFile
-from imap_wal.read.newest.rivals import Conflict
+from imap_wal.read.newest.rivals import RivalClaims
 from imap_wal.read.newest.table import in_pages
 from imap_wal.rewrite.plan import Part, RewritePlan
 from imap_wal.rewrite.publish import latest_expiry
@@ -30,7 +30,7 @@ with needs("archive"):
     import pyarrow as pa
     import pyarrow.compute as pc
 
-NO_CONFLICTS: Mapping[bytes, Conflict] = {}
+NO_CONFLICTS: Mapping[bytes, RivalClaims] = {}
 PART_ROWS, PART_BYTES = 65_536, 16 * 1024 * 1024
 PART_ROWS_MAX, PART_BYTES_MAX = 1_000_000, 256 * 1024 * 1024
 PARTS_OF_A_SIZE = 64
@@ -112,7 +112,7 @@ class PartWriter:
         rows: list[Row],
         nodes: list[str],
         late: set[Subject],
-        conflicts: Mapping[bytes, Conflict] = NO_CONFLICTS,
+        conflicts: Mapping[bytes, RivalClaims] = NO_CONFLICTS,
     ) -> None:
         """Add the newest rows of the next keys, and the nodes that wrote them. For keys in
         `conflicts`, all claims are kept."""

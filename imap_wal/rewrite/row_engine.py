@@ -19,7 +19,7 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import EntryBatch, FileScan
 from imap_wal.read.merge import MergeProgress
 from imap_wal.read.newest.index import NewestIndex
-from imap_wal.read.newest.rivals import Conflict, Noted
+from imap_wal.read.newest.rivals import Noted, RivalClaims
 from imap_wal.read.scan import ahead, read_scan
 from imap_wal.read.scan_list import snapshot_scans
 from imap_wal.rewrite.plan import Merged, Part, Result, RewritePlan, worth_reading
@@ -122,7 +122,7 @@ class _Merge:
         if part is not None:
             yield part.end()
 
-    def _kept(self, name: str) -> Iterator[tuple[list[Claim], Mapping[bytes, Conflict]]]:
+    def _kept(self, name: str) -> Iterator[tuple[list[Claim], Mapping[bytes, RivalClaims]]]:
         """The claims that are kept, in key order: first the clears, which have no key; then pages
         of rows, with all claims of the keys in conflict."""
         if clears := self._without_dropped(self._index.clears(name)):
@@ -137,7 +137,7 @@ class _Merge:
                 yield claims, conflicts
 
     def _without_dropped(
-        self, claims: Iterable[Claim], conflicts: Mapping[bytes, Conflict] | None = None
+        self, claims: Iterable[Claim], conflicts: Mapping[bytes, RivalClaims] | None = None
     ) -> list[Claim]:
         rule, late = self._plan.rule, self._tally.late
         return [
@@ -169,7 +169,7 @@ class _PartFile:
         self._last_expiry_ms: list[int] = []
         self._clears = False
 
-    def add(self, claims: Sequence[Claim], conflicts: Mapping[bytes, Conflict]) -> None:
+    def add(self, claims: Sequence[Claim], conflicts: Mapping[bytes, RivalClaims]) -> None:
         rows = [row for row, _ in claims]
         self.file.add(rows, [node for _, node in claims])
         losers = {id(row) for conflict in conflicts.values() for row, _ in conflict.claims[1:]}

@@ -12,10 +12,10 @@ check, `consumer` and `marks` the views, `stream` and `opening` what a program c
 from typing import TYPE_CHECKING
 
 from imap_wal.stream.consumer import ConsumerStatus, Retries
-from imap_wal.stream.marks import FileMarks, MapMarks, Marks, View
+from imap_wal.stream.marks import FileMarks, MapMarks, Marks, StreamView
 from imap_wal.stream.opening import open
 from imap_wal.stream.stream import Stream
-from imap_wal.stream.transaction import Mark, Record, Transaction
+from imap_wal.stream.transaction import Mark, StreamRecord, Transaction
 
 if TYPE_CHECKING:
     from imap_wal.stream.sql_marks import SqlMarks
@@ -26,12 +26,12 @@ __all__ = [
     "MapMarks",
     "Mark",
     "Marks",
-    "Record",
+    "StreamRecord",
     "Retries",
     "SqlMarks",
     "Stream",
     "Transaction",
-    "View",
+    "StreamView",
     "open",
 ]
 

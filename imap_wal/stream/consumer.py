@@ -16,20 +16,20 @@ from typing import Any, Protocol
 
 from imap_wal.errors import Closed, ImapWalError, LostRace, StorageUnavailable
 from imap_wal.stream.marks import Marks
-from imap_wal.stream.transaction import Mark, Record
+from imap_wal.stream.transaction import Mark, StreamRecord
 
 BATCH = 1000
 """How many transactions share a commit of the consumer."""
 LOOK_S = 0.5
 """How often a consumer without news looks whether it was stopped."""
 
-OnError = Callable[[Record, Exception], bool]
+OnError = Callable[[StreamRecord, Exception], bool]
 """What to do with a transaction that cannot be applied: True passes over it."""
 
 _log = logging.getLogger("imap_wal")
 
 
-class Source(Protocol):
+class ReadablePartition(Protocol):
     """A partition to read."""
 
     number: int
@@ -37,7 +37,7 @@ class Source(Protocol):
     @property
     def mark(self) -> Mark: ...
 
-    def records(self, after: Mark) -> Iterator[Record | None]: ...
+    def records(self, after: Mark) -> Iterator[StreamRecord | None]: ...
 
     def wait(self, after: int, seconds: float) -> bool: ...
 
@@ -74,7 +74,7 @@ class Consumer:
     def __init__(
         self,
         name: str,
-        sources: Sequence[Source],
+        sources: Sequence[ReadablePartition],
         marks: Marks,
         function: Callable[..., object],
         on_error: OnError | None = None,
@@ -130,7 +130,7 @@ class Consumer:
 
     # ---- one partition ----
 
-    def _run(self, source: Source) -> None:
+    def _run(self, source: ReadablePartition) -> None:
         pause = self._retries.pause_s
         while not self._stopping.is_set():
             try:
@@ -156,10 +156,10 @@ class Consumer:
                     self._changed.notify_all()
                 self._stopping.set()
 
-    def _follow(self, source: Source) -> None:
+    def _follow(self, source: ReadablePartition) -> None:
         at = self.marks.load(self.name, source.number)
         self._reached(at, 0)
-        waiting: list[Record] = []
+        waiting: list[StreamRecord] = []
         for record in source.records(at):
             if self._stopping.is_set():
                 return
@@ -170,7 +170,7 @@ class Consumer:
             if record is None:
                 source.wait(at.id, LOOK_S)
 
-    def _apply(self, at: Mark, records: Sequence[Record]) -> Mark:
+    def _apply(self, at: Mark, records: Sequence[StreamRecord]) -> Mark:
         try:
             return self._applied_to(at, records, self._function)
         except LostRace:
@@ -184,7 +184,7 @@ class Consumer:
                 break
         return at
 
-    def _apply_one(self, at: Mark, record: Record) -> Mark:
+    def _apply_one(self, at: Mark, record: StreamRecord) -> Mark:
         pause = self._retries.pause_s
         for left in range(self._retries.attempts, -1, -1):
             try:
@@ -214,7 +214,7 @@ class Consumer:
         return at
 
     def _applied_to(
-        self, at: Mark, records: Sequence[Record], function: Callable[..., object]
+        self, at: Mark, records: Sequence[StreamRecord], function: Callable[..., object]
     ) -> Mark:
         self.marks.apply(self.name, at, records, function)
         return self._reached(records[-1].mark, len(records))

@@ -18,11 +18,11 @@ from imap_wal.embedded.transaction import Transaction as MapTransaction
 from imap_wal.errors import LostRace
 from imap_wal.manifest.store import FORMAT, ManifestLog, Whole, checked, fields_of, require
 from imap_wal.read.log_reader import storage_errors
-from imap_wal.stream.transaction import Mark, Record
+from imap_wal.stream.transaction import Mark, StreamRecord
 from storage_backends import SegmentStore
 
 
-class View:
+class StreamView:
     """What a transaction is built from: all transactions up to `mark` are in it, perhaps newer
     ones too."""
 
@@ -41,7 +41,7 @@ class Marks(Protocol):
         self,
         consumer: str,
         before: Mark,
-        records: Sequence[Record],
+        records: Sequence[StreamRecord],
         function: Callable[..., object],
     ) -> None:
         """Call `function` for each of at least one record, and replace the mark `before` by that of
@@ -50,7 +50,7 @@ class Marks(Protocol):
         ...
 
     def view(self, consumer: str, partition: int) -> Any:
-        """A context manager with a `View`, whose mark was read before anything else."""
+        """A context manager with a `StreamView`, whose mark was read before anything else."""
         ...
 
 
@@ -107,8 +107,8 @@ class FileMarks:
         self,
         consumer: str,
         before: Mark,
-        records: Sequence[Record],
-        function: Callable[[Record], object],
+        records: Sequence[StreamRecord],
+        function: Callable[[StreamRecord], object],
     ) -> None:
         for record in records:
             function(record)
@@ -123,8 +123,8 @@ class FileMarks:
             self._manifests(consumer).update(change)
 
     @contextmanager
-    def view(self, consumer: str, partition: int) -> Iterator[View]:
-        yield View(self.load(consumer, partition))
+    def view(self, consumer: str, partition: int) -> Iterator[StreamView]:
+        yield StreamView(self.load(consumer, partition))
 
     def close(self) -> None:
         """Close connections."""
@@ -144,7 +144,7 @@ class FileMarks:
         return self._opened[consumer]
 
 
-class MapView(View):
+class MapView(StreamView):
     """`store`: that of the consumer."""
 
     def __init__(self, mark: Mark, store: Store) -> None:
@@ -166,8 +166,8 @@ class MapMarks:
         self,
         consumer: str,
         before: Mark,
-        records: Sequence[Record],
-        function: Callable[[Record, MapTransaction], object],
+        records: Sequence[StreamRecord],
+        function: Callable[[StreamRecord, MapTransaction], object],
     ) -> None:
         key = consumer, before.partition
 

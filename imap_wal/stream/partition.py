@@ -41,7 +41,7 @@ from imap_wal.stream.transaction import (
     TRANSACTIONS,
     Header,
     Mark,
-    Record,
+    StreamRecord,
     Transaction,
     entry_of,
     key_of,
@@ -219,7 +219,7 @@ class Partition:
         """The newest acknowledged transaction."""
         return self._acknowledged
 
-    def records(self, after: Mark) -> Iterator[Record | None]:
+    def records(self, after: Mark) -> Iterator[StreamRecord | None]:
         """The acknowledged transactions after a mark, and None whenever there is no further one
         now. Raises the errors of `follow`, and `Closed`."""
         while True:

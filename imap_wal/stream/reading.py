@@ -31,7 +31,7 @@ from imap_wal.stream.transaction import (
     TRANSACTIONS,
     Header,
     Mark,
-    Record,
+    StreamRecord,
     Transaction,
     key_of,
     name_in,
@@ -58,7 +58,7 @@ class ReadPartition:
         """The newest transaction that was read."""
         return self._newest
 
-    def records(self, after: Mark) -> Iterator[Record | None]:
+    def records(self, after: Mark) -> Iterator[StreamRecord | None]:
         """The transactions after a mark, and None whenever there is no further one now. The newest
         one may not be acknowledged yet. Raises the errors of `follow`, and `Closed`."""
         for record in follow(
@@ -119,7 +119,7 @@ def _note(rows: list[Row], locks: LockTable, requests: RequestWindow) -> int:
 
 def follow(
     reader: LogReader, after: Mark, serializer: Serializer[Any, Any]
-) -> Iterator[Record | None]:
+) -> Iterator[StreamRecord | None]:
     """The transactions after a mark in the order of their ids, and None whenever there is no
     further one now. `reader`: of the map `TRANSACTIONS`.
 
@@ -160,7 +160,7 @@ def follow(
 
 def _rewritten(
     reader: LogReader, partition: int, last: int, serializer: Serializer[Any, Any]
-) -> Iterator[Record]:
+) -> Iterator[StreamRecord]:
     """The transactions after an id that are in the snapshot: a rewrite and a prune may have removed
     them from the log."""
     logs = reader.logs

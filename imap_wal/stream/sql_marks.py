@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from imap_wal.errors import LostRace
-from imap_wal.stream.marks import View
-from imap_wal.stream.transaction import Mark, Record
+from imap_wal.stream.marks import StreamView
+from imap_wal.stream.transaction import Mark, StreamRecord
 from storage_backends.extras import needs
 
 with needs("stream"):
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, Row
 
 
-class SqlView(View):
+class SqlView(StreamView):
     """`connection`: an open one of SQLAlchemy, for reading; it is rolled back."""
 
     def __init__(self, mark: Mark, connection: Connection) -> None:
@@ -70,8 +70,8 @@ class SqlMarks:
         self,
         consumer: str,
         before: Mark,
-        records: Sequence[Record],
-        function: Callable[[Record, Connection], object],
+        records: Sequence[StreamRecord],
+        function: Callable[[StreamRecord, Connection], object],
     ) -> None:
         with self._engine.begin() as connection:
             # First: the row is locked until the commit, so another process waits here.

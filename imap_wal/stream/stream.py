@@ -14,7 +14,14 @@ from imap_wal.stream.consumer import BATCH, RETRIES, Consumer, ConsumerStatus, O
 from imap_wal.stream.marks import Marks
 from imap_wal.stream.partition import Partition
 from imap_wal.stream.reading import ReadPartition
-from imap_wal.stream.transaction import Header, Mark, Record, Transaction, check_name, partition_of
+from imap_wal.stream.transaction import (
+    Header,
+    Mark,
+    StreamRecord,
+    Transaction,
+    check_name,
+    partition_of,
+)
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -121,7 +128,7 @@ class Stream:
         """The newest transaction of a partition; with `read_only`, the newest that was read."""
         return self._partition(partition).mark
 
-    def read(self, partition: int = 0, after: Mark | None = None) -> Iterator[Record]:
+    def read(self, partition: int = 0, after: Mark | None = None) -> Iterator[StreamRecord]:
         """The transactions of a partition in the order of their ids, up to the newest.
 
         Args:

@@ -76,7 +76,7 @@ class Transaction:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class StreamRecord:
     """A transaction of the log. `time_ms`: when it was appended, Unix time in milliseconds.
     `request`: "" if its author gave none."""
 
@@ -186,7 +186,7 @@ def entry_of(name: str, key: bytes, value: bytes, now_ms: int, expires_at_ms: in
 
 def record_of(
     key: bytes, value: bytes, time_ms: int, position: str, serializer: Serializer[Any, Any]
-) -> Record:
+) -> StreamRecord:
     """Raises `NotReadable`: another program wrote it, or another serializer."""
     try:
         partition, number = _unpack_key(key)
@@ -210,7 +210,7 @@ def record_of(
         value_of_data = loads.load(data)
     except NotReadable as error:
         raise error.at(f"transaction {number} of partition {partition}") from error
-    return Record(
+    return StreamRecord(
         partition,
         number,
         stored.header,

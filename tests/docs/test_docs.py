@@ -201,6 +201,8 @@ def test_each_command_runs(name: str, log: Path, monkeypatch: pytest.MonkeyPatch
         before("rewrite", f"{log}/maps")
     if words[0] == "import":
         make_sources(log)
+    if words[0] == "stream" and words[1] != "create":
+        before("stream", "create", f"{log}/bank", "--partitions", "8")
     assert command_code(words) == (0, "")
 
 

@@ -23,6 +23,7 @@ from tests.faults.reading_mutations import OF_READING
 from tests.faults.refusal_mutations import OF_REFUSALS
 from tests.faults.retention_mutations import OF_RETENTION
 from tests.faults.snapshot_mutations import OF_SNAPSHOTS
+from tests.faults.stream_mutations import OF_STREAMS
 from tests.faults.working_copy import of_python
 
 _FAULTS = "tests/faults"
@@ -571,6 +572,7 @@ MUTATIONS = (
     *OF_ENTRIES,
     *OF_REFUSALS,
     *OF_SNAPSHOTS,
+    *OF_STREAMS,
     *OF_OSS,
     *OF_CHART,
     *OF_COLUMNS,

@@ -14,7 +14,7 @@ from imap_wal.context import Context
 from imap_wal.embedded.wal_filter import filtered
 from imap_wal.entry import EXPIRES_AT_MS, KEY, ORDER, VALUE
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.newest.rivals import Conflict
+from imap_wal.read.newest.rivals import RivalClaims
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite import conflicts
 from imap_wal.rules.newer import Claim
@@ -76,7 +76,7 @@ def expected(claims: list[Claim]) -> tuple[dict[bytes, Claim], dict[bytes, froze
     return winners, rivals
 
 
-def reported(found: list[Conflict]) -> dict[bytes, frozenset[Claim]]:
+def reported(found: list[RivalClaims]) -> dict[bytes, frozenset[Claim]]:
     assert len({each.key for each in found}) == len(found), "each key once"
     return {each.key: frozenset(each.claims) for each in found}
 

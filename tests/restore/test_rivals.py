@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from imap_wal.entry import DELETED, KEY, VALUE, Row
 from imap_wal.read.newest.index import NewestIndex
-from imap_wal.read.newest.rivals import NAMED_MAX, Conflict, Noted
+from imap_wal.read.newest.rivals import NAMED_MAX, Noted, RivalClaims
 from imap_wal.read.newest.table import Table
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -165,7 +165,7 @@ def test_reader_names_each_conflicting_key_once_up_to_hundred(
 def test_a_long_key_is_not_named_whole(caplog: pytest.LogCaptureFixture) -> None:
     row: Row = put("k" * 100_000, "1", (1, 1, 1, 1))
     other: Row = put("k" * 100_000, "2", (1, 1, 1, 1))
-    Noted().note([Conflict("orders", row[KEY], ((row, "n1"), (other, "n2")))])
+    Noted().note([RivalClaims("orders", row[KEY], ((row, "n1"), (other, "n2")))])
     assert len(caplog.messages[0]) < 1000
 
 

@@ -23,10 +23,10 @@ from imap_wal.stream import (
     FileMarks,
     MapMarks,
     Mark,
-    Record,
     Retries,
     SqlMarks,
     Stream,
+    StreamRecord,
     Transaction,
 )
 from imap_wal.stream.marks import Marks
@@ -55,7 +55,7 @@ def database(folder: Path) -> Engine:
     return engine
 
 
-def insert(record: Record, connection: Connection) -> None:
+def insert(record: StreamRecord, connection: Connection) -> None:
     connection.execute(
         sql.text("insert into seen values (:id, :data)"), {"id": record.id, "data": record.data}
     )
@@ -74,7 +74,7 @@ class _Kept:
     def __init__(self, marks: Marks) -> None:
         self.marks, self.ids = marks, list[int]()
 
-    def __call__(self, record: Record, *_: Any) -> None:
+    def __call__(self, record: StreamRecord, *_: Any) -> None:
         self.ids.append(record.id)
 
 
@@ -130,12 +130,12 @@ def test_a_function_that_fails_leaves_no_change(
     with imap_wal.open(tmp_path / "maps") as store, opened(memory) as bank:
         m = store.map("seen")
 
-        def of_sql(record: Record, connection: Connection) -> None:
+        def of_sql(record: StreamRecord, connection: Connection) -> None:
             insert(record, connection)
             if next(failures, False):
                 raise RuntimeError("not now")
 
-        def of_map(record: Record, transaction: MapTransaction) -> None:
+        def of_map(record: StreamRecord, transaction: MapTransaction) -> None:
             transaction[m]["ids"] = [*transaction[m].get("ids", []), record.id]
             if next(failures, False):
                 raise RuntimeError("not now")
@@ -157,7 +157,7 @@ def test_a_transaction_that_cannot_be_applied_stops_the_consumer(
 ) -> None:
     """Those before it are applied. Nothing after it is, and nothing is passed over."""
 
-    def apply(record: Record, connection: Connection) -> None:
+    def apply(record: StreamRecord, connection: Connection) -> None:
         insert(record, connection)
         if record.data == 3:
             raise ValueError("three")
@@ -174,7 +174,7 @@ def test_a_transaction_that_cannot_be_applied_stops_the_consumer(
         bank.submit(0, Transaction(6))  # the stream works on
     asked: list[int] = []
 
-    def skip(record: Record, error: Exception) -> bool:
+    def skip(record: StreamRecord, error: Exception) -> bool:
         assert isinstance(error, ValueError)
         asked.append(record.id)
         return True
@@ -211,7 +211,7 @@ def test_a_balance_never_falls_below_zero(memory: MemoryStore, tmp_path: Path) -
         balances["ann"] = 10
 
         @bank.consumer("balances", marks=MapMarks(store))
-        def apply(record: Record, transaction: MapTransaction) -> None:
+        def apply(record: StreamRecord, transaction: MapTransaction) -> None:
             transaction[balances]["ann"] += record.data
 
         def withdraw(view: Any) -> Transaction | None:
@@ -232,7 +232,7 @@ def test_an_author_without_a_newer_view_gets_the_conflict(
 ) -> None:
     stopped = []
 
-    def apply(record: Record, connection: Connection) -> None:
+    def apply(record: StreamRecord, connection: Connection) -> None:
         stopped.append(record)
         time.sleep(1)
 

@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sql
 
 import imap_wal.stream as stream
-from imap_wal.stream import Record, SqlMarks, Transaction
+from imap_wal.stream import SqlMarks, StreamRecord, Transaction
 from tests.kit.effort import thorough
 from tests.storage.services import BUILD
 from tests.support import Threads, eventually
@@ -37,7 +37,7 @@ with stream.open(sys.argv[3], read_only=True) as bank:
 """
 
 
-def insert(record: Record, connection: Any) -> None:
+def insert(record: StreamRecord, connection: Any) -> None:
     values = {"id": record.id, "data": record.data}
     connection.execute(sql.text("insert into seen(id, data) values (:id, :data)"), values)
 

@@ -26,7 +26,7 @@ from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.serializer import MsgpackSerializer
-from imap_wal.stream import Mark, Record, Transaction
+from imap_wal.stream import Mark, StreamRecord, Transaction
 from imap_wal.stream.partition import Partition
 from imap_wal.stream.reading import follow
 from imap_wal.stream.transaction import LOCKS, REQUESTS, TRANSACTIONS, key_of
@@ -182,7 +182,7 @@ class Reference(RuleBasedStateMachine):
             assert newest >= self.newest(lock)
             assert newest == self.newest(lock) or not self.exact
 
-    def content(self, record: Record) -> tuple[Any, ...]:
+    def content(self, record: StreamRecord) -> tuple[Any, ...]:
         return record.id, record.data, record.write, record.request
 
     def teardown(self) -> None:

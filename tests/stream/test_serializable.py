@@ -13,14 +13,14 @@ from sqlalchemy import Connection
 
 import imap_wal.stream as stream
 from imap_wal.errors import Closed, Conflict, Fenced, ImapWalError, OutcomeUnknown
-from imap_wal.stream import Record, SqlMarks, Stream, Transaction
+from imap_wal.stream import SqlMarks, Stream, StreamRecord, Transaction
 from tests.support import Threads
 
 ACCOUNTS = ["a", "b", "c", "d"]
 AUTHORS, EACH = 6, 12
 
 
-def _apply(record: Record, connection: Connection) -> None:
+def _apply(record: StreamRecord, connection: Connection) -> None:
     for name, amount in record.data["wrote"].items():
         connection.execute(
             sql.text("update balances set amount = :amount where name = :name"),

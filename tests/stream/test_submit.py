@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+import imap_wal
 import imap_wal.stream as stream
+from imap_wal.context import Context
 from imap_wal.errors import (
     Closed,
     Conflict,
@@ -20,11 +22,17 @@ from imap_wal.errors import (
     NoSuchLog,
     NotSerializable,
     OutcomeUnknown,
+    PositionGone,
     TooLarge,
     WriterLocked,
 )
+from imap_wal.log import LogReader
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
 from imap_wal.stream import Mark, Stream, Transaction
-from imap_wal.stream.transaction import partition_of
+from imap_wal.stream.transaction import LOCKS, REQUESTS, partition_of
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
 from tests.support import FakeClock, Threads
@@ -266,3 +274,40 @@ def test_a_creation_that_was_interrupted_is_finished(memory: MemoryStore) -> Non
             opened(store, partitions=3).close()
         with opened(inner, partitions=3, takeover=True) as bank:
             assert bank.partitions == 3 and bank.submit(1, Transaction(1)) is not None
+
+
+@pytest.mark.parametrize("maps", [None, (LOCKS, REQUESTS)], ids=["all maps", "the tables"])
+def test_what_a_rewrite_and_a_prune_remove_is_read(
+    memory: MemoryStore, maps: tuple[str, ...] | None
+) -> None:
+    """From the snapshot, by readers at any mark; the tables too."""
+    logs = ClusterLog(Context(memory), "default", "stream")
+    marks = [START]
+    for _ in range(3):
+        with opened(memory) as bank:
+            for _ in range(3):
+                seen = bank.mark()
+                marks.append(bank.submit(0, Transaction(0, write=["x"]), mark=seen) or START)
+            bank.archive()
+            rewrite(logs, LocalEngine(), maps=maps)
+            prune(logs)
+            for mark in marks:
+                expected = list(range(mark.id + 1, len(marks)))
+                assert ids(bank.read(0, mark)) == ids(bank.read(0, Mark(0, mark.id))) == expected
+    with opened(memory) as bank, pytest.raises(Conflict):
+        bank.submit(0, Transaction(0, read=["x"]), mark=marks[-2])
+
+
+def test_transactions_that_are_gone_are_named(memory: MemoryStore) -> None:
+    """A reader does not pass over them."""
+    with opened(memory) as bank:
+        for _ in range(2):
+            for _ in range(3):
+                bank.submit(0, Transaction(0))
+            bank.archive()
+    log = LogReader(memory.url, storage=memory, cluster="stream", node="0-of-1")
+    upto = [record.position for record in log.read() if record.entry.map == "transactions"][2]
+    with imap_wal.log.open(memory.url, storage=memory, cluster="stream", node="0-of-1") as writer:
+        writer.shrink(upto, uncovered=True)
+    with opened(memory) as bank, pytest.raises(PositionGone, match="transaction 1 of partition 0"):
+        list(bank.read())

@@ -29,7 +29,7 @@ from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, KEY_CLASS, MAP, ORDER, V
 from imap_wal.partitions import Partitions
 from imap_wal.read.file_scan import EntryBatch
 from imap_wal.read.newest import runs
-from imap_wal.read.newest.rivals import Conflict, conflict
+from imap_wal.read.newest.rivals import RivalClaims, conflict
 from imap_wal.read.newest.runs import Entry, Run, Values
 from imap_wal.read.newest.stored_rows import RUNS_MAX, PageLimits, StoredRows
 from imap_wal.read.newest.table import OWN_FIELDS, Owned, Table, in_pages
@@ -78,7 +78,7 @@ class NewestIndex:
         self._cleared = Cleared()
         self._stored = StoredRows(memory_bytes, scratch, self._cleared)
         self._version = 0
-        self._met: list[Callable[[], Conflict | None]] = []
+        self._met: list[Callable[[], RivalClaims | None]] = []
         self._set_used(0)
 
     def begin(self, state: object) -> None:
@@ -338,10 +338,10 @@ class NewestIndex:
 
     def batches_with_rivals(
         self, name: str
-    ) -> Iterator[tuple[list[Row], list[str], dict[bytes, Conflict]]]:
+    ) -> Iterator[tuple[list[Row], list[str], dict[bytes, RivalClaims]]]:
         """`batches_with_nodes` in key order, with the keys in conflict of each page."""
         self._met = []
-        pending: dict[bytes, Conflict] = {}
+        pending: dict[bytes, RivalClaims] = {}
         for rows, nodes in self.batches_with_nodes(name, ordered=True):
             pending.update((conflict.key, conflict) for conflict in self.conflicts())
             in_conflict = (
@@ -351,7 +351,7 @@ class NewestIndex:
             )
             yield rows, nodes, in_conflict
 
-    def conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[RivalClaims]:
         """The keys in conflict among the rows returned since the last call. Values are read one key
         at a time."""
         met, self._met = self._met, []

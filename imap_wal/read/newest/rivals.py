@@ -22,7 +22,7 @@ ADVICE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Conflict:
+class RivalClaims:
     """A key that several nodes claim: the newest change of each, the winner first."""
 
     map: str
@@ -54,10 +54,10 @@ class Conflict:
         )
 
 
-def conflict(name: str, key: bytes, claims: Sequence[Claim]) -> Conflict | None:
+def conflict(name: str, key: bytes, claims: Sequence[Claim]) -> RivalClaims | None:
     """The conflict between contenders, the winner first; None if they are equal."""
     said = {content_of(row) for row, _ in claims}
-    return Conflict(name, key, tuple(claims)) if len(said) > 1 else None
+    return RivalClaims(name, key, tuple(claims)) if len(said) > 1 else None
 
 
 class Noted:
@@ -72,7 +72,7 @@ class Noted:
         """How many keys were found in conflict, at most `NAMED_MAX`."""
         return len(self._named)
 
-    def note(self, conflicts: Iterable[Conflict]) -> None:
+    def note(self, conflicts: Iterable[RivalClaims]) -> None:
         for conflict in conflicts:
             if self._full or (conflict.map, conflict.key) in self._named:
                 continue

@@ -25,7 +25,7 @@ from imap_wal.entry import (
 from imap_wal.errors import StorageUnavailable
 from imap_wal.partitions import Partitions
 from imap_wal.read.newest import runs
-from imap_wal.read.newest.rivals import Conflict, conflict
+from imap_wal.read.newest.rivals import RivalClaims, conflict
 from imap_wal.read.newest.runs import IN_MEMORY, Chunk, Entry, Run, RunWriter, Values
 from imap_wal.read.newest.table import OWN_FIELDS, Owned, Table, in_pages
 from imap_wal.rules.cleared import Cleared
@@ -288,7 +288,7 @@ class StoredRows:
 
     def conflict(
         self, name: str, contenders: list[Entry], current_runs: dict[int, Run]
-    ) -> Conflict | None:
+    ) -> RivalClaims | None:
         """The conflict of one key among those entries."""
         rows, nodes = self.loaded(name, contenders, Values(current_runs, 0))
         return conflict(name, rows[0][KEY], list(zip(rows, nodes, strict=True)))

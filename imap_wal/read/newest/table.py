@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from imap_wal.entry import DELETED, KEY, KEY_CLASS, MAP, ORDER, VALUE, VALUE_CLASS, Row
 from imap_wal.partitions import PartitionedKeys, Partitions
-from imap_wal.read.newest.rivals import Conflict, conflict
+from imap_wal.read.newest.rivals import RivalClaims, conflict
 from imap_wal.rules.newer import Claim, Contest, content_of
 
 Owned: TypeAlias = tuple[Any, ...]
@@ -68,7 +68,7 @@ class Table:
         row = self.rows.get(key)
         return [] if row is None else [row, *self.rivals.get(key, ())]
 
-    def conflict(self, name: str, key: bytes) -> Conflict | None:
+    def conflict(self, name: str, key: bytes) -> RivalClaims | None:
         """The conflict of a key, if there is one."""
         return (
             conflict(name, key, list(map(self.claim, self.of(key)))) if key in self.rivals else None

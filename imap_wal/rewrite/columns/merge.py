@@ -25,7 +25,7 @@ from imap_wal.parquet.reader import groups_of
 from imap_wal.parquet.scratch import Scratch
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, EntryBatch, FileScan
-from imap_wal.read.newest.rivals import Conflict, Noted, conflict
+from imap_wal.read.newest.rivals import Noted, RivalClaims, conflict
 from imap_wal.read.scan import read_scan
 from imap_wal.retention.overlap import beside
 from imap_wal.rewrite.columns.key_columns import (
@@ -196,7 +196,7 @@ class ColumnMerge:
         for batch, losers, _ in self._kept(name):
             yield batch if losers is None else batch.filter(pc.invert(losers))
 
-    def _kept(self, name: str) -> Iterator[tuple[Any, Any, list[Conflict]]]:
+    def _kept(self, name: str) -> Iterator[tuple[Any, Any, list[RivalClaims]]]:
         """As `decided`."""
         for batch, losers, conflicts in decided(name, self.sorted_rows(name, self._plan.rule)):
             self._noted.note(conflicts)
@@ -366,7 +366,7 @@ def picks(table: Any, rule: TombstonePolicy, nodes: Sequence[str], rank: int) ->
     return picked.sort_by([("source", "ascending"), ("row", "ascending")])
 
 
-def decided(name: str, pages: Iterator[Any]) -> Iterator[tuple[Any, Any, list[Conflict]]]:
+def decided(name: str, pages: Iterator[Any]) -> Iterator[tuple[Any, Any, list[RivalClaims]]]:
     """From rows in key order with `RANKED_SCHEMA`: the batches of rows that are kept, which of them
     are claims that lost (None: none), and the conflicts."""
     group: list[Any] = []
@@ -396,7 +396,7 @@ def decided(name: str, pages: Iterator[Any]) -> Iterator[tuple[Any, Any, list[Co
         yield from _of_claims(name, group)
 
 
-def _of_claims(name: str, batches: list[Any]) -> Iterator[tuple[Any, Any, list[Conflict]]]:
+def _of_claims(name: str, batches: list[Any]) -> Iterator[tuple[Any, Any, list[RivalClaims]]]:
     """`decided` for batches, each with all claims of its keys. The batches are not joined: a column
     must be smaller than 2 GiB."""
     claims: list[tuple[int, int, Claim, bool]] = []
@@ -413,7 +413,7 @@ def _of_claims(name: str, batches: list[Any]) -> Iterator[tuple[Any, Any, list[C
                 for place, claim, drop in zip(places.to_pylist(), rows_of_few, dropped, strict=True)
             ]
     gone, lost = set[tuple[int, int]](), set[tuple[int, int]]()
-    conflicts: list[Conflict] = []
+    conflicts: list[RivalClaims] = []
     for key, grouped in groupby(claims, key=lambda claim: claim[2][0][KEY]):
         group = list(grouped)
         one = conflict(name, key, [claim for _, _, claim, _ in group])

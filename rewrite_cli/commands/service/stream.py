@@ -12,7 +12,7 @@ import click
 
 import imap_wal.stream as streams
 from imap_wal.encoder import plain
-from imap_wal.stream import Mark, Record, Stream, Transaction
+from imap_wal.stream import Mark, Stream, StreamRecord, Transaction
 from imap_wal.stream.reading import ReadPartition, read_tables
 from imap_wal.stream.transaction import name_in
 from rewrite_cli.commands.reading.tail import closed_within
@@ -172,7 +172,7 @@ def _chosen(stream: Stream, partition: int | None) -> list[ReadPartition]:
     return [stream.reading(number) for number in numbers]
 
 
-def _show(record: Record, output: str) -> None:
+def _show(record: StreamRecord, output: str) -> None:
     fields = asdict(record) | {"data": plain(record.data)}
     if output == out.JSON:
         out.print_line(fields)

@@ -1,0 +1,109 @@
+"""Deliberate defects in streams."""
+
+from __future__ import annotations
+
+from tests.faults.mutation import Mutation
+
+_PARTITION = "imap_wal/stream/partition.py"
+_READING = "imap_wal/stream/reading.py"
+_SUBMIT, _CONSUMERS = "tests/stream/test_submit.py", "tests/stream/test_consumers.py"
+_COMPATIBLE = f"{_SUBMIT}::test_which_locks_are_compatible"
+_PROPERTY = "tests/stream/test_locks.py::test_an_estimate_never_names_an_older_transaction"
+
+OF_STREAMS = (
+    Mutation(
+        "of two transactions in one commit, both are appended",
+        _PARTITION,
+        "            if seen is not None:\n                self._demand_seen(checked, seen)\n",
+        "",
+        f"{_SUBMIT}::test_of_threads_with_one_view_one_wins",
+    ),
+    Mutation(
+        "a lock that is only read is not checked",
+        _PARTITION,
+        "    names = (*transaction.write, *transaction.read)\n",
+        "    names = transaction.write\n",
+        f"{_COMPATIBLE}[read-write]",
+    ),
+    Mutation(
+        "an append does not count as written",
+        _PARTITION,
+        "            for name in dict.fromkeys((*transaction.write, *transaction.append))\n",
+        "            for name in transaction.write\n",
+        f"{_COMPATIBLE}[read-append]",
+    ),
+    Mutation(
+        "an open does not load the locks",
+        _READING,
+        "            locks.write(row[KEY], id)\n",
+        "            pass\n",
+        f"{_COMPATIBLE}[write-write]",
+    ),
+    Mutation(
+        "a takeover forgets the requests",
+        _READING,
+        "            requests.note(str(name_in(row[KEY])), Known(id, row[EXPIRES_AT_MS]))\n",
+        "            pass\n",
+        f"{_SUBMIT}::test_a_request_counts_once",
+    ),
+    Mutation(
+        "a transaction without locks leaves no id",
+        _PARTITION,
+        "        ] or [key_of(self.number, ANY_LOCK)]\n",
+        "        ]\n",
+        f"{_SUBMIT}::test_ids_are_dense_in_each_partition_over_reopens",
+    ),
+    Mutation(
+        "a log that failed is not opened again",
+        _PARTITION,
+        "            if self._is_stale or self._log.committer.failure is not None:\n",
+        "            if False:\n",
+        f"{_SUBMIT}::test_a_request_survives_a_storage_that_fails[after-sync]",
+    ),
+    Mutation(
+        "what a prune removed is not read from the snapshot",
+        _READING,
+        "            if reader.looks > looks:  # otherwise no file was removed from its path\n",
+        "            if False:\n",
+        f"{_SUBMIT}::test_what_a_rewrite_and_a_prune_remove_is_read[all maps]",
+    ),
+    Mutation(
+        "a reader passes over what is gone",
+        _READING,
+        "            if id > last + 1:\n                missing",
+        "            if False:\n                missing",
+        f"{_SUBMIT}::test_transactions_that_are_gone_are_named",
+    ),
+    Mutation(
+        "an estimate names an older transaction",
+        "imap_wal/stream/locks.py",
+        "            if self._slots[place] < id:\n",
+        "            if self._slots[place] == 0:\n",
+        _PROPERTY,
+    ),
+    Mutation(
+        "a mark is stored before the change",
+        "imap_wal/stream/sql_marks.py",
+        "        with self._engine.begin() as connection:\n"
+        "            # First: the row is locked until the commit, so another process waits here.\n"
+        "            self._replace(connection, consumer, before, records[-1].mark)\n",
+        "        with self._engine.begin() as connection:\n"
+        "            self._replace(connection, consumer, before, records[-1].mark)\n"
+        "        with self._engine.begin() as connection:\n",
+        f"{_CONSUMERS}::test_a_function_that_fails_leaves_no_change[sql]",
+    ),
+    Mutation(
+        "two processes apply one transaction",
+        "imap_wal/stream/marks.py",
+        "    if present.id != before.id:\n",
+        "    if False:\n",
+        f"{_CONSUMERS}::test_another_process_that_applies_too_is_noticed[map]",
+    ),
+    Mutation(
+        "a transaction that failed is passed over",
+        "imap_wal/stream/consumer.py",
+        "                elif self._on_error is None or not self._on_error(record, error):\n",
+        "                elif False:\n",
+        f"{_CONSUMERS}::test_a_transaction_that_cannot_be_applied_stops_the_consumer",
+    ),
+)
