@@ -16,7 +16,7 @@ OF_STREAMS = (
         _PARTITION,
         "            if seen is not None:\n                self._demand_seen(checked, seen)\n",
         "",
-        f"{_SUBMIT}::test_of_threads_with_one_view_one_wins",
+        f"{_SUBMIT}::test_two_that_share_a_commit_conflict",
     ),
     Mutation(
         "a lock that is only read is not checked",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -31,6 +32,7 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
+from imap_wal.serializer import MsgpackSerializer
 from imap_wal.stream import Mark, Stream, Transaction
 from imap_wal.stream.transaction import LOCKS, REQUESTS, partition_of
 from storage_backends.faults import Fault, FaultyStore, Plan
@@ -124,6 +126,32 @@ def test_of_threads_with_one_view_one_wins(tmp_path: Path) -> None:
 
             Threads(*(partial(submit, number) for number in range(8))).join()
             assert len(won) == 1 and bank.mark().id == round_number + 1
+
+
+class _Together(MsgpackSerializer):
+    """Two threads leave it at the same time."""
+
+    def __init__(self) -> None:
+        self._both = threading.Barrier(2)
+
+    def dump(self, value: Any) -> bytes:
+        self._both.wait(20)
+        return super().dump(value)
+
+
+def test_two_that_share_a_commit_conflict(memory: MemoryStore) -> None:
+    """Each was checked when the other was not appended yet."""
+    with opened(memory, serializer=_Together()) as bank:
+        refused = []
+
+        def submit() -> None:
+            try:
+                bank.submit(0, Transaction(0, write=["x"]), mark=START)
+            except Conflict as conflict:
+                refused.append(conflict.newest)
+
+        Threads(submit, submit).join()
+        assert refused == [1] and bank.mark().id == 1
 
 
 def test_a_request_counts_once(memory: MemoryStore) -> None:
