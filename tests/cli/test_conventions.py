@@ -34,7 +34,7 @@ def test_help_lists_every_command_and_reads_no_parquet_library() -> None:
 def test_every_command_has_a_help_with_an_example(run: Run, name: str) -> None:
     ended = run(name, "--help")
     assert ended.code == 0
-    if name not in ("node", "plugin", "keys", "encryption-key", "spark"):
+    if name not in ("node", "plugin", "keys", "encryption-key", "spark", "stream"):
         assert "Example" in ended.out
 
 
@@ -260,7 +260,7 @@ def test_no_copy_overlaps_its_source(
             if name
             not in (
                 *("node", "agent", "plugin", "keys", "encryption-key", "spark"),
-                *("completion", "import"),
+                *("completion", "import", "stream"),
             )
         ),
         ("import", "shelve", "sessions", "{}"),
@@ -270,6 +270,7 @@ def test_no_copy_overlaps_its_source(
         ("restore", "maps", "--to", "{}"),
         ("repair", "maps", "--to", "{}"),
         ("node", "start", "--url", "{}"),
+        ("stream", "stat", "{}"),
     ],
 )
 def test_an_empty_url_is_wrong_usage(run: Run, words: tuple[str, ...], value: str) -> None:

@@ -73,3 +73,8 @@ def test_a_partition_that_does_not_exist_is_named(tmp_path: Path, run: Run) -> N
     run("stream", "create", tmp_path, "--partitions", "2")
     ended = run("stream", "locks", tmp_path, "--partition", "2")
     assert (ended.code, "numbered from 0 to 1" in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["create", "submit", "tail", "locks", "stat"])
+def test_every_command_of_a_stream_has_an_example(run: Run, name: str) -> None:
+    assert f"imap-wal stream {name} /var/lib/bank" in run("stream", name, "--help").out
