@@ -1,6 +1,6 @@
 """python -m benchmarks [--quick] [embedded] [open] [reads] [encryption] [rewrite] [rewrite-again]
 [pipeline] [table] [year] [compaction] [metadata] [restore] [restore-members] [settlement]
-[many-maps] [hello-flood] [operations] [member] [endpoints] [sizing] [copies] [shared]: prints a
+[many-maps] [hello-flood] [operations] [member] [endpoints] [sizing] [copies] [shared] [streams]: prints a
 table, or JSON with -o json. With --save FOLDER, also writes result.json and a chart of each part
 there."""
 
@@ -36,6 +36,7 @@ from benchmarks import (
     settlement,
     shared,
     sizing,
+    streams,
     table,
     year,
 )
@@ -75,6 +76,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
         "sizing": lambda: sizing.run(1 if quick else 3, 3 if quick else 10),
         "copies": lambda: copies.run(1 if quick else 3, 3 if quick else 10),
         "shared": lambda: shared.run(1 if quick else 3, quick),
+        "streams": lambda: streams.run(1 if quick else 3, quick),
     }
 
 

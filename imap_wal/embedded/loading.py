@@ -205,7 +205,8 @@ class InOrder:
             self._fill(name, rows)
 
     def remove(self, name: str) -> None:
-        if self.following or name in self._last_keys:
+        # What was applied cannot be taken back: its deletion may be in the snapshot that follows.
+        if self.following or name in self._labels:
             raise ReadAgain
 
     def forget(self) -> None:

@@ -98,7 +98,6 @@ def open(  # the public name: imap_wal.stream.open
             of_log = partial(
                 _open_log,
                 url,
-                takeover=takeover,
                 creates=partitions is not None,
                 namespace=namespace,
                 cluster=name,
@@ -110,7 +109,7 @@ def open(  # the public name: imap_wal.stream.open
                 storage_options=storage_options,
                 **settings,
             )
-            opened.append(Partition(number, of_log, made, lock_table_bytes // count))
+            opened.append(Partition(number, of_log, made, lock_table_bytes // count, takeover))
     except BaseException:
         for each in opened:
             each.close()
@@ -122,7 +121,7 @@ def _nothing() -> None:
     pass
 
 
-def _open_log(url: Place, *, takeover: bool, creates: bool, **options: Any) -> Log:
+def _open_log(url: Place, takeover: bool, *, creates: bool, **options: Any) -> Log:
     try:
         return log.open(url, takeover=takeover, **options)
     except NoSuchLog:

@@ -48,13 +48,15 @@ from imap_wal.stream.transaction import (
     packed,
 )
 
-OpenLog = Callable[[], Log]
+OpenLog = Callable[[bool], Log]
+"""Opens the log of a partition; the argument: it fences another process that writes it."""
 ATTEMPTS = 3
 """How often an append opens its log again, if the process that wrote it was not fenced."""
 
 
 class Partition:
-    """Thread-safe. `open_log` opens its log; it is called again after a failure."""
+    """Thread-safe. `open_log` opens its log; it is called again after a failure, and fences nobody
+    then."""
 
     def __init__(
         self,
@@ -62,16 +64,17 @@ class Partition:
         open_log: OpenLog,
         serializer: Serializer[Any, Any],
         lock_table_bytes: int,
+        takeover: bool = False,
     ) -> None:
         self.number, self._open_log, self._serializer = number, open_log, serializer
         self._lock_table_bytes = lock_table_bytes
         self._mutex = threading.Lock()
         self._changed = threading.Condition(self._mutex)
         self._is_stale = self._closed = False
-        self._open()
+        self._open(takeover)
 
-    def _open(self) -> None:
-        log = self._open_log()
+    def _open(self, takeover: bool) -> None:
+        log = self._open_log(takeover)
         try:
             self.locks, self.requests, self._last = read_tables(
                 log.logs, log.node, self.number, self._lock_table_bytes
@@ -209,7 +212,7 @@ class Partition:
                 self._is_stale = True
                 with suppress(ImapWalError):
                     self._log.close()
-                self._open()
+                self._open(takeover=False)
             return self._log
 
     # ---- reading ----

@@ -290,6 +290,28 @@ def test_a_reader_shows_only_states_that_the_log_had(nodes: int, seed: int) -> N
     follower.close()
 
 
+def test_a_compaction_during_an_open_brings_no_key_back(memory: MemoryStore) -> None:
+    """The open has read a part of the log when a snapshot replaces the rest, in which a key is
+    deleted."""
+    store = Interrupted(memory)
+    with embedded(memory) as writer:
+        left = writer.map("left")
+        left["deleted"] = left["kept"] = 1
+        writer.committer.rotate()
+        left["later"] = 2
+        writer.committer.rotate()
+        second = sorted(segments(memory))[1]
+
+        def meanwhile() -> None:
+            del left["deleted"]
+            writer.archive()
+            compact(memory)
+
+        store.when, store.meanwhile = lambda kind, path: path == second, meanwhile
+        with reader(store) as follower:
+            assert shown(follower)["left"] == {"kept": 1, "later": 2} == dict(left.items())
+
+
 def test_archives_are_not_shown_one_after_the_other(memory: MemoryStore) -> None:
     """Each has one map only: after the first one, its map would be ahead of the other."""
     store = Interrupted(memory)

@@ -121,6 +121,13 @@ OF_PROCESSES = (
         f"{_COPIES}::test_close_removes_the_record_of_its_requests",
     ),
     Mutation(
+        "an open keeps what it has read before a snapshot replaced it",
+        "imap_wal/embedded/loading.py",
+        "        if self.following or name in self._labels:\n",
+        "        if self.following:\n",
+        "tests/durable/test_read_only.py::test_a_compaction_during_an_open_brings_no_key_back",
+    ),
+    Mutation(
         "a reader of a log goes on in a forked child",
         "imap_wal/read/log_reader.py",
         'self._openness = Openness("reader")',

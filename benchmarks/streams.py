@@ -1,0 +1,168 @@
+"""Streams: transactions with locks beside plain appends to a log, conflicts, an open with many
+locks, and a consumer that writes to SQLite beside SQLite alone."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sql
+
+import imap_wal
+import imap_wal.stream as stream
+from benchmarks.rows import compared
+from imap_wal.errors import Conflict
+from imap_wal.stream import Mark, SqlMarks, StreamRecord, Transaction
+
+THREADS = 64
+DATA = b"x" * 100
+ALL = 2**60
+"""The id of a view that has seen everything: nothing is refused."""
+CONFLICTS_PER_S = 100_000
+OPEN_S, OPEN_LOCKS = 10.0, 10_000_000
+"""The goals."""
+
+
+def per_s(work: Callable[[int], object], calls: int, threads: int = THREADS) -> float:
+    """The rate of `work(number)` by several threads."""
+    each = calls // threads
+
+    def run(thread: int) -> None:
+        for number in range(each):
+            work(thread * each + number)
+
+    running = [threading.Thread(target=run, args=(number,)) for number in range(threads)]
+    began = time.monotonic()
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return each * threads / (time.monotonic() - began)
+
+
+def submitted(folder: Path, calls: int, repetitions: int) -> dict[str, Any]:
+    """Each transaction writes a lock of its own."""
+    ours, others = [], []
+    locks = itertools.count()
+    with (
+        stream.open(folder / "stream", partitions=1) as bank,
+        imap_wal.log.create(folder / "log") as log,
+    ):
+
+        def submit(number: int) -> None:
+            transaction = Transaction(DATA, write=[f"account:{next(locks)}"])
+            bank.submit(number, transaction, mark=Mark(0, ALL))
+
+        def append(number: int) -> None:
+            log.append("m", (b"%d" % number, DATA))
+
+        for _ in range(repetitions):
+            ours.append(per_s(submit, calls))
+            others.append(per_s(append, calls))
+    row = compared(
+        f"submit with a lock, {THREADS} threads",
+        ours,
+        others,
+        "plain appends",
+        "",
+        "transactions/s",
+    )
+    return row | {"target": 0.7}
+
+
+def refused(folder: Path, calls: int, repetitions: int) -> dict[str, Any]:
+    rates = []
+    with stream.open(folder / "refused", partitions=1) as bank:
+        bank.submit(0, Transaction(DATA, append=["x"]))
+        transaction, old = Transaction(DATA, write=["x"]), Mark(0, 0)
+
+        def submit(_: int) -> None:
+            try:
+                bank.submit(0, transaction, mark=old)
+            except Conflict:
+                return
+            raise AssertionError("it was appended")
+
+        for _ in range(repetitions):
+            rates.append(per_s(submit, calls, 1))
+    goal = f"{CONFLICTS_PER_S:,}/s"
+    row = compared("conflicts refused", rates, [CONFLICTS_PER_S] * len(rates), goal, "", "/s")
+    return row | {"target": 1}
+
+
+def opened(folder: Path, locks: int, repetitions: int) -> dict[str, Any]:
+    """After a crash and after a clean close, an open reads all rows of locks."""
+    url, each = folder / "open", 1000
+    options: dict[str, Any] = {"durability": "os", "lock_table_bytes": 2**33}
+    with stream.open(url, partitions=1, **options) as bank:
+        for start in range(0, locks, each):
+            names = [f"account:{number}" for number in range(start, start + each)]
+            bank.submit(0, Transaction(DATA, append=names))
+        bank.archive()
+    rates = []
+    for _ in range(repetitions):
+        began = time.monotonic()
+        with stream.open(url, **options):
+            rates.append(locks / (time.monotonic() - began))
+    goal = OPEN_LOCKS / OPEN_S
+    name = f"{OPEN_LOCKS:,} locks in {OPEN_S:g} s"
+    row = compared(f"open with {locks:,} locks", rates, [goal] * len(rates), name, "", "locks/s")
+    return row | {"target": 1}
+
+
+def consumed(folder: Path, count: int, repetitions: int) -> dict[str, Any]:
+    """A consumer inserts each transaction into SQLite, in batches; SQLite alone does the same."""
+    with stream.open(folder / "consumed", partitions=1, durability="os") as bank:
+        per_s(lambda number: bank.submit(0, Transaction(number)), count)
+    ours, others = [], []
+    for repetition in range(repetitions):
+        engine = sql.create_engine(f"sqlite:///{folder}/view-{repetition}.db")
+        with engine.begin() as connection:
+            connection.execute(sql.text("pragma journal_mode = wal"))
+            connection.execute(sql.text("create table seen (id integer primary key, data integer)"))
+
+        def insert(record: StreamRecord, connection: Any) -> None:
+            cursor = connection.connection.cursor()
+            cursor.execute("insert into seen values (?, ?)", (record.id, record.data))
+
+        with stream.open(folder / "consumed", read_only=True) as reader:
+            began = time.monotonic()
+            reader.consumer("c", marks=SqlMarks(engine))(insert)
+            reader.wait("c", Mark(0, count), 600)
+            ours.append(count / (time.monotonic() - began))
+        engine.dispose()
+        others.append(_alone(folder / f"alone-{repetition}.db", count))
+    row = compared(
+        "a consumer into SQLite", ours, others, "SQLite alone", "batches of 1,000", "transactions/s"
+    )
+    return row | {"target": 0.83}
+
+
+def _alone(path: Path, count: int) -> float:
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("pragma journal_mode = wal")
+        database.execute("create table seen (id integer primary key, data integer)")
+        began = time.monotonic()
+        for start in range(0, count, 1000):
+            with database:
+                for number in range(start, start + 1000):
+                    database.execute("insert into seen values (?, ?)", (number, number))
+        return count / (time.monotonic() - began)
+
+
+def run(repetitions: int, quick: bool) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        return [
+            submitted(folder, 6400 if quick else 64_000, repetitions),
+            refused(folder, 20_000 if quick else 200_000, repetitions),
+            opened(folder, 100_000 if quick else 1_000_000, repetitions),
+            consumed(folder, 20_000 if quick else 200_000, repetitions),
+        ]
