@@ -1,8 +1,8 @@
 """python -m benchmarks [--quick] [embedded] [open] [reads] [encryption] [rewrite] [rewrite-again]
 [pipeline] [table] [year] [compaction] [metadata] [restore] [restore-members] [settlement]
-[many-maps] [hello-flood] [operations] [member] [endpoints] [sizing] [copies] [shared] [streams]: prints a
-table, or JSON with -o json. With --save FOLDER, also writes result.json and a chart of each part
-there."""
+[many-maps] [hello-flood] [operations] [member] [endpoints] [sizing] [copies] [shared] [streams]:
+prints a table, or JSON with -o json. With --save FOLDER, also writes result.json and a chart of
+each part there."""
 
 from __future__ import annotations
 

@@ -23,8 +23,6 @@ from imap_wal.stream import Mark, SqlMarks, StreamRecord, Transaction
 
 THREADS = 64
 DATA = b"x" * 100
-ALL = 2**60
-"""The id of a view that has seen everything: nothing is refused."""
 CONFLICTS_PER_S = 100_000
 OPEN_S, OPEN_LOCKS = 10.0, 10_000_000
 """The goals."""
@@ -58,7 +56,7 @@ def submitted(folder: Path, calls: int, repetitions: int) -> dict[str, Any]:
 
         def submit(number: int) -> None:
             transaction = Transaction(DATA, write=[f"account:{next(locks)}"])
-            bank.submit(number, transaction, mark=Mark(0, ALL))
+            bank.submit(number, transaction, mark=Mark(0))
 
         def append(number: int) -> None:
             log.append("m", (b"%d" % number, DATA))
@@ -78,7 +76,6 @@ def submitted(folder: Path, calls: int, repetitions: int) -> dict[str, Any]:
 
 
 def refused(folder: Path, calls: int, repetitions: int) -> dict[str, Any]:
-    rates = []
     with stream.open(folder / "refused", partitions=1) as bank:
         bank.submit(0, Transaction(DATA, append=["x"]))
         transaction, old = Transaction(DATA, write=["x"]), Mark(0, 0)
@@ -90,8 +87,7 @@ def refused(folder: Path, calls: int, repetitions: int) -> dict[str, Any]:
                 return
             raise AssertionError("it was appended")
 
-        for _ in range(repetitions):
-            rates.append(per_s(submit, calls, 1))
+        rates = [per_s(submit, calls, 1) for _ in range(repetitions)]
     goal = f"{CONFLICTS_PER_S:,}/s"
     row = compared("conflicts refused", rates, [CONFLICTS_PER_S] * len(rates), goal, "", "/s")
     return row | {"target": 1}

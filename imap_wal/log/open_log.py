@@ -212,6 +212,10 @@ class Log:
         node, bound = self._log.identity.node, self._acknowledged
         return LogReader.of(self.logs, node, self.url, bound=bound, only=only)
 
+    def demand(self, position: Position) -> None:
+        """Raises `OtherHistory` unless the position is of the history of this log."""
+        self._log.demand(position)
+
     @property
     def logs(self) -> ClusterLog:
         """All logs of the cluster."""

@@ -21,7 +21,7 @@ from imap_wal.stream.transaction import Mark, StreamRecord
 BATCH = 1000
 """How many transactions share a commit of the consumer."""
 LOOK_S = 0.5
-"""How often a consumer without news looks whether it was stopped."""
+"""How often an idle consumer checks whether it was stopped, in seconds."""
 
 OnError = Callable[[StreamRecord, Exception], bool]
 """What to do with a transaction that cannot be applied: True passes over it."""
@@ -57,9 +57,10 @@ RETRIES = Retries()
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
-    """`applied`, `skipped`: transactions since it was started. `marks`: how far it is, by
-    partition. `lag`: how many acknowledged transactions are not applied. `failure`: why it applies
-    no more; "" if it does."""
+    """`applied`, `skipped`: transactions since it was started. `marks`: the last one that it has
+    applied in each partition. `lag`: how many acknowledged transactions are not applied; of a
+    stream with `read_only`, of those that it has read. `failure`: why it stopped; "" while it
+    runs."""
 
     applied: int
     skipped: int
@@ -98,19 +99,19 @@ class Consumer:
 
     @property
     def failure(self) -> Exception | None:
-        """Why it applies no more."""
+        """Why it stopped."""
         return self._failure
 
     @property
     def status(self) -> ConsumerStatus:
         with self._changed:
             lag = sum(max(0, each.mark.id - self._at[each.number].id) for each in self._sources)
-            failure = "" if self._failure is None else str(self._failure) or repr(self._failure)
+            failure = "" if self._failure is None else _text(self._failure)
             return ConsumerStatus(self._applied, self._skipped, dict(self._at), lag, failure)
 
     def wait(self, mark: Mark, seconds: float) -> bool:
-        """Whether the transaction of the mark is applied, at the latest so many seconds later.
-        Raises the error that has stopped the consumer."""
+        """Wait until the transaction of the mark is applied. Returns whether it is. Raises the
+        error that has stopped the consumer."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._failure is not None or self._at[mark.partition].id >= mark.id, seconds
@@ -148,7 +149,7 @@ class Consumer:
                     "consumer %r has stopped at partition %d: %s",
                     self.name,
                     source.number,
-                    error,
+                    _text(error),
                     exc_info=not isinstance(error, ImapWalError),
                 )
                 with self._changed:
@@ -158,9 +159,10 @@ class Consumer:
 
     def _follow(self, source: ReadablePartition) -> None:
         at = self.marks.load(self.name, source.number)
-        self._reached(at, 0)
         waiting: list[StreamRecord] = []
-        for record in source.records(at):
+        for count, record in enumerate(source.records(at)):
+            if not count:  # otherwise the mark may be of another history
+                self._reached(at, 0)
             if self._stopping.is_set():
                 return
             if record is not None:
@@ -196,8 +198,8 @@ class Consumer:
                     return at
                 if left:
                     _log.warning(
-                        "consumer %r: transaction %d of partition %d failed, and is applied again: "
-                        "%r",
+                        "consumer %r: transaction %d of partition %d failed, and will be tried "
+                        "again: %r",
                         self.name,
                         record.id,
                         record.partition,
@@ -225,6 +227,10 @@ class Consumer:
             self._applied += count
             self._changed.notify_all()
         return mark
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, ImapWalError) else repr(error)
 
 
 def _nothing(*_: Any) -> None:

@@ -26,9 +26,11 @@ from imap_wal.errors import (
     Fenced,
     ImapWalError,
     NotAppended,
+    OtherHistory,
     OutcomeUnknown,
     StorageUnavailable,
 )
+from imap_wal.format import Position
 from imap_wal.log.open_log import Log
 from imap_wal.rules.valid import demand_size
 from imap_wal.serializer import Serializer
@@ -93,22 +95,23 @@ class Partition:
         self,
         header: Header,
         transaction: Transaction,
-        seen: int | None,
+        seen: Mark | None,
         request: str = "",
     ) -> Mark:
-        """Append the transaction, and return its mark when it is durable. `seen`: the id up to
-        which its author has seen the partition; None: it has no lock that is checked. A `request`
-        that is in the log is not appended again: its mark is returned.
+        """Append the transaction, and return its mark when it is durable. `seen`: up to where its
+        author has seen the partition; None: it has no lock that is checked. A `request` that is in
+        the log is not appended again: its mark is returned.
 
         Raises:
             Conflict: a newer transaction than `seen` wrote a lock; nothing was appended.
+            OtherHistory: the log does not have what the author has seen; nothing was appended.
             NotAppended: nothing was appended.
             OutcomeUnknown: without `request`: it may be in the log.
             Fenced: another process writes this partition.
             Closed: the stream was closed.
         """
         if seen is not None and not request:
-            self._demand_seen(_checked(self.number, transaction), seen)  # before it is serialised
+            self._demand_seen(_checked(self.number, transaction), seen.id)  # not yet serialised
         value = packed(header, transaction, request, self._serializer)
         failure: ImapWalError | None = None
         for _ in range(ATTEMPTS):
@@ -118,7 +121,7 @@ class Partition:
                 raise _reason(failure, error) from error
             try:
                 return self._append(log, value, transaction, seen, request)
-            except (Conflict, Fenced):
+            except (Conflict, Fenced, OtherHistory):
                 raise
             except Closed:
                 if self._closed:
@@ -144,9 +147,11 @@ class Partition:
         log: Log,
         value: bytes,
         transaction: Transaction,
-        seen: int | None,
+        seen: Mark | None,
         request: str,
     ) -> Mark:
+        if seen is not None and seen.position:
+            log.demand(Position.parse(seen.position))
         demand_size(f"partition {self.number}", b"", value, log.settings.max_value_bytes)
         written = [
             key_of(self.number, name)
@@ -163,7 +168,9 @@ class Partition:
             if known := self.requests.get(request, now):
                 raise _Repeated(known)
             if seen is not None:
-                self._demand_seen(checked, seen)
+                if seen.id > self._last:
+                    raise OtherHistory(str(log), f"of transaction {seen.id}", "")
+                self._demand_seen(checked, seen.id)
             id = self._last + 1
             number = msgpack.packb(id)
             entries = [
@@ -183,8 +190,7 @@ class Partition:
         try:
             position = log.append_chosen(choose)
         except _Repeated as repeated:
-            log.sync()  # the first attempt may be under way
-            return self._mark_of(repeated.id)
+            return self._durable(log, repeated.id)
         return self._reached(Mark(self.number, id, str(position)))
 
     def _demand_seen(self, checked: Sequence[tuple[str, bytes]], seen: int) -> None:
@@ -245,7 +251,15 @@ class Partition:
     def archive(self) -> int:
         return self._ready().archive()
 
-    def _mark_of(self, id: int) -> Mark:
+    def known(self, request: str) -> Mark | None:
+        """The mark of a request that is in the log already. Raises the errors of `append`."""
+        log = self._ready()
+        id = self.requests.get(request, log.clock.now_ms())
+        return self._durable(log, id) if id else None
+
+    def _durable(self, log: Log, id: int) -> Mark:
+        """The mark of a transaction whose commit may still be under way."""
+        log.sync()
         # The position of an old transaction is not kept: a reader finds it again.
         mark = self._acknowledged
         return mark if mark.id == id else Mark(self.number, id)

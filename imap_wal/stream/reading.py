@@ -75,8 +75,11 @@ class ReadPartition:
         return not self._ended.wait(min(seconds, POLL_S))
 
     def append(
-        self, header: Header, transaction: Transaction, seen: int | None, request: str = ""
+        self, header: Header, transaction: Transaction, seen: Mark | None, request: str = ""
     ) -> NoReturn:
+        raise ReadOnly("the stream was opened with read_only=True; nothing was appended")
+
+    def known(self, request: str) -> NoReturn:
         raise ReadOnly("the stream was opened with read_only=True; nothing was appended")
 
     def archive(self) -> NoReturn:

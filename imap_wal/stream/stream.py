@@ -66,9 +66,10 @@ class Stream:
 
         Args:
             header: text or an int, such as the number of an account.
-            transaction: it; or a function that builds it from a view, and returns None if there is
-                nothing to do. The function is called again with a newer view if a lock was written
-                meanwhile, so it should do nothing else.
+            transaction: the transaction, or a function that builds it from a view, and returns None
+                if there is nothing to do. The function is called again with a newer view if a lock
+                was written meanwhile, or if it returns None and the view lacks a transaction that
+                was acknowledged before this call. So it must have no side effects.
             marks: the name of the consumer whose view the function gets.
             mark: of the view that a given transaction with `read` or `write` locks was built from.
             request: a name that its author gives to no other request, such as "order/4711". A
@@ -78,7 +79,8 @@ class Stream:
 
         Raises:
             Conflict: a newer transaction wrote a lock; nothing was appended.
-            NotSerializable, TooLarge: of the data; nothing was appended.
+            NotSerializable, TooLarge: the data cannot be stored; nothing was appended.
+            OtherHistory: the log does not have what the view has; nothing was appended.
             NotAppended: nothing was appended.
             OutcomeUnknown: it may be in the log. With `request`, submit it again.
             Fenced: another process writes this partition.
@@ -90,25 +92,39 @@ class Stream:
         if request:
             check_name(request, "a request")
         if isinstance(transaction, Transaction):
-            return partition.append(
-                header, transaction, self._seen(transaction, mark, partition.number), request
-            )
-        consumer = self._consumer(marks)
-        end = time.monotonic() + timeout_s
+            seen = self._seen(transaction, mark, partition.number)
+            return partition.append(header, transaction, seen, request)
+        function: Any = transaction
+        if not callable(function):
+            kind = type(transaction).__name__
+            raise InvalidSetting(f"a transaction is a Transaction or a function, not a {kind}")
+        if not marks:
+            raise InvalidSetting("a function needs marks=, the name of the consumer of its view")
+        # Before the function: in its view, the transaction may have been applied already.
+        if request and (known := partition.known(request)) is not None:
+            return known
+        consumer, end = self._consumer(marks), time.monotonic() + timeout_s
+        acknowledged = partition.mark
         while True:
             with consumer.marks.view(consumer.name, partition.number) as view:
-                seen = view.mark.id
-                built = transaction(view)
-            if built is None:
+                seen = view.mark
+                built: Any = function(view)
+            if isinstance(built, Transaction):
+                try:
+                    return partition.append(header, built, seen, request)
+                except Conflict as conflict:
+                    newest = Mark(partition.number, conflict.newest)
+                    if not consumer.wait(newest, end - time.monotonic()):
+                        raise
+            elif built is not None:
+                kind = type(built).__name__
+                raise InvalidSetting(f"the function returned a {kind}, not a Transaction or None")
+            elif seen.id >= acknowledged.id or not consumer.wait(
+                acknowledged, end - time.monotonic()
+            ):
                 return None
-            try:
-                return partition.append(header, built, seen, request)
-            except Conflict as conflict:
-                newest = Mark(partition.number, conflict.newest)
-                if not consumer.wait(newest, end - time.monotonic()):
-                    raise
 
-    def _seen(self, transaction: Transaction, mark: Mark | None, partition: int) -> int | None:
+    def _seen(self, transaction: Transaction, mark: Mark | None, partition: int) -> Mark | None:
         if mark is None:
             if transaction.checks:
                 raise InvalidSetting(
@@ -116,11 +132,8 @@ class Stream:
                     "built from: pass mark=, or a function and marks="
                 )
             return None
-        if mark.partition != partition:
-            raise InvalidSetting(
-                f"the mark is of partition {mark.partition}, and the header of {partition}"
-            )
-        return mark.id
+        _demand_mark(mark, partition)
+        return mark
 
     # ---- reading ----
 
@@ -136,12 +149,16 @@ class Stream:
             after: the mark after which to begin; None: at the first transaction.
 
         Raises:
+            InvalidSetting: there is no such partition, or the mark is of another one.
             PositionGone: some were removed. `OtherHistory`: the log was restored or replaced since
                 the mark was stored.
             LogError: the log is damaged.
             StorageUnavailable: the storage failed.
         """
-        yield from iter(self._partition(partition).records(after or Mark(partition)).__next__, None)
+        source = self._partition(partition)
+        if after is not None:
+            _demand_mark(after, partition)
+        yield from iter(source.records(after or Mark(partition)).__next__, None)
 
     def reading(self, partition: int) -> ReadPartition:
         """A partition of a stream that was opened with `read_only`."""
@@ -171,6 +188,8 @@ class Stream:
             batch: how many transactions share a commit.
         """
         check_consumer(name)
+        if not all(hasattr(marks, method) for method in ("load", "apply", "view")):
+            raise InvalidSetting(f"marks is {marks!r}; it takes SqlMarks, MapMarks or FileMarks")
 
         def start(function: F) -> F:
             with self._mutex:
@@ -191,17 +210,16 @@ class Stream:
         return {name: consumer.status for name, consumer in list(self._consumers.items())}
 
     def wait(self, consumer: str, mark: Mark, timeout_s: float = 30.0) -> bool:
-        """Whether a consumer has applied a transaction, at the latest so many seconds later. Raises
-        the error that has stopped it, and `InvalidSetting`: there is no such consumer."""
+        """Wait until a consumer of this process has applied a transaction, for `timeout_s` at most.
+        Returns whether it has. Raises the error that has stopped the consumer, and
+        `InvalidSetting`: there is no such consumer."""
+        self._partition(mark.partition)
         return self._consumer(consumer).wait(mark, timeout_s)
 
     def _consumer(self, name: str) -> Consumer:
         consumer = self._consumers.get(name)
         if consumer is None:
-            raise InvalidSetting(
-                f"there is no consumer {name!r}; a function that builds a transaction needs "
-                "marks=, the name of a consumer of this stream"
-            )
+            raise InvalidSetting(f"there is no consumer {name!r} in this process")
         return consumer
 
     def _partition(self, number: int) -> Partition | ReadPartition:
@@ -249,6 +267,13 @@ class Stream:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _demand_mark(mark: Any, partition: int) -> None:
+    if not isinstance(mark, Mark):
+        raise InvalidSetting(f"{mark!r} is not a Mark")
+    if mark.partition != partition:
+        raise InvalidSetting(f"the mark is of partition {mark.partition}, not of {partition}")
 
 
 def check_consumer(name: Any) -> None:

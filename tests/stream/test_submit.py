@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +23,7 @@ from imap_wal.errors import (
     InvalidSetting,
     NoSuchLog,
     NotSerializable,
+    OtherHistory,
     OutcomeUnknown,
     PositionGone,
     TooLarge,
@@ -256,6 +258,13 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[Stream], object]]] = {
         lambda s: s.submit(0, Transaction(1), request="x" * 1025),
     ),
     "a function without marks": (InvalidSetting, lambda s: s.submit(0, lambda view: None)),
+    "a function that returns data": (
+        InvalidSetting,
+        lambda s: s.submit(0, lambda view: {"a": 1}, marks="c"),  # type: ignore[arg-type, return-value]
+    ),
+    "data instead of a transaction": (InvalidSetting, lambda s: s.submit(0, {"a": 1})),  # type: ignore[arg-type]
+    "a number for a mark": (InvalidSetting, lambda s: list(s.read(0, 3))),  # type: ignore[arg-type]
+    "marks that are none": (InvalidSetting, lambda s: s.consumer("c", marks="c")),  # type: ignore[arg-type]
     "too much": (TooLarge, lambda s: s.submit(0, Transaction(b"x" * 2000))),
     "no such partition": (InvalidSetting, lambda s: list(s.read(7))),
 }
@@ -339,3 +348,24 @@ def test_transactions_that_are_gone_are_named(memory: MemoryStore) -> None:
         writer.shrink(upto, uncovered=True)
     with opened(memory) as bank, pytest.raises(PositionGone, match="transaction 1 of partition 0"):
         list(bank.read())
+
+
+def test_a_mark_of_what_was_lost_is_refused(tmp_path: Path) -> None:
+    """The log was replaced by an older copy: an author must not build on what it lacks."""
+    log, copy = tmp_path / "log", tmp_path / "copy"
+    with stream.open(log, partitions=1) as bank:
+        bank.submit(0, Transaction(1, write=["x"]), mark=START)
+    shutil.copytree(log, copy)
+    with stream.open(log) as bank:
+        seen = bank.submit(0, Transaction(2, write=["x"]), mark=bank.mark())
+        assert seen is not None
+    shutil.rmtree(log)
+    copy.rename(log)
+    with stream.open(log) as bank:
+        for mark in (seen, Mark(0, seen.id)):
+            with pytest.raises(OtherHistory):
+                bank.submit(0, Transaction(3, write=["x"]), mark=mark)
+        bank.submit(0, Transaction("another"))  # there is a transaction 2 again
+        with pytest.raises(OtherHistory):
+            bank.submit(0, Transaction(3, write=["x"]), mark=seen)
+        assert bank.mark().id == 2
