@@ -96,8 +96,8 @@ class ReadOnly(NotAppended):
 
 
 class Conflict(NotAppended):
-    """A transaction of a stream was refused: since its author has seen the partition, transaction
-    `newest` wrote the lock `lock`. Build it again from a view that has `newest`."""
+    """A transaction of a stream was refused: after its author read the view, transaction `newest`
+    wrote the lock `lock`. Build it again from a view that has `newest`."""
 
     def __init__(self, lock: str, partition: int, newest: int, seen: int) -> None:
         super().__init__(lock, partition, newest, seen)
@@ -106,8 +106,8 @@ class Conflict(NotAppended):
     def __str__(self) -> str:  # not before it is needed: many are raised, and few are shown
         return (
             f"transaction {self.newest} of partition {self.partition} wrote lock {self.lock!r}, "
-            f"and this one was built from transactions up to {self.seen}; build it again from a "
-            "newer view"
+            f"but this one was built from a view up to transaction {self.seen}; build it again "
+            "from a newer view"
         )
 
 

@@ -18,8 +18,8 @@ class LockTable:
 
     It is exact while it takes at most half of `bytes_max`. Then it becomes an estimate of fixed
     size (that of Waltz): each lock has three slots with the highest id of any lock there, and the
-    lowest of the three is its answer. So it may name a newer transaction than the newest, and a
-    transaction is refused that could be appended; it never names an older one.
+    lowest of the three is its answer. So the id may be too high: then a transaction is refused that
+    could be appended. It is never too low.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -38,7 +38,7 @@ class LockTable:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory that it takes, about."""
+        """Approximate memory, in bytes."""
         return self._bytes if self._slots is None else getsizeof(self._slots)
 
     def newest(self, lock: bytes) -> int:

@@ -73,7 +73,7 @@ class _MarkManifest:
 
 class FileMarks:
     """Marks in files of a folder or URL. `function` gets the record. After a crash, the last
-    transactions may be applied again: use it for what can be done twice.
+    transactions may be applied again: use it only for work that may be repeated.
 
     Args:
         url: a folder or URL, of this consumer or of several.
@@ -196,5 +196,6 @@ def demand_same(consumer: str, before: Mark, present: Mark) -> None:
     if present.id != before.id:
         raise LostRace(
             f"consumer {consumer!r} is at transaction {present.id} of partition "
-            f"{before.partition}, not at {before.id}: another process applies it too"
+            f"{before.partition}, not at {before.id}: another process applies it too, or another "
+            "stream has a consumer of this name"
         )

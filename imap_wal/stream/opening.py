@@ -50,13 +50,13 @@ def open(  # the public name: imap_wal.stream.open
 
     Args:
         url: a folder or URL.
-        partitions: how many a new stream has; it is created if there is none. None: only open. The
-            number of partitions never changes.
+        partitions: number of partitions, which never changes. If there is no stream, it is created.
+            None: only open.
         name: of the stream, its cluster in the log.
         namespace: namespace of the cluster.
         serializer: of the data of transactions, as for `imap_wal.open`.
         lock_table_bytes: memory for the locks of all partitions. A partition whose locks do not fit
-            estimates them: then it may refuse more than it must, but never less.
+            estimates them: then it may refuse too many transactions, never too few.
         read_only: only read, and run consumers; another process may write the stream.
         takeover: fence the process that writes the stream.
         clock: for tests.

@@ -1,8 +1,8 @@
 """One partition of a stream open for writing: its log, its locks and its last requests.
 
     append   is the request known? ─▶ its mark again
-             has a newer transaction than the author has seen written a lock? ─▶ Conflict
-             else: the next id, its locks, one commit with all three   (one lock: in this order)
+             was a lock written after what the author has seen? ─▶ Conflict
+             else: the next id, its locks, one commit with all three   (under one lock, in order)
              ─▶ committer ─▶ acknowledge
     open     the log ─▶ the rows of `locks` and `requests`, from a snapshot and the log after it
 
@@ -137,7 +137,7 @@ class Partition:
                 failure = error
                 self._is_stale = True
             except BaseException:
-                self._is_stale = True  # an interrupt: perhaps it is in the ring
+                self._is_stale = True  # an interrupt: the transaction may be in the ring
                 raise
         assert failure is not None
         raise failure
@@ -273,7 +273,7 @@ class Partition:
         self._log.close()
 
 
-class _Repeated(Exception):  # an answer, never shown
+class _Repeated(Exception):  # internal, never raised to callers
     """The request is in the log already."""
 
     def __init__(self, id: int) -> None:

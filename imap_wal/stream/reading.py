@@ -97,7 +97,7 @@ def read_tables(
     locks, requests, newest = LockTable(bytes_max), RequestWindow(), 0
     begin = key_of(partition, ANY_LOCK)[:-1]
     with storage_errors(f"reading partition {partition}"):
-        # Those of a snapshot are not of a node; those of the log are.
+        # Rows of a snapshot belong to no node; rows of the log do.
         for scope in (Scope(until={}), Scope((node,), snapshots=False)):
             for changes in logs.changes((LOCKS, REQUESTS), scope):
                 rows = [row for row in changes.rows if row[KEY].startswith(begin)]
@@ -135,7 +135,7 @@ def follow(
     looks = 0
     for found in reader.follow(Position.parse(position).after() if position else START):
         if found is None:
-            if reader.looks > looks:  # otherwise no file was removed from its path
+            if reader.looks > looks:  # it has read the manifest: files may have been removed
                 looks = reader.looks
                 for record in _rewritten(reader, partition, last, serializer):
                     last = record.id
@@ -145,7 +145,7 @@ def follow(
         entry = found.entry
         id = name_in(entry.key)
         if type(id) is not int or entry.value is None:
-            raise NotReadable("this is no transaction of a stream", entry.key)
+            raise NotReadable("this is not a transaction of a stream", entry.key)
         if id <= last:  # the mark had no position, or the snapshot had it
             continue
         if id > last + 1:

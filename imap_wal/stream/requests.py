@@ -1,4 +1,4 @@
-"""The last requests, so that one that is sent twice counts once."""
+"""The newest requests: one that is sent twice counts once."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ class RequestWindow:
             self.settle()
 
     def settle(self) -> None:
-        """Sort by id, and forget the surplus."""
+        """Sort by id, and forget those above the limit."""
         newest = sorted(self._known.items(), key=lambda item: item[1].id)[-self._requests_max :]
         self._known = OrderedDict(newest)

@@ -97,7 +97,8 @@ class SqlMarks:
             pass
         raise LostRace(
             f"consumer {consumer!r} is not at transaction {before.id} of partition "
-            f"{mark.partition} any more: another process applies it too"
+            f"{mark.partition} any more: another process applies it too, or another stream has a "
+            "consumer of this name"
         )
 
     @contextmanager

@@ -30,8 +30,8 @@ Header: TypeAlias = str | int
 NAME_BYTES_MAX = 1024
 """Of a lock, a header and a request."""
 ANY_LOCK = ""
-"""The name of the row that a transaction without locks writes: the id of the newest transaction is
-in the rows of `locks`."""
+"""A transaction without locks writes a row with this name, so that the highest id in `locks` is that
+of the newest transaction."""
 
 _serializer = MsgpackSerializer()
 _KNOWN: dict[str, Serializer[Any, Any]] = {
@@ -40,8 +40,8 @@ _KNOWN: dict[str, Serializer[Any, Any]] = {
 
 
 class Mark(NamedTuple):
-    """Up to which transaction of a partition a view is. `id` 0: it has none. `position`: where that
-    transaction is in the log, as text with the id of its history; "" if `id` is 0."""
+    """The last transaction in a view, of one partition. `id` 0: there is none. `position`: where it
+    is in the log, as text with the id of its history; "" if that is not known."""
 
     partition: int
     id: int = 0
@@ -52,8 +52,8 @@ class Mark(NamedTuple):
 class Transaction:
     """What an author appends. `data`: what the stream's serializer takes. `read`, `write`,
     `append`: names of locks. The transaction is refused if a newer one than its author has seen
-    wrote a lock of `read` or `write`. Those of `write` and `append` count as written by it; an
-    `append` alone refuses nothing. Locks belong to the partition of the header."""
+    wrote a lock of `read` or `write`. It writes the locks of `write` and `append`; a lock of
+    `append` is never a reason to refuse it. Locks belong to the partition of the header."""
 
     data: Any
     read: Sequence[str] = ()
@@ -116,7 +116,7 @@ _unpack_key = msgspec.msgpack.Decoder(tuple[int, int | str]).decode
 def check_name(name: Any, what: str) -> None:
     """Raises `NotSerializable` unless it is text of 1 to 1024 bytes."""
     if not isinstance(name, str):
-        raise NotSerializable(f"{what} is text, not a {type(name).__name__}")
+        raise NotSerializable(f"{what} is a str, not a {type(name).__name__}")
     try:
         size = len(name.encode())
     except UnicodeEncodeError as error:
@@ -134,7 +134,7 @@ def partition_of(header: Header, count: int) -> int:
             raise NotSerializable("a header has at most 64 bits")
         data = header.to_bytes(8, "big", signed=True)
     else:
-        check_name(header, "a header")
+        check_name(header, "a header that is no int")
         text = str(header).encode()
         data = len(text).to_bytes(4, "big") + text
     if count == 1:
@@ -197,14 +197,14 @@ def record_of(
         if stored.kind:
             data = msgpack.unpackb(data)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise NotReadable(f"this is no transaction of a stream: {error}", value) from error
+        raise NotReadable(f"this is not a transaction of a stream: {error}", value) from error
     loads = serializer
     if stored.kind != ("" if is_msgpack(serializer.name) else serializer.name):
         loads = _KNOWN.get(stored.kind or MSGPACK, serializer)
         if loads is serializer:
             raise InvalidSetting(
-                f"transaction {number} of partition {partition} was written by serializer "
-                f"{stored.kind!r}; open the stream with it"
+                f"transaction {number} of partition {partition} was written with serializer "
+                f"{stored.kind!r}; open the stream with that serializer"
             )
     try:
         value_of_data = loads.load(data)

@@ -55,14 +55,15 @@ def test_transactions_of_all_partitions_are_shown_by_time(tmp_path: Path, run: R
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        (["stat"], 1, "say how many partitions"),
+        (["stat"], 1, "imap-wal stream create URL"),
         (["create", "--partitions", "0"], 2, "0"),
-        (["submit", "a", "{"], 2, "DATA is no JSON"),
-        (["submit", "a", "1"], 1, "say how many partitions"),
+        (["submit", "a", "{"], 2, "DATA is not valid JSON"),
+        (["submit", "a", "1"], 1, "imap-wal stream create URL"),
+        (["submit", "a", "1", "--read", "x"], 2, "--seen"),
     ],
-    ids=["no stream", "no partitions", "no JSON", "submit to no stream"],
+    ids=["no stream", "no partitions", "no JSON", "submit to no stream", "no id"],
 )
-def test_wrong_calls_are_named(
+def test_wrong_calls_get_a_clear_error(
     tmp_path: Path, run: Run, words: list[str], code: int, text: str
 ) -> None:
     ended = run("stream", words[0], tmp_path, *words[1:])

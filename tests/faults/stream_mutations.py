@@ -63,9 +63,9 @@ OF_STREAMS = (
     Mutation(
         "what a prune removed is not read from the snapshot",
         _READING,
-        "            if reader.looks > looks:  # otherwise no file was removed from its path\n",
+        "            if reader.looks > looks:  # it has read the manifest: files may have been removed\n",
         "            if False:\n",
-        f"{_SUBMIT}::test_what_a_rewrite_and_a_prune_remove_is_read[all maps]",
+        f"{_SUBMIT}::test_transactions_are_read_after_a_rewrite_and_a_prune[all maps]",
     ),
     Mutation(
         "a reader passes over what is gone",

@@ -267,7 +267,7 @@ for number in range(int(sys.argv[2]), 10**6):
 """
 
 
-def test_killed_between_any_two_steps_nothing_is_lost_or_twice(tmp_path: Path) -> None:
+def test_a_kill_between_any_two_steps_loses_and_repeats_nothing(tmp_path: Path) -> None:
     """The author repeats its last request. `kill -9` of the process, with its consumer."""
     last = 1
     for round_number in range(4):

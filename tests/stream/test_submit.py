@@ -115,7 +115,7 @@ def test_other_locks_and_other_partitions_do_not_conflict(memory: MemoryStore) -
         assert (raised.value.lock, raised.value.newest, raised.value.seen) == ("y", 1, 0)
 
 
-def test_of_threads_with_one_view_one_wins(tmp_path: Path) -> None:
+def test_one_of_several_threads_with_one_view_wins(tmp_path: Path) -> None:
     """Also of those that share a commit."""
     with stream.open(tmp_path, partitions=1) as bank:
         for round_number in range(20):
@@ -220,7 +220,7 @@ def test_without_a_request_an_unknown_outcome_is_raised(memory: MemoryStore) -> 
         assert records in ([*range(submitted), "next"], [*range(submitted + 1), "next"])
 
 
-def test_data_of_any_type_of_the_serializer(memory: MemoryStore) -> None:
+def test_data_of_every_type_is_read_back(memory: MemoryStore) -> None:
     values: list[Any] = [None, 1, "é", b"\0", [1, {"a": (2, 3)}], datetime(2026, 1, 2, tzinfo=UTC)]
     with opened(memory) as bank:
         for value in values:
@@ -281,7 +281,7 @@ def test_what_is_refused_changes_nothing(memory: MemoryStore, name: str) -> None
         assert [record.data for record in bank.read()] == [1, 2]
 
 
-def test_how_streams_are_opened(tmp_path: Path) -> None:
+def test_a_stream_has_one_writer_and_one_partition_count(tmp_path: Path) -> None:
     with pytest.raises(NoSuchLog, match="say how many partitions"):
         stream.open(tmp_path)
     for wrong in (0, -1, 1025, 1.5, True):
@@ -314,7 +314,7 @@ def test_a_creation_that_was_interrupted_is_finished(memory: MemoryStore) -> Non
 
 
 @pytest.mark.parametrize("maps", [None, (LOCKS, REQUESTS)], ids=["all maps", "the tables"])
-def test_what_a_rewrite_and_a_prune_remove_is_read(
+def test_transactions_are_read_after_a_rewrite_and_a_prune(
     memory: MemoryStore, maps: tuple[str, ...] | None
 ) -> None:
     """From the snapshot, by readers at any mark; the tables too."""

@@ -12,11 +12,13 @@ import click
 
 import imap_wal.stream as streams
 from imap_wal.encoder import plain
+from imap_wal.errors import NoSuchLog, WriterLocked
 from imap_wal.stream import Mark, Stream, StreamRecord, Transaction
 from imap_wal.stream.reading import ReadPartition, read_tables
 from imap_wal.stream.transaction import name_in
 from rewrite_cli.commands.reading.tail import closed_within
 from rewrite_cli.console import output as out
+from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import url_argument
 from rewrite_cli.console.times import Duration
 from storage_backends.location import Location
@@ -41,7 +43,17 @@ def _stream_argument(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _opened(url: Location, name: str, namespace: str, **options: Any) -> Stream:
-    return streams.open(url, name=name, namespace=namespace, wal_dir=url.wal_dir or "", **options)
+    where: dict[str, Any] = {"name": name, "namespace": namespace, "wal_dir": url.wal_dir or ""}
+    try:
+        return streams.open(url, **where, **options)
+    except NoSuchLog:
+        raise Failed(
+            f"{url} has no stream {name!r} in namespace {namespace!r}; to create it: imap-wal "
+            "stream create URL --partitions 8"
+        ) from None
+    except WriterLocked as error:
+        advice = "submit in the program that writes the stream, or stop it"
+        raise WriterLocked(error.node, error.holder, advice) from None
 
 
 @command.command()
@@ -60,22 +72,27 @@ def create(url: Location, name: str, namespace: str, partitions: int) -> None:
       imap-wal stream create /var/lib/bank --partitions 8
     """
     _opened(url, name, namespace, partitions=partitions).close()
-    out.echo(f"stream {name} has {out.count(partitions, 'partition', 'partitions')}")
+    out.echo(f"stream {name!r} has {out.count(partitions, 'partition', 'partitions')}")
 
 
 @command.command()
 @_stream_argument
 @click.argument("header")
 @click.argument("data")
-@click.option("--read", multiple=True, help="A lock of which the data depends; may be repeated.")
+@click.option("--read", multiple=True, help="A lock on which the data depends; may be repeated.")
 @click.option("--write", multiple=True, help="A lock that is read and written; may be repeated.")
 @click.option("--append", multiple=True, help="A lock that is only written; may be repeated.")
 @click.option(
     "--seen",
     type=click.IntRange(0),
-    help="The id up to which the partition was seen. Needed with --read and --write.",
+    help="The id of the newest transaction that you have seen in the partition. Needed with --read "
+    "and --write.",
 )
-@click.option("--request", default="", help="A name that no other transaction has: it counts once.")
+@click.option(
+    "--request",
+    default="",
+    help="A name for the transaction. If it is sent again with the same name, it counts once.",
+)
 @out.output_option
 def submit(
     url: Location,
@@ -103,7 +120,9 @@ def submit(
     try:
         value = json.loads(data)
     except ValueError as error:
-        raise click.UsageError(f"DATA is no JSON: {error}") from error
+        raise click.UsageError(f"DATA is not valid JSON: {error}") from error
+    if seen is None and (read or write):
+        raise click.UsageError("--read and --write need --seen")
     of: str | int = int(header) if header.lstrip("-").isdecimal() else header
     with _opened(url, name, namespace) as stream:
         mark = None if seen is None else Mark(stream.partition_of(of), seen)
@@ -120,7 +139,12 @@ def submit(
 @command.command()
 @_stream_argument
 @click.option("--partition", type=click.IntRange(0), help=PARTITION_HELP)
-@click.option("--after", type=click.IntRange(0), default=0, help="Only transactions above this id.")
+@click.option(
+    "--after",
+    type=click.IntRange(0),
+    default=0,
+    help="Only transactions above this id, of each partition.",
+)
 @click.option("--lock", help="Only transactions that read or wrote this lock.")
 @click.option("-f", "--follow", is_flag=True, help="Then print new transactions as they come.")
 @click.option(
@@ -142,7 +166,7 @@ def tail(
     interval: float,
     output: str,
 ) -> None:
-    """Print transactions, those of all partitions by time; with --follow, also those that come,
+    """Print transactions, those of all partitions by time; with --follow, also new ones,
     until Ctrl-C. In JSON, each is one line.
 
     \b
