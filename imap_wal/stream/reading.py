@@ -135,7 +135,7 @@ def follow(
     looks = 0
     for found in reader.follow(Position.parse(position).after() if position else START):
         if found is None:
-            if reader.looks > looks:  # it has read the manifest: files may have been removed
+            if reader.looks > looks:  # files may have been removed since
                 looks = reader.looks
                 for record in _rewritten(reader, partition, last, serializer):
                     last = record.id

@@ -30,7 +30,7 @@ Header: TypeAlias = str | int
 NAME_BYTES_MAX = 1024
 """Of a lock, a header and a request."""
 ANY_LOCK = ""
-"""A transaction without locks writes a row with this name, so that the highest id in `locks` is that
+"""A transaction without locks writes a row with this name: the highest id in `locks` is always that
 of the newest transaction."""
 
 _serializer = MsgpackSerializer()

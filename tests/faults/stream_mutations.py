@@ -14,7 +14,7 @@ OF_STREAMS = (
     Mutation(
         "of two transactions in one commit, both are appended",
         _PARTITION,
-        "            if seen is not None:\n                self._demand_seen(checked, seen)\n",
+        "                self._demand_seen(checked, seen.id)\n",
         "",
         f"{_SUBMIT}::test_two_that_share_a_commit_conflict",
     ),
@@ -63,7 +63,7 @@ OF_STREAMS = (
     Mutation(
         "what a prune removed is not read from the snapshot",
         _READING,
-        "            if reader.looks > looks:  # it has read the manifest: files may have been removed\n",
+        "            if reader.looks > looks:  # files may have been removed since\n",
         "            if False:\n",
         f"{_SUBMIT}::test_transactions_are_read_after_a_rewrite_and_a_prune[all maps]",
     ),
