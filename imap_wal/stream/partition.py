@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 
@@ -34,6 +34,7 @@ from imap_wal.format import Position
 from imap_wal.log.open_log import Log
 from imap_wal.rules.valid import demand_size
 from imap_wal.serializer import Serializer
+from imap_wal.stream.locks import LockTable
 from imap_wal.stream.reading import follow, read_tables
 from imap_wal.stream.requests import KEPT_S, Known
 from imap_wal.stream.transaction import (
@@ -54,6 +55,32 @@ OpenLog = Callable[[bool], Log]
 """Opens the log of a partition; the argument: it fences another process that writes it."""
 ATTEMPTS = 3
 """How often an append opens its log again, if the process that wrote it was not fenced."""
+T = TypeVar("T")
+
+
+class _OpenLog:
+    """The log since its last open, with the tables that were read from it. After a failure, all of
+    it is replaced: what an append has noted here and could not write is gone with it."""
+
+    def __init__(self, log: Log, partition: int, lock_table_bytes: int) -> None:
+        self.log, self._partition = log, partition
+        self.locks, self.requests, self.last = read_tables(
+            log.logs, log.node, partition, lock_table_bytes
+        )
+        self.is_stale = False
+        """It may have noted what is not in the log."""
+
+    @property
+    def mark(self) -> Mark:
+        """That of the newest transaction when it was opened."""
+        return Mark(self._partition, self.last, str(self.log.high_water_mark) if self.last else "")
+
+    def demand_seen(self, checked: Sequence[tuple[str, bytes]], seen: int) -> None:
+        newest_of = self.locks.newest
+        for name, lock in checked:
+            newest = newest_of(lock)
+            if newest > seen:
+                raise Conflict(name, self._partition, newest, seen)
 
 
 class Partition:
@@ -72,22 +99,21 @@ class Partition:
         self._lock_table_bytes = lock_table_bytes
         self._mutex = threading.Lock()
         self._changed = threading.Condition(self._mutex)
-        self._is_stale = self._closed = False
-        self._open(takeover)
+        self._closed = False
+        self._opened = self._open(takeover)
+        self._acknowledged = self._opened.mark
 
-    def _open(self, takeover: bool) -> None:
+    def _open(self, takeover: bool) -> _OpenLog:
         log = self._open_log(takeover)
         try:
-            self.locks, self.requests, self._last = read_tables(
-                log.logs, log.node, self.number, self._lock_table_bytes
-            )
+            return _OpenLog(log, self.number, self._lock_table_bytes)
         except BaseException:
             log.close()
             raise
-        self._log, self._is_stale = log, False
-        self._acknowledged = Mark(
-            self.number, self._last, str(log.high_water_mark) if self._last else ""
-        )
+
+    @property
+    def locks(self) -> LockTable:
+        return self._opened.locks
 
     # ---- writing ----
 
@@ -110,46 +136,54 @@ class Partition:
             Fenced: another process writes this partition.
             Closed: the stream was closed.
         """
-        if seen is not None and not request:
-            self._demand_seen(_checked(self.number, transaction), seen.id)  # not yet serialised
+        if seen is not None and not request:  # before it is serialised
+            self._opened.demand_seen(_checked(self.number, transaction), seen.id)
         value = packed(header, transaction, request, self._serializer)
+        return self._tried(
+            lambda opened: self._append(opened, value, transaction, seen, request),
+            repeats=bool(request),
+        )
+
+    def _tried(self, work: Callable[[_OpenLog], T], *, repeats: bool) -> T:
+        """The result of `work` on the log, which is opened again after a failure. `repeats`: also
+        if it may have succeeded."""
         failure: ImapWalError | None = None
         for _ in range(ATTEMPTS):
             try:
-                log = self._ready()
+                opened = self._ready()
             except (ImapWalError, OSError) as error:
                 raise _reason(failure, error) from error
             try:
-                return self._append(log, value, transaction, seen, request)
-            except (Conflict, Fenced, OtherHistory):
-                raise
-            except Closed:
+                return work(opened)
+            except Closed as error:  # another thread opens the log again
                 if self._closed:
                     raise
+                failure = failure or NotAppended(f"the log failed several times: {error}")
             except OutcomeUnknown as error:
-                failure = error
-                self._is_stale = True
-                if not request or isinstance(error.__cause__, Fenced):
+                opened.is_stale, failure = True, error
+                if not repeats or isinstance(error.__cause__, Fenced):
                     raise
             except NotAppended as error:
-                if log.committer.failure is None:
+                if opened.log.committer.failure is None:
                     raise
-                failure = error
-                self._is_stale = True
+                opened.is_stale, failure = True, error
+            except (Fenced, OtherHistory):
+                raise
             except BaseException:
-                self._is_stale = True  # an interrupt: the transaction may be in the ring
+                opened.is_stale = True  # an interrupt: the transaction may be in the ring
                 raise
         assert failure is not None
         raise failure
 
     def _append(
         self,
-        log: Log,
+        opened: _OpenLog,
         value: bytes,
         transaction: Transaction,
         seen: Mark | None,
         request: str,
     ) -> Mark:
+        log = opened.log
         if seen is not None and seen.position:
             log.demand(Position.parse(seen.position))
         demand_size(f"partition {self.number}", b"", value, log.settings.max_value_bytes)
@@ -163,15 +197,15 @@ class Partition:
 
         def choose() -> list[DataEntry]:
             nonlocal id
-            if log is not self._log or self._is_stale:
+            if opened.is_stale:
                 raise Closed("the log is being opened again")
-            if known := self.requests.get(request, now):
+            if known := opened.requests.get(request, now):
                 raise _Repeated(known)
             if seen is not None:
-                if seen.id > self._last:
+                if seen.id > opened.last:
                     raise OtherHistory(str(log), f"of transaction {seen.id}", "")
-                self._demand_seen(checked, seen.id)
-            id = self._last + 1
+                opened.demand_seen(checked, seen.id)
+            id = opened.last + 1
             number = msgpack.packb(id)
             entries = [
                 entry_of(TRANSACTIONS, key_of(self.number, id), value, now),
@@ -181,24 +215,17 @@ class Partition:
                 until = now + KEPT_S * 1000
                 key = key_of(self.number, request)
                 entries.append(entry_of(REQUESTS, key, number, now, until))
-                self.requests.note(request, Known(id, until))
+                opened.requests.note(request, Known(id, until))
             for lock in written:
-                self.locks.write(lock, id)
-            self._last = id
+                opened.locks.write(lock, id)
+            opened.last = id
             return entries
 
         try:
             position = log.append_chosen(choose)
         except _Repeated as repeated:
-            return self._durable(log, repeated.id)
+            return self._durable(opened, repeated.id)
         return self._reached(Mark(self.number, id, str(position)))
-
-    def _demand_seen(self, checked: Sequence[tuple[str, bytes]], seen: int) -> None:
-        newest_of = self.locks.newest
-        for name, lock in checked:
-            newest = newest_of(lock)
-            if newest > seen:
-                raise Conflict(name, self.number, newest, seen)
 
     def _reached(self, mark: Mark) -> Mark:
         with self._mutex:
@@ -206,20 +233,23 @@ class Partition:
             self._changed.notify_all()
         return mark
 
-    def _ready(self) -> Log:
+    def _ready(self) -> _OpenLog:
         """The log; after a failure, it is opened again."""
         with self._mutex:
             if self._closed:
                 raise Closed("this stream was closed; open it again")
-            if self._is_stale or self._log.committer.failure is not None:
-                failure = self._log.committer.failure
-                if isinstance(failure, Fenced):
-                    raise failure
-                self._is_stale = True
+            opened = self._opened
+            failure = opened.log.committer.failure
+            if isinstance(failure, Fenced):
+                raise failure
+            if opened.is_stale or failure is not None:
+                opened.is_stale = True
                 with suppress(ImapWalError):
-                    self._log.close()
-                self._open(takeover=False)
-            return self._log
+                    opened.log.close()
+                self._opened = self._open(takeover=False)
+                self._acknowledged = max(self._acknowledged, self._opened.mark)
+                self._changed.notify_all()
+            return self._opened
 
     # ---- reading ----
 
@@ -232,34 +262,37 @@ class Partition:
         """The acknowledged transactions after a mark, and None whenever there is no further one
         now. Raises the errors of `follow`, and `Closed`."""
         while True:
-            log = self._ready()
-            for record in follow(log.reader(TRANSACTIONS), after, self._serializer):
+            opened = self._ready()
+            for record in follow(opened.log.reader(TRANSACTIONS), after, self._serializer):
                 if record is not None:
                     after = record.mark
                 yield record
-                if self._is_stale or log is not self._log:
+                if opened.is_stale or opened is not self._opened:
                     break  # it is opened again
 
     def wait(self, after: int, seconds: float) -> bool:
-        """Whether there is an acknowledged transaction after this id, at the latest so many seconds
-        later."""
+        """Wait until there is an acknowledged transaction after this id. Returns whether there
+        is."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._closed or self._acknowledged.id > after, seconds
             )
 
     def archive(self) -> int:
-        return self._ready().archive()
+        return self._ready().log.archive()
 
     def known(self, request: str) -> Mark | None:
         """The mark of a request that is in the log already. Raises the errors of `append`."""
-        log = self._ready()
-        id = self.requests.get(request, log.clock.now_ms())
-        return self._durable(log, id) if id else None
 
-    def _durable(self, log: Log, id: int) -> Mark:
+        def look(opened: _OpenLog) -> Mark | None:
+            id = opened.requests.get(request, opened.log.clock.now_ms())
+            return self._durable(opened, id) if id else None
+
+        return self._tried(look, repeats=True)
+
+    def _durable(self, opened: _OpenLog, id: int) -> Mark:
         """The mark of a transaction whose commit may still be under way."""
-        log.sync()
+        opened.log.sync()
         # The position of an old transaction is not kept: a reader finds it again.
         mark = self._acknowledged
         return mark if mark.id == id else Mark(self.number, id)
@@ -270,7 +303,7 @@ class Partition:
                 return
             self._closed = True
             self._changed.notify_all()
-        self._log.close()
+        self._opened.log.close()
 
 
 class _Repeated(Exception):  # internal, never raised to callers

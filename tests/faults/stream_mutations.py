@@ -14,7 +14,7 @@ OF_STREAMS = (
     Mutation(
         "of two transactions in one commit, both are appended",
         _PARTITION,
-        "                self._demand_seen(checked, seen.id)\n",
+        "                opened.demand_seen(checked, seen.id)\n",
         "",
         f"{_SUBMIT}::test_two_that_share_a_commit_conflict",
     ),
@@ -56,7 +56,7 @@ OF_STREAMS = (
     Mutation(
         "a log that failed is not opened again",
         _PARTITION,
-        "            if self._is_stale or self._log.committer.failure is not None:\n",
+        "            if opened.is_stale or failure is not None:\n",
         "            if False:\n",
         f"{_SUBMIT}::test_a_request_survives_a_storage_that_fails[after-sync]",
     ),
