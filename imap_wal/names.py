@@ -6,6 +6,7 @@ has a hash.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import sha256
@@ -110,3 +111,21 @@ def map_of(component: str, map_names: Iterable[str]) -> str:
         ),
         "",
     )
+
+
+STREAM_MAPS = "transactions", "locks", "requests"
+PARTITIONS_MAX = 1024
+"""Of a stream."""
+_PARTITION = re.compile("(0|[1-9][0-9]{0,3})-of-([1-9][0-9]{0,3})")
+
+
+def partition_node(number: int, count: int) -> str:
+    """The node of one of the partitions of a stream."""
+    return f"{number}-of-{count}"
+
+
+def partition_count(node: str) -> int:
+    """How many partitions the stream of a node has; 0: it is not a node of a stream."""
+    match = _PARTITION.fullmatch(node)
+    number, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    return count if number < count <= PARTITIONS_MAX else 0

@@ -93,29 +93,38 @@ class Log:
             self._check(entry)
         return self.append_chosen(lambda: appended)
 
-    def append_chosen(self, choose: Callable[[], Sequence[DataEntry]]) -> Position:
+    def append_chosen(
+        self,
+        choose: Callable[[], Sequence[DataEntry]],
+        failed: Callable[[], object] = lambda: None,
+    ) -> Position:
         """For `imap_wal.stream`: append the entries that `choose` returns, which must be valid, as
-        one commit. It is called under the lock that gives all appends their order. If it raises an
-        error, nothing is appended. Returns and raises the same as `append`."""
+        one commit. It is called under the lock that gives all appends their order, and `failed`
+        under the same lock if the entries did not get their place. If `choose` raises an error,
+        nothing is appended. Returns and raises the same as `append`."""
         self._check_open()
         incarnation, session = self._incarnation, self._session
         with self._order_lock:
-            entries = choose()
-            request = self._request
-            rows = [
-                pack(entry._replace(order=(incarnation, 0, session, request + number)))
-                for number, entry in enumerate(entries, 1)
-            ]
-            batch = CommitRequest(
-                [b"".join(rows)],
-                len(rows),
-                kind=CLEARS if any(map(is_clear, entries)) else ENTRIES,
-                session=session,
-                request=request + len(rows),
-            )
-            self._request = batch.request
-            batch.apply = partial(self._acknowledged.moved, batch)
-            self.committer.submit(batch)
+            try:
+                entries = choose()
+                request = self._request
+                rows = [
+                    pack(entry._replace(order=(incarnation, 0, session, request + number)))
+                    for number, entry in enumerate(entries, 1)
+                ]
+                batch = CommitRequest(
+                    [b"".join(rows)],
+                    len(rows),
+                    kind=CLEARS if any(map(is_clear, entries)) else ENTRIES,
+                    session=session,
+                    request=request + len(rows),
+                )
+                self._request = batch.request
+                batch.apply = partial(self._acknowledged.moved, batch)
+                self.committer.submit(batch)
+            except BaseException:
+                failed()
+                raise
         self.committer.wait(batch)
         batch.apply = None  # breaks a reference cycle
         return self._log.marked(batch.result())

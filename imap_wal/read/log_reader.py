@@ -358,8 +358,7 @@ class LogReader:
         if START < manifest.removed >= place.next and not self._only:
             oldest = marked(manifest.epochs, manifest.removed).after()
             raise PositionGone(str(place.next), str(oldest))
-        forgotten = manifest.removed if self._only else START
-        demand(manifest.epochs, place.next, f"node {self.node!r} in {self.url}", forgotten)
+        demand(manifest.epochs, place.next, f"node {self.node!r} in {self.url}")
         # A log of records has no cluster lifetimes, and needs no manifest of the cluster.
         if manifest.kind != LOG:
             lifetimes = self._log.manifest().lifetimes

@@ -12,6 +12,7 @@ from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.snapshots import NO_VERSIONS, LowWaterMark, PartitionVersions, Snapshot
+from imap_wal.names import STREAM_MAPS, partition_count
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans
@@ -43,6 +44,11 @@ def drop_map(
         ends = log.ends()
         state = log.state()
         state.demand_all(policy)
+        if any(map(partition_count, state.nodes)) and name in STREAM_MAPS:
+            raise InvalidSetting(
+                f"map {name!r} is a part of the stream {log.cluster!r}: without it, ids would be "
+                "given again"
+            )
         try:
             table = _versions_of(log, state, name, ends, before)
             generation = 0 if dry_run else _publish(log, state, name, ends, table)

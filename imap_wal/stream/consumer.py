@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from imap_wal.errors import Closed, ImapWalError, LostRace, StorageUnavailable
+from imap_wal.checks import check_seconds
+from imap_wal.errors import ImapWalError, InvalidSetting, LostRace, StorageUnavailable
 from imap_wal.stream.marks import Marks
 from imap_wal.stream.transaction import Mark, StreamRecord
 
@@ -37,6 +38,9 @@ class ReadablePartition(Protocol):
     @property
     def mark(self) -> Mark: ...
 
+    @property
+    def closed(self) -> bool: ...
+
     def records(self, after: Mark) -> Iterator[StreamRecord | None]: ...
 
     def wait(self, after: int, seconds: float) -> bool: ...
@@ -50,6 +54,12 @@ class Retries:
     attempts: int = 5
     pause_s: float = 0.1
     pause_s_max: float = 5.0
+
+    def __post_init__(self) -> None:
+        if type(self.attempts) is not int or self.attempts < 0:
+            raise InvalidSetting(f"attempts is {self.attempts!r}; it takes a number from 0")
+        check_seconds(self.pause_s, "pause_s")
+        check_seconds(self.pause_s_max, "pause_s_max")
 
 
 RETRIES = Retries()
@@ -132,30 +142,44 @@ class Consumer:
     # ---- one partition ----
 
     def _run(self, source: ReadablePartition) -> None:
-        pause = self._retries.pause_s
+        pause, left, before = self._retries.pause_s, self._retries.attempts, -1
         while not self._stopping.is_set():
             try:
                 self._follow(source)
-                pause = self._retries.pause_s
-            except Closed:
-                return
-            except (LostRace, StorageUnavailable, OSError) as error:
-                # Another process was faster, or the storage does not answer: from the stored mark.
-                _log.warning("consumer %r, partition %d: %s", self.name, source.number, error)
-                self._stopping.wait(pause)
-                pause = min(2 * pause, self._retries.pause_s_max)
             except Exception as error:  # noqa: BLE001  # it is shown, and raised by `wait`
-                _log.error(
-                    "consumer %r has stopped at partition %d: %s",
-                    self.name,
-                    source.number,
-                    _text(error),
-                    exc_info=not isinstance(error, ImapWalError),
-                )
-                with self._changed:
-                    self._failure = error
-                    self._changed.notify_all()
-                self._stopping.set()
+                if source.closed or self._stopping.is_set():
+                    return
+                if self._at[source.number].id > before:  # since the last error
+                    before = self._at[source.number].id
+                    pause, left = self._retries.pause_s, self._retries.attempts
+                # Another process was faster, or the storage does not answer.
+                passes = isinstance(error, LostRace | StorageUnavailable | OSError)
+                if isinstance(error, _FunctionFailed):
+                    self._fail(source, error.error)
+                elif passes or (left and not isinstance(error, ImapWalError)):
+                    _log.warning(
+                        "consumer %r, partition %d begins again at its mark: %s",
+                        self.name,
+                        source.number,
+                        _text(error),
+                    )
+                    self._stopping.wait(pause)
+                    pause, left = min(2 * pause, self._retries.pause_s_max), left - (not passes)
+                else:
+                    self._fail(source, error)
+
+    def _fail(self, source: ReadablePartition, error: Exception) -> None:
+        _log.error(
+            "consumer %r has stopped at partition %d: %s",
+            self.name,
+            source.number,
+            _text(error),
+            exc_info=None if isinstance(error, ImapWalError) else error,
+        )
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+        self._stopping.set()
 
     def _follow(self, source: ReadablePartition) -> None:
         at = self.marks.load(self.name, source.number)
@@ -174,10 +198,8 @@ class Consumer:
 
     def _apply(self, at: Mark, records: Sequence[StreamRecord]) -> Mark:
         try:
-            return self._applied_to(at, records, self._function)
-        except LostRace:
-            raise
-        except Exception:
+            return self._applied_to(at, records, self._guarded)
+        except _FunctionFailed:
             if len(records) == 1 and not self._retries.attempts and self._on_error is None:
                 raise
         for record in records:  # the mark did not move
@@ -190,10 +212,8 @@ class Consumer:
         pause = self._retries.pause_s
         for left in range(self._retries.attempts, -1, -1):
             try:
-                return self._applied_to(at, [record], self._function)
-            except LostRace:
-                raise
-            except Exception as error:
+                return self._applied_to(at, [record], self._guarded)
+            except _FunctionFailed as failed:
                 if self._stopping.is_set():
                     return at
                 if left:
@@ -203,17 +223,24 @@ class Consumer:
                         self.name,
                         record.id,
                         record.partition,
-                        error,
+                        failed.error,
                     )
                     self._stopping.wait(pause)
                     pause = min(2 * pause, self._retries.pause_s_max)
-                elif self._on_error is None or not self._on_error(record, error):
+                elif self._on_error is None or not self._on_error(record, failed.error):
                     raise
         at = self._applied_to(at, [record], _nothing)
         with self._changed:
             self._applied -= 1
             self._skipped += 1
         return at
+
+    def _guarded(self, *arguments: Any) -> object:
+        """The function. Its errors are told from those of marks and storages."""
+        try:
+            return self._function(*arguments)
+        except Exception as error:
+            raise _FunctionFailed(error) from error
 
     def _applied_to(
         self, at: Mark, records: Sequence[StreamRecord], function: Callable[..., object]
@@ -227,6 +254,14 @@ class Consumer:
             self._applied += count
             self._changed.notify_all()
         return mark
+
+
+class _FunctionFailed(Exception):  # internal, never raised to callers
+    """The function of the consumer raised `error`."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 def _text(error: Exception) -> str:

@@ -3,7 +3,6 @@ whose name says how many partitions there are: `3-of-8`."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Unpack
@@ -14,19 +13,18 @@ from imap_wal.clock import Clock, Randomness
 from imap_wal.context import open_context
 from imap_wal.errors import InvalidSetting, NoSuchLog
 from imap_wal.log.open_log import Log
+from imap_wal.names import PARTITIONS_MAX, partition_count, partition_node
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import storage_errors
 from imap_wal.serializer import MsgpackSerializer, Serializer, SerializerName, serializer_of
-from imap_wal.settings import SettingsOptions
+from imap_wal.settings import SettingsOptions, choose
 from imap_wal.stream.partition import Partition
 from imap_wal.stream.reading import ReadPartition
 from imap_wal.stream.stream import Stream
 from storage_backends import SegmentStore
 from storage_backends.location import Place
 
-PARTITIONS_MAX = 1024
 LOCK_TABLE_BYTES = 256 * 2**20
-_NAME = re.compile(r"(\d+)-of-(\d+)")
 
 
 def open(  # the public name: imap_wal.stream.open
@@ -74,6 +72,11 @@ def open(  # the public name: imap_wal.stream.open
         StorageUnavailable: the storage failed.
     """
     place = location(url, options=storage_options)
+    choose(settings, ())
+    if type(lock_table_bytes) is not int or lock_table_bytes < 1:
+        raise InvalidSetting(f"lock_table_bytes is {lock_table_bytes!r}; it takes bytes, from 1")
+    if read_only and takeover:
+        raise InvalidSetting("takeover is for a writer, and the stream is opened with read_only")
     with storage_errors(place.url):
         context = open_context(
             place,
@@ -86,7 +89,7 @@ def open(  # the public name: imap_wal.stream.open
         logs = ClusterLog(context, namespace, name)
         count = _count(logs, place.url, None if read_only else partitions)
     made = serializer_of(serializer) or MsgpackSerializer()
-    nodes = [f"{number}-of-{count}" for number in range(count)]
+    nodes = [partition_node(number, count) for number in range(count)]
     close = _nothing if storage is not None else context.store.close
     if read_only:
         readers = [ReadPartition(number, logs, node, made) for number, node in enumerate(nodes)]
@@ -121,11 +124,11 @@ def _nothing() -> None:
     pass
 
 
-def _open_log(url: Place, takeover: bool, *, creates: bool, **options: Any) -> Log:
+def _open_log(url: Place, first: bool, takeover: bool, *, creates: bool, **options: Any) -> Log:
     try:
         return log.open(url, takeover=takeover, **options)
     except NoSuchLog:
-        if not creates:
+        if not (first and creates):
             raise
     return log.create(url, exist_ok=True, **options)
 
@@ -134,7 +137,7 @@ def _count(logs: ClusterLog, url: str, wanted: int | None) -> int:
     """How many partitions the stream has, or will have."""
     if wanted is not None and (type(wanted) is not int or not 1 <= wanted <= PARTITIONS_MAX):
         raise InvalidSetting(f"partitions is {wanted!r}; it takes 1 to {PARTITIONS_MAX}")
-    counts = {int(match[2]) for match in map(_NAME.fullmatch, logs.nodes()) if match}
+    counts = {*map(partition_count, logs.nodes())} - {0}
     if len(counts) > 1:
         raise InvalidSetting(f"{url} has nodes of streams with {sorted(counts)} partitions")
     if counts:

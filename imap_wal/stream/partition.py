@@ -30,6 +30,7 @@ from imap_wal.errors import (
     OutcomeUnknown,
     StorageUnavailable,
 )
+from imap_wal.forked import Openness
 from imap_wal.format import Position
 from imap_wal.log.open_log import Log
 from imap_wal.rules.valid import demand_size
@@ -51,8 +52,9 @@ from imap_wal.stream.transaction import (
     packed,
 )
 
-OpenLog = Callable[[bool], Log]
-"""Opens the log of a partition; the argument: it fences another process that writes it."""
+OpenLog = Callable[[bool, bool], Log]
+"""Opens the log of a partition. The arguments: whether it may create the log, and whether it fences
+another process that writes it."""
 ATTEMPTS = 3
 """How often an append opens its log again, if the process that wrote it was not fenced."""
 T = TypeVar("T")
@@ -100,11 +102,12 @@ class Partition:
         self._mutex = threading.Lock()
         self._changed = threading.Condition(self._mutex)
         self._closed = False
-        self._opened = self._open(takeover)
+        self._openness = Openness("stream")
+        self._opened = self._open(first=True, takeover=takeover)
         self._acknowledged = self._opened.mark
 
-    def _open(self, takeover: bool) -> _OpenLog:
-        log = self._open_log(takeover)
+    def _open(self, *, first: bool = False, takeover: bool = False) -> _OpenLog:
+        log = self._open_log(first, takeover)
         try:
             return _OpenLog(log, self.number, self._lock_table_bytes)
         except BaseException:
@@ -137,7 +140,7 @@ class Partition:
             Closed: the stream was closed.
         """
         if seen is not None and not request:  # before it is serialised
-            self._opened.demand_seen(_checked(self.number, transaction), seen.id)
+            self._ready().demand_seen(_checked(self.number, transaction), seen.id)
         value = packed(header, transaction, request, self._serializer)
         return self._tried(
             lambda opened: self._append(opened, value, transaction, seen, request),
@@ -195,6 +198,10 @@ class Partition:
         now = log.clock.now_ms()
         id = 0
 
+        def failed() -> None:
+            if id:  # it is noted in the tables
+                opened.is_stale = True
+
         def choose() -> list[DataEntry]:
             nonlocal id
             if opened.is_stale:
@@ -222,7 +229,7 @@ class Partition:
             return entries
 
         try:
-            position = log.append_chosen(choose)
+            position = log.append_chosen(choose, failed)
         except _Repeated as repeated:
             return self._durable(opened, repeated.id)
         return self._reached(Mark(self.number, id, str(position)))
@@ -235,6 +242,7 @@ class Partition:
 
     def _ready(self) -> _OpenLog:
         """The log; after a failure, it is opened again."""
+        self._openness.check_process()
         with self._mutex:
             if self._closed:
                 raise Closed("this stream was closed; open it again")
@@ -246,7 +254,7 @@ class Partition:
                 opened.is_stale = True
                 with suppress(ImapWalError):
                     opened.log.close()
-                self._opened = self._open(takeover=False)
+                self._opened = self._open()
                 self._acknowledged = max(self._acknowledged, self._opened.mark)
                 self._changed.notify_all()
             return self._opened
@@ -263,12 +271,20 @@ class Partition:
         now. Raises the errors of `follow`, and `Closed`."""
         while True:
             opened = self._ready()
-            for record in follow(opened.log.reader(TRANSACTIONS), after, self._serializer):
+            try:
+                reader = opened.log.reader(TRANSACTIONS)
+            except Closed:
+                continue  # it is being opened again
+            for record in follow(reader, after, self._serializer, lambda: self.mark.id):
                 if record is not None:
                     after = record.mark
                 yield record
                 if opened.is_stale or opened is not self._opened:
                     break  # it is opened again
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def wait(self, after: int, seconds: float) -> bool:
         """Wait until there is an acknowledged transaction after this id. Returns whether there
@@ -279,7 +295,7 @@ class Partition:
             )
 
     def archive(self) -> int:
-        return self._ready().log.archive()
+        return self._tried(lambda opened: opened.log.archive(), repeats=True)
 
     def known(self, request: str) -> Mark | None:
         """The mark of a request that is in the log already. Raises the errors of `append`."""

@@ -10,22 +10,23 @@ order of their ids, also in processes that do not write the stream.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from typing import Any, NoReturn
-
-import msgpack
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NoReturn, TypeVar
 
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, TIMESTAMP_MS, VALUE, Row
-from imap_wal.errors import Closed, NotReadable, PositionGone, ReadOnly
+from imap_wal.errors import Closed, NoSuchLog, NotReadable, PositionGone, ReadOnly
 from imap_wal.format import START, Position
-from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import Scope
 from imap_wal.read.log_reader import LogReader, storage_errors
+from imap_wal.read.scan import read_scan
+from imap_wal.read.scan_list import cluster_scans
+from imap_wal.read.state import ClusterState
 from imap_wal.serializer import Serializer
 from imap_wal.stream.locks import LockTable
 from imap_wal.stream.requests import Known, RequestWindow
 from imap_wal.stream.transaction import (
-    ANY_LOCK,
     LOCKS,
     REQUESTS,
     TRANSACTIONS,
@@ -33,11 +34,15 @@ from imap_wal.stream.transaction import (
     Mark,
     StreamRecord,
     Transaction,
+    id_in,
     key_of,
+    keys_of,
     name_in,
     record_of,
 )
+from storage_backends import NotFound
 
+T = TypeVar("T")
 POLL_S = 0.1
 """How often a process that does not write the stream looks for new transactions."""
 
@@ -61,14 +66,23 @@ class ReadPartition:
     def records(self, after: Mark) -> Iterator[StreamRecord | None]:
         """The transactions after a mark, and None whenever there is no further one now. The newest
         one may not be acknowledged yet. Raises the errors of `follow`, and `Closed`."""
-        for record in follow(
-            LogReader.of(self.logs, self.node, only=TRANSACTIONS), after, self._serializer
-        ):
-            if self._ended.is_set():
-                raise Closed("this stream was closed; open it again")
-            if record is not None and record.id > self._newest.id:
-                self._newest = record.mark
-            yield record
+        while True:
+            reader = LogReader.of(self.logs, self.node, only=TRANSACTIONS)
+            try:
+                for record in follow(reader, after, self._serializer):
+                    if self._ended.is_set():
+                        raise Closed("this stream was closed; open it again")
+                    if record is not None and record.id > self._newest.id:
+                        self._newest = record.mark
+                    yield record
+            except NoSuchLog:
+                if after.id or self._newest.id:
+                    raise
+                yield None  # its writer is just creating it
+
+    @property
+    def closed(self) -> bool:
+        return self._ended.is_set()
 
     def wait(self, after: int, seconds: float) -> bool:
         """Wait until there may be a transaction after this id."""
@@ -93,25 +107,60 @@ def read_tables(
     logs: ClusterLog, node: str, partition: int, bytes_max: int
 ) -> tuple[LockTable, RequestWindow, int]:
     """The locks and requests of a partition, and the id of its newest transaction; 0: it has none.
-    Raises the errors of `ClusterLog.changes`."""
-    locks, requests, newest = LockTable(bytes_max), RequestWindow(), 0
-    begin = key_of(partition, ANY_LOCK)[:-1]
-    with storage_errors(f"reading partition {partition}"):
-        # Rows of a snapshot belong to no node; rows of the log do.
-        for scope in (Scope(until={}), Scope((node,), snapshots=False)):
-            for changes in logs.changes((LOCKS, REQUESTS), scope):
-                rows = [row for row in changes.rows if row[KEY].startswith(begin)]
+
+    Raises:
+        NotReadable: a row is not of a stream.
+        StorageUnavailable: the storage failed. The errors of `ClusterLog.changes`.
+    """
+
+    def read() -> tuple[LockTable, RequestWindow, int]:
+        locks, requests, newest = LockTable(bytes_max), RequestWindow(), 0
+        begin, end = keys_of(partition)
+        state = logs.state()  # one for both: what the snapshot lacks is in the log
+        for name in (LOCKS, REQUESTS):
+            for rows in _snapshot_rows(logs, state, name, begin, end):
                 newest = max(newest, _note(rows, locks, requests))
-    requests.settle()
-    return locks, requests, newest
+        scope = Scope((node,), snapshots=False)
+        for changes in logs.changes((LOCKS, REQUESTS), scope, state=state):
+            rows = [row for row in changes.rows if begin <= row[KEY] < end]
+            newest = max(newest, _note(rows, locks, requests))
+        requests.settle()
+        return locks, requests, newest
+
+    return _again(logs, f"reading partition {partition}", read)
+
+
+def _again(logs: ClusterLog, what: str, read: Callable[[], T]) -> T:
+    """The result of `read`, which begins again if files were removed meanwhile."""
+    with storage_errors(what):
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return read()
+            except NotFound:
+                continue
+        try:
+            return read()
+        except NotFound as error:
+            raise logs.lost(error) from error
+
+
+def _snapshot_rows(
+    logs: ClusterLog, state: ClusterState, name: str, begin: bytes, end: bytes
+) -> Iterator[list[Row]]:
+    """The rows of a snapshot with keys from `begin` to before `end`, in batches."""
+    for scan in cluster_scans(state, maps=(name,), nodes=()):
+        for changes in read_scan(logs.context, replace(scan, span=(begin, end))):
+            rows = [row for row in changes.rows if begin <= row[KEY] < end]
+            if rows:
+                yield rows
 
 
 def _note(rows: list[Row], locks: LockTable, requests: RequestWindow) -> int:
-    newest, unpack = 0, msgpack.unpackb
+    newest = 0
     for row in rows:
         if row[DELETED]:
             continue
-        id = unpack(row[VALUE])
+        id = id_in(row[VALUE] or b"")
         if row[MAP] == LOCKS:
             locks.write(row[KEY], id)
         else:
@@ -121,62 +170,81 @@ def _note(rows: list[Row], locks: LockTable, requests: RequestWindow) -> int:
 
 
 def follow(
-    reader: LogReader, after: Mark, serializer: Serializer[Any, Any]
+    reader: LogReader,
+    after: Mark,
+    serializer: Serializer[Any, Any],
+    newest: Callable[[], int] = lambda: 0,
 ) -> Iterator[StreamRecord | None]:
     """The transactions after a mark in the order of their ids, and None whenever there is no
-    further one now. `reader`: of the map `TRANSACTIONS`.
+    further one now. `reader`: of the map `TRANSACTIONS`. `newest`: an id that it must have found
+    by then.
 
     Raises:
         PositionGone: transactions after the mark were removed. `OtherHistory`: the log was restored
             or replaced since the mark was stored.
         LogError: a file is damaged.
+        NotReadable: an entry is not a transaction.
     """
     partition, last, position = after
-    looks = 0
-    for found in reader.follow(Position.parse(position).after() if position else START):
+    begin = at = Position.parse(position) if position else START
+    looks, expected = 0, newest()
+    for found in reader.follow(begin.after() if position else begin):
         if found is None:
             if reader.looks > looks:  # files may have been removed since
                 looks = reader.looks
-                for record in _rewritten(reader, partition, last, serializer):
+                for record in _rewritten(reader, partition, last, at, serializer):
                     last = record.id
                     yield record
+            if last < expected:
+                raise _gone(partition, last + 1, "")
+            expected = newest()
             yield None
             continue
-        entry = found.entry
+        entry, at = found.entry, found.position
         id = name_in(entry.key)
         if type(id) is not int or entry.value is None:
             raise NotReadable("this is not a transaction of a stream", entry.key)
         if id <= last:  # the mark had no position, or the snapshot had it
             continue
         if id > last + 1:
-            for record in _rewritten(reader, partition, last, serializer):
+            for record in _rewritten(reader, partition, last, START, serializer):
                 if record.id < id:
                     last = record.id
                     yield record
             if id > last + 1:
-                missing = f"transaction {last + 1} of partition {partition}"
-                raise PositionGone(missing, f"that of transaction {id}")
-        place = str(found.position)
-        yield record_of(entry.key, entry.value, entry.timestamp_ms, place, serializer)
+                raise _gone(partition, last + 1, f"that of transaction {id}")
+        yield record_of(entry.key, entry.value, entry.timestamp_ms, str(at), serializer)
         last = id
 
 
+def _gone(partition: int, id: int, oldest: str) -> PositionGone:
+    return PositionGone(f"transaction {id} of partition {partition}", oldest or "not known")
+
+
 def _rewritten(
-    reader: LogReader, partition: int, last: int, serializer: Serializer[Any, Any]
+    reader: LogReader, partition: int, last: int, at: Position, serializer: Serializer[Any, Any]
 ) -> Iterator[StreamRecord]:
     """The transactions after an id that are in the snapshot: a rewrite and a prune may have removed
-    them from the log."""
-    logs = reader.logs
-    state = logs.state()
-    snapshot = state.manifest.snapshots.get(TRANSACTIONS)
-    mark = None if snapshot is None else snapshot.marks.get(reader.node)
-    if mark is None:
-        return
-    position = str(state.marked(reader.node, mark.position))
-    begin = key_of(partition, ANY_LOCK)[:-1]
-    for changes in logs.changes((TRANSACTIONS,), Scope(until={}), state=state):
-        for row in changes.rows:
-            key, value, time_ms = row[KEY], row[VALUE], row[TIMESTAMP_MS]
-            if value is not None and key.startswith(begin) and name_in(key) == last + 1:
-                last += 1
-                yield record_of(key, value, time_ms, position, serializer)
+    them from the log. None if the snapshot has only what is at or before the position `at`."""
+    logs, what = reader.logs, f"reading partition {partition}"
+    with storage_errors(what):
+        for attempt in range(ATTEMPTS):
+            state = logs.state()
+            snapshot = state.manifest.snapshots.get(TRANSACTIONS)
+            mark = None if snapshot is None else snapshot.marks.get(reader.node)
+            if mark is None or mark.position <= at:
+                return
+            position = str(state.marked(reader.node, mark.position))
+            begin, end = key_of(partition, last + 1), keys_of(partition)[1]
+            try:
+                for rows in _snapshot_rows(logs, state, TRANSACTIONS, begin, end):
+                    for row in rows:
+                        if row[VALUE] is not None and name_in(row[KEY]) == last + 1:
+                            last += 1
+                            yield record_of(
+                                row[KEY], row[VALUE], row[TIMESTAMP_MS], position, serializer
+                            )
+                return
+            except NotFound as error:
+                if attempt == ATTEMPTS - 1:
+                    raise logs.lost(error) from error

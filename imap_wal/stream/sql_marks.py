@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from imap_wal.errors import LostRace
+from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.stream.marks import StreamView
 from imap_wal.stream.transaction import Mark, StreamRecord
 from storage_backends.extras import needs
@@ -74,10 +74,18 @@ class SqlMarks:
         function: Callable[[StreamRecord, Connection], object],
     ) -> None:
         with self._engine.begin() as connection:
-            # First: the row is locked until the commit, so another process waits here.
-            self._replace(connection, consumer, before, records[-1].mark)
+            transaction = connection.get_transaction()
+            # The row is locked until the commit, so another process waits here.
+            self._replace(connection, consumer, before, before)
             for record in records:
                 function(record, connection)
+            if transaction is None or not transaction.is_active:
+                raise InvalidSetting(
+                    f"the function of consumer {consumer!r} has ended the SQL transaction of its "
+                    "mark: it must not commit or roll back"
+                )
+            # At the end: had the function committed, it would be stored without what follows.
+            self._replace(connection, consumer, before, records[-1].mark)
 
     def _replace(self, connection: Connection, consumer: str, before: Mark, mark: Mark) -> None:
         table = self._table.c

@@ -19,11 +19,16 @@ from imap_wal.stream.transaction import (
     Mark,
     StreamRecord,
     Transaction,
+    check_header,
     check_name,
     partition_of,
 )
 
 F = TypeVar("F", bound=Callable[..., object])
+
+
+WAIT_S = 0.5
+"""How long a submit waits for a view before it tries again."""
 
 
 class Stream:
@@ -88,11 +93,14 @@ class Stream:
             InvalidSetting: an argument is missing, or there is no such consumer.
             Closed: the stream was closed.
         """
+        header = check_header(header)
         partition = self._partitions[self.partition_of(header)]
         if request:
-            check_name(request, "a request")
+            request = check_name(request, "a request")
+        if mark is not None:
+            _demand_mark(mark, partition.number)
         if isinstance(transaction, Transaction):
-            seen = self._seen(transaction, mark, partition.number)
+            seen = self._seen(transaction, mark)
             return partition.append(header, transaction, seen, request)
         function: Any = transaction
         if not callable(function):
@@ -113,9 +121,11 @@ class Stream:
                 try:
                     return partition.append(header, built, seen, request)
                 except Conflict as conflict:
-                    newest = Mark(partition.number, conflict.newest)
-                    if not consumer.wait(newest, end - time.monotonic()):
+                    left = end - time.monotonic()
+                    if left <= 0:
                         raise
+                    # Not for long: the transaction that it has met may fail.
+                    consumer.wait(Mark(partition.number, conflict.newest), min(left, WAIT_S))
             elif built is not None:
                 kind = type(built).__name__
                 raise InvalidSetting(f"the function returned a {kind}, not a Transaction or None")
@@ -124,7 +134,7 @@ class Stream:
             ):
                 return None
 
-    def _seen(self, transaction: Transaction, mark: Mark | None, partition: int) -> Mark | None:
+    def _seen(self, transaction: Transaction, mark: Mark | None) -> Mark | None:
         if mark is None:
             if transaction.checks:
                 raise InvalidSetting(
@@ -132,7 +142,6 @@ class Stream:
                     "built from: pass mark=, or a function and marks="
                 )
             return None
-        _demand_mark(mark, partition)
         return mark
 
     # ---- reading ----

@@ -20,11 +20,12 @@ import msgspec
 
 from imap_wal.entry import MSGPACK, DataEntry, is_msgpack
 from imap_wal.errors import InvalidSetting, NotReadable, NotSerializable
+from imap_wal.names import STREAM_MAPS
 from imap_wal.partitions import partition_number
 from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
 from storage_backends.extras import needs
 
-TRANSACTIONS, LOCKS, REQUESTS = "transactions", "locks", "requests"
+TRANSACTIONS, LOCKS, REQUESTS = STREAM_MAPS
 Header: TypeAlias = str | int
 """What decides the partition of a transaction, such as the number of an account."""
 NAME_BYTES_MAX = 1024
@@ -65,9 +66,8 @@ class Transaction:
             names = getattr(self, mode)
             if isinstance(names, str):
                 raise NotSerializable(f"{mode} takes a list of locks, not the text {names!r}")
-            for name in names:
-                check_name(name, f"a lock of {mode}")
-            object.__setattr__(self, mode, tuple(dict.fromkeys(names)))
+            plain = [check_name(name, f"a lock of {mode}") for name in names]
+            object.__setattr__(self, mode, tuple(dict.fromkeys(plain)))
 
     @property
     def checks(self) -> bool:
@@ -113,29 +113,40 @@ _decode = msgspec.msgpack.Decoder(_Stored).decode
 _unpack_key = msgspec.msgpack.Decoder(tuple[int, int | str]).decode
 
 
-def check_name(name: Any, what: str) -> None:
-    """Raises `NotSerializable` unless it is text of 1 to 1024 bytes."""
+def check_name(name: Any, what: str) -> str:
+    """The name, without a class of its own. Raises `NotSerializable` unless it is text of 1 to 1024
+    bytes."""
     if not isinstance(name, str):
         raise NotSerializable(f"{what} is a str, not a {type(name).__name__}")
     try:
-        size = len(name.encode())
+        plain = str.__str__(name)
+        size = len(plain.encode())
     except UnicodeEncodeError as error:
         raise NotSerializable(f"{what} is not text: {error.reason}") from error
     if not 1 <= size <= NAME_BYTES_MAX:
         raise NotSerializable(f"{what} has {size} bytes; it takes 1 to {NAME_BYTES_MAX}")
+    return plain
+
+
+def check_header(header: Any) -> Header:
+    """The header, without a class of its own. Raises `NotSerializable`."""
+    if isinstance(header, int):
+        number = int(header)
+        if not -(2**63) <= number < 2**63:
+            raise NotSerializable("a header has at most 64 bits")
+        return number
+    return check_name(header, "a header that is no int")
 
 
 def partition_of(header: Header, count: int) -> int:
     """The partition of a header, of `count`: that of the same Long or String as a key of a map in
     Hazelcast. It is the MurmurHash3 of 8 bytes, or of the length and the bytes of the text. Raises
     `NotSerializable`."""
-    if type(header) is int:
-        if not -(2**63) <= header < 2**63:
-            raise NotSerializable("a header has at most 64 bits")
+    header = check_header(header)
+    if isinstance(header, int):
         data = header.to_bytes(8, "big", signed=True)
     else:
-        check_name(header, "a header that is no int")
-        text = str(header).encode()
+        text = header.encode()
         data = len(text).to_bytes(4, "big") + text
     if count == 1:
         return 0
@@ -151,8 +162,28 @@ def key_of(partition: int, name: int | str) -> bytes:
 
 
 def name_in(key: bytes) -> int | str:
-    """The id, the lock or the request of a key."""
-    return _unpack_key(key)[1]
+    """The id, the lock or the request of a key. Raises `NotReadable`."""
+    try:
+        return _unpack_key(key)[1]
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise NotReadable(f"this is not the key of a stream: {error}", key) from error
+
+
+def keys_of(partition: int) -> tuple[bytes, bytes]:
+    """All keys of a partition are from the first to before the second."""
+    begin = key_of(partition, ANY_LOCK)[:-1]
+    return begin, begin + b"\xff"
+
+
+def id_in(value: bytes) -> int:
+    """The id in a row of `locks` or `requests`. Raises `NotReadable`."""
+    try:
+        id = msgpack.unpackb(value)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise NotReadable(f"this is not the id of a transaction: {error}", value) from error
+    if type(id) is not int:
+        raise NotReadable("this is not the id of a transaction", value)
+    return id
 
 
 def packed(

@@ -429,7 +429,12 @@ class NodeOpening:
             wal_id=before.wal_id or randomness.name(),
             permit=randomness.token().hex() if self._store.capabilities.durable_append else "",
             epochs=begun(
-                before.epochs, epoch, epoch_id(randomness.token()), before.removed, opened
+                before.epochs,
+                epoch,
+                epoch_id(randomness.token()),
+                # A log may keep entries of one map that are older than what was removed of another.
+                START if before.kind == LOG else before.removed,
+                opened,
             ),
             address=self._context.address,
             address_key=self._context.address_key,

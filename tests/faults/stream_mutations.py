@@ -70,8 +70,8 @@ OF_STREAMS = (
     Mutation(
         "a reader passes over what is gone",
         _READING,
-        "            if id > last + 1:\n                missing",
-        "            if False:\n                missing",
+        "            if id > last + 1:\n                raise",
+        "            if False:\n                raise",
         f"{_SUBMIT}::test_transactions_that_are_gone_are_named",
     ),
     Mutation(
@@ -84,12 +84,10 @@ OF_STREAMS = (
     Mutation(
         "a mark is stored before the change",
         "imap_wal/stream/sql_marks.py",
-        "        with self._engine.begin() as connection:\n"
-        "            # First: the row is locked until the commit, so another process waits here.\n"
-        "            self._replace(connection, consumer, before, records[-1].mark)\n",
-        "        with self._engine.begin() as connection:\n"
+        "            self._replace(connection, consumer, before, before)\n            for record",
         "            self._replace(connection, consumer, before, records[-1].mark)\n"
-        "        with self._engine.begin() as connection:\n",
+        "            connection.commit()\n"
+        "            for record",
         f"{_CONSUMERS}::test_a_function_that_fails_leaves_no_change[sql]",
     ),
     Mutation(
@@ -102,8 +100,8 @@ OF_STREAMS = (
     Mutation(
         "a transaction that failed is passed over",
         "imap_wal/stream/consumer.py",
-        "                elif self._on_error is None or not self._on_error(record, error):\n",
-        "                elif False:\n",
+        "elif self._on_error is None or not self._on_error(record, failed.error):\n",
+        "elif False:\n",
         f"{_CONSUMERS}::test_a_transaction_that_cannot_be_applied_stops_the_consumer",
     ),
 )
