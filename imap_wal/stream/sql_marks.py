@@ -79,11 +79,11 @@ class SqlMarks:
             self._replace(connection, consumer, before, before)
             for record in records:
                 function(record, connection)
-            if transaction is None or not transaction.is_active:
-                raise InvalidSetting(
-                    f"the function of consumer {consumer!r} has ended the SQL transaction of its "
-                    "mark: it must not commit or roll back"
-                )
+                if transaction is None or not transaction.is_active:
+                    raise InvalidSetting(
+                        f"the function of consumer {consumer!r} has ended the SQL transaction of "
+                        "its mark: it must not commit or roll back"
+                    )
             # At the end: had the function committed, it would be stored without what follows.
             self._replace(connection, consumer, before, records[-1].mark)
 

@@ -370,3 +370,51 @@ def test_a_view_of_a_log_that_is_gone_is_refused(tmp_path: Path, kept: _Kept) ->
         with pytest.raises(OtherHistory):
             bank.submit(0, lambda _: Transaction(3, write=["x"]), marks="c")
         assert kept.ids == [1] and bank.mark() == new
+
+
+def test_a_function_that_ends_the_sql_transaction_is_refused(
+    memory: MemoryStore, engine: Engine
+) -> None:
+    """Otherwise its mark could be stored without what follows."""
+
+    def commit(record: StreamRecord, connection: Connection) -> None:
+        insert(record, connection)
+        if record.id == 2:
+            connection.commit()
+
+    with opened(memory) as bank:
+        for number in range(5):
+            mark = bank.submit(0, Transaction(number))
+        assert mark is not None
+        bank.consumer("c", marks=SqlMarks(engine), retries=NO_RETRY)(commit)
+        with pytest.raises(InvalidSetting, match="must not commit or roll back"):
+            bank.wait("c", mark)
+        assert SqlMarks(engine).load("c", 0).id < 2 and seen(engine) == [1, 2]
+
+
+@pytest.mark.parametrize("error", [OSError, Closed, LostRace])
+def test_any_error_of_a_function_stops_its_consumer(
+    memory: MemoryStore, kept: _Kept, error: type[Exception]
+) -> None:
+    """Errors of the same classes from storages and marks do not."""
+
+    def fail(*_: Any) -> None:
+        raise error("of the function")
+
+    with opened(memory) as bank:
+        mark = bank.submit(0, Transaction(1))
+        assert mark is not None
+        bank.consumer("c", marks=kept.marks, retries=QUICK)(fail)
+        with pytest.raises(error, match="of the function"):
+            bank.wait("c", mark)
+
+
+def test_a_reader_of_a_stream_that_is_being_created_waits(memory: MemoryStore, kept: _Kept) -> None:
+    """One of its two partitions is there."""
+    imap_wal.log.create(memory.url, storage=memory, cluster="stream", node="0-of-2").close()
+    with opened(memory, partitions=None, read_only=True) as reader:
+        reader.consumer("c", marks=kept.marks)(kept)
+        with opened(memory, partitions=2) as bank:
+            marks = [bank.submit(number, Transaction(1)) for number in range(4)]
+            assert {mark.partition for mark in marks if mark} == {0, 1}
+            assert all(mark and reader.wait("c", mark) for mark in marks)

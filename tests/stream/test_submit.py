@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from imap_wal.context import Context
 from imap_wal.errors import (
     Closed,
     Conflict,
+    ImapWalError,
     InvalidSetting,
     NoSuchLog,
+    NotReadable,
     NotSerializable,
     OtherHistory,
     OutcomeUnknown,
@@ -31,12 +34,14 @@ from imap_wal.errors import (
 )
 from imap_wal.log import LogReader
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.serializer import MsgpackSerializer
 from imap_wal.stream import Mark, Stream, Transaction
-from imap_wal.stream.transaction import LOCKS, REQUESTS, partition_of
+from imap_wal.stream.transaction import LOCKS, REQUESTS, key_of, partition_of
+from imap_wal.write import ring
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
 from tests.support import FakeClock, Threads
@@ -369,3 +374,87 @@ def test_a_mark_of_what_was_lost_is_refused(tmp_path: Path) -> None:
         with pytest.raises(OtherHistory):
             bank.submit(0, Transaction(3, write=["x"]), mark=seen)
         assert bank.mark().id == 2
+
+
+class _Kind(StrEnum):
+    PAID = "paid"
+
+
+def test_names_lose_a_class_of_their_own(memory: MemoryStore) -> None:
+    """Locks may come from any iterable, and text may be of a derived class."""
+    with opened(memory, partitions=7) as bank:
+        locks = (name for name in (_Kind.PAID, "y"))
+        transaction = Transaction(1, write=locks)  # type: ignore[arg-type]
+        mark = bank.submit(_Kind.PAID, transaction, mark=Mark(partition_of("paid", 7)))
+        assert mark is not None and mark.partition == partition_of("paid", 7)
+        [record] = bank.read(mark.partition)
+        assert (record.header, record.write) == ("paid", ("paid", "y"))
+        with pytest.raises(Conflict):
+            bank.submit("paid", Transaction(2, read=["y"]), mark=Mark(mark.partition))
+
+
+def test_a_transaction_too_large_for_a_commit_leaves_no_gap(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(memory) as bank:
+        bank.submit(0, Transaction(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(ring, "COUNT_MAX", 3)
+            with pytest.raises(TooLarge):
+                bank.submit(0, Transaction(2, append=["x", "y", "z"]))
+        assert bank.submit(0, Transaction(3, read=["x"]), mark=Mark(0, 1)) == bank.mark()
+        assert ids(bank.read()) == [1, 2]
+
+
+def test_after_an_outage_nothing_that_failed_is_met(memory: MemoryStore) -> None:
+    """Neither its lock nor its id."""
+    opened(memory).close()
+    store = FaultyStore(memory)
+    with opened(store) as bank:
+        bank.submit(0, Transaction(1, write=["x"]), mark=START)
+        store.plan, store._seen = Plan((Fault("error", 1, "append|sync|read|lock", times=9),)), [0]
+        for _ in range(20):
+            with suppress(ImapWalError):
+                bank.submit(0, Transaction(1, write=["x"]), mark=bank.mark())
+        seen = bank.mark()
+        assert bank.submit(0, Transaction(2, write=["x"]), mark=seen) is not None
+        assert ids(bank.read()) == list(range(1, bank.mark().id + 1))
+
+
+def test_an_outage_does_not_take_the_log_back(memory: MemoryStore) -> None:
+    """From a process that has taken over meanwhile, although this one once took over."""
+    opened(memory).close()
+    store = FaultyStore(memory)
+    first = opened(store, takeover=True)
+    first.submit(0, Transaction(1))
+    store.plan, store._seen = Plan((Fault("error", 1, "sync"),)), [0]
+    with suppress(ImapWalError):
+        first.submit(0, Transaction(2))
+    with opened(memory, takeover=True) as second:
+        second.submit(0, Transaction(3))
+        for _ in range(2):
+            with pytest.raises(ImapWalError):
+                first.submit(0, Transaction(4))
+        assert second.submit(0, Transaction(5)) == second.mark()
+    with suppress(ImapWalError):
+        first.close()
+
+
+def test_no_store_of_maps_opens_the_cluster_of_a_stream(memory: MemoryStore) -> None:
+    opened(memory).close()
+    with pytest.raises(InvalidSetting, match="has logs without maps, such as '0-of-1'"):
+        imap_wal.open("memory://stream", storage=memory, cluster="stream")
+    logs = ClusterLog(Context(memory), "default", "stream")
+    with pytest.raises(InvalidSetting, match="ids would be given again"):
+        drop_map(logs, LOCKS)
+
+
+@pytest.mark.parametrize("name", ["transactions", "locks"])
+def test_rows_of_another_program_are_named(memory: MemoryStore, name: str) -> None:
+    with opened(memory) as bank:
+        bank.submit(0, Transaction(1))
+    where = {"storage": memory, "cluster": "stream", "node": "0-of-1"}
+    with imap_wal.log.open(memory.url, **where) as log:  # type: ignore[arg-type]
+        log.append(name, (key_of(0, 2), b"\xc1"))
+    with pytest.raises(NotReadable), opened(memory) as bank:
+        list(bank.read())
