@@ -43,7 +43,9 @@ class ReadablePartition(Protocol):
 
     def records(self, after: Mark) -> Iterator[StreamRecord | None]: ...
 
-    def wait(self, after: int, seconds: float) -> bool: ...
+    def wait(self, after: int, seconds: float, stop: threading.Event) -> None: ...
+
+    def wake(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,8 @@ class Consumer:
     def stop(self) -> None:
         """Returns when no transaction is being applied."""
         self._stopping.set()
+        for source in self._sources:
+            source.wake()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
@@ -194,7 +198,7 @@ class Consumer:
             if waiting and (record is None or len(waiting) >= self._batch):
                 at, waiting = self._apply(at, waiting), []
             if record is None:
-                source.wait(at.id, LOOK_S)
+                source.wait(at.id, LOOK_S, self._stopping)
 
     def _apply(self, at: Mark, records: Sequence[StreamRecord]) -> Mark:
         try:

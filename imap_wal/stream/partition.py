@@ -286,13 +286,18 @@ class Partition:
     def closed(self) -> bool:
         return self._closed
 
-    def wait(self, after: int, seconds: float) -> bool:
-        """Wait until there is an acknowledged transaction after this id. Returns whether there
-        is."""
+    def wait(self, after: int, seconds: float, stop: threading.Event) -> None:
+        """Wait until there is an acknowledged transaction after this id, or `stop` is set before
+        `wake`."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: self._closed or self._acknowledged.id > after, seconds
+            self._changed.wait_for(
+                lambda: self._closed or self._acknowledged.id > after or stop.is_set(), seconds
             )
+
+    def wake(self) -> None:
+        """End the waits that are to stop."""
+        with self._changed:
+            self._changed.notify_all()
 
     def archive(self) -> int:
         return self._tried(lambda opened: opened.log.archive(), repeats=True)

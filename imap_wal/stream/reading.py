@@ -84,9 +84,12 @@ class ReadPartition:
     def closed(self) -> bool:
         return self._ended.is_set()
 
-    def wait(self, after: int, seconds: float) -> bool:
-        """Wait until there may be a transaction after this id."""
-        return not self._ended.wait(min(seconds, POLL_S))
+    def wait(self, after: int, seconds: float, stop: threading.Event) -> None:
+        """Wait until there may be a transaction after this id, or `stop` is set."""
+        stop.wait(min(seconds, POLL_S))
+
+    def wake(self) -> None:
+        """A wait ends soon by itself."""
 
     def append(
         self, header: Header, transaction: Transaction, seen: Mark | None, request: str = ""

@@ -9,6 +9,7 @@ from imap_wal.errors import InvalidSetting, LostRace, MissingNode
 from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.node import LOG, NodeManifest, node_manifests
+from imap_wal.names import partition_count
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
@@ -81,11 +82,10 @@ def _not_closed(context: LogContext, *, embedded: bool) -> Iterator[tuple[Identi
             continue
         other = replace(who, node=node)
         manifest = _newest(context, other)
-        if manifest.kind == LOG:
+        if manifest.kind == LOG and partition_count(node):
             raise InvalidSetting(
-                f"cluster {who.cluster!r} in namespace {who.namespace!r} has logs without maps, "
-                f"such as {node!r}; maps there would be mixed with their entries: choose another "
-                "cluster name"
+                f"cluster {who.cluster!r} in namespace {who.namespace!r} is a stream; maps there "
+                "could remove its transactions: choose another cluster name"
             )
         # With stale listings there may be a newer manifest.
         if manifest.clean and not context.store.capabilities.stale_listings:
