@@ -117,6 +117,7 @@ def consumed(folder: Path, count: int, repetitions: int) -> dict[str, Any]:
     """A consumer inserts each transaction into SQLite, in batches; SQLite alone does the same."""
     with stream.open(folder / "consumed", partitions=1, durability="os") as bank:
         per_s(lambda number: bank.submit(0, Transaction(number)), count)
+        count = bank.mark().id  # a multiple of the threads
     ours, others = [], []
     for repetition in range(repetitions):
         engine = sql.create_engine(f"sqlite:///{folder}/view-{repetition}.db")
