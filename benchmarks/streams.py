@@ -30,11 +30,11 @@ OPEN_S, OPEN_LOCKS = 10.0, 10_000_000
 
 def per_s(work: Callable[[int], object], calls: int, threads: int = THREADS) -> float:
     """The rate of `work(number)` by several threads."""
-    each = calls // threads
+    calls_of_thread = calls // threads
 
     def run(thread: int) -> None:
-        for number in range(each):
-            work(thread * each + number)
+        for number in range(calls_of_thread):
+            work(thread * calls_of_thread + number)
 
     running = [threading.Thread(target=run, args=(number,)) for number in range(threads)]
     began = time.monotonic()
@@ -42,7 +42,7 @@ def per_s(work: Callable[[int], object], calls: int, threads: int = THREADS) -> 
         thread.start()
     for thread in running:
         thread.join()
-    return each * threads / (time.monotonic() - began)
+    return calls_of_thread * threads / (time.monotonic() - began)
 
 
 def submitted(folder: Path, calls: int, repetitions: int) -> dict[str, Any]:
@@ -95,11 +95,11 @@ def refused(folder: Path, calls: int, repetitions: int) -> dict[str, Any]:
 
 def opened(folder: Path, locks: int, repetitions: int) -> dict[str, Any]:
     """After a crash and after a clean close, an open reads all rows of locks."""
-    url, each = folder / "open", 1000
+    url, together = folder / "open", 1000
     options: dict[str, Any] = {"durability": "os", "lock_table_bytes": 2**33}
     with stream.open(url, partitions=1, **options) as bank:
-        for start in range(0, locks, each):
-            names = [f"account:{number}" for number in range(start, start + each)]
+        for start in range(0, locks, together):
+            names = [f"account:{number}" for number in range(start, start + together)]
             bank.submit(0, Transaction(DATA, append=names))
         bank.archive()
     rates = []

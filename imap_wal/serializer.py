@@ -188,6 +188,12 @@ def serializer_of(given: object) -> Serializer[Any, Any] | None:
     return given
 
 
+def known_serializers(own: Serializer[Any, Any]) -> dict[str, Serializer[Any, Any]]:
+    """The serializers that a program has without naming them, by name: the default ones, which run
+    no code of others, and its own."""
+    return {kind.name: kind for kind in (MsgpackSerializer(), RawSerializer(), own)}
+
+
 class MsgpackSerializer:
     """The default: for None, bool, int, float, str, bytes, datetime, date, time, timedelta,
     Decimal, UUID, and lists, tuples, sets, frozensets and dicts of these. It accepts only values

@@ -52,11 +52,11 @@ from imap_wal.rewrite.compaction import Compaction, CompactionStatistics, Compac
 from imap_wal.rules.valid import shows_classes
 from imap_wal.serializer import (
     K,
-    MsgpackSerializer,
     RawSerializer,
     Serializer,
     SerializerName,
     V,
+    known_serializers,
     serializer_of,
 )
 from imap_wal.typed import TypedSerializer
@@ -551,10 +551,8 @@ class Store(OfOneProcess):
             label = next(labels, None)
             if label is None:
                 return  # there is nothing to delete
-            known: dict[str, Serializer[Any, Any]] = {
-                kind.name: kind for kind in (MsgpackSerializer(), RawSerializer(), self._serializer)
-            }
-            state = maps[name] = MapState(name, known.get(label) or Label(label))
+            serializer = known_serializers(self._serializer).get(label) or Label(label)
+            state = maps[name] = MapState(name, serializer)
         self._note_classes(state, rows)
         state.replay(rows, now_ms)
 

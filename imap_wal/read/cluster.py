@@ -284,7 +284,9 @@ class ClusterLog:
             for scan in cluster_scans(state, maps=maps, nodes=(), snapshots=True):
                 try:
                     with _past(damaged):
-                        for changes in read_scan(self.context, scan, maps):
+                        for changes in read_scan(
+                            self.context, replace(scan, span=scope.span), maps
+                        ):
                             if scope.nodes is None or changes.node in scope.nodes:
                                 yield changes
                 except NotFound as error:

@@ -115,13 +115,15 @@ class Scope:
     to `until`, which have a position for each node. A node that is not in `since` is read from the
     start; one that is not in `until` is not read, unless `until` is None: then all are read to the
     end. `snapshots`: the entries of snapshots too. `covered`: the entries that a snapshot covers
-    too, as far as they are still in the logs."""
+    too, as far as they are still in the logs. `span`: of snapshots, only keys of this range are
+    needed."""
 
     nodes: Collection[str] | None = None
     since: Mapping[str, Position] = field(default_factory=dict)
     until: Mapping[str, Position] | None = None
     snapshots: bool = True
     covered: bool = False
+    span: KeySpan | None = None
 
 
 def from_manifest(item: Metadata) -> Metadata:

@@ -117,7 +117,9 @@ class Consumer:
     @property
     def status(self) -> ConsumerStatus:
         with self._changed:
-            lag = sum(max(0, each.mark.id - self._at[each.number].id) for each in self._sources)
+            lag = sum(
+                max(0, source.mark.id - self._at[source.number].id) for source in self._sources
+            )
             failure = "" if self._failure is None else _text(self._failure)
             return ConsumerStatus(self._applied, self._skipped, dict(self._at), lag, failure)
 

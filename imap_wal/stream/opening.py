@@ -114,8 +114,8 @@ def open(  # the public name: imap_wal.stream.open
             )
             opened.append(Partition(number, of_log, made, lock_table_bytes // count, takeover))
     except BaseException:
-        for each in opened:
-            each.close()
+        for partition in opened:
+            partition.close()
         raise
     return Stream(place.url, opened)
 

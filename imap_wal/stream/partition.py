@@ -35,7 +35,6 @@ from imap_wal.format import Position
 from imap_wal.log.open_log import Log
 from imap_wal.rules.valid import demand_size
 from imap_wal.serializer import Serializer
-from imap_wal.stream.locks import LockTable
 from imap_wal.stream.reading import follow, read_tables
 from imap_wal.stream.requests import KEPT_S, Known
 from imap_wal.stream.transaction import (
@@ -86,8 +85,8 @@ class _OpenLog:
 
 
 class Partition:
-    """Thread-safe. `open_log` opens its log; it is called again after a failure, and fences nobody
-    then."""
+    """Thread-safe. `open_log` opens its log. After a failure it is called again, and then fences no
+    other process."""
 
     def __init__(
         self,
@@ -114,10 +113,6 @@ class Partition:
             log.close()
             raise
 
-    @property
-    def locks(self) -> LockTable:
-        return self._opened.locks
-
     # ---- writing ----
 
     def append(
@@ -139,11 +134,17 @@ class Partition:
             Fenced: another process writes this partition.
             Closed: the stream was closed.
         """
+        names = (*transaction.write, *transaction.read)
+        checked = [(name, key_of(self.number, name)) for name in names]
         if seen is not None and not request:  # before it is serialised
-            self._ready().demand_seen(_checked(self.number, transaction), seen.id)
+            self._ready().demand_seen(checked, seen.id)
         value = packed(header, transaction, request, self._serializer)
+        written = [
+            key_of(self.number, name)
+            for name in dict.fromkeys((*transaction.write, *transaction.append))
+        ] or [key_of(self.number, ANY_LOCK)]
         return self._tried(
-            lambda opened: self._append(opened, value, transaction, seen, request),
+            lambda opened: self._append(opened, value, checked, written, seen, request),
             repeats=bool(request),
         )
 
@@ -182,19 +183,17 @@ class Partition:
         self,
         opened: _OpenLog,
         value: bytes,
-        transaction: Transaction,
+        checked: Sequence[tuple[str, bytes]],
+        written: Sequence[bytes],
         seen: Mark | None,
         request: str,
     ) -> Mark:
+        """`checked`: locks that must not be written since, with their keys. `written`: the keys of
+        those that it writes."""
         log = opened.log
         if seen is not None and seen.position:
             log.demand(Position.parse(seen.position))
         demand_size(f"partition {self.number}", b"", value, log.settings.max_value_bytes)
-        written = [
-            key_of(self.number, name)
-            for name in dict.fromkeys((*transaction.write, *transaction.append))
-        ] or [key_of(self.number, ANY_LOCK)]
-        checked = _checked(self.number, transaction)
         now = log.clock.now_ms()
         id = 0
 
@@ -333,12 +332,6 @@ class _Repeated(Exception):  # internal, never raised to callers
     def __init__(self, id: int) -> None:
         super().__init__(id)
         self.id = id
-
-
-def _checked(partition: int, transaction: Transaction) -> list[tuple[str, bytes]]:
-    """The locks that must not be written since, with their keys."""
-    names = (*transaction.write, *transaction.read)
-    return [(name, key_of(partition, name)) for name in names]
 
 
 def _reason(failure: ImapWalError | None, error: Exception) -> ImapWalError:

@@ -10,9 +10,8 @@ order of their ids, also in processes that do not write the stream.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, TIMESTAMP_MS, VALUE, Row
 from imap_wal.errors import Closed, NoSuchLog, NotReadable, PositionGone, ReadOnly
@@ -20,9 +19,6 @@ from imap_wal.format import START, Position
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import Scope
 from imap_wal.read.log_reader import LogReader, storage_errors
-from imap_wal.read.scan import read_scan
-from imap_wal.read.scan_list import cluster_scans
-from imap_wal.read.state import ClusterState
 from imap_wal.serializer import Serializer
 from imap_wal.stream.locks import LockTable
 from imap_wal.stream.requests import Known, RequestWindow
@@ -35,6 +31,7 @@ from imap_wal.stream.transaction import (
     StreamRecord,
     Transaction,
     id_in,
+    id_of,
     key_of,
     keys_of,
     name_in,
@@ -42,7 +39,6 @@ from imap_wal.stream.transaction import (
 )
 from storage_backends import NotFound
 
-T = TypeVar("T")
 POLL_S = 0.1
 """How often a process that does not write the stream looks for new transactions."""
 
@@ -116,49 +112,22 @@ def read_tables(
         StorageUnavailable: the storage failed. The errors of `ClusterLog.changes`.
     """
 
-    def read() -> tuple[LockTable, RequestWindow, int]:
-        locks, requests, newest = LockTable(bytes_max), RequestWindow(), 0
-        begin, end = keys_of(partition)
-        state = logs.state()  # one for both: what the snapshot lacks is in the log
-        for name in (LOCKS, REQUESTS):
-            for rows in _snapshot_rows(logs, state, name, begin, end):
-                newest = max(newest, _note(rows, locks, requests))
-        scope = Scope((node,), snapshots=False)
-        for changes in logs.changes((LOCKS, REQUESTS), scope, state=state):
-            rows = [row for row in changes.rows if begin <= row[KEY] < end]
-            newest = max(newest, _note(rows, locks, requests))
-        requests.settle()
-        return locks, requests, newest
-
-    return _again(logs, f"reading partition {partition}", read)
-
-
-def _again(logs: ClusterLog, what: str, read: Callable[[], T]) -> T:
-    """The result of `read`, which begins again if files were removed meanwhile."""
-    with storage_errors(what):
-        for _ in range(ATTEMPTS - 1):
+    scope = Scope((node,), span=keys_of(partition))
+    with storage_errors(f"reading partition {partition}"):
+        for attempt in range(ATTEMPTS):
+            locks, requests, newest = LockTable(bytes_max), RequestWindow(), 0
             try:
-                return read()
-            except NotFound:
-                continue
-        try:
-            return read()
-        except NotFound as error:
-            raise logs.lost(error) from error
+                for changes in logs.changes((LOCKS, REQUESTS), scope):
+                    newest = max(newest, _note(changes.rows, locks, requests))
+                break
+            except NotFound as error:  # a prune removed files meanwhile
+                if attempt == ATTEMPTS - 1:
+                    raise logs.lost(error) from error
+    requests.settle()
+    return locks, requests, newest
 
 
-def _snapshot_rows(
-    logs: ClusterLog, state: ClusterState, name: str, begin: bytes, end: bytes
-) -> Iterator[list[Row]]:
-    """The rows of a snapshot with keys from `begin` to before `end`, in batches."""
-    for scan in cluster_scans(state, maps=(name,), nodes=()):
-        for changes in read_scan(logs.context, replace(scan, span=(begin, end))):
-            rows = [row for row in changes.rows if begin <= row[KEY] < end]
-            if rows:
-                yield rows
-
-
-def _note(rows: list[Row], locks: LockTable, requests: RequestWindow) -> int:
+def _note(rows: Sequence[Row], locks: LockTable, requests: RequestWindow) -> int:
     newest = 0
     for row in rows:
         if row[DELETED]:
@@ -191,8 +160,8 @@ def follow(
     partition, last, position = after
     begin = at = Position.parse(position) if position else START
     looks, expected = 0, newest()
-    for found in reader.follow(begin.after() if position else begin):
-        if found is None:
+    for logged in reader.follow(begin.after() if position else begin):
+        if logged is None:
             if reader.looks > looks:  # files may have been removed since
                 looks = reader.looks
                 for record in _rewritten(reader, partition, last, at, serializer):
@@ -203,9 +172,9 @@ def follow(
             expected = newest()
             yield None
             continue
-        entry, at = found.entry, found.position
-        id = name_in(entry.key)
-        if type(id) is not int or entry.value is None:
+        entry, at = logged.entry, logged.position
+        id = id_of(entry.key)
+        if entry.value is None:
             raise NotReadable("this is not a transaction of a stream", entry.key)
         if id <= last:  # the mark had no position, or the snapshot had it
             continue
@@ -216,7 +185,8 @@ def follow(
                     yield record
             if id > last + 1:
                 raise _gone(partition, last + 1, f"that of transaction {id}")
-        yield record_of(entry.key, entry.value, entry.timestamp_ms, str(at), serializer)
+        time_ms = entry.timestamp_ms
+        yield record_of(partition, id, entry.value, time_ms, str(at), serializer)
         last = id
 
 
@@ -229,23 +199,24 @@ def _rewritten(
 ) -> Iterator[StreamRecord]:
     """The transactions after an id that are in the snapshot: a rewrite and a prune may have removed
     them from the log. None if the snapshot has only what is at or before the position `at`."""
-    logs, what = reader.logs, f"reading partition {partition}"
-    with storage_errors(what):
+    logs, node = reader.logs, reader.node
+    with storage_errors(f"reading partition {partition}"):
         for attempt in range(ATTEMPTS):
             state = logs.state()
             snapshot = state.manifest.snapshots.get(TRANSACTIONS)
-            mark = None if snapshot is None else snapshot.marks.get(reader.node)
+            mark = None if snapshot is None else snapshot.marks.get(node)
             if mark is None or mark.position <= at:
                 return
-            position = str(state.marked(reader.node, mark.position))
-            begin, end = key_of(partition, last + 1), keys_of(partition)[1]
+            position = str(state.marked(node, mark.position))
+            span = key_of(partition, last + 1), keys_of(partition)[1]
+            scope = Scope((node,), until={}, span=span)
             try:
-                for rows in _snapshot_rows(logs, state, TRANSACTIONS, begin, end):
-                    for row in rows:
-                        if row[VALUE] is not None and name_in(row[KEY]) == last + 1:
+                for changes in logs.changes((TRANSACTIONS,), scope, state=state):
+                    for row in changes.rows:
+                        if row[VALUE] is not None and id_of(row[KEY]) == last + 1:
                             last += 1
                             yield record_of(
-                                row[KEY], row[VALUE], row[TIMESTAMP_MS], position, serializer
+                                partition, last, row[VALUE], row[TIMESTAMP_MS], position, serializer
                             )
                 return
             except NotFound as error:

@@ -23,26 +23,26 @@ class RequestWindow:
 
     def __init__(self, requests_max: int = REQUESTS_MAX) -> None:
         self._requests_max = requests_max
-        self._known: OrderedDict[str, Known] = OrderedDict()
+        self._appended: OrderedDict[str, Known] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._appended)
 
     def get(self, request: str, now_ms: int) -> int:
         """The id of its transaction; 0: it is not known."""
-        known = self._known.get(request)
-        return 0 if known is None or known.until_ms <= now_ms else known.id
+        appended = self._appended.get(request)
+        return 0 if appended is None or appended.until_ms <= now_ms else appended.id
 
     def note(self, request: str, known: Known) -> None:
         """In the order of the ids, or in any order before `settle`."""
-        before = self._known.get(request)
+        before = self._appended.get(request)
         if before is None or before.id < known.id:
-            self._known[request] = known
-            self._known.move_to_end(request)
-        if len(self._known) > 2 * self._requests_max:
+            self._appended[request] = known
+            self._appended.move_to_end(request)
+        if len(self._appended) > 2 * self._requests_max:
             self.settle()
 
     def settle(self) -> None:
         """Sort by id, and forget those above the limit."""
-        newest = sorted(self._known.items(), key=lambda item: item[1].id)[-self._requests_max :]
-        self._known = OrderedDict(newest)
+        newest = sorted(self._appended.items(), key=lambda item: item[1].id)[-self._requests_max :]
+        self._appended = OrderedDict(newest)

@@ -53,7 +53,7 @@ class Stream:
 
     def partition_of(self, header: Header) -> int:
         """The partition of a header. Raises `NotSerializable`."""
-        return partition_of(header, len(self._partitions))
+        return partition_of(check_header(header), len(self._partitions))
 
     # ---- writing ----
 
@@ -94,14 +94,18 @@ class Stream:
             Closed: the stream was closed.
         """
         header = check_header(header)
-        partition = self._partitions[self.partition_of(header)]
+        partition = self._partitions[partition_of(header, len(self._partitions))]
         if request:
             request = check_name(request, "a request")
         if mark is not None:
             _demand_mark(mark, partition.number)
         if isinstance(transaction, Transaction):
-            seen = self._seen(transaction, mark)
-            return partition.append(header, transaction, seen, request)
+            if mark is None and transaction.checks:
+                raise InvalidSetting(
+                    "a transaction with read or write locks needs the mark of the view that it was "
+                    "built from: pass mark=, or a function and marks="
+                )
+            return partition.append(header, transaction, mark, request)
         function: Any = transaction
         if not callable(function):
             kind = type(transaction).__name__
@@ -134,16 +138,6 @@ class Stream:
             ):
                 return None
 
-    def _seen(self, transaction: Transaction, mark: Mark | None) -> Mark | None:
-        if mark is None:
-            if transaction.checks:
-                raise InvalidSetting(
-                    "a transaction with read or write locks needs the mark of the view that it was "
-                    "built from: pass mark=, or a function and marks="
-                )
-            return None
-        return mark
-
     # ---- reading ----
 
     def mark(self, partition: int = 0) -> Mark:
@@ -171,10 +165,10 @@ class Stream:
 
     def reading(self, partition: int) -> ReadPartition:
         """A partition of a stream that was opened with `read_only`."""
-        found = self._partition(partition)
-        if not isinstance(found, ReadPartition):
+        source = self._partition(partition)
+        if not isinstance(source, ReadPartition):
             raise InvalidSetting("this stream was not opened with read_only=True")
-        return found
+        return source
 
     def consumer(
         self,
@@ -215,7 +209,7 @@ class Stream:
 
     @property
     def consumers(self) -> Mapping[str, ConsumerStatus]:
-        """How far each consumer is."""
+        """The progress of each consumer."""
         return {name: consumer.status for name, consumer in list(self._consumers.items())}
 
     def wait(self, consumer: str, mark: Mark, timeout_s: float = 30.0) -> bool:

@@ -22,7 +22,7 @@ from imap_wal.entry import MSGPACK, DataEntry, is_msgpack
 from imap_wal.errors import InvalidSetting, NotReadable, NotSerializable
 from imap_wal.names import STREAM_MAPS
 from imap_wal.partitions import partition_number
-from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
+from imap_wal.serializer import Serializer, known_serializers
 from storage_backends.extras import needs
 
 TRANSACTIONS, LOCKS, REQUESTS = STREAM_MAPS
@@ -33,11 +33,6 @@ NAME_BYTES_MAX = 1024
 ANY_LOCK = ""
 """A transaction without locks writes a row with this name: the highest id in `locks` is always that
 of the newest transaction."""
-
-_serializer = MsgpackSerializer()
-_KNOWN: dict[str, Serializer[Any, Any]] = {
-    each.name: each for each in (MsgpackSerializer(), RawSerializer())
-}
 
 
 class Mark(NamedTuple):
@@ -139,10 +134,9 @@ def check_header(header: Any) -> Header:
 
 
 def partition_of(header: Header, count: int) -> int:
-    """The partition of a header, of `count`: that of the same Long or String as a key of a map in
-    Hazelcast. It is the MurmurHash3 of 8 bytes, or of the length and the bytes of the text. Raises
-    `NotSerializable`."""
-    header = check_header(header)
+    """The partition of a checked header, of `count`: that of the same Long or String as a key of a
+    map in Hazelcast. It is the MurmurHash3 of 8 bytes, or of the length and the bytes of the
+    text."""
     if isinstance(header, int):
         data = header.to_bytes(8, "big", signed=True)
     else:
@@ -167,6 +161,14 @@ def name_in(key: bytes) -> int | str:
         return _unpack_key(key)[1]
     except (msgspec.MsgspecError, ValueError) as error:
         raise NotReadable(f"this is not the key of a stream: {error}", key) from error
+
+
+def id_of(key: bytes) -> int:
+    """The id in the key of a transaction. Raises `NotReadable`."""
+    id = name_in(key)
+    if type(id) is not int:
+        raise NotReadable("this is not the key of a transaction", key)
+    return id
 
 
 def keys_of(partition: int) -> tuple[bytes, bytes]:
@@ -216,14 +218,16 @@ def entry_of(name: str, key: bytes, value: bytes, now_ms: int, expires_at_ms: in
 
 
 def record_of(
-    key: bytes, value: bytes, time_ms: int, position: str, serializer: Serializer[Any, Any]
+    partition: int,
+    id: int,
+    value: bytes,
+    time_ms: int,
+    position: str,
+    serializer: Serializer[Any, Any],
 ) -> StreamRecord:
     """Raises `NotReadable`: another program wrote it, or another serializer."""
     try:
-        partition, number = _unpack_key(key)
         stored = _decode(value)
-        if type(number) is not int:
-            raise ValueError("its key has no id")
         data = bytes(stored.data)
         if stored.kind:
             data = msgpack.unpackb(data)
@@ -231,19 +235,19 @@ def record_of(
         raise NotReadable(f"this is not a transaction of a stream: {error}", value) from error
     loads = serializer
     if stored.kind != ("" if is_msgpack(serializer.name) else serializer.name):
-        loads = _KNOWN.get(stored.kind or MSGPACK, serializer)
+        loads = known_serializers(serializer).get(stored.kind or MSGPACK, serializer)
         if loads is serializer:
             raise InvalidSetting(
-                f"transaction {number} of partition {partition} was written with serializer "
+                f"transaction {id} of partition {partition} was written with serializer "
                 f"{stored.kind!r}; open the stream with that serializer"
             )
     try:
         value_of_data = loads.load(data)
     except NotReadable as error:
-        raise error.at(f"transaction {number} of partition {partition}") from error
+        raise error.at(f"transaction {id} of partition {partition}") from error
     return StreamRecord(
         partition,
-        number,
+        id,
         stored.header,
         value_of_data,
         stored.read,

@@ -127,11 +127,11 @@ class Client:
                 refused_since = 0.0
                 connection.settimeout(left)
                 sent = True
+                line.has_record |= changes
                 send(connection, request, self._largest)
                 answer = self._answer(connection, request[0])
                 if not changes:
                     return answer
-                line.has_record = True
                 place, results = answer
                 with self._mutex:
                     record = place, line.client, request[0]

@@ -19,7 +19,7 @@ from imap_wal.embedded.changes import MapState
 from imap_wal.embedded.store import Store
 from imap_wal.entry import is_msgpack
 from imap_wal.errors import ImapWalError, InvalidSetting
-from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
+from imap_wal.serializer import MsgpackSerializer, known_serializers
 from imap_wal.workers.endpoint import Endpoint, Sockets, is_same_user
 from imap_wal.workers.messages import (
     ANSWER_BYTES_MAX,
@@ -226,7 +226,7 @@ class Server:
             case ["maps"]:
                 return [name for name in self.store.maps() if name != REQUESTS]
             case ["forget", [*clients]]:
-                return self._requests.forget([each for each in clients if type(each) is bytes])
+                return self._requests.forget([name for name in clients if type(name) is bytes])
             case ["sync"]:
                 return self.store.sync()
             case ["archive"]:
@@ -255,12 +255,9 @@ class Server:
             of, label = name
             if of == REQUESTS:
                 raise InvalidSetting(f"map {REQUESTS!r} is for imap-wal; choose another name")
-            by_label: dict[str, Serializer[Any, Any]] = {
-                kind.name: kind
-                for kind in (MsgpackSerializer(), RawSerializer(), self.store.serializer)
-            }
             other = _Numbers(label) if is_msgpack(label) else _Opaque(label)
-            serializer = by_label.get(label, other) if label else None
+            known = known_serializers(self.store.serializer)
+            serializer = known.get(label, other) if label else None
             state = self._states[name] = self.store.map(of, serializer=serializer)._state
         return state
 

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -231,17 +231,17 @@ def test_a_balance_never_falls_below_zero(memory: MemoryStore, tmp_path: Path) -
 def test_an_author_without_a_newer_view_gets_the_conflict(
     memory: MemoryStore, engine: Engine
 ) -> None:
-    stopped = []
+    over = threading.Event()
 
     def apply(record: StreamRecord, connection: Connection) -> None:
-        stopped.append(record)
-        time.sleep(1)
+        over.wait(20)
 
     with opened(memory) as bank:
         bank.consumer("c", marks=SqlMarks(engine))(apply)
         bank.submit(0, Transaction(1, append=["x"]))
         with pytest.raises(Conflict):
             bank.submit(0, lambda _: Transaction(2, write=["x"]), marks="c", timeout_s=0.05)
+        over.set()
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "é", "x" * 201, 7])
@@ -340,16 +340,19 @@ def test_a_repeated_request_is_known_before_its_function_runs(
 def test_nothing_to_do_is_not_said_of_an_old_view(memory: MemoryStore, engine: Engine) -> None:
     """An author sees what was acknowledged before its call."""
 
+    asked = threading.Event()
+
     def withdraw(view: Any) -> Transaction | None:
         deposits = view.one("select count(*) as n from seen").n
+        asked.set()
         return Transaction(-1, write=["x"]) if deposits else None
 
-    def slowly(record: StreamRecord, connection: Connection) -> None:
-        time.sleep(0.05)
+    def late(record: StreamRecord, connection: Connection) -> None:
+        assert asked.wait(20)
         insert(record, connection)
 
     with opened(memory) as bank:
-        bank.consumer("c", marks=SqlMarks(engine))(slowly)
+        bank.consumer("c", marks=SqlMarks(engine))(late)
         bank.submit(0, Transaction(1, append=["x"]))
         assert bank.submit(0, withdraw, marks="c") is not None
 

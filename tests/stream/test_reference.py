@@ -176,7 +176,7 @@ class Reference(RuleBasedStateMachine):
         assert [self.content(record) for record in others if record] == expected
         partition = self.bank._partitions[0]
         assert isinstance(partition, Partition)
-        locks = partition.locks
+        locks = partition._opened.locks
         for lock in "abcd":
             newest = locks.newest(key_of(0, lock))
             assert newest >= self.newest(lock)
