@@ -42,6 +42,7 @@ from imap_wal.serializer import MsgpackSerializer
 from imap_wal.stream import Mark, Stream, Transaction
 from imap_wal.stream.transaction import LOCKS, REQUESTS, key_of, partition_of
 from imap_wal.write import ring
+from storage_backends import StorageError
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
 from tests.kit.effort import step
@@ -52,6 +53,12 @@ START = Mark(0)
 
 def opened(store: Any, **options: Any) -> Stream:
     return stream.open("memory://stream", **{"partitions": 1, "storage": store} | options)
+
+
+def submitted(bank: Stream, *arguments: Any, **options: Any) -> Mark:
+    mark = bank.submit(*arguments, **options)
+    assert mark is not None
+    return mark
 
 
 def ids(records: Any) -> list[int]:
@@ -187,19 +194,19 @@ def test_a_request_counts_once(memory: MemoryStore) -> None:
 def test_a_request_is_known_for_a_day(memory: MemoryStore) -> None:
     clock = FakeClock()
     with opened(memory, clock=clock) as bank:
-        assert bank.submit(0, Transaction(1), request="shop/1").id == 1  # type: ignore[union-attr]
+        assert submitted(bank, 0, Transaction(1), request="shop/1").id == 1
         clock.advance(24 * 3600 - 1)
-        assert bank.submit(0, Transaction(1), request="shop/1").id == 1  # type: ignore[union-attr]
+        assert submitted(bank, 0, Transaction(1), request="shop/1").id == 1
         clock.advance(2)
-        assert bank.submit(0, Transaction(1), request="shop/1").id == 2  # type: ignore[union-attr]
+        assert submitted(bank, 0, Transaction(1), request="shop/1").id == 2
 
 
 @pytest.mark.parametrize("kind", ["append", "sync"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_request_survives_a_storage_that_fails(memory: MemoryStore, kind: str, when: str) -> None:
+def test_a_request_survives_a_storage_that_fails(memory: MemoryStore, kind: str, when: Any) -> None:
     """The stream opens its log again, and looks. Without a request, the author must."""
     opened(memory).close()
-    store = FaultyStore(memory, Plan((Fault("error", 4, kind, when=when),)))  # type: ignore[arg-type]
+    store = FaultyStore(memory, Plan((Fault("error", 4, kind, when=when),)))
     with opened(store) as bank:
         for number in range(1, 8):
             mark = bank.submit(
@@ -241,23 +248,25 @@ def test_data_of_every_type_is_read_back(memory: MemoryStore) -> None:
         assert [record.data for record in bank.read()] == [*values, b"raw"]
 
 
-REFUSED: dict[str, tuple[type[Exception], Callable[[Stream], object]]] = {
+_transaction: Any = Transaction
+"""Without a check of its arguments."""
+REFUSED: dict[str, tuple[type[Exception], Callable[[Any], object]]] = {
     "no mark for a lock": (InvalidSetting, lambda s: s.submit(0, Transaction(1, read=["x"]))),
     "a mark of another partition": (
         InvalidSetting,
         lambda s: s.submit(0, Transaction(1, read=["x"]), mark=Mark(5, 1)),
     ),
-    "text for locks": (NotSerializable, lambda s: Transaction(1, write="account")),
-    "a lock without a name": (NotSerializable, lambda s: Transaction(1, write=[""])),
-    "a lock that is no text": (NotSerializable, lambda s: Transaction(1, write=[7])),  # type: ignore[list-item]
-    "half of a character": (NotSerializable, lambda s: Transaction(1, write=["\ud83d"])),
-    "a long lock": (NotSerializable, lambda s: Transaction(1, append=["x" * 1025])),
+    "text for locks": (NotSerializable, lambda s: _transaction(1, write="account")),
+    "a lock without a name": (NotSerializable, lambda s: _transaction(1, write=[""])),
+    "a lock that is no text": (NotSerializable, lambda s: _transaction(1, write=[7])),
+    "half of a character": (NotSerializable, lambda s: _transaction(1, write=["\ud83d"])),
+    "a long lock": (NotSerializable, lambda s: _transaction(1, append=["x" * 1025])),
     "an empty header": (NotSerializable, lambda s: s.submit("", Transaction(1))),
-    "a header that is no text": (NotSerializable, lambda s: s.submit(1.5, Transaction(1))),  # type: ignore[arg-type]
+    "a header that is no text": (NotSerializable, lambda s: s.submit(1.5, Transaction(1))),
     "a large header": (NotSerializable, lambda s: s.submit(2**63, Transaction(1))),
     "a request that is no text": (
         NotSerializable,
-        lambda s: s.submit(0, Transaction(1), request=7),  # type: ignore[arg-type]
+        lambda s: s.submit(0, Transaction(1), request=7),
     ),
     "a long request": (
         NotSerializable,
@@ -266,11 +275,11 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[Stream], object]]] = {
     "a function without marks": (InvalidSetting, lambda s: s.submit(0, lambda view: None)),
     "a function that returns data": (
         InvalidSetting,
-        lambda s: s.submit(0, lambda view: {"a": 1}, marks="c"),  # type: ignore[arg-type, return-value]
+        lambda s: s.submit(0, lambda view: {"a": 1}, marks="c"),
     ),
-    "data instead of a transaction": (InvalidSetting, lambda s: s.submit(0, {"a": 1})),  # type: ignore[arg-type]
-    "a number for a mark": (InvalidSetting, lambda s: list(s.read(0, 3))),  # type: ignore[arg-type]
-    "marks that are none": (InvalidSetting, lambda s: s.consumer("c", marks="c")),  # type: ignore[arg-type]
+    "data instead of a transaction": (InvalidSetting, lambda s: s.submit(0, {"a": 1})),
+    "a number for a mark": (InvalidSetting, lambda s: list(s.read(0, 3))),
+    "marks that are none": (InvalidSetting, lambda s: s.consumer("c", marks="c")),
     "too much": (TooLarge, lambda s: s.submit(0, Transaction(b"x" * 2000))),
     "no such partition": (InvalidSetting, lambda s: list(s.read(7))),
 }
@@ -290,9 +299,10 @@ def test_what_is_refused_changes_nothing(memory: MemoryStore, name: str) -> None
 def test_a_stream_has_one_writer_and_one_partition_count(tmp_path: Path) -> None:
     with pytest.raises(NoSuchLog, match="say how many partitions"):
         stream.open(tmp_path)
+    wrong: Any
     for wrong in (0, -1, 1025, 1.5, True):
         with pytest.raises(InvalidSetting, match="partitions is"):
-            stream.open(tmp_path, partitions=wrong)  # type: ignore[arg-type]
+            stream.open(tmp_path, partitions=wrong)
     bank = stream.open(tmp_path, partitions=2)
     with pytest.raises(WriterLocked):
         stream.open(tmp_path)
@@ -313,7 +323,7 @@ def test_a_creation_that_was_interrupted_is_finished(memory: MemoryStore) -> Non
     for at in range(1, whole.count, step()):
         inner = MemoryStore(f"test-{at}")
         store = FaultyStore(inner, Plan((Fault("error", at, times=0),)))
-        with pytest.raises(Exception):  # noqa: B017  # of any kind
+        with pytest.raises((ImapWalError, StorageError)):
             opened(store, partitions=3).close()
         with opened(inner, partitions=3, takeover=True) as bank:
             assert bank.partitions == 3 and bank.submit(1, Transaction(1)) is not None
@@ -385,7 +395,7 @@ def test_names_lose_a_class_of_their_own(memory: MemoryStore) -> None:
     """Locks may come from any iterable, and text may be of a derived class."""
     with opened(memory, partitions=7) as bank:
         locks = (name for name in (_Kind.PAID, "y"))
-        transaction = Transaction(1, write=locks)  # type: ignore[arg-type]
+        transaction = _transaction(1, write=locks)
         mark = bank.submit(_Kind.PAID, transaction, mark=Mark(partition_of("paid", 7)))
         assert mark is not None and mark.partition == partition_of("paid", 7)
         [record] = bank.read(mark.partition)
@@ -454,8 +464,7 @@ def test_no_store_of_maps_opens_the_cluster_of_a_stream(memory: MemoryStore) -> 
 def test_rows_of_another_program_are_named(memory: MemoryStore, name: str) -> None:
     with opened(memory) as bank:
         bank.submit(0, Transaction(1))
-    where = {"storage": memory, "cluster": "stream", "node": "0-of-1"}
-    with imap_wal.log.open(memory.url, **where) as log:  # type: ignore[arg-type]
+    with imap_wal.log.open(memory.url, storage=memory, cluster="stream", node="0-of-1") as log:
         log.append(name, (key_of(0, 2), b"\xc1"))
     with pytest.raises(NotReadable), opened(memory) as bank:
         list(bank.read())
