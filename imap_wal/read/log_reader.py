@@ -513,10 +513,9 @@ def _spilled(file: BinaryIO, placed: Iterator[_Placed]) -> Iterator[_Placed]:
 def _records(place: _Place, placed: Iterable[_Placed], only: str) -> Iterator[Record]:
     """The records from `place.next` on, of one map or all. Each moves `place.next` forward."""
     for position, row in placed:
-        if position >= place.next:
+        if position >= place.next and only in ("", row[MAP]):
             place.next = position.after()
-            if not only or row[MAP] == only:
-                yield Record(position, DataEntry(*row))
+            yield Record(position, DataEntry(*row))
 
 
 @contextmanager

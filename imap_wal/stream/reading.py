@@ -186,7 +186,7 @@ def follow(
             if id > last + 1:
                 raise _gone(partition, last + 1, f"that of transaction {id}")
         time_ms = entry.timestamp_ms
-        yield record_of(partition, id, entry.value, time_ms, str(at), serializer)
+        yield record_of(partition, id, entry.value, time_ms, at, serializer)
         last = id
 
 
@@ -207,7 +207,7 @@ def _rewritten(
             mark = None if snapshot is None else snapshot.marks.get(node)
             if mark is None or mark.position <= at:
                 return
-            position = str(state.marked(node, mark.position))
+            place = state.marked(node, mark.position)
             span = key_of(partition, last + 1), keys_of(partition)[1]
             scope = Scope((node,), until={}, span=span)
             try:
@@ -216,7 +216,7 @@ def _rewritten(
                         if row[VALUE] is not None and id_of(row[KEY]) == last + 1:
                             last += 1
                             yield record_of(
-                                partition, last, row[VALUE], row[TIMESTAMP_MS], position, serializer
+                                partition, last, row[VALUE], row[TIMESTAMP_MS], place, serializer
                             )
                 return
             except NotFound as error:

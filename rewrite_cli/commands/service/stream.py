@@ -197,7 +197,8 @@ def _chosen(stream: Stream, partition: int | None) -> list[ReadPartition]:
 
 
 def _show(record: StreamRecord, output: str) -> None:
-    fields = asdict(record) | {"data": plain(record.data)}
+    fields = asdict(record) | {"data": plain(record.data), "position": record.position}
+    del fields["place"]
     if output == out.JSON:
         out.print_line(fields)
         return
