@@ -114,13 +114,8 @@ test: setup
 	$(if $(filter hazelcast_plugin%,$(FOR)),$(MVN) verify -Dtests.excluded=thorough,$(PYTEST) $(SPREAD) $(QUICK) --for=$(FOR) tests)
 endif
 
-# First the Java tests, then those of Python: long tests would reach their time limits if both ran
-# at once.
-test-all: setup lint ## everything, before a release: the tests of `make test` in full, storages, the short form of torture, Hazelcast's own tests
-	$(MVN) verify
-	$(PYTEST) $(SPREAD) -m 'not alone' --hypothesis-profile all
-	$(PYTEST) -m alone
-	$(BIN)/python -m tests.hazelcast_maps
+test-all: setup ## everything, before a release, in parts: what passed on this tree is not run again
+	$(BIN)/python -m tests.everything $(WORKERS)
 
 test-hazelcast: setup ## Hazelcast's own tests of maps, with the plug-in as map store of each map: STORE=simple or none compares
 	$(BIN)/python -m tests.hazelcast_maps --store $(or $(STORE),wal) $(CLASSES)

@@ -16,7 +16,7 @@ import pytest
 
 from storage_backends.memory import MemoryStore, forget
 from tests.belonging import modules_of
-from tests.kit import effort
+from tests.kit import effort, passed
 from tests.kit.tiers import late_defects, noticing
 
 effort.register()
@@ -39,6 +39,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--for", metavar="PACKAGE", help="only tests of a package: imap_wal/write")
+    passed.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
             modules_of(package)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
+    passed.start(config)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -56,6 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"{item.nodeid}: give its parameters ids without an address")
     defects = noticing()
     effort.leave_out(items, defects)
+    passed.leave_out(config, items)
     if config.option.collectonly and (late := late_defects(items, defects)):
         raise pytest.UsageError("defects that make test does not notice:\n" + "\n".join(late))
 

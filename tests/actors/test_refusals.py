@@ -502,7 +502,7 @@ def refused(original: Place, scratch: Path, reason: Reason) -> tuple[set[str], d
     return accepted, changed
 
 
-@every(3)
+@every(5)
 @pytest.mark.parametrize("reason", REASONS)
 def test_a_refused_call_changes_nothing(killed: Place, tmp_path: Path, reason: str) -> None:
     accepted, changed = refused(killed, tmp_path, REASONS[reason])
@@ -513,7 +513,7 @@ def test_a_refused_call_changes_nothing(killed: Place, tmp_path: Path, reason: s
 OF_CLOSED = ("none", "no keys", "wrong keys", "another list of keys", "missing archive")
 
 
-@every(3)
+@every(7)
 @pytest.mark.parametrize("reason", OF_CLOSED)
 def test_a_closed_log_is_refused_unchanged(closed: Place, tmp_path: Path, reason: str) -> None:
     accepted, changed = refused(closed, tmp_path, REASONS[reason])

@@ -10,11 +10,13 @@ import pytest
 
 import imap_wal
 from imap_wal import InvalidSetting
+from tests.kit.effort import every
 from tests.support import FakeClock
 
 KINDS = ["url", "open", "aopen", "connect"]
 
 
+@every(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_store_keeps_the_promises_of_py_key_value(tmp_path: Path, kind: str) -> None:
     from tests.adapters.key_value_promises import SCENARIOS, opened

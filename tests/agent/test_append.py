@@ -16,6 +16,7 @@ from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.agent.harness import config, named, plugin, serving
 from tests.kit.agents import live, logged
+from tests.kit.effort import every
 from tests.support import Threads, segments
 
 
@@ -131,6 +132,7 @@ def test_a_reading_connection_leaves_the_writing_one_open(settings: AgentConfig)
         assert reader.put(b="1")[:2] == ["error", "superseded"]
 
 
+@every(3)
 @pytest.mark.parametrize("durability", ["always", "interval", "os", "async"])
 def test_every_durability_keeps_what_was_acknowledged_before_a_stop(
     tmp_path: Path, durability: str

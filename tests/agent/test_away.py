@@ -57,6 +57,7 @@ def refused(answer: list[Any], *codes: str) -> None:
     )
 
 
+@every(2)
 def test_an_agent_recovers_when_its_storage_works_again(tmp_path: Path, away: AwayStore) -> None:
     """Until then it refuses requests with the reason, and `stat` shows it."""
     settings = config(tmp_path, url=away.url, archive_interval_s=3600)

@@ -11,11 +11,13 @@ from imap_wal.retention import archiver
 from storage_backends import open_store
 from tests.agent.harness import config, plugin, serving
 from tests.encrypted import key_file, other
+from tests.kit.effort import every
 from tests.support import eventually
 
 SECRET = "a-value-that-nobody-may-read"
 
 
+@every(2)
 @pytest.mark.parametrize("where", ["this process", "another process"])
 def test_members_write_archive_and_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str

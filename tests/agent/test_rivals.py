@@ -16,6 +16,7 @@ from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
 from tests.agent.harness import config, plugin, serving
 from tests.histories import put
+from tests.kit.effort import every
 
 MAPS = [f"map-{number:02d}" for number in range(60)]
 
@@ -41,6 +42,7 @@ def write(url: str, node: str, values: dict[str, str | None]) -> None:
     log.close()
 
 
+@every(2)
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 1])
 def test_conflicts_in_one_map_leave_other_maps_alone(
     tmp_path: Path, memory_bytes: int, caplog: pytest.LogCaptureFixture

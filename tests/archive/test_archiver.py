@@ -26,6 +26,7 @@ from storage_backends import NotFound, Unavailable
 from storage_backends.local import LocalStore
 from storage_backends.location import Location
 from tests.agent.harness import config, plugin, serving
+from tests.kit.effort import thorough
 from tests.support import Threads, eventually, node_log, row
 
 
@@ -69,6 +70,7 @@ class Reporting:
         return "done"
 
 
+@thorough
 def test_another_process_reports_at_most_once_a_second(tmp_path: Path) -> None:
     seen: list[float] = []
     other = OtherProcess(f"file://{tmp_path}")
@@ -98,6 +100,7 @@ def test_archives_are_the_same_from_another_process(tmp_path: Path) -> None:
     assert found[0] == found[1] and found[0]
 
 
+@thorough
 def test_archiver_process_has_low_priority_and_ends(tmp_path: Path) -> None:
     """It has a lower priority, and ends after each run."""
     log = sealed(tmp_path)

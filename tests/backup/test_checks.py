@@ -16,6 +16,7 @@ from imap_wal.context import Context, open_context
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import SegmentStore, open_store
+from tests.kit.effort import every
 
 
 def log(root: Path, *, preallocate: bool = True) -> Path:
@@ -38,6 +39,7 @@ def checked(data: bytes, chance: random.Random, largest: int) -> FrameCheck:
     return check
 
 
+@every(3)
 @pytest.mark.parametrize("largest", [1, 7, 40, 100_000])
 def test_frames_are_checked_in_any_pieces(tmp_path: Path, largest: int) -> None:
     chance = random.Random(largest)

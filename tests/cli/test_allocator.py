@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.effort import every
+
 AGENT = """
 import sys, types
 served = types.ModuleType("imap_wal.agent.process")
@@ -24,6 +26,7 @@ main()
 """
 
 
+@every(2)
 @pytest.mark.parametrize(("chosen", "pool"), [(None, "system"), ("mimalloc", "mimalloc")])
 def test_an_agent_uses_the_systems_allocator(tmp_path: Path, chosen: str | None, pool: str) -> None:
     """Unless the environment names another one."""

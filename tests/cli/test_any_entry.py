@@ -36,6 +36,7 @@ from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS
 from rewrite_cli.cli import group
 from storage_backends import open_store
 from tests.cli.conftest import Ended, Run
+from tests.kit.effort import every
 from tests.kit.examples import OF_HISTORIES
 from tests.kit.logs import append, cluster, node
 
@@ -212,6 +213,7 @@ def test_two_keys_never_have_one_text(keys: list[bytes], label: str, of_a_member
 NUMBERS = {"Byte": "b", "Short": "h", "Integer": "i", "Long": "q", "Float": "f", "Double": "d"}
 
 
+@every(3)
 @pytest.mark.parametrize("name", [*NUMBERS, "String", "UUID"])
 @given(data=st.data())
 def test_a_java_key_is_found_by_its_text(name: str, data: st.DataObject) -> None:
@@ -254,6 +256,7 @@ def test_a_text_that_no_key_has_is_no_error(text: str) -> None:
     assert len(keys_of(text)) < 9
 
 
+@every(3)
 @pytest.mark.parametrize(
     ("key", "text"),
     [
@@ -297,6 +300,7 @@ COMMANDS = [
 ]
 
 
+@every(3)
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("case", LOSSY)
 def test_a_lossy_conversion_is_reported(

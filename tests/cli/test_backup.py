@@ -15,6 +15,7 @@ from imap_wal.backup import catalogue
 from imap_wal.errors import CorruptLog
 from imap_wal.placement import open_store
 from tests.cli.conftest import Run
+from tests.kit.effort import every
 from tests.kit.orders import LIVE
 
 CLI = [sys.executable, "-m", "rewrite_cli.cli"]
@@ -24,6 +25,7 @@ def entries(run: Run, url: object) -> dict[str, object]:
     return {line["key"]: line["value"] for line in run("export", url, "--map", "orders").lines}
 
 
+@every(2)
 @pytest.mark.parametrize("scheme", ["", "objects+file://", "memory://"])
 def test_a_backup_is_restored_with_its_history(
     run: Run, url: str, tmp_path: Path, scheme: str
@@ -102,6 +104,7 @@ def test_damage_of_a_backup_is_found_and_mended(run: Run, url: str, tmp_path: Pa
     assert entries(run, tmp_path / "again") == LIVE
 
 
+@every(2)
 @pytest.mark.parametrize("kind", ["segment", "manifest", "archive"])
 def test_a_failed_restore_is_not_taken_for_a_log(
     run: Run, url: str, root: Path, tmp_path: Path, kind: str
@@ -174,6 +177,7 @@ def test_segments_on_another_disk_are_copied_too(run: Run, tmp_path: Path) -> No
     assert run("export", tmp_path / "split", *other).lines[0]["value"] == 1
 
 
+@every(2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_run_is_completed_by_the_next(
     run: Run, url: str, tmp_path: Path, number: signal.Signals

@@ -20,6 +20,7 @@ from imap_wal.settings import Settings
 from storage_backends import SegmentStore
 from tests.cli.conftest import Run
 from tests.histories import put
+from tests.kit.effort import every
 from tests.kit.logs import append, node
 
 
@@ -215,6 +216,7 @@ def test_a_repair_decides_only_what_the_preferred_node_claims(run: Run, tmp_path
     assert "n1, n2, n3" in run("repair", url, "--dry-run", "--prefer", "n4").err
 
 
+@every(2)
 @pytest.mark.parametrize(
     ("how", "kept", "lost"), [("newest", "2", b"1"), ("node=n1", "1", b"2"), ("node=n2", "2", b"1")]
 )

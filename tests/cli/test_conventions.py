@@ -223,7 +223,7 @@ def test_a_duration_that_cannot_be_waited_for_is_wrong_usage(
     assert ended.code == 2 and "is not a duration" in ended.err
 
 
-@every(3)
+@every(7)
 @pytest.mark.parametrize("command", ["restore", "repair"])
 @pytest.mark.parametrize("place", ["maps", "maps/copy", "maps/../maps/deep/er", "link/copy", "."])
 def test_no_copy_overlaps_its_source(
@@ -363,6 +363,7 @@ def test_claim_without_a_terminal_names_an_option_that_exists(run: Run, tmp_path
     assert ended.code == 2 and "--yes" in ended.err and "--dry-run" not in ended.err
 
 
+@every(4)
 @pytest.mark.parametrize("command", ["stat", "ls", "verify", "dump", "doctor"])
 def test_a_storage_that_cannot_be_reached_is_named(run: Run, command: str) -> None:
     """With its URL, once, and what to do."""

@@ -12,6 +12,7 @@ from imap_wal.manifest import list_files
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.cli.conftest import Run
+from tests.kit.effort import every
 
 EIGHT = b"\x55\xaa" * 4
 
@@ -108,6 +109,7 @@ def test_a_run_that_finds_damage_removes_nothing(run: Run, tmp_path: Path) -> No
     assert (made.code, made.json["removed"]) == (3, [])
 
 
+@every(2)
 @pytest.mark.parametrize("kind", ["archive", "snapshot"])
 def test_a_damaged_parquet_file_is_found(run: Run, tmp_path: Path, kind: str) -> None:
     root, target = make(tmp_path / "log", archived=True), tmp_path / "b"
@@ -127,6 +129,7 @@ def test_a_damaged_parquet_file_is_found(run: Run, tmp_path: Path, kind: str) ->
     ]
 
 
+@every(2)
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_damaged_list_is_found(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
@@ -244,6 +247,7 @@ def test_nothing_is_removed_while_a_backup_is_unreadable(run: Run, tmp_path: Pat
     assert catalogue.numbers(open_store(f"file://{target}")) == [1, 2]
 
 
+@every(3)
 @pytest.mark.parametrize("inside", ["", "backups", "default/eu/nodes/n1/wal/b", "a/b/c"])
 def test_a_place_in_another_log_is_refused(run: Run, tmp_path: Path, inside: str) -> None:
     root, other = make(tmp_path / "log"), make(tmp_path / "other")

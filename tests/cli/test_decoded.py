@@ -274,6 +274,7 @@ def test_the_command_needs_no_keys(run: Run, tmp_path: Path) -> None:
     assert "no entries" not in ended.err
 
 
+@thorough
 def test_encrypted_files_have_encrypted_texts(tmp_path: Path) -> None:
     url, keys = f"file://{tmp_path}/log", key_file(tmp_path, "a")
     with opened(url, encryption_keys=keys) as store:

@@ -23,6 +23,7 @@ from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.cli.conftest import Run
 from tests.encrypted import key, key_file, key_ring, other
+from tests.kit.effort import every
 from tests.kit.encrypted_maps import SECRET, content, forge_frame, killed
 from tests.support import overwrite
 
@@ -140,6 +141,7 @@ def test_verify_names_what_is_not_encrypted_where_it_must_be(run: Run, tmp_path:
     assert run(*keys(tmp_path, "a", "plain"), "verify", place).code == 0
 
 
+@every(4)
 @pytest.mark.parametrize("damage", ["frame", "header", "both", "footer", "page"])
 def test_repair_copies_readable_entries_of_a_damaged_encrypted_log(
     run: Run, place: str, tmp_path: Path, damage: str

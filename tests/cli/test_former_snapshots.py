@@ -29,7 +29,7 @@ from imap_wal.security.encryption_keys import NO_KEYS
 from storage_backends.memory import MemoryStore
 from tests.cli.conftest import Run
 from tests.kit.actors import log_of
-from tests.kit.effort import share
+from tests.kit.effort import every, share
 from tests.kit.repairs import damaged_file, repair, repaired, values
 from tests.support import copy_files, overwrite
 
@@ -113,6 +113,7 @@ def test_only_changes_since_the_former_snapshot_are_lost(run: Run, tmp_path: Pat
     assert values(f"{tmp_path}/copy") == {**lost, **rest}
 
 
+@every(2)
 @pytest.mark.parametrize("case", ["changed since", "covered", "covered twice"])
 def test_changes_of_a_forgotten_log_are_reported_as_lost(memory: MemoryStore, case: str) -> None:
     """They were only in the damaged snapshot. The node has another log now, of the same name."""

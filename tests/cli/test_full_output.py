@@ -17,7 +17,7 @@ from tests.kit.effort import every, thorough
 FULL = Path("/dev/full")
 
 
-@every(3)
+@every(7)
 @pytest.mark.parametrize(
     "words",
     [
@@ -41,7 +41,7 @@ def test_a_full_standard_output_is_named(url: str, words: tuple[str, ...]) -> No
     assert "the standard output cannot be written: No space left on device; free" in ended.stderr
 
 
-@every(3)
+@every(10)
 @pytest.mark.parametrize(
     "words",
     [
@@ -81,6 +81,7 @@ def closing(streams: str, words: list[str]) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@every(4)
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
 @pytest.mark.parametrize("command", [("export",), ("query", "select 1 as a")], ids=lambda it: it[0])
 def test_a_device_is_written_and_not_replaced(

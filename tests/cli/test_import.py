@@ -30,7 +30,7 @@ from rewrite_cli.sources import pickles
 from rewrite_cli.sources.shelf import Shelf
 from rewrite_cli.sources.source import Unreadable
 from tests.cli.conftest import Run
-from tests.kit.effort import thorough
+from tests.kit.effort import every, thorough
 
 KEEPS: dict[str, Any] = {
     "none": None,
@@ -425,6 +425,7 @@ main(["import", "shelve", sys.argv[1], sys.argv[2]])
 """
 
 
+@every(2)
 @pytest.mark.parametrize(
     ("module", "name"), [("backfill_rows", "write_sorted"), ("backfill", "publish")]
 )

@@ -22,7 +22,7 @@ from imap_wal.retention.removal import plan_covered
 from storage_backends import open_store
 from storage_backends.faults import FaultyStore
 from tests.cli.conftest import Run
-from tests.kit.effort import every, first
+from tests.kit.effort import every, first, thorough
 from tests.kit.list_files import archive, damage, lose, short_lists
 from tests.kit.repairs import repair
 
@@ -99,6 +99,7 @@ def test_a_log_with_lists_lives_on(log: tuple[str, dict[str, Any]], run: Run) ->
     assert run("verify", url).code == 0
 
 
+@thorough
 def test_a_backup_has_the_lists(log: tuple[str, dict[str, Any]], run: Run, tmp_path: Path) -> None:
     url, expected = log
     place, back = f"file://{tmp_path}/backups", f"file://{tmp_path}/back"
@@ -110,6 +111,7 @@ def test_a_backup_has_the_lists(log: tuple[str, dict[str, Any]], run: Run, tmp_p
     assert contents(back) == expected
 
 
+@thorough
 def test_a_repaired_copy_without_damage_has_the_lists(
     log: tuple[str, dict[str, Any]], run: Run, tmp_path: Path
 ) -> None:
@@ -190,6 +192,7 @@ def test_a_reader_reads_each_list_once(log: tuple[str, dict[str, Any]]) -> None:
     assert sorted(read) == sorted(layout.list_path(FOLDER, each.name) for each in lists(url))
 
 
+@thorough
 def test_a_prune_slower_than_manifests_are_kept_ends(
     run: Run, log: tuple[str, dict[str, dict[Any, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

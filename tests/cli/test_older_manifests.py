@@ -105,7 +105,7 @@ def damage(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
 
 
-@every(3)
+@every(7)
 @pytest.mark.parametrize("how", [damage, Path.unlink], ids=["damaged", "removed"])
 @pytest.mark.parametrize(
     "folder", first([f"{CLUSTER}/nodes/n1", CLUSTER, f"{CLUSTER}/nodes/n2"], 2)
@@ -169,6 +169,7 @@ def test_a_folder_of_segments_of_another_log_is_found(
     assert (file["file"], file["kind"]) == (f"{CLUSTER}/nodes/n2/wal", "node")
 
 
+@every(2)
 @pytest.mark.parametrize("archived", [False, True])
 def test_repair_beside_a_copys_manifests_keeps_acknowledged_entries(
     tmp_path: Path, run: Run, archived: bool
@@ -210,6 +211,7 @@ def test_repair_beside_a_copys_manifests_keeps_acknowledged_entries(
         assert dict(store.map("m")) == expected
 
 
+@every(2)
 @pytest.mark.parametrize("which", ["n1", "the cluster"])
 def test_a_repair_is_refused_where_no_manifest_is_left(
     run: Run, log: tuple[str, dict[str, Any]], tmp_path: Path, which: str

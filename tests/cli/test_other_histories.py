@@ -18,6 +18,7 @@ from rewrite_cli.commands.reading.tail import LineFollower
 from storage_backends.local import LocalStore
 from tests.cli.conftest import Run
 from tests.kit.actors import NODE
+from tests.kit.effort import every
 from tests.kit.nth_call import AtCall, counted, replaced
 
 
@@ -73,6 +74,7 @@ def test_a_repaired_copy_refuses_what_it_has_changed(tmp_path: Path, run: Run) -
         assert next(LogReader(str(copy)).read(each.position)) == each
 
 
+@every(3)
 @pytest.mark.parametrize("snapshot", [True, False])
 def test_a_folder_of_another_copy_is_reported_and_repaired(
     tmp_path: Path, run: Run, snapshot: bool

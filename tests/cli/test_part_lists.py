@@ -26,7 +26,7 @@ from imap_wal.rewrite.run import rewrite
 from imap_wal.rewrite.sorted_runs import Sizes
 from storage_backends import open_store
 from tests.cli.conftest import Run
-from tests.kit.effort import every, first
+from tests.kit.effort import every, first, thorough
 from tests.kit.list_files import check_parts, damage, lose, short_part_lists
 from tests.kit.repairs import repair
 from tests.kit.task_engine import TaskEngine
@@ -152,6 +152,7 @@ def test_a_backup_has_the_part_lists(log: tuple[str, Contents], run: Run, tmp_pa
     assert contents(back) == expected
 
 
+@thorough
 def test_the_history_has_lists_of_its_own(
     log: tuple[str, Contents], run: Run, tmp_path: Path
 ) -> None:
@@ -209,7 +210,7 @@ def test_a_damaged_list_of_a_reader_is_found_and_replaced(
     check(url)
 
 
-@every(3)
+@every(7)
 @pytest.mark.parametrize("former", [False, True])
 @pytest.mark.parametrize(
     ("harm", "error", "status"), [(lose, ShortLog, "missing"), (damage, CorruptLog, "corrupt")]

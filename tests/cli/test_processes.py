@@ -63,6 +63,7 @@ def test_an_agent_answers_doctor_and_ends_cleanly_on_sigterm(
     assert run("ls", tmp_path / "maps", "-o", "json").json["nodes"][0]["state"] == "closed"
 
 
+@thorough
 def test_a_second_agent_of_a_node_is_refused(
     run: Run, agent: subprocess.Popen[str], agent_toml: Path
 ) -> None:

@@ -21,6 +21,7 @@ from tests.kit.effort import every
 from tests.support import FakeClock
 
 
+@every(4)
 @pytest.mark.parametrize(
     "words",
     ["export URL", "restore URL", "rewrite URL", "verify URL", "archive URL", "backup URL TMP/b"],
@@ -72,7 +73,7 @@ def test_a_bar_is_one_line(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     assert ("36.0/43.0 MiB" in text) == (width >= progress.NARROW), text
 
 
-@every(2)
+@every(7)
 @pytest.mark.parametrize(
     "words", ["export URL", "restore URL", "rewrite URL", "verify URL", "backup URL TMP/b"]
 )

@@ -47,7 +47,7 @@ def test_without_sql_it_prints_views_and_columns(run: Run, url: str) -> None:
         ]
 
 
-@every(4)
+@every(13)
 @pytest.mark.parametrize(
     "name",
     ['a "quoted" name', "a.b", "two words", "order", "raw", "latest", "é/%", "x;drop table y--",
@@ -167,6 +167,7 @@ def test_sql_may_come_from_stdin(run: Run, url: str) -> None:
     assert found(ended) == LIVE
 
 
+@every(4)
 @pytest.mark.parametrize(
     ("sql", "answer"),
     [

@@ -20,6 +20,7 @@ from imap_wal.read.file_scan import EntryBatch, Scope
 from storage_backends import NotFound, open_store
 from tests.cli.conftest import Run, found
 from tests.encrypted import key_file
+from tests.kit.effort import every
 from tests.kit.logs import append, node
 from tests.kit.orders import LIVE
 
@@ -75,6 +76,7 @@ def comparable(row: dict[str, Any]) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+@every(2)
 @pytest.mark.parametrize("pruned", [False, True])
 def test_raw_has_each_change_of_dump_once(
     run: Run, every_kind: tuple[str, dict[str, Any]], pruned: bool

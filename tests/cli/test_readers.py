@@ -17,6 +17,7 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention import kept
 from storage_backends import NotFound, open_store
 from tests.cli.conftest import Run
+from tests.kit.effort import thorough
 from tests.support import FakeClock
 
 
@@ -69,6 +70,7 @@ def test_a_reader_that_may_be_gone_is_named(run: Run, tmp_path: Path) -> None:
     assert not any(storage.exists(path) for path in manifest.snapshots["orders"].paths)
 
 
+@thorough
 def test_a_reader_whose_manifest_is_damaged_can_be_forgotten(run: Run, tmp_path: Path) -> None:
     """Until then, every command that removes something refuses, and says what to do."""
     url = tmp_path / "log"
@@ -173,6 +175,7 @@ def test_a_reader_that_publishes_meanwhile_fails_no_rewrite(
     assert ("it was deleted" in done.err) == (failures > 1)
 
 
+@thorough
 def test_a_repaired_copy_names_the_readers_it_lacks(run: Run, tmp_path: Path) -> None:
     url, folder = tmp_path / "log", cluster_folder("default", "embedded")
     with imap_wal.open(str(url), history_s=3600, auto_rewrite_percentage=0) as store:

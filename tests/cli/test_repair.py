@@ -18,6 +18,7 @@ from tests.kit.repairs import clean, damaged_file, flip, frames, repair, repaire
 from tests.support import copy_files, overwrite
 
 
+@every(4)
 @pytest.mark.parametrize("place", ["length", "checksum", "type", "count", "synced", "body"])
 def test_a_flipped_bit_costs_one_frame(run: Run, log: Path, tmp_path: Path, place: str) -> None:
     first, middle, newest = sorted(log.glob("*.wal"))
@@ -77,6 +78,7 @@ def test_point_in_time_keeps_entries_before_the_damage(run: Run, log: Path, tmp_
     assert clean(run, f"{tmp_path}/copy")
 
 
+@every(4)
 @pytest.mark.parametrize("offset", [0, 9, 11, 45, 70, 100])
 def test_a_damaged_segment_header_costs_nothing(
     run: Run, log: Path, tmp_path: Path, offset: int
@@ -119,6 +121,7 @@ def test_a_missing_segment_keeps_its_number(run: Run, log: Path, tmp_path: Path)
     assert len(values(f"{tmp_path}/copy")) == 10
 
 
+@every(3)
 @pytest.mark.parametrize("content", [b"", b"\0" * 4096], ids=["empty", "zeros"])
 @pytest.mark.parametrize("mode", ["salvage", "point-in-time"])
 def test_a_segment_without_bytes_is_given_up(
@@ -163,7 +166,7 @@ def test_a_cut_end_of_an_older_segment_is_reported(
     assert len(lines) == (26 if mode == SALVAGE else 16)
 
 
-@every(3)
+@every(10)
 @pytest.mark.parametrize("mode", [SALVAGE, POINT_IN_TIME])
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("zeros", [0, 4096])

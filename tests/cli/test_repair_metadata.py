@@ -15,6 +15,7 @@ from imap_wal.format import Position
 from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.read.cluster import ClusterLog
 from tests.cli.conftest import Run
+from tests.kit.effort import every
 from tests.kit.repairs import damaged_file, flip, frames, repair, values
 
 
@@ -247,6 +248,7 @@ def test_void_entries_of_a_former_lifetime_stay_void(run: Run, log: Path, tmp_pa
     ]
 
 
+@every(2)
 @pytest.mark.parametrize("remains", [True, False])
 def test_what_only_a_lost_snapshot_had_is_reported(run: Run, tmp_path: Path, remains: bool) -> None:
     """The cluster's manifest of an earlier day is put back; the log below the snapshot is gone."""

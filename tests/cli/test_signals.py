@@ -46,7 +46,7 @@ COMMANDS = {
 }
 
 
-@every(2)
+@every(5)
 @pytest.mark.parametrize(
     "number",
     [

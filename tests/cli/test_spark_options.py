@@ -14,6 +14,7 @@ from imap_wal.errors import InvalidSetting
 from pyspark_imap_wal.package import distributions, write_package
 from rewrite_cli.commands.upkeep import rewrite as rewrite_command
 from tests.cli.conftest import Run
+from tests.kit.effort import thorough
 
 
 @pytest.fixture
@@ -70,6 +71,7 @@ def test_a_property_is_a_single_value(run: Run, tmp_path: Path) -> None:
     assert "imap-wal.toml: [spark] executor.cores is a list" in ended.err
 
 
+@thorough
 def test_a_python_without_imap_wal_runs_it_from_the_package(run: Run, tmp_path: Path) -> None:
     """The libraries with machine code too; pyarrow is not in it."""
     ended = run("spark", "package", tmp_path / "w.zip", "-o", "json")

@@ -15,6 +15,7 @@ import pytest
 
 import imap_wal
 from tests.cli.conftest import Run
+from tests.kit.effort import every
 
 CLI = [sys.executable, "-m", "rewrite_cli.cli"]
 
@@ -76,6 +77,7 @@ def test_tail_follows_all_nodes_across_rotations_archives_and_a_prune(run: Run, 
                 assert places == sorted(places)
 
 
+@every(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_tail_ends_quietly_at_a_signal(url: str, number: signal.Signals) -> None:
     with tail(url, "-n", "1") as process:

@@ -70,7 +70,7 @@ def test_tables_fit_80_columns_with_file_and_advice(tmp_path: Path, log: Path, n
         assert all(file.name in joined for file in log.iterdir())
 
 
-@every(2)
+@every(7)
 @pytest.mark.parametrize(
     "words",
     first(
@@ -105,6 +105,7 @@ def test_the_locale_c_gets_ascii(tmp_path: Path, words: str) -> None:
     assert codes[0] == codes[1]
 
 
+@every(2)
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_an_output_without_unicode_is_no_error(tmp_path: Path, encoding: str) -> None:
     with imap_wal.open(tmp_path) as store:

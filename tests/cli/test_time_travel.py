@@ -71,6 +71,7 @@ def test_every_command_reads_former_moments(run: Run, tmp_path: Path, compacted:
     assert (refused.code, "is no longer known" in refused.err) == (2, True)
 
 
+@thorough
 def test_prune_and_doctor_say_what_a_history_costs(
     run: Run, tmp_path: Path, compacted: list[str]
 ) -> None:

@@ -21,7 +21,7 @@ from imap_wal.manifest.node import node_manifests
 from storage_backends import open_store
 from storage_backends.objects import LocalObjects
 from tests.cli.conftest import Run
-from tests.kit.effort import share
+from tests.kit.effort import every, share, thorough
 
 
 def statuses(found: Any) -> dict[str, str]:
@@ -313,6 +313,7 @@ class Ticking:
         return self.seconds
 
 
+@thorough
 def test_verify_stops_when_its_time_is_over(
     run: Run, url: str, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,6 +420,7 @@ def many_segments(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
+@every(3)
 @pytest.mark.parametrize(
     "how", ["copied", "renamed", "copied over another node", "copied without manifests"]
 )

@@ -159,6 +159,7 @@ def test_a_backup_opens_with_and_without_own_disks(tmp_path: Path) -> None:
         pass
 
 
+@thorough
 def test_a_second_backup_copies_only_what_is_new(tmp_path: Path) -> None:
     settings = own_disk_config(tmp_path, "n1")
     with serving(settings), plugin(settings) as member:

@@ -104,7 +104,7 @@ class History:
         return restored(OwnDiskStore(self.root, None, "", Unasked(self.root)), "partial")[0]
 
 
-@every(4)
+@every(13)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_lives_with_uploads_lose_nothing(seed: int) -> None:
     history = History(seed)
@@ -131,6 +131,7 @@ def test_lives_with_uploads_lose_nothing(seed: int) -> None:
     forget(history.root.url.removeprefix("memory://"))
 
 
+@every(7)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_lost_disk_costs_what_was_not_uploaded(seed: int) -> None:
     """Every open and every restore reports it."""

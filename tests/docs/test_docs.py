@@ -77,8 +77,27 @@ def elsewhere(text: str, root: Path) -> str:
 
 
 @pytest.mark.parametrize("name", [name for name in PYTHON if name not in ON_S3 | ON_OSS])
-def test_each_python_block_runs(name: str, tmp_path: Path) -> None:
-    run(name, tmp_path)
+def test_each_python_block_runs(name: str, tmp_path: Path, runner: subprocess.Popen[str]) -> None:
+    program = write_block(name, tmp_path)
+    assert runner.stdin is not None
+    assert runner.stdout is not None
+    runner.stdin.write(f"{program}\n")
+    runner.stdin.flush()
+    code = runner.stdout.readline()
+    assert code == "0\n", Path(f"{program}.errors").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("programs.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 @thorough
@@ -106,9 +125,14 @@ def test_python_blocks_run_on_oss(tmp_path: Path) -> None:
             run(name, tmp_path, **service.environment)
 
 
-def run(name: str, tmp_path: Path, **environment: str) -> None:
+def write_block(name: str, tmp_path: Path) -> Path:
     program = tmp_path / "block.py"  # a file: the children of multiprocessing import it
     program.write_text(elsewhere(PYTHON[name], tmp_path), encoding="utf-8")
+    return program
+
+
+def run(name: str, tmp_path: Path, **environment: str) -> None:
+    program = write_block(name, tmp_path)
     ended = subprocess.run(
         [sys.executable, str(program)],
         capture_output=True,

@@ -249,6 +249,7 @@ def test_a_close_leaves_a_small_log(tmp_path: Path) -> None:
         assert len(store.map("m", raw=True)) == 100
 
 
+@thorough
 def test_a_close_finds_what_earlier_runs_left(tmp_path: Path) -> None:
     with imap_wal.open(tmp_path, node="n1", **AUTOMATIC) as store:
         expected = overwrite(store, 300)

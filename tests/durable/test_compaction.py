@@ -40,6 +40,7 @@ def test_compact_leaves_only_the_newest_changes(tmp_path: Path) -> None:
         assert dict(store.map("orders").items()) == {**expected, "later": 1}
 
 
+@thorough
 def test_compact_removes_deleted_keys(tmp_path: Path) -> None:
     with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
         overwrite(store, 2)
@@ -170,6 +171,7 @@ def test_a_compaction_that_was_ended_leaves_no_file(tmp_path: Path) -> None:
         assert not temporaries(snapshots)
 
 
+@thorough
 def test_compactions_after_another_use_the_same_process(tmp_path: Path) -> None:
     with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
         other = store._compactor._process
@@ -266,6 +268,7 @@ def test_the_other_process_gets_the_options_of_the_storage(
         assert (str(place), place.options) == ("s3://bucket/root", {"key": "k"})
 
 
+@thorough
 def test_relative_paths_survive_a_change_of_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

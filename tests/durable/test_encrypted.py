@@ -42,6 +42,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"{'objects+' if request.param == 'objects' else ''}file://{tmp_path}/root"
 
 
+@every(2)
 def test_no_key_and_no_value_is_in_any_file(place: str, tmp_path: Path) -> None:
     source = key_file(tmp_path, "a")
     with imap_wal.open(place, encryption_keys=source) as store:
@@ -64,7 +65,7 @@ def test_the_check_above_finds_a_value_where_nothing_is_encrypted(place: str) ->
     assert any(SECRET.encode() in data for data in content(place).values())
 
 
-@every(5)
+@every(21)
 @pytest.mark.parametrize("mode", ["torn-tail", "absolute", "point-in-time"])
 @pytest.mark.parametrize(
     "torn", [b"", b"\x99" * 7, b"\x99" * 700], ids=["whole", "few bytes", "many bytes"]
@@ -186,6 +187,7 @@ def test_a_segment_in_the_middle_that_was_emptied_is_noticed(tmp_path: Path, for
     )  # without an error: the loss is not noticed
 
 
+@every(3)
 @pytest.mark.parametrize("wrong", ["none", "missing"])
 def test_segments_that_takeovers_leave_are_encrypted_too(
     place: str, tmp_path: Path, wrong: str

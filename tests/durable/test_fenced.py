@@ -19,6 +19,7 @@ from imap_wal.errors import Fenced, ImapWalError, OutcomeUnknown
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
+from tests.kit.effort import every
 
 URLS = ["file://{}/maps", "objects+file://{}/maps"]
 
@@ -34,6 +35,7 @@ def changes(m: Any) -> list[Callable[[], Any]]:
     ]
 
 
+@every(3)
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("takeover", [True, False])
 def test_every_error_of_a_replaced_writer_names_its_successor(
@@ -103,6 +105,7 @@ def test_an_asyncio_store_and_a_log_raise_the_same_errors(tmp_path: Path) -> Non
                 old.append("m", (b"k", b"v"))
 
 
+@every(3)
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("opened_again", [False, True])
 def test_forgotten_nodes_writer_gets_a_clear_error(

@@ -162,7 +162,7 @@ with imap_wal.log.create(sys.argv[1], durability=sys.argv[2]) as log:
 """
 
 
-@every(4)
+@every(9)
 @pytest.mark.parametrize("durability", ["always", "os"])
 @pytest.mark.parametrize("program", [EMBEDDED, ASYNC, LOG], ids=["maps", "asyncio", "log"])
 def test_every_method_raises_fenced_in_a_forked_child(

@@ -135,7 +135,7 @@ WORKS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@every(3)
+@every(7)
 @pytest.mark.parametrize("name", WORKS)
 def test_interrupted_change_leaves_a_working_or_failed_store(
     memory: MemoryStore, name: str
@@ -154,6 +154,7 @@ def test_interrupted_change_leaves_a_working_or_failed_store(
     assert not failed, "a store on an appendable storage can be used after every interrupt"
 
 
+@every(2)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_interrupted_first_put_uses_up_no_name(tmp_path: Path, when: str) -> None:
     """An interrupt in any call of the first put to a local disk uses up no name. The segment's file

@@ -181,7 +181,7 @@ class History:
         self.returned, self.changes, self.kept, self.safe = found, [], 0, 0
 
 
-@every(2)
+@every(5)
 @pytest.mark.parametrize("first", ["always", "os", "interval"])
 def test_returned_values_survive_a_kill_then_power_loss(first: str, seed: int) -> None:
     """Acknowledged and returned values survive a kill and then a power loss. `first`: the

@@ -35,6 +35,7 @@ from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
 from tests.kit.actors import Interrupted, compact, log_of
+from tests.kit.effort import every
 from tests.kit.nth_call import AtCall, counted, replaced
 from tests.support import Threads, embedded, eventually, segments
 
@@ -368,6 +369,7 @@ def test_a_follower_beside_a_busy_writer(memory: MemoryStore) -> None:
             assert follower.statistics.failure == ""
 
 
+@every(3)
 @pytest.mark.parametrize("value", ["", "x" * 99], ids=["shorter", "longer"])
 @pytest.mark.parametrize("kind", [LocalStore, LocalObjects])
 def test_a_follower_notices_that_its_log_was_replaced(

@@ -29,6 +29,7 @@ from storage_backends.interface import StoredFile
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import config, plugin, serving
+from tests.kit.effort import every, thorough
 from tests.support import FakeClock, contents, embedded, eventually
 
 NOW = 1_763_720_000_000
@@ -76,6 +77,7 @@ def archives(root: Path, name: str) -> list[Path]:
     return sorted(root.glob(f"default/embedded/nodes/n/archive/{name}/*.parquet"))
 
 
+@every(2)
 @pytest.mark.parametrize("by", ["owner", "prune"])
 def test_age_limit_removes_only_covered_archives(tmp_path: Path, by: str) -> None:
     """Covered archives are removed by age; uncovered ones are kept at any age."""
@@ -95,6 +97,7 @@ def test_age_limit_removes_only_covered_archives(tmp_path: Path, by: str) -> Non
         assert dict(store.map("other")) == {number: number for number in range(4)}
 
 
+@every(2)
 @pytest.mark.parametrize("by", ["owner", "prune"])
 def test_covered_archives_are_removed_by_size_oldest_first(tmp_path: Path, by: str) -> None:
     expected = archived(tmp_path, 12)  # some 200 kB each
@@ -128,6 +131,7 @@ def test_without_a_limit_no_archive_is_removed(tmp_path: Path) -> None:
 # ---- automatic -----------------------------------------------------------------------------------
 
 
+@every(3)
 @pytest.mark.parametrize("scheme", ["file", "objects+file"])
 @pytest.mark.parametrize("settings", [{"wal_ttl_seconds": 1}, {"wal_size_limit_mb": 1}])
 def test_limits_apply_without_automatic_archives(
@@ -168,6 +172,7 @@ def test_an_agent_removes_what_is_covered_by_itself(tmp_path: Path) -> None:
         assert "the storage is away" in checks["agent's retention"].what
 
 
+@thorough
 def test_covered_files_are_checked_at_start_and_every_half_time(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +239,7 @@ def test_failed_removal_is_reported_and_retried(
         )
 
 
+@thorough
 def test_removal_is_the_same_with_fewer_segments_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

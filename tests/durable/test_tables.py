@@ -17,6 +17,7 @@ import pytest
 
 import imap_wal
 from imap_wal.errors import InvalidSetting, MissingLibrary, NoSuchLog, NotReadable
+from tests.kit.effort import every
 from tests.support import FakeClock
 
 SCHEMA = "id bigint, status string, amount double"
@@ -42,6 +43,7 @@ def rows(table: Any) -> list[dict[str, Any]]:
     return listed
 
 
+@every(2)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_table_has_what_a_restart_loads(tmp_path: Path, seed: int) -> None:
     """Deleted, cleared and expired entries are left out, whatever was archived and rewritten."""

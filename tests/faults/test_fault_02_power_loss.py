@@ -9,13 +9,14 @@ import pytest
 from storage_backends.faults import Fault, FaultyStore, Plan, PowerLoss
 from storage_backends.memory import MemoryStore
 from tests.faults.disk import BYTES, NAMES
-from tests.kit.effort import step, stride, thorough
+from tests.kit.effort import every, step, stride, thorough
 from tests.kit.faults import Cases, check_images, operations, record, strike_at
 from tests.support import contents, embedded
 
 CRASHES = tuple((names, data) for names in NAMES for data in BYTES)
 
 
+@every(2)
 @pytest.mark.parametrize("tear", ["prefix", "sectors"])
 def test_a_power_loss_at_every_storage_operation_loses_nothing(
     cases: Cases, seed: int, tear: str

@@ -25,7 +25,7 @@ from imap_wal.settings import Settings
 from storage_backends import SegmentStore
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
-from tests.kit.effort import stride, thorough
+from tests.kit.effort import every, stride, thorough
 from tests.kit.faults import Cases
 from tests.support import copy_files, embedded, overwrite, segments
 
@@ -66,6 +66,7 @@ def expected(count: int) -> dict[str, str]:
 # ---- 3: torn tail ----
 
 
+@every(2)
 @pytest.mark.parametrize("preallocate", [False, True])
 def test_a_torn_last_frame_costs_that_commit_alone(
     memory: MemoryStore, cases: Cases, preallocate: bool
@@ -222,6 +223,7 @@ PLACES = (
 )
 
 
+@every(3)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_bit_flipped_in_any_field_is_found_and_located(
     memory: MemoryStore, cases: Cases, place: str
@@ -351,6 +353,7 @@ def flip_bits_of_parquet(
         cases(1)
 
 
+@every(2)
 @pytest.mark.parametrize("kind", ["archive", "snapshot"])
 def test_a_bit_flipped_in_parquet_is_found_or_changes_nothing(
     memory: MemoryStore, cases: Cases, kind: str, seed: int

@@ -346,7 +346,7 @@ def at_once(first: str, second: str, at: int) -> bool:
     return bool(done)
 
 
-@every(4)
+@every(9)
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_interleaved_maintenance_loses_nothing(
     cases: Cases, first: str, second: str, seed: int

@@ -20,6 +20,7 @@ from imap_wal.agent.access.admission import DEFAULT_ENDPOINT, Admission, Users
 from imap_wal.agent.config import AgentConfig
 from imap_wal.errors import InvalidSetting
 from tests.agent.harness import config, plugin, serving
+from tests.kit.effort import thorough
 
 OTHER = 65534
 ROOT = Path(__file__).parents[2]
@@ -91,6 +92,7 @@ def test_a_user_of_the_list_may_do_everything(open_folder: Path) -> None:
         assert asked_as(OTHER, settings.endpoint) == "stat"
 
 
+@thorough
 @needs_root
 def test_repeated_refusals_are_logged_once(
     open_folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -169,6 +169,7 @@ def test_a_root_of_another_user_is_warned_about(
     assert ClusterLog(open_context(str(tmp_path / "log")), "default", "embedded")
 
 
+@every(2)
 @pytest.mark.parametrize("linked", ["nodes/n2", "nodes/n2/wal", "nodes/n2/archive"])
 def test_a_node_with_a_linked_folder_is_forgotten(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, linked: str
@@ -207,6 +208,7 @@ def test_a_node_with_a_linked_folder_is_forgotten(
         assert dict(store.map("m")) == {"n1": 2, "new": 3}
 
 
+@every(4)
 @pytest.mark.parametrize("linked", ["nodes/n2", "nodes/n2/wal", "nodes/n2/archive"])
 @pytest.mark.parametrize("how", ["prune", "retention"])
 def test_what_cannot_be_deleted_stays_in_the_manifest(

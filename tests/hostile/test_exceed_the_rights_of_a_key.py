@@ -21,6 +21,7 @@ from imap_wal.agent.transport.client import AgentClient
 from imap_wal.agent.transport.router import Message
 from imap_wal.errors import NotAllowed
 from tests.agent.harness import identity, serving
+from tests.kit.effort import every
 from tests.kit.keyed_agents import AGENT, MEMBER, READER, plugin, refused, write_clients
 from tests.kit.ports import free_port
 from tests.support import eventually
@@ -182,6 +183,7 @@ def left_alone(member: str, lost: str) -> dict[str, Any]:
     }
 
 
+@every(2)
 @pytest.mark.parametrize("rights", [{Right.READ}, {Right.READ, Right.CLAIM}])
 def test_a_hello_for_reading_changes_nothing(
     settings: AgentConfig, tmp_path: Path, rights: set[Right]

@@ -188,6 +188,7 @@ def test_a_peer_cannot_take_a_members_routing_id(tmp_path: Path) -> None:
 # ---- messages ------------------------------------------------------------------------------------
 
 
+@thorough
 def test_a_message_larger_than_any_value_is_not_read(tmp_path: Path) -> None:
     settings = config(tmp_path, max_value_bytes=MB)
     with agent_process(settings, tmp_path) as agent, plugin(settings) as member:
@@ -306,7 +307,7 @@ def test_a_refusal_does_not_quote_a_large_field(tmp_path: Path) -> None:
         assert agent.memory - before < 128 * MB
 
 
-@every(5)
+@every(11)
 @pytest.mark.parametrize("kind", ["append", "metadata"])
 @pytest.mark.parametrize("inner", [b"\x80", b"\x91\x80", b"\xd6\xff\0\0\0\0"], ids=repr)
 def test_a_value_of_another_shape_is_not_built(tmp_path: Path, kind: str, inner: bytes) -> None:

@@ -14,6 +14,7 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.errors import CorruptLog
 from tests.agent.harness import config, plugin, serving
 from tests.cli.conftest import Run, run
+from tests.kit.effort import every
 
 __all__ = ["run"]
 
@@ -68,6 +69,7 @@ def answer(settings: AgentConfig, name: str, token: Path | None) -> list[Any]:
         return header
 
 
+@every(2)
 @pytest.mark.parametrize("loss", ["claims", "newest claims"])
 def test_a_repaired_copy_is_closed_until_the_operator_decides(
     run: Run, settings: AgentConfig, token: Path, tmp_path: Path, loss: str

@@ -79,7 +79,7 @@ HEADERS = {
 }
 
 
-@every(4)
+@every(11)
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS.keys())
 def test_a_header_of_another_shape_is_answered(settings: AgentConfig, header: bytes) -> None:
     """The agent's loop continues."""

@@ -274,7 +274,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory, classpath: str) -> Iterator[
     world.tap.close()
 
 
-@every(3)
+@every(7)
 @pytest.mark.parametrize("map", UNUSABLE)
 def test_secrets_that_cannot_be_used_are_named(wrong: World, map: str) -> None:
     with pytest.raises(Exception) as caught:

@@ -81,7 +81,7 @@ STRANGE = [
 ]
 
 
-@every(11)
+@every(56)
 @pytest.mark.parametrize("name", STRANGE)
 def test_a_strange_name_stops_no_repair(root: Path, run: Run, name: str, tmp_path: Path) -> None:
     """The copy has all keys, and the report names the file, or the manifest in place of it."""
@@ -186,7 +186,7 @@ PLACES = [
 ]
 
 
-@every(5)
+@every(17)
 @pytest.mark.parametrize("make", SPECIAL)
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_no_file_stops_nothing(

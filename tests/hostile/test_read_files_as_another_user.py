@@ -121,6 +121,7 @@ def test_an_invalid_mode_is_refused(file_mode: object) -> None:
         imap_wal.Settings(file_mode=file_mode)  # type: ignore[arg-type]
 
 
+@every(2)
 def test_the_modes_of_the_agents_log_and_socket(tmp_path: Path, umask: int) -> None:
     for number, (endpoint_mode, expected) in enumerate(
         (("0600", 0o600), ("0660", 0o660), ("0620", 0o620), ("0666", 0o666))

@@ -62,7 +62,7 @@ def ask(url: str, sql: str, *options: str) -> Result:
     return CliRunner().invoke(group, ["query", url, sql, *options])
 
 
-@every(4)
+@every(13)
 @pytest.mark.parametrize("statement", STATEMENTS)
 def test_sql_reaches_nothing_but_the_maps(tmp_path: Path, statement: str) -> None:
     with imap_wal.open(f"file://{tmp_path}/log") as store:

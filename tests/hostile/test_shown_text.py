@@ -197,7 +197,7 @@ def test_large_plain_values_are_still_shown() -> None:
     ) == [{"k": "v"}, {"k": "v"}, same]
 
 
-@every(4)
+@every(13)
 @pytest.mark.parametrize(
     "content", [b"a = " + b"[" * 100_000, b"a = " + b"9" * 5000, b"\xff\x1b[2J"], ids=len
 )

@@ -27,6 +27,7 @@ from imap_wal.manifest.store import KEEP
 from rewrite_cli.cli import group
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
+from tests.kit.effort import every
 from tests.kit.standalone import SMALL, create, fill, reading, reopen, texts_of
 from tests.support import Threads, segments
 
@@ -73,6 +74,7 @@ def test_positions_are_monotone_over_segments_reopens_and_takeovers(
     assert [record.position for record in LogReader(url).read()] == places
 
 
+@every(2)
 @pytest.mark.parametrize("scheme", ["file", "objects+file"])
 def test_a_log_continues_after_its_hundred_millionth_segment(tmp_path: Path, scheme: str) -> None:
     url, at = f"{scheme}://{tmp_path}", 99_999_996

@@ -16,6 +16,7 @@ from imap_wal.errors import ImapWalError
 from imap_wal.log import Log, LogReader, Position
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
+from tests.kit.effort import every
 from tests.support import copy_files
 
 PAGE = Path(__file__).parents[2] / "docs/log.md"
@@ -178,6 +179,7 @@ def test_the_page_has_a_row_for_every_operation() -> None:
     assert list(dict.fromkeys(operation for operation, *_ in table())) == list(ACTS)
 
 
+@every(4)
 @pytest.mark.parametrize(("operation", "what", "outcome"), list(table()))
 def test_operations_during_an_outage_end_as_the_table_says(
     operation: str, what: str, outcome: str, memory: MemoryStore

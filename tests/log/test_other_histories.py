@@ -22,7 +22,7 @@ from imap_wal.segment.reader import SegmentReader
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore, forget
 from storage_backends.objects import LocalObjects
-from tests.kit.effort import share
+from tests.kit.effort import every, share
 from tests.kit.nth_call import AtCall, counted, replaced
 from tests.kit.repairs import frames
 from tests.kit.standalone import create, fill, reading, reopen, texts_of
@@ -147,6 +147,7 @@ def _lose(store: MemoryStore) -> None:
             store.delete(file.path)
 
 
+@every(2)
 @pytest.mark.parametrize(
     ("how", "options"),
     [
@@ -260,6 +261,7 @@ def test_the_log_of_a_dict_is_checked_too(tmp_path: Path) -> None:
         list(LogReader(str(here), cluster="embedded", node="n1").read(last.after()))
 
 
+@every(3)
 @pytest.mark.parametrize("archived", [False, True])
 @pytest.mark.parametrize("kind", [LocalStore, LocalObjects])
 def test_a_log_replaced_at_any_call_of_a_reader(

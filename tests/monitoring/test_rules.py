@@ -23,7 +23,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 RULES = DOCS / "reference" / "imap-wal-alerts.yml"
 DASHBOARD = DOCS / "reference" / "grafana-dashboard.json"
 RUNBOOK = DOCS / "runbook.md"
-CASES = Path(__file__).parent / "alert_cases.yml"
+CASES = [Path(__file__).parent / f"alert_cases{name}.yml" for name in ("", "_of_days")]
 
 
 def alerts() -> list[dict[str, Any]]:
@@ -111,10 +111,10 @@ def test_promtool_accepts_the_rules_and_the_metrics() -> None:
 
 
 def test_alerts_fire_for_their_states_only(tmp_path: Path) -> None:
-    """promtool evaluates the rules over the series of `alert_cases.yml`."""
+    """promtool evaluates the rules over series of metrics."""
     shutil.copy(RULES, tmp_path)
-    promtool("test", "rules", shutil.copy(CASES, tmp_path))
-    cases = yaml.safe_load(CASES.read_text(encoding="utf-8"))["tests"]
+    promtool("test", "rules", *(shutil.copy(each, tmp_path) for each in CASES))
+    cases = [case for each in CASES for case in yaml.safe_load(each.read_text("utf-8"))["tests"]]
     fired = {
         each["alertname"]
         for case in cases

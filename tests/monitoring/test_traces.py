@@ -251,6 +251,7 @@ def test_few_spans_are_kept_and_all_slow_or_failed_ones() -> None:
         tracer.close()
 
 
+@thorough
 def test_a_compaction_is_a_span(tmp_path: Path) -> None:
     spans = []
 

@@ -52,7 +52,7 @@ def _verified(store: SegmentStore) -> list[Finding]:
     return check(units, lambda _: None, Deadline(SystemClock(), None))[0]
 
 
-@every(3)
+@every(13)
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("seed", range(share(25, ci=20)))
 def test_readers_equal_a_dict_wherever_the_copies_are(

@@ -78,7 +78,7 @@ def remove(url: str, path: str) -> str:
     return path
 
 
-@every(4)
+@every(9)
 @pytest.mark.parametrize("read", [*READERS, read_in_order, archive_again])
 def test_missing_archive_is_named_with_its_entries(url: str, read: Callable[[str], Any]) -> None:
     archive = next(each for each in log_of(url).node("n1").manifest.archives if each.map == "b")
@@ -90,7 +90,7 @@ def test_missing_archive_is_named_with_its_entries(url: str, read: Callable[[str
     assert "bring it back from a copy" in str(raised.value)
 
 
-@every(3)
+@every(7)
 @pytest.mark.parametrize("read", READERS)
 def test_missing_snapshot_file_is_named_with_its_contents(
     url: str, read: Callable[[str], Any]

@@ -15,6 +15,7 @@ from storage_backends import NotFound
 from storage_backends.memory import MemoryStore
 from tests.histories import put
 from tests.kit.actors import log_of
+from tests.kit.effort import every
 from tests.kit.logs import append, cluster, node
 from tests.kit.rewrites import run
 
@@ -37,6 +38,7 @@ def test_a_log_removed_up_to_a_reader_is_no_loss(memory: MemoryStore) -> None:
             reader.replaced(scan, place, None)
 
 
+@every(2)
 @pytest.mark.parametrize("archived", [False, True])
 def test_a_log_that_forgot_an_epoch_is_not_another_one(memory: MemoryStore, archived: bool) -> None:
     """A long read was planned before a rewrite, a prune and two opens. It begins again."""

@@ -142,6 +142,7 @@ def test_an_archive_is_not_written_again(memory: MemoryStore, read: list[Any]) -
     assert values(view(memory)) == expected
 
 
+@thorough
 def test_a_range_reads_only_row_groups_that_overlap_it(
     memory: MemoryStore, read: list[Any]
 ) -> None:
@@ -223,6 +224,7 @@ def test_late_rows_of_an_archive_keep_their_tombstones(memory: MemoryStore) -> N
     assert snapshot(memory).tombstones == 0
 
 
+@thorough
 def test_rows_that_a_former_snapshot_covers_do_not_count(memory: MemoryStore) -> None:
     """One archive has rows below and above the mark: only those above are new."""
     log = node(memory)

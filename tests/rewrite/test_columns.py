@@ -97,7 +97,7 @@ def test_a_conflict_that_fills_a_part_is_counted(memory: MemoryStore) -> None:
     assert report.maps[0].undecided == 1
 
 
-@every(5)
+@every(11)
 @pytest.mark.parametrize("shared", [False, True], ids=["own sessions", "a shared session"])
 @pytest.mark.parametrize("top", [2, 2**40, 2**63 - 1])
 def test_contenders_are_those_of_rows(top: int, shared: bool, seed: int) -> None:
@@ -166,6 +166,7 @@ def shown(table: Any) -> list[tuple[bytes, Any, bool]]:
     return sorted((row["key"], row["row"], row["late"]) for row in table.to_pylist())
 
 
+@every(4)
 @pytest.mark.parametrize("runs", [2, 3, 128])
 @pytest.mark.parametrize("memory_bytes", [1, 3000, 10**6])
 def test_rows_are_sorted_in_bounded_memory(

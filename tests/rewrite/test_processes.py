@@ -94,6 +94,7 @@ def test_all_engines_agree(tmp_path: Path, small: None, seed: int, has_snapshot:
     assert not [file for file in store.list("") if "/run-" in file.path]
 
 
+@thorough
 def test_a_wrong_promise_of_an_order_is_a_clear_error(tmp_path: Path, small: None) -> None:
     store = LocalStore(str(tmp_path))
     log = node(store)
@@ -133,6 +134,7 @@ def test_a_task_whose_process_is_killed_runs_once_more(tmp_path: Path, times: in
     assert not list((tmp_path / "scratch").iterdir())
 
 
+@thorough
 def test_each_attempt_has_an_empty_folder(tmp_path: Path) -> None:
     """A killed attempt leaves files, which would take space until the end of the rewrite. A process
     that ends because no task comes may remove its folder."""
@@ -148,6 +150,7 @@ def test_each_attempt_has_an_empty_folder(tmp_path: Path) -> None:
         assert [each.result for each in one.run(plan, work, ["a"])] == [0]
 
 
+@thorough
 def test_tasks_of_a_step_read_one_plan(tmp_path: Path) -> None:
     """Each map has a task, and the plan has all maps."""
     gate = tmp_path / "gate"

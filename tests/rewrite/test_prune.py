@@ -133,7 +133,7 @@ def removable(store: MemoryStore) -> set[str]:
     return found
 
 
-@every(3)
+@every(7)
 @pytest.mark.parametrize("history", range(share(12, ci=34)))
 def test_log_file_is_removed_once_snapshots_cover_every_map(
     memory: MemoryStore, history: int, seed: int

@@ -253,6 +253,7 @@ class Between(MemoryStore):
         return super().read(path, offset, length)
 
 
+@every(5)
 @pytest.mark.parametrize("every", [1, 2, 3, 7])
 @pytest.mark.parametrize("at_once", [1, 3, 100])
 def test_a_rewrite_that_takes_longer_than_the_archive_interval_ends(

@@ -96,13 +96,18 @@ def orders(tasks: int) -> Iterator[Order]:
                     yield before, paused, inside
 
 
-def sweep(plan: Plan, chosen: tuple[Order, ...] = (), every: int = 1) -> Iterator[Result]:
+def sweep(
+    plan: Plan, chosen: tuple[Order, ...] = (), every: int = 1, every_order: int = 1
+) -> Iterator[Result]:
     """A plan with one long pause of every task at every one of its calls, or at each `every`-th, in
-    all orders of the others or in the `chosen` ones; inside of `installed()`. The seed of a
-    schedule depends only on its order and pause, so all pauses find what some of them find."""
+    all orders of the others or in the `chosen` ones, or in each `every_order`-th of them; inside of
+    `installed()`. The seed of a schedule depends only on its order and pause, so all pauses find
+    what some of them find."""
     result = play(plan, Pause((), -1, 1, ()))  # one after the other
     yield result
     for number, (before, paused, inside) in enumerate(chosen or orders(result.tasks)):
+        if number % every_order:
+            continue
         for at in itertools.count(1, every):
             pause = Pause(before, paused, at, inside)
             yield play(replace(plan, seed=1000 * number + at), pause)

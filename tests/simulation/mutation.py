@@ -57,14 +57,14 @@ def taken_back(mutation: Mutation) -> Iterator[None]:
 
 
 def caught_by_drills(
-    mutation: Mutation, every: Callable[[str], int] = lambda drill: 1
+    mutation: Mutation, sample: Callable[[str], tuple[int, int]] = lambda drill: (1, 1)
 ) -> tuple[int, str]:
-    """After how many schedules, and what was broken; (0, "") when it was not caught. A drill pauses
-    at one of `every(drill)` calls."""
+    """After how many schedules, and what was broken; (0, "") when it was not caught. `sample`: a
+    drill → it pauses at every n-th call, in every m-th order."""
     count = itertools.count(1)
     with installed(), taken_back(mutation):
         for name in mutation.drills:
-            for result in sweep(DRILLS[name], ORDERS.get(name, ()), every(name)):
+            for result in sweep(DRILLS[name], ORDERS.get(name, ()), *sample(name)):
                 number = next(count)
                 if result.violation is not None:
                     return number, _what(mutation, result.violation)

@@ -49,7 +49,7 @@ def calls(result: Result) -> list[tuple[str, str, str]]:
     return [(step.task, step.call, step.path) for step in result.trace]
 
 
-@every(3)
+@every(16)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_seed_replays_exactly(scenario: str, simulated: None) -> None:
     for seed in range(1, 9):

@@ -28,6 +28,7 @@ from storage_backends import SegmentStore
 from storage_backends.local import LocalStore
 from storage_backends.objects import LocalObjects
 from tests.histories import put
+from tests.kit.effort import every
 from tests.kit.logs import SMALL, append
 from tests.kit.nth_call import AtCall, counted, replaced
 from tests.kit.stream_engine import Engine, archive
@@ -72,6 +73,7 @@ def batches(gate: AtCall, count: int) -> str:
     return found
 
 
+@every(2)
 @pytest.mark.parametrize("kind", [LocalStore, LocalObjects])
 def test_a_log_replaced_at_any_call_of_a_stream(
     tmp_path: Path, kind: type[LocalStore], monkeypatch: pytest.MonkeyPatch
@@ -120,6 +122,7 @@ def test_a_refused_stream_publishes_no_position(tmp_path: Path, restarted: bool)
     assert readers_of(place, "ns/c") == registered
 
 
+@every(3)
 @pytest.mark.parametrize("archived", [False, True])
 @pytest.mark.parametrize(
     "more", [{}, {"mode": "latest"}, {"changes": "images"}, {"table": "history"}]

@@ -34,7 +34,7 @@ def test_store_keeps_every_promise(reopen: Reopen) -> None:
     check_segment_store(reopen(), reopen=reopen)
 
 
-@every(2)
+@every(5)
 def test_store_in_the_fault_wrapper_keeps_every_promise(reopen: Reopen) -> None:
     store = FaultyStore(reopen())
     check_segment_store(store, reopen=lambda: FaultyStore(reopen()))

@@ -11,6 +11,7 @@ from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from storage_backends.metered import LimitedStore, Rate
 from storage_backends.testing import check_segment_store
+from tests.kit.effort import every
 
 
 class Time:
@@ -40,6 +41,7 @@ def test_time_without_reads_is_not_saved_up() -> None:
     assert time.now == pytest.approx(105 - metered.BURST_S)
 
 
+@every(2)
 @pytest.mark.parametrize("kind", ["memory", "local"])
 def test_it_is_a_segment_store(kind: str, tmp_path: Path, memory: MemoryStore) -> None:
     inner = memory if kind == "memory" else LocalStore(str(tmp_path))

@@ -397,6 +397,7 @@ def test_a_log_lives_on_oss(
         assert json.loads(done.stdout)["keys"][0]["value"] == 3
 
 
+@thorough
 def test_a_writer_replaced_on_oss_acknowledges_nothing(server: OssServer) -> None:
     def embedded(**options: Any) -> imap_wal.Store:
         return imap_wal.open("oss://bucket/maps", storage_options=server.options, **options)

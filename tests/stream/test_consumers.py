@@ -31,6 +31,7 @@ from imap_wal.stream import (
 )
 from imap_wal.stream.marks import Marks
 from storage_backends.memory import MemoryStore
+from tests.kit.effort import every
 from tests.support import Threads, eventually
 
 NO_RETRY = Retries(attempts=0)
@@ -89,6 +90,7 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path, engine: Engine) -> Iter
             yield _Kept(MapMarks(store))
 
 
+@every(2)
 def test_a_consumer_continues_at_its_mark(memory: MemoryStore, kept: _Kept) -> None:
     """From the first transaction, in order, over reopens, with new ones while it runs."""
     expected = 0
@@ -395,6 +397,7 @@ def test_a_function_that_ends_the_sql_transaction_is_refused(
         assert SqlMarks(engine).load("c", 0).id < 2 and seen(engine) == [1, 2]
 
 
+@every(4)
 @pytest.mark.parametrize("error", [OSError, Closed, LostRace])
 def test_any_error_of_a_function_stops_its_consumer(
     memory: MemoryStore, kept: _Kept, error: type[Exception]
@@ -412,6 +415,7 @@ def test_any_error_of_a_function_stops_its_consumer(
             bank.wait("c", mark)
 
 
+@every(2)
 def test_a_reader_of_a_stream_that_is_being_created_waits(memory: MemoryStore, kept: _Kept) -> None:
     """One of its two partitions is there."""
     imap_wal.log.create(memory.url, storage=memory, cluster="stream", node="0-of-2").close()

@@ -45,7 +45,7 @@ from imap_wal.write import ring
 from storage_backends import StorageError
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
-from tests.kit.effort import step
+from tests.kit.effort import every, step
 from tests.support import FakeClock, Threads
 
 START = Mark(0)
@@ -201,6 +201,7 @@ def test_a_request_is_known_for_a_day(memory: MemoryStore) -> None:
         assert submitted(bank, 0, Transaction(1), request="shop/1").id == 2
 
 
+@every(3)
 @pytest.mark.parametrize("kind", ["append", "sync"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_request_survives_a_storage_that_fails(memory: MemoryStore, kind: str, when: Any) -> None:
@@ -285,6 +286,7 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[Any], object]]] = {
 }
 
 
+@every(4)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_changes_nothing(memory: MemoryStore, name: str) -> None:
     error, call = REFUSED[name]
@@ -329,6 +331,7 @@ def test_a_creation_that_was_interrupted_is_finished(memory: MemoryStore) -> Non
             assert bank.partitions == 3 and bank.submit(1, Transaction(1)) is not None
 
 
+@every(2)
 @pytest.mark.parametrize("maps", [None, (LOCKS, REQUESTS)], ids=["all maps", "the tables"])
 def test_transactions_are_read_after_a_rewrite_and_a_prune(
     memory: MemoryStore, maps: tuple[str, ...] | None

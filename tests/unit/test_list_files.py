@@ -154,6 +154,7 @@ def others(store: Any, times: int) -> Callable[[], object]:
     return work
 
 
+@every(2)
 @pytest.mark.parametrize("times", [1, 6, KEEP + 8])
 def test_another_writer_publishes_between_any_two_calls(memory: MemoryStore, times: int) -> None:
     """Nothing of either writer is lost: also if the other one sweeps the lists of this one before

@@ -26,6 +26,7 @@ from tests.kit.damages import (
     newer,
     offsets,
 )
+from tests.kit.effort import every
 from tests.support import (
     IDENTITY,
     FakeClock,
@@ -208,6 +209,7 @@ def test_an_open_refuses_the_mode_salvage() -> None:
         embedded(MemoryStore("salvage"), recovery_mode="salvage")
 
 
+@every(5)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", DAMAGES)
 def test_map_load_verifies_checksums_after_any_stop(

@@ -17,6 +17,7 @@ from tests.kit.effort import every
 from tests.support import contents, copy_files, node_log, overwrite, row, segments
 
 
+@every(4)
 @pytest.mark.parametrize("mode", ["torn-tail", "point-in-time"])
 @pytest.mark.parametrize(
     "name",
@@ -64,7 +65,7 @@ class Meanwhile:
         return call
 
 
-@every(5)
+@every(11)
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize("mode", MODES)
 def test_files_pruned_during_recovery_are_not_missing(

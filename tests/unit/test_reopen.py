@@ -58,6 +58,7 @@ def test_highest_request_per_session_survives_a_kill(
     assert (again.recovery.frames, again.recovery.records, again.recovery.clean) == (19, 38, False)
 
 
+@every(2)
 @pytest.mark.parametrize("preallocate", [False, True])
 def test_log_cut_in_its_last_frame_opens_with_new_epoch(
     memory: MemoryStore, preallocate: bool

@@ -18,6 +18,7 @@ from imap_wal.segment.reader import SegmentReader, SegmentTail, is_header_torn
 from imap_wal.write.node_log import SegmentWriter
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
+from tests.kit.effort import every
 from tests.support import header, overwrite, row
 
 PATH = "default/embedded/nodes/n1/wal/00000001-00000001.wal"
@@ -289,6 +290,7 @@ HOSTILE = {
 }
 
 
+@every(3)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_search_after_damage_hashes_bounded_bytes(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, name: str
