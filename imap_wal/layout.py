@@ -3,6 +3,8 @@
 {namespace}/{cluster}/
     manifest/{number}.json
     snapshot/{map}/{generation}/part-*.parquet, or part-*.wal (`imap_wal.segment.snapshot`)
+    snapshot/{map}/_delta_log/              these files as a Delta table (`imap_wal.publish`)
+    snapshot/{map}/published/{generation}/  copies without tombstones, for that table
     rewrite.lock                            one rewrite at a time
     claims/manifest/{number}.json
     claims/{incarnation}.claim              the permit of this incarnation's members

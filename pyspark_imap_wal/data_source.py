@@ -7,6 +7,8 @@ spark.readStream.format("imap_wal")          the changes, as they are appended
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -16,14 +18,28 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from imap_wal.errors import InvalidSetting
+from imap_wal.sql.types import RESCUED, written
 from pyspark_imap_wal.batch import ImapWalReader
 from pyspark_imap_wal.changes.batch import ImagesReader
 from pyspark_imap_wal.changes.history import HistoryReader
 from pyspark_imap_wal.latest import TASK_MEMORY_BYTES
 from pyspark_imap_wal.metadata_tables import MetadataReader
-from pyspark_imap_wal.options import IMAGES, LATEST, LOG_FIELDS, RAW, Options, clusters_of, known
+from pyspark_imap_wal.options import (
+    IMAGES,
+    LATEST,
+    LOG_FIELDS,
+    RAW,
+    Options,
+    clusters_of,
+    known,
+)
 from pyspark_imap_wal.tables import catalog
-from pyspark_imap_wal.tables.schemas import HISTORY, METADATA_TABLES
+from pyspark_imap_wal.tables.schemas import (
+    DECODED_COLUMNS,
+    ENTRIES,
+    HISTORY,
+    METADATA_TABLES,
+)
 
 
 class ImapWalDataSource(DataSource):
@@ -45,7 +61,7 @@ class ImapWalDataSource(DataSource):
         return catalog.with_options(_columns(Options.parse(options)), options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        chosen = self._chosen(schema)
+        chosen = with_fields(self._chosen(schema), schema)
         of_streams = set(Options.OF_STREAMS) & set(self.options)
         if chosen.changes == IMAGES:
             of_streams.discard("starting")
@@ -63,7 +79,7 @@ class ImapWalDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         from pyspark_imap_wal.stream import ImapWalStreamReader
 
-        chosen = self._chosen(schema)
+        chosen = with_fields(self._chosen(schema), schema)
         return ImapWalStreamReader(chosen, wanted(chosen, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -95,6 +111,25 @@ def _columns(options: Options) -> StructType:
 _OF_WRITES = ("namespace", "cluster", "encryption_keys")
 
 
+def with_fields(options: Options, schema: StructType) -> Options:
+    """The options for a schema of the user (`spark.read.schema`). Names that are no columns of the
+    log are fields of the values, if one map is named: as with the option `schema`."""
+    if options.schema or options.table not in (ENTRIES, HISTORY) or len(options.maps) != 1:
+        return options
+    kinds = options.kinds()
+    others = {field.name: field.dataType for field in schema.fields if field.name not in kinds}
+    fields = {
+        name: kind.simpleString()
+        for name, kind in others.items()
+        if name not in (RESCUED, *DECODED_COLUMNS)
+    }
+    if not fields or any(name.lower() in kinds for name in fields):  # misspelt columns of the log
+        return options
+    return replace(
+        options, schema=written(fields), columns=tuple(field.name for field in schema.fields)
+    )
+
+
 def wanted(options: Options, schema: StructType) -> dict[str, str]:
     """Column → type of a schema, which may be the user's. Raises `InvalidSetting` for a column that
     does not exist, and for another type."""
@@ -103,7 +138,10 @@ def wanted(options: Options, schema: StructType) -> dict[str, str]:
     for name, kind in asked_kinds.items():
         if kinds.get(name) != kind:
             there = ", ".join(f"{column} {of}" for column, of in kinds.items())
-            raise InvalidSetting(f"imap_wal has no column {name} {kind} here; it has {there}")
+            raise InvalidSetting(
+                f"imap_wal has no column {name} {kind} here; it has {there}. Fields of values are "
+                "columns too, if the option map names one map"
+            )
     return asked_kinds
 
 

@@ -49,6 +49,7 @@ _MODULES = {
     "repair": ("copies", "a repaired copy of a damaged log, with a report of what is given up"),
     "archive": ("upkeep", "turn sealed segments into Parquet"),
     "rewrite": ("upkeep", "publish a snapshot with only the newest entry of every key"),
+    "publish": ("upkeep", "the snapshot of a map as a Delta table, without a copy"),
     "spark": ("upkeep", "imap-wal as a zip for the workers of Spark"),
     "prune": ("upkeep", "remove what a snapshot covers"),
     "query": ("reading", "query a log with SQL"),

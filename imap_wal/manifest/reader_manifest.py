@@ -120,6 +120,8 @@ class ReaderManifest:
     later: tuple[Base, ...] = ()
     dropped_lists: Mapping[str, Whole] = field(default_factory=dict, compare=False)
     """As of `ClusterManifest`."""
+    files_only: bool = False
+    """It needs the snapshots of its bases, and no log above them."""
 
     def to_json(self) -> dict[str, Any]:
         document = fields_of(self)
@@ -130,7 +132,7 @@ class ReaderManifest:
             base = document.pop(name)
             if base is not None:
                 document[name] = base.to_json()
-        return without_defaults(document, ("dropped_lists",))
+        return without_defaults(document, ("dropped_lists", "files_only"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
@@ -171,6 +173,8 @@ class ReaderManifest:
 
     def kept_above(self, node: str) -> Position:
         """The position above which a node's log is kept for this reader."""
+        if self.files_only:
+            return Position(2**62, 0, 0, 0)
         needed = [self.positions, *(base.positions for base in self.bases)]
         return min(positions.get(node, START) for positions in needed)
 

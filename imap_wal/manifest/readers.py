@@ -233,6 +233,25 @@ class Reader:
 
         return tuple(self._manifests.update(published).bases)
 
+    def keep_files(
+        self, change: Callable[[tuple[Base, ...]], tuple[Base, ...]]
+    ) -> tuple[Base, ...]:
+        """Keep the files of the snapshots of the bases that `change` makes of the present ones,
+        oldest first, and no log above them. It may run several times. Returns what is kept."""
+
+        def published(reader: ReaderManifest) -> ReaderManifest | None:
+            present = () if reader.forgotten else tuple(reader.bases)
+            bases = change(present)
+            if bases == present:
+                return None
+            if not bases:
+                return ReaderManifest(updated_ms=self._clock.now_ms(), forgotten=True)
+            return ReaderManifest(
+                updated_ms=self._clock.now_ms(), base=bases[0], later=bases[1:], files_only=True
+            )
+
+        return tuple(self._manifests.update(published).bases)
+
     def _demand(self, reader: ReaderManifest) -> ReaderManifest:
         if reader.forgotten:
             raise InvalidSetting(

@@ -33,6 +33,8 @@ class KeptFor:
     snapshot_bytes: int
     idle_ms: int
     begins_ms: int | None = None
+    files_only: bool = False
+    """It is a published table: it needs files of snapshots, and no log."""
 
     @property
     def bytes(self) -> int:
@@ -90,6 +92,7 @@ def _kept_for(log: ClusterLog, state: ClusterState, name: str, reader: ReaderMan
         sum(former.values()),
         max(0, log.clock.now_ms() - reader.updated_ms),
         reader.base.until_ms if name == HISTORY and reader.base is not None else None,
+        reader.files_only,
     )
 
 

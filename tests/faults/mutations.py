@@ -19,6 +19,7 @@ from tests.faults.memory_mutations import OF_MEMORY
 from tests.faults.mutation import Mutation
 from tests.faults.oss_mutations import OF_OSS
 from tests.faults.process_mutations import OF_PROCESSES
+from tests.faults.publish_mutations import OF_PUBLISHED
 from tests.faults.reading_mutations import OF_READING
 from tests.faults.refusal_mutations import OF_REFUSALS
 from tests.faults.retention_mutations import OF_RETENTION
@@ -572,6 +573,7 @@ MUTATIONS = (
     *OF_ENTRIES,
     *OF_REFUSALS,
     *OF_SNAPSHOTS,
+    *OF_PUBLISHED,
     *OF_STREAMS,
     *OF_OSS,
     *OF_CHART,

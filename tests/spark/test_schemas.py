@@ -16,6 +16,7 @@ import imap_wal
 from imap_wal.errors import InvalidSetting, NotReadable
 from imap_wal.sql.types import parsed
 from pyspark_imap_wal.data_source import ImapWalDataSource
+from pyspark_imap_wal.tables.catalog import columns_of
 
 pytestmark = pytest.mark.spark
 SCHEMA = "id bigint, node string, paid decimal(9,2), at timestamp, tags array<string>"
@@ -214,3 +215,58 @@ def test_a_query_of_spark_has_typed_columns(spark: Any, root: Path) -> None:
     assert [(row["key_text"], row["id"]) for row in by_text] == [('"o1"', 11)]
     assert [row["id"] for row in table(mode="latest", key="o2").collect()] == [2]
     assert table(changes="images").groupBy("_change_type").count().count() >= 2
+    asked_for = spark.read.schema("paid decimal(9,2), id bigint").format("imap_wal")
+    lines = asked_for.options(mode="latest", map="orders").load(str(root)).where("id > 2")
+    assert [tuple(line) for line in lines.collect()] == [(None, 11)]
+
+
+def asked(root: Path, columns: str, **options: str) -> list[dict[str, Any]]:
+    """What a batch reads for a schema of the user."""
+    made = ImapWalDataSource({"path": str(root), "map": "orders", **options})
+    reader = made.reader(of_text(columns))
+    return [
+        line
+        for part in reader.partitions()
+        for batch in reader.read(part)
+        for line in batch.to_pylist()  # type: ignore[union-attr]
+    ]
+
+
+def of_text(columns: str) -> StructType:
+    """A schema as Spark passes it. Spark's own parser needs a session."""
+    own, _, rescued = columns.partition(", _rescued")
+    types = parsed(own)
+    made = columns_of({name: kind.name for name, kind in types.items()}, types)
+    return made.add("_rescued", "string") if rescued else made
+
+
+def test_fields_in_a_schema_of_the_user_are_typed_columns(root: Path) -> None:
+    """In its order, beside columns of the log; `node` is one of those, and not a field."""
+    lines = asked(root, "paid decimal(9,2), key binary, id bigint, node string", mode="latest")
+    assert {"paid": None, "key": b"\xa2o1", "id": 11, "node": "embedded"} in lines
+    assert [*lines[0]] == ["paid", "key", "id", "node"]
+    lines = asked(root, "id bigint, _rescued string", mode="latest")
+    assert {"id": None, "_rescued": '"three"'} in lines
+    lines = asked(root, "deleted boolean, id bigint, tags array<string>")
+    assert {"deleted": False, "id": 2, "tags": ["a", "b"]} in lines
+    assert {"deleted": True, "id": None, "tags": None} in lines
+    made = ImapWalDataSource({"path": str(root), "map": "orders", "available_now": "unused"})
+    stream: Any = made.streamReader(of_text("id bigint"))
+    start = stream.initialOffset()
+    parts = stream.partitions(start, stream.latestOffset(start, None))
+    found = [line for part in parts for batch in stream.read(part) for line in batch.to_pylist()]
+    stream.stop()
+    assert {"id": 11} in found
+
+
+def test_a_field_without_one_named_map_is_refused(root: Path) -> None:
+    """Nor is a column of the log with another type taken for a field."""
+    for options in ({"map": "orders,other"}, {"map": ""}, {"schema": "id bigint"}):
+        with pytest.raises(InvalidSetting, match=r"no column paid double here.*names one map"):
+            asked(root, "paid double", **options)
+    for column in ("key string", "KEY binary"):
+        with pytest.raises(InvalidSetting, match=f"no column {column} here"):
+            asked(root, f"{column}, id bigint")
+    with pytest.raises(InvalidSetting, match="'void' is no type"):
+        asked_void = StructType().add("id", "void")
+        ImapWalDataSource({"path": str(root), "map": "orders"}).reader(asked_void)

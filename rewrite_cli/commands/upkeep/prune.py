@@ -199,9 +199,10 @@ def _show_kept(report: PruneReport, held: KeptFor) -> None:
 
 def _show_reader(report: PruneReport, held: KeptFor) -> None:
     places = ", ".join(f"{node} {at}" for node, at in sorted(held.positions.items())) or "the start"
+    where = "" if held.files_only else f", which is at {places}"
     out.note(
-        f"{report.namespace}/{report.cluster}: kept for reader {held.reader!r}, which is at "
-        f"{places}: {sizes(held)}; its last commit was {out.duration(held.idle_ms / 1000)} ago"
+        f"{report.namespace}/{report.cluster}: kept for reader {held.reader!r}{where}: "
+        f"{sizes(held)}; its last commit was {out.duration(held.idle_ms / 1000)} ago"
     )
 
 

@@ -1,0 +1,1 @@
+"""Snapshots as tables that other programs read, without a copy of the files."""

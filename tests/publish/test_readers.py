@@ -1,0 +1,132 @@
+"""Programs of others read a published table: delta-rs, Polars, and DuckDB over Arrow."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import imap_wal
+from rewrite_cli.cli import group
+from tests.cluster.processes import ROOT
+from tests.kit.effort import thorough
+
+LIBRARIES = ("deltalake==1.6.6", "polars==2.1.0")
+READER = """
+import json, sys
+import duckdb, polars
+from deltalake import DeltaTable, write_deltalake
+
+place, version = sys.argv[1], int(sys.argv[2])
+table = DeltaTable(place, version=version)
+rows = table.to_pyarrow_table(columns=["key_text", "value_json", "deleted"])
+seen = {row["key_text"]: row["value_json"] for row in rows.to_pylist()}
+by_polars = polars.scan_delta(place, version=version).select("key_text", "value_json").collect()
+assert dict(by_polars.iter_rows()) == seen
+data = table.to_pyarrow_dataset()
+counted = duckdb.sql("select count(*), count(*) filter (deleted) from data").fetchall()
+assert counted == [(len(seen), 0)], counted
+try:
+    write_deltalake(place, table.to_pyarrow_table().slice(0, 1), mode="append")
+    raise SystemExit("another program could write")
+except Exception as error:
+    assert "imapWalPublished" in str(error), error
+print(json.dumps(seen))
+"""
+
+
+@pytest.fixture(scope="module")
+def libraries() -> Path:
+    """A folder with these releases; installed once."""
+    folder = ROOT / "build" / "lakehouse"
+    if not (folder / "polars").is_dir():
+        command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--target"]
+        subprocess.run(
+            [*command, str(folder), *LIBRARIES, "polars-runtime-32==2.1.0", "arro3-core==0.9.1"],
+            check=True,
+        )
+    return folder
+
+
+def published(root: Path) -> tuple[str, int]:
+    """The folder of the table, and its version."""
+    for words in (["rewrite", str(root)], ["publish", str(root), "--map", "orders", "--delta"]):
+        ended = CliRunner().invoke(group, [*words, "-o", "json"])
+        assert ended.exit_code == 0, ended.output
+    (table,) = json.loads(ended.stdout)["tables"]
+    return table["url"].removeprefix("file://"), table["version"]
+
+
+@thorough
+def test_other_programs_read_each_version(tmp_path: Path, libraries: Path) -> None:
+    """Also a former one, after a rewrite and a prune. None of them can write."""
+
+    def read(place: str, version: int) -> dict[str, str]:
+        done = subprocess.run(
+            [sys.executable, "-c", READER, place, str(version)],
+            env={**os.environ, "PYTHONPATH": str(libraries)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        seen: dict[str, str] = json.loads(done.stdout)
+        return seen
+
+    root = tmp_path / "log"
+    with imap_wal.open(root) as store:
+        store.map("orders").update({f"o{number}": {"id": number} for number in range(100)})
+    assert CliRunner().invoke(group, ["decode", str(root), "--map", "orders"]).exit_code == 0
+    place, first = published(root)
+    before = {json.dumps(f"o{number}"): json.dumps({"id": number}) for number in range(100)}
+    assert read(place, first) == before
+    with imap_wal.open(root) as store:
+        orders = store.map("orders")
+        del orders["o0"]
+        orders["o1"] = {"id": -1}
+    place, second = published(root)
+    assert CliRunner().invoke(group, ["prune", str(root), "--yes"]).exit_code == 0
+    after = {**before, '"o1"': json.dumps({"id": -1})}
+    del after['"o0"']
+    assert read(place, second) == after
+    assert read(place, first) == before
+    with imap_wal.open(root) as store:
+        store.map("orders")["o1"] = 1
+    assert CliRunner().invoke(group, ["rewrite", str(root)]).exit_code == 0  # not published
+    vacuum = "import sys; from deltalake import DeltaTable as T; T(sys.argv[1]).vacuum(None, False)"
+    files = sorted(Path(place).rglob("*.parquet"))
+    for file in files:  # the default retention is a week
+        os.utime(file, (1e9, 1e9))
+    subprocess.run(
+        [sys.executable, "-c", vacuum, place],
+        env={**os.environ, "PYTHONPATH": str(libraries)},
+        check=True,
+    )
+    assert len(files) == 3
+    assert sorted(Path(place).rglob("*.parquet")) == files
+
+
+def test_the_command_says_where_the_table_is(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    with imap_wal.open(root) as store:
+        store.map("orders")["a"] = 1
+    run = CliRunner()
+    for words, why in (
+        (["--delta"], "name what to publish: --map"),
+        (["--map", "orders"], "name the kind of the table: --delta"),
+        (["--map", "orders", "--delta"], "has no snapshot to publish"),
+    ):
+        ended = run.invoke(group, ["publish", str(root), *words])
+        assert ended.exit_code
+        assert why in str(ended.exception) + ended.output
+    place, version = published(root)
+    assert version == 0
+    assert Path(place, "_delta_log").is_dir()
+    ended = run.invoke(group, ["publish", str(root), "--map", "orders", "--delta"])
+    assert "orders (unchanged)" in ended.stdout
+    assert f"table: {Path(place).as_uri()}" in ended.stdout
