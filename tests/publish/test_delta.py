@@ -289,7 +289,7 @@ def test_a_publication_beside_a_prune_names_no_missing_file(memory: MemoryStore)
         written(log, 2, a="2")
         run(store)
         slow: list[_SlowPrune] = []
-        between = _Between(store, at, log, lambda inner, slow=slow: slow.append(_SlowPrune(inner)))  # type: ignore[misc]
+        between = _Between(store, at, log, lambda inner, slow=slow: slow.append(_SlowPrune(inner)))
         published(between)
         for each in slow:
             each.end()
