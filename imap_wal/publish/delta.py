@@ -66,7 +66,7 @@ COLUMNS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedTable:
     """What a publication did. `version`: of the table. `added`, `removed`, `kept`: files of the
     table; `copied`: how many of the added ones are copies without tombstones. `url`: where readers
     find the table. `view`: SQL for its live entries."""
@@ -86,7 +86,9 @@ class Published:
     view: str
 
 
-def publish(log: ClusterLog, name: str, *, keep: int = KEEP, dry_run: bool = False) -> Published:
+def publish(
+    log: ClusterLog, name: str, *, keep: int = KEEP, dry_run: bool = False
+) -> PublishedTable:
     """Publish the current snapshot of a map. The files of the last `keep` published ones stay, so
     that queries under way find them. Several processes may publish at the same time.
 
@@ -313,9 +315,9 @@ def _report(
     before: TableState,
     after: TableState,
     copied: int,
-) -> Published:
+) -> PublishedTable:
     stats = [json.loads(content["stats"])["numRecords"] for content in after.files.values()]
-    return Published(
+    return PublishedTable(
         map=name,
         url=f"{log.store.url.rstrip('/')}/{folder}",
         version=after.version,

@@ -16,7 +16,7 @@ from imap_wal.errors import CorruptLog, InvalidSetting
 from imap_wal.manifest import readers
 from imap_wal.manifest.list_files import Listed
 from imap_wal.publish import delta_log
-from imap_wal.publish.delta import Published, publish
+from imap_wal.publish.delta import PublishedTable, publish
 from imap_wal.publish.delta_log import DeltaLog, TableState
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.drop import drop_map
@@ -58,7 +58,7 @@ def rows(store: SegmentStore) -> dict[str, str]:
     return dict(found)
 
 
-def published(store: SegmentStore, **options: Any) -> Published:
+def published(store: SegmentStore, **options: Any) -> PublishedTable:
     return publish(cluster(store), "orders", **options)
 
 

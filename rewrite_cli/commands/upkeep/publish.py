@@ -13,7 +13,7 @@ from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import Selection, selection_options
 
 if TYPE_CHECKING:  # it needs pyarrow
-    from imap_wal.publish.delta import Published
+    from imap_wal.publish.delta import PublishedTable
 
 
 @click.command()
@@ -49,7 +49,7 @@ def command(selection: Selection, delta: bool, keep: int, dry_run: bool, output:
         raise click.UsageError("name the kind of the table: --delta")
     from imap_wal.publish.delta import publish
 
-    published: list[tuple[str, Published]] = []
+    published: list[tuple[str, PublishedTable]] = []
     with selection.open(upkeep=True) as (context, clusters):
         for view in clusters:
             log = ClusterLog.of(context, view)
@@ -92,5 +92,5 @@ def command(selection: Selection, delta: bool, keep: int, dry_run: bool, output:
     out.prose(f"live entries: {published[0][1].view}")
 
 
-def _json(cluster: str, table: Published) -> dict[str, Any]:
+def _json(cluster: str, table: PublishedTable) -> dict[str, Any]:
     return {"cluster": cluster, **asdict(table)}
