@@ -139,6 +139,8 @@ def test_waiting_requests_take_bounded_memory(tmp_path: Path) -> None:
             member.client.post("keys", "orders", None, 10)
             eventually(lambda: agent._reads._taken is not None, "the first one is taken up")
             posted = greedy[0].client.post("load", "orders", 1, payload=large)
+            # Otherwise the request of the next connection may arrive before it, and wait instead.
+            eventually(lambda: agent._room.bytes > WAITING_BYTES_MAX // 2, "it waits")
             for peer in greedy[1:]:
                 header, _ = peer.client.ask("load", "orders", 1, payload=large)
                 assert header[2] == "not-ready" and "use all the memory" in header[3]
