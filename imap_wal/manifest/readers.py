@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeAlias
 
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
@@ -45,6 +46,17 @@ from storage_backends import NotFound, SegmentStore
 
 HISTORY = "history"
 ATTEMPTS = 8
+
+Change: TypeAlias = Callable[[tuple[Base, ...]], tuple[Base, ...]]
+"""What a reader keeps from now on, of what it kept before; oldest first."""
+
+
+def with_base(new: Base) -> Change:
+    return lambda bases: bases if new in bases else (*bases, new)
+
+
+def without_bases(gone: Collection[Base]) -> Change:
+    return lambda bases: tuple(base for base in bases if base not in gone)
 
 
 def readers_of(
@@ -211,13 +223,12 @@ class Reader:
 
         self._manifests.update(change)
 
-    def keep(
-        self, change: Callable[[tuple[Base, ...]], tuple[Base, ...]], same_ms: int
-    ) -> tuple[Base, ...]:
-        """Of `HISTORY`: keep the bases that `change` makes of the present ones. It gets and returns
-        them oldest first, and may run several times. The reader is registered if there are any;
-        otherwise it is forgotten. If nothing changes, this is published again after `same_ms`.
-        Returns what is kept."""
+    def keep(self, change: Change, same_ms: int, *, files_only: bool = False) -> tuple[Base, ...]:
+        """Of a reader that has bases only, such as `HISTORY`: keep the bases that `change` makes of
+        the present ones. It gets and returns them oldest first, and may run several times. The
+        reader is registered if there are any; otherwise it is forgotten. If nothing changes, this
+        is published again after `same_ms`. `files_only`: no log above them is kept. Returns what is
+        kept."""
 
         def published(reader: ReaderManifest) -> ReaderManifest | None:
             now_ms = self._clock.now_ms()
@@ -226,29 +237,14 @@ class Reader:
                 gone = ReaderManifest(reader.positions, now_ms, forgotten=True)
                 return gone if reader.updated_ms and not reader.forgotten else None
             new = ReaderManifest(
-                positions=bases[0].positions, updated_ms=now_ms, base=bases[0], later=bases[1:]
+                positions=bases[0].positions,
+                updated_ms=now_ms,
+                base=bases[0],
+                later=bases[1:],
+                files_only=files_only,
             )
             same = replace(new, updated_ms=reader.updated_ms) == reader
             return None if same and 0 <= now_ms - reader.updated_ms < same_ms else new
-
-        return tuple(self._manifests.update(published).bases)
-
-    def keep_files(
-        self, change: Callable[[tuple[Base, ...]], tuple[Base, ...]]
-    ) -> tuple[Base, ...]:
-        """Keep the files of the snapshots of the bases that `change` makes of the present ones,
-        oldest first, and no log above them. It may run several times. Returns what is kept."""
-
-        def published(reader: ReaderManifest) -> ReaderManifest | None:
-            present = () if reader.forgotten else tuple(reader.bases)
-            bases = change(present)
-            if bases == present:
-                return None
-            if not bases:
-                return ReaderManifest(updated_ms=self._clock.now_ms(), forgotten=True)
-            return ReaderManifest(
-                updated_ms=self._clock.now_ms(), base=bases[0], later=bases[1:], files_only=True
-            )
 
         return tuple(self._manifests.update(published).bases)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,9 +22,10 @@ from typing import Any
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.reader_manifest import Base
-from imap_wal.manifest.readers import Reader
+from imap_wal.manifest.readers import Reader, with_base, without_bases
 from imap_wal.manifest.snapshots import Snapshot, SnapshotFile
 from imap_wal.names import map_component
+from imap_wal.parquet.columns import DECODED_FIELDS, SNAPSHOT_SCHEMA
 from imap_wal.publish.delta_log import (
     APP,
     Action,
@@ -33,6 +35,7 @@ from imap_wal.publish.delta_log import (
     first_actions,
 )
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
+from imap_wal.retention.kept import DAY_MS
 from imap_wal.security.encryption_keys import NO_KEYS
 from storage_backends import AlreadyExists, NotFound
 from storage_backends.extras import needs
@@ -44,25 +47,11 @@ with needs("archive"):
 KEEP = 3
 COPIES = "published"
 KEY, DELETED = "key", "deleted"
+_TYPES = {"string": "string", "binary": "binary", "bool": "boolean", "int64": "long"}
 COLUMNS: Mapping[str, str] = {
-    "map": "string",
-    KEY: "binary",
-    "key_class": "string",
-    "value": "binary",
-    "value_class": "string",
-    DELETED: "boolean",
-    "timestamp_ms": "long",
-    "expires_at_ms": "long",
-    "partition": "long",
-    "incarnation": "long",
-    "partition_version": "long",
-    "session": "long",
-    "request": "long",
-    "node": "string",
-    "key_text": "string",
-    "value_json": "string",
+    field.name: _TYPES[str(field.type)] for field in (*SNAPSHOT_SCHEMA, *DECODED_FIELDS)
 }
-"""Column → type of Delta. The last two are NULL in files that do not have them."""
+"""Column → type of Delta. Those of `DECODED_FIELDS` are NULL in files that do not have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +98,10 @@ def publish(
             )
         base = Base({}, {}, {name: snapshot}, {}, (name,), {})
         if not dry_run:
-            reader.keep_files(lambda bases, base=base: _with(bases, base))  # type: ignore[misc]
+            reader.keep(with_base(base), DAY_MS, files_only=True)
             now = log.manifest().snapshots.get(name)
             if now is None or now.generation != snapshot.generation:
-                reader.keep_files(lambda bases, base=base: _without(bases, base))  # type: ignore[misc]
+                reader.keep(without_bases([base]), DAY_MS, files_only=True)
                 continue
         if snapshot.generation == table.generation:
             return _report(log, folder, name, snapshot, table, table, 0)
@@ -123,8 +112,8 @@ def publish(
             continue  # another process published, or a prune removed what a newer snapshot has
         if not dry_run:
             delta.finish(new, keep)
-            kept = reader.keep_files(lambda bases: bases[-keep:])
-            _remove_copies(log, folder, [base.snapshots[name] for base in kept])
+            readable = reader.keep(lambda bases: bases[-keep:], DAY_MS, files_only=True)
+            _remove_copies(log, folder, [base.snapshots[name] for base in readable])
         return _report(log, folder, name, snapshot, table, new, copied)
     raise LostRace(f"map {name!r} was rewritten or published by others at each attempt; try again")
 
@@ -154,14 +143,6 @@ def _is_no_parquet(file: SnapshotFile) -> bool:
     return not file.path.endswith(".parquet")
 
 
-def _with(bases: tuple[Base, ...], new: Base) -> tuple[Base, ...]:
-    return bases if any(base.snapshots == new.snapshots for base in bases) else (*bases, new)
-
-
-def _without(bases: tuple[Base, ...], gone: Base) -> tuple[Base, ...]:
-    return tuple(base for base in bases if base.snapshots != gone.snapshots)
-
-
 def _actions(
     log: ClusterLog, folder: str, name: str, snapshot: Snapshot, table: TableState, dry_run: bool
 ) -> tuple[list[Action], int]:
@@ -172,16 +153,16 @@ def _actions(
     for file in snapshot.files:
         path = file.path.removeprefix(f"{folder}/")
         copy = f"{COPIES}/{path}"
-        known = table.files.get(path) or table.files.get(copy)
-        if known is None:
+        added = table.files.get(path) or table.files.get(copy)
+        if added is None:
             content = _examined(log, name, file, several_nodes=len(snapshot.marks) > 1)
             if content.tombstones and content.rows:
                 content = _copy(log, file, f"{folder}/{copy}", content.rows, dry_run=dry_run)
                 copied, path = copied + 1, copy
             elif content.tombstones:
                 continue  # it has nothing else
-            known = content.action(path, now_ms)
-        files[known["path"]] = known
+            added = content.action(path, now_ms)
+        files[added["path"]] = added
     parameters = {
         "generation": str(snapshot.generation),
         **{f"position of {node}": str(mark.position) for node, mark in snapshot.marks.items()},
@@ -253,9 +234,9 @@ def _bounds(metadata: Any, column: str) -> Iterator[tuple[Any, Any]]:
         for at in range(group.num_columns):
             chunk = group.column(at)
             if chunk.path_in_schema == column:
-                known = chunk.statistics
-                has = known is not None and known.has_min_max
-                yield (known.min, known.max) if has else (None, None)
+                bounds = chunk.statistics
+                has = bounds is not None and bounds.has_min_max
+                yield (bounds.min, bounds.max) if has else (None, None)
 
 
 def _statistics(metadata: Any) -> Mapping[str, Any]:
@@ -281,22 +262,20 @@ def _copy(log: ClusterLog, file: SnapshotFile, path: str, rows: int, *, dry_run:
                 group = parquet.read_row_group(number)
                 writer.write_table(group.filter(pc.invert(group[DELETED])))
         metadata = pq.read_metadata(made)
-        try:
+        with suppress(AlreadyExists):  # of a publication that was killed before its commit
             log.store.create_from(path, made)
-        except AlreadyExists:  # of a publication that was killed before its commit
-            pass
     return _Content(log.store.size(path), metadata.num_rows, 0, _statistics(metadata))
 
 
 def _remove_copies(log: ClusterLog, folder: str, snapshots: Sequence[Snapshot]) -> None:
     """Delete the copies that are of no file of these snapshots."""
-    kept = {
+    wanted = {
         f"{folder}/{COPIES}/{path.removeprefix(f'{folder}/')}"
         for snapshot in snapshots
         for path in snapshot.paths
     }
     copies = log.store.list(f"{folder}/{COPIES}")
-    log.store.discard_all([file.path for file in copies if file.path not in kept])
+    log.store.discard_all([file.path for file in copies if file.path not in wanted])
 
 
 def _schema() -> str:

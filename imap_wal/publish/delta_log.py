@@ -239,7 +239,9 @@ class DeltaLog:
             default=0,
         )
         gone = [self.path(version) for version in commits if version < oldest]
-        gone += [self.path(each, "checkpoint.parquet") for each in checkpoints if each < oldest]
+        gone += [
+            self.path(version, "checkpoint.parquet") for version in checkpoints if version < oldest
+        ]
         self._store.discard_all(gone)
 
 

@@ -18,14 +18,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from imap_wal.clock import SKEW_MS_MAX, demand_clock
 from imap_wal.errors import LogError
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.reader_manifest import Base
-from imap_wal.manifest.readers import HISTORY, Reader, bases_of_history
+from imap_wal.manifest.readers import (
+    HISTORY,
+    Reader,
+    bases_of_history,
+    with_base,
+    without_bases,
+)
 from imap_wal.manifest.snapshots import PartitionVersions, Snapshot
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.state import ClusterState
@@ -34,8 +39,6 @@ from imap_wal.settings import RecoveryPolicy
 
 SHARES = 4
 """A further base is made after this part of the time, so about this many are kept."""
-
-Change: TypeAlias = Callable[[tuple[Base, ...]], tuple[Base, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +67,16 @@ def keep_history(log: ClusterLog, history_s: int, skew_ms_max: int = SKEW_MS_MAX
         new = base_of(state, state, None, newest)
         if newest is not None and not _is_due(new, newest, history_s):
             break
-        reader.keep(_with(new), DAY_MS)
+        reader.keep(with_base(new), DAY_MS)
         now = log.state().demand(RecoveryPolicy.PARTIAL)
         if now.manifest.snapshots == state.manifest.snapshots and _has_log(now, new):
             break
-        reader.keep(_without([new]), DAY_MS)
+        reader.keep(without_bases([new]), DAY_MS)
     limit_ms = log.clock.now_ms() - history_s * 1000 - SKEW_MS_MAX
-    sound = _without(broken)(bases_of_history(log.store, log.folder))
+    sound = without_bases(broken)(bases_of_history(log.store, log.folder))
     if _needed(sound, limit_ms) != sound:
         demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
-    reader.keep(lambda bases: _needed(_without(broken)(bases), limit_ms), DAY_MS)
+    reader.keep(lambda bases: _needed(without_bases(broken)(bases), limit_ms), DAY_MS)
     return ""
 
 
@@ -86,14 +89,6 @@ def _is_due(new: Base, newest: Base, history_s: int) -> bool:
         for name, snapshot in new.snapshots.items()
     )
     return dropped or (not new.is_same(newest) and later_ms * SHARES >= history_s * 1000)
-
-
-def _with(new: Base) -> Change:
-    return lambda bases: bases if new in bases else (*bases, new)
-
-
-def _without(gone: Collection[Base]) -> Change:
-    return lambda bases: tuple(base for base in bases if base not in gone)
 
 
 def _needed(bases: tuple[Base, ...], limit_ms: int) -> tuple[Base, ...]:

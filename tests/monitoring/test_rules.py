@@ -113,8 +113,8 @@ def test_promtool_accepts_the_rules_and_the_metrics() -> None:
 def test_alerts_fire_for_their_states_only(tmp_path: Path) -> None:
     """promtool evaluates the rules over series of metrics."""
     shutil.copy(RULES, tmp_path)
-    promtool("test", "rules", *(shutil.copy(each, tmp_path) for each in CASES))
-    cases = [case for each in CASES for case in yaml.safe_load(each.read_text("utf-8"))["tests"]]
+    promtool("test", "rules", *(shutil.copy(file, tmp_path) for file in CASES))
+    cases = [case for file in CASES for case in yaml.safe_load(file.read_text("utf-8"))["tests"]]
     fired = {
         each["alertname"]
         for case in cases
