@@ -18,7 +18,7 @@ from imap_wal.errors import Fenced, ImapWalError, LostRace, WriterLocked
 from imap_wal.settings import Settings
 from storage_backends import StorageError
 from tests.simulation import threads
-from tests.simulation.actors import CLUSTER, MAP, NAMESPACE, SETTINGS, Actor, Stop
+from tests.simulation.actors import CLUSTER, MAP, MEMBERS_CLASS, NAMESPACE, SETTINGS, Actor, Stop
 from tests.simulation.wires import ALONE_ACTORS, Connection, Queues, SimRouter, actor, packed
 from tests.simulation.world import BASE_MS, Task, Violation
 
@@ -166,7 +166,8 @@ class Alone:
         self._request += 1
         order = (self._incarnation, 0, self._session, self._request)
         partition = int(key[1:])
-        row = DataEntry(MAP, key, "raw", value, "raw", value is None, BASE_MS, 0, partition, order)
+        label, deleted = MEMBERS_CLASS, value is None
+        row = DataEntry(MAP, key, label, value, label, deleted, BASE_MS, 0, partition, order)
         self.ask("append", self._session, self._request, 1, payload=entry.pack(row))
 
     def archive(self) -> None:

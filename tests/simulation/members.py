@@ -10,7 +10,7 @@ from greenlet import getcurrent
 from imap_wal import entry
 from imap_wal.entry import DataEntry
 from tests.simulation import history as outcomes
-from tests.simulation.actors import MAP, Actor, Stop, key_of
+from tests.simulation.actors import MAP, MEMBERS_CLASS, Actor, Stop, key_of
 from tests.simulation.agents import endpoint_of
 from tests.simulation.history import Write
 from tests.simulation.wires import Connection
@@ -238,10 +238,10 @@ class MemberActor(Actor):
 
     def _row(self, number: int, value: bytes | None, order: tuple[int, ...]) -> DataEntry:
         now_ms = BASE_MS + self.world.elapsed_ms
-        deleted = value is None
+        label, deleted = MEMBERS_CLASS, value is None
         key = key_of(number)
         place: Any = order
-        return DataEntry(MAP, key, "raw", value, "raw", deleted, now_ms, 0, number, place)
+        return DataEntry(MAP, key, label, value, label, deleted, now_ms, 0, number, place)
 
     def list(self, page: int = 2) -> None:
         """Read all keys by cursor, page by page, and the values of each page."""
@@ -276,6 +276,11 @@ class MemberActor(Actor):
                 connection = self._reading[getcurrent()] = found[0]
             answer = connection.ask(kind, *fields, payload=payload)
             if answer is not None:
-                return None if answer[0][0] == "error" else answer
+                header = answer[0]
+                if header[0] != "error":
+                    return answer
+                if header[2] == "bad-request":  # the listing would check nothing, always
+                    raise Violation("an error without a cause", f"{self.spec.name}: {header}")
+                return None
             self._reading[getcurrent()] = None
         return None

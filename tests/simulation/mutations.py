@@ -96,6 +96,7 @@ def _takeover_of_whatever_is_there(put: Put) -> None:
                 directory=content.directory,
                 wal_id=content.wal_id,
                 permit=content.permit,
+                epochs=content.epochs,
             )
 
         self.manifests.update(change)
