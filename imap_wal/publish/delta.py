@@ -22,7 +22,7 @@ from typing import Any
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.reader_manifest import Base
-from imap_wal.manifest.readers import Reader, with_base, without_bases
+from imap_wal.manifest.readers import Change, Reader, with_base, without_bases
 from imap_wal.manifest.snapshots import Snapshot, SnapshotFile
 from imap_wal.names import map_component
 from imap_wal.parquet.columns import DECODED_FIELDS, SNAPSHOT_SCHEMA
@@ -101,8 +101,7 @@ def publish(
             reader.keep(with_base(base), DAY_MS, files_only=True)
             now = log.manifest().snapshots.get(name)
             if now is None or now.generation != snapshot.generation:
-                reader.keep(without_bases([base]), DAY_MS, files_only=True)
-                continue
+                continue  # it stays: another process may have published it, or may do so now
         if snapshot.generation == table.generation:
             return _report(log, folder, name, snapshot, table, table, 0)
         try:
@@ -110,12 +109,31 @@ def publish(
             new = table.after(actions) if dry_run else delta.commit(table, actions)
         except (AlreadyExists, NotFound):
             continue  # another process published, or a prune removed what a newer snapshot has
+        except InvalidSetting:  # no process can publish it
+            if not dry_run:
+                reader.keep(without_bases([base]), DAY_MS, files_only=True)
+            raise
         if not dry_run:
             delta.finish(new, keep)
-            readable = reader.keep(lambda bases: bases[-keep:], DAY_MS, files_only=True)
+            published = _published(name, table.generation, snapshot.generation, keep)
+            readable = reader.keep(published, DAY_MS, files_only=True)
             _remove_copies(log, folder, [base.snapshots[name] for base in readable])
         return _report(log, folder, name, snapshot, table, new, copied)
     raise LostRace(f"map {name!r} was rewritten or published by others at each attempt; try again")
+
+
+def _published(name: str, former: int, generation: int, keep: int) -> Change:
+    """What leaves the last `keep` snapshots that were published. `former`, `generation`: of the
+    table before and after this commit. Those between them were proposed, and no process can commit
+    them any more. Another process may still commit a newer one."""
+
+    def change(bases: tuple[Base, ...]) -> tuple[Base, ...]:
+        old = [base for base in bases if base.snapshots[name].generation <= former]
+        now = [base for base in bases if base.snapshots[name].generation == generation]
+        newer = [base for base in bases if base.snapshots[name].generation > generation]
+        return (*[*old, *now][-keep:], *newer)
+
+    return change
 
 
 def _demand_snapshot(log: ClusterLog, manifest: ClusterManifest, name: str) -> Snapshot:

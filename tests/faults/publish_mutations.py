@@ -45,4 +45,20 @@ OF_PUBLISHED = (
         "        if not actions:\n",
         f"{_TESTS}::test_a_table_that_others_changed_is_refused",
     ),
+    Mutation(
+        "a newer snapshot that is only proposed displaces a published one",
+        _DELTA,
+        "        return (*[*old, *now][-keep:], *newer)\n",
+        "        return (*old, *now, *newer)[-keep:]\n",
+        f"{_TESTS}::test_a_proposed_snapshot_displaces_no_published_one",
+    ),
+    Mutation(
+        "a published snapshot is not kept any more before the next one is published",
+        _DELTA,
+        "                continue  # it stays: another process may have published it, or may do so "
+        "now\n",
+        "                reader.keep(without_bases([base]), DAY_MS, files_only=True)\n"
+        "                continue\n",
+        f"{_TESTS}::test_a_published_snapshot_stays_until_the_next_one_is_published",
+    ),
 )

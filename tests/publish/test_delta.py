@@ -6,6 +6,7 @@ import io
 import json
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -15,9 +16,12 @@ import pytest
 from imap_wal.errors import CorruptLog, InvalidSetting
 from imap_wal.manifest import readers
 from imap_wal.manifest.list_files import Listed
+from imap_wal.manifest.reader_manifest import Base
+from imap_wal.manifest.readers import Reader, with_base
 from imap_wal.publish import delta_log
 from imap_wal.publish.delta import PublishedTable, publish
 from imap_wal.publish.delta_log import DeltaLog, TableState
+from imap_wal.retention.kept import DAY_MS
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.prune import prune
@@ -56,6 +60,12 @@ def rows(store: SegmentStore) -> dict[str, str]:
         found += [(row["key"].decode(), row["value"].decode()) for row in read]
     assert len(dict(found)) == len(found)
     return dict(found)
+
+
+def kept(store: SegmentStore) -> list[Base]:
+    """What the reader keeps for the table."""
+    states = readers.readers_of(store, "ns/c").values()
+    return [base for state in states for base in state.bases]
 
 
 def published(store: SegmentStore, **options: Any) -> PublishedTable:
@@ -298,6 +308,65 @@ def test_a_publication_beside_a_prune_names_no_missing_file(memory: MemoryStore)
             break
     else:
         pytest.fail("a publication makes more operations")
+
+
+def test_a_proposed_snapshot_displaces_no_published_one(
+    memory: MemoryStore,
+) -> None:
+    """At any operation of a publication, another process rewrites, proposes, and is killed. Then
+    all is deleted that may be."""
+    for at in range(1, 60, 1 if step(1) < 4 else 3):
+        store = MemoryStore(f"{memory.url}-{at}")
+        log = node(store)
+        written(log, 1, a="1")
+        run(store)
+        published(store)
+        written(log, 2, a="2")
+        run(store)
+
+        def propose(inner: SegmentStore) -> None:
+            seen = cluster(inner)
+            newest = Base({}, {}, {"orders": snapshot(inner)}, {}, ("orders",), {})
+            reader = Reader(inner, seen.folder, "delta orders", seen.clock, seen.randomness)
+            reader.keep(with_base(newest), DAY_MS, files_only=True)
+
+        between = _Between(store, at, log, propose)
+        published(between, keep=1)
+        prune(cluster(store))
+        assert rows(store) in ({"a": "2"}, {"a": "3"})
+        published(store, keep=1)
+        assert len(kept(store)) == 1
+        if not between.ran:
+            break
+    else:
+        pytest.fail("a publication makes more operations")
+
+
+def test_a_published_snapshot_stays_until_the_next_one_is_published(memory: MemoryStore) -> None:
+    """A rewrite at any operation of a publication that finds nothing new, which is then killed."""
+    for at in range(1, 12):
+        for later in range(1, 12, 1 if step(1) < 4 else 4):
+            store = MemoryStore(f"{memory.url}-{at}-{later}")
+            log = node(store)
+            written(log, 1, a="1")
+            run(store)
+            published(store)
+            between = _Between(store, at, log, lambda inner: None)
+            with suppress(Killed):
+                published(FaultyStore(between, Plan((Fault("kill", at + later),))))
+            prune(cluster(store))
+            assert rows(store) in ({"a": "1"}, {"a": "3"})
+
+
+def test_snapshots_that_are_refused_are_not_kept(memory: MemoryStore) -> None:
+    first, second = node(memory), node(memory, "n2")
+    for number in range(1, 4):
+        append(first, put("a", "1", (1, 0, 1, number)))
+        append(second, put("a", "2", (1, 0, 1, number)))
+        run(memory)
+        with pytest.raises(InvalidSetting, match="two nodes claim"):
+            published(memory)
+    assert not kept(memory)
 
 
 class _SlowPrune(FaultyStore):
