@@ -11,7 +11,7 @@ from imap_wal.inspect import older_manifests
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.claims import CLOSED_ADVICE, ClaimManifest
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.epochs import Name, named
+from imap_wal.manifest.epochs import Name, fork, named
 from imap_wal.manifest.snapshots import LowWaterMark, lists_of, names_of, position_in
 from imap_wal.parquet import salvage
 from imap_wal.read.state import ClusterState
@@ -168,7 +168,14 @@ class ManifestRepair:
         for repair in nodes:
             manifest = repair.manifest or repair.node.manifest
             is_same = repair.manifest is None and not repair.other_copy
-            if is_same or manifest.directory not in names:
+            if manifest.directory not in names:
+                continue
+            if is_same:
+                # A prune by a lost manifest may have removed more than the marks cover: the log
+                # then forgets the epochs of these marks, but not its present one.
+                former = names[manifest.directory]
+                if self.older and fork(former, manifest.epochs) is None:
+                    names[manifest.directory] = named(manifest.epochs, former)
                 continue
             marks = map(repair.mark, self._view.manifest.covered(repair.node.name))
             farthest = max(position_in(manifest.directory, mark).epoch for mark in (*marks, None))

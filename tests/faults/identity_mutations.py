@@ -317,4 +317,12 @@ OF_IDENTITIES = (
         "losses = now.losses.get(node, 0)",
         f"{FORMER}::test_changes_of_a_forgotten_log_are_reported_as_lost[covered twice]",
     ),
+    Mutation(
+        "a repaired copy keeps the mark of an epoch that its log forgets",
+        "imap_wal/repair/cluster_manifest.py",
+        "                if self.older and fork(former, manifest.epochs) is None:\n",
+        "                if not nodes:\n",
+        "tests/restore/test_marks_of_copies.py::"
+        "test_a_repaired_copy_opens_if_a_lost_manifest_pruned",
+    ),
 )

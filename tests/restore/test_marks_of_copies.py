@@ -117,6 +117,25 @@ def test_the_last_open_of_another_copy_wrote_nothing(memory: MemoryStore) -> Non
     assert [("only up to 00000001.00000001." in text) for text in said] == [True]
 
 
+def test_a_repaired_copy_opens_if_a_lost_manifest_pruned(memory: MemoryStore) -> None:
+    """The log forgets the epoch of the mark that is left, and shared no other one with it."""
+    write(memory, "first")
+    compacted(memory)
+    folder = f"{log_of(memory).folder}/manifest"
+    former = {file.path: memory.read(file.path) for file in memory.list(folder)}
+    write(memory, "second")
+    write(memory, "third")
+    compacted(memory)
+    prune(log_of(memory))
+    for file in memory.list(folder):
+        memory.delete(file.path)
+    for path, content in former.items():
+        memory.create(path, content)
+    found, said = repaired_keys(memory)
+    assert found <= {"first", "second", "third"}
+    assert not said
+
+
 def test_the_mark_of_a_drop_is_of_one_copy(copies: tuple[MemoryStore, MemoryStore]) -> None:
     drop_map(log_of(copies[0]), "m")
     mixed = with_folder_of(*copies)
