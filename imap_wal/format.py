@@ -184,6 +184,8 @@ class MarkedPosition(Position):
 
 START = Position(0, 0, 0, 0)
 """Before all entries."""
+END = Position(2**62, 0, 0, 0)
+"""After all entries."""
 
 
 NOTHING_BEFORE = 1

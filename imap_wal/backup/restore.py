@@ -14,10 +14,9 @@ from imap_wal.backup.catalogue import Backup, BackupFile
 from imap_wal.backup.run import BackupProgress
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import CorruptLog
-from imap_wal.format import Position
+from imap_wal.format import END, Position
 from imap_wal.manifest.epochs import closed
 from imap_wal.manifest.node import NodeManifest, node_manifests
-from imap_wal.read.file_scan import END
 from storage_backends import AlreadyExists, NotFound, SegmentStore
 
 MARKER = layout.RESTORE_MARKER

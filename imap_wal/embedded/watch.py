@@ -22,9 +22,8 @@ from imap_wal.embedded.map_writer import MapWriter
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, DataEntry, is_clear
 from imap_wal.errors import InvalidSetting, PositionGone
 from imap_wal.forked import OfOneProcess
-from imap_wal.format import Position
+from imap_wal.format import END, Position
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
-from imap_wal.read.file_scan import END
 from imap_wal.read.log_reader import Bound, LogReader, Record, storage_errors
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.scan import ahead

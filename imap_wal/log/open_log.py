@@ -13,9 +13,8 @@ from imap_wal.clock import Clock
 from imap_wal.entry import RAW, DataEntry, is_clear, pack
 from imap_wal.errors import Fenced, InvalidSetting, NotSerializable, TooLarge
 from imap_wal.forked import Openness
-from imap_wal.format import CLEARS, ENTRIES, START, Position
+from imap_wal.format import CLEARS, END, ENTRIES, START, Position
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.file_scan import END
 from imap_wal.read.log_reader import Bound, LogReader, Record, storage_errors
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.rules.valid import demand_valid

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from imap_wal.clock import Clock, Randomness
-from imap_wal.format import START, Position
+from imap_wal.format import END, START, Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.list_files import ListFile, dropped_names
 from imap_wal.manifest.snapshots import (
@@ -174,7 +174,7 @@ class ReaderManifest:
     def kept_above(self, node: str) -> Position:
         """The position above which a node's log is kept for this reader."""
         if self.files_only:
-            return Position(2**62, 0, 0, 0)
+            return END
         needed = [self.positions, *(base.positions for base in self.bases)]
         return min(positions.get(node, START) for positions in needed)
 

@@ -10,16 +10,13 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from imap_wal.entry import KEY, Row, Upserts
-from imap_wal.format import START, Position
+from imap_wal.format import END, START, Position
 from imap_wal.manifest.epochs import Epoch
 from imap_wal.rules.counts import Cuts, Overtaken
 
 SEGMENT, ARCHIVE, SNAPSHOT = "segment", "archive", "snapshot"
 BATCH_BYTES_MAX = 4 * 1024 * 1024
 """A batch has about this many bytes (or one frame or row group, if that is larger)."""
-
-END = Position(2**62, 0, 0, 0)
-"""After everything."""
 
 Metadata: TypeAlias = tuple[Any, ...]
 MEMBERS_MAX = 1000

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from imap_wal.format import START, Position
+from imap_wal.format import END, START, Position
 from imap_wal.manifest.epochs import between
 from imap_wal.manifest.list_files import Archive
 from imap_wal.manifest.snapshots import Snapshot
-from imap_wal.read.file_scan import ARCHIVE, END, SEGMENT, SNAPSHOT, FileScan
+from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, FileScan
 from imap_wal.read.state import ClusterState, NodeState
 from storage_backends import NotFound
 

@@ -18,14 +18,13 @@ from imap_wal import entry, format, layout
 from imap_wal.contents import checksum
 from imap_wal.entry import ORDER, Row, is_shared
 from imap_wal.errors import EncryptionError, LogError, ShortLog, UnsupportedVersion
-from imap_wal.format import START, Position
+from imap_wal.format import END, START, Position
 from imap_wal.inspect import older_manifests
 from imap_wal.manifest.list_files import Archive, Listed, ListFile
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest
 from imap_wal.manifest.older import Evidence, other_copy
 from imap_wal.manifest.snapshots import LowWaterMark
 from imap_wal.parquet import salvage
-from imap_wal.read.file_scan import END
 from imap_wal.read.state import NodeState
 from imap_wal.repair.node_plan import NodePlan, Write
 from imap_wal.repair.node_segments import SegmentPlanner

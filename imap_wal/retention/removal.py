@@ -14,13 +14,13 @@ from imap_wal import layout
 from imap_wal.context import Context
 from imap_wal.disposal import dispose, reachable
 from imap_wal.errors import LostRace
-from imap_wal.format import START, Position
+from imap_wal.format import END, START, Position
 from imap_wal.manifest import readers
 from imap_wal.manifest.list_files import Archive
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, Seen, node_manifests
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.file_scan import END, FileScan
+from imap_wal.read.file_scan import FileScan
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import segment_scan
 from imap_wal.read.state import ClusterState, NodeState

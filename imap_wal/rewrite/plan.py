@@ -41,12 +41,12 @@ from imap_wal.clock import SKEW_MS_MAX
 from imap_wal.context import Context
 from imap_wal.entry import TIMESTAMP_MS
 from imap_wal.errors import InvalidSetting, LogError, LostRace
-from imap_wal.format import START, Position
+from imap_wal.format import END, START, Position
 from imap_wal.manifest.cluster import ClusterManifest, IncarnationRecord
 from imap_wal.manifest.snapshots import NO_VERSIONS, PartitionVersions, Snapshot
 from imap_wal.parquet.file import written_otherwise
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.file_scan import END, FileScan, Metadata, Scope
+from imap_wal.read.file_scan import FileScan, Metadata, Scope
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.schemas import known_schemas, schemas_of
 from imap_wal.read.state import ClusterState

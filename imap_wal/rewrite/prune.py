@@ -15,11 +15,10 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from imap_wal.clock import SKEW_MS_MAX, demand_clock
-from imap_wal.format import START, Position
+from imap_wal.format import END, START, Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import node_manifests
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
-from imap_wal.read.file_scan import END
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.retention.backfill import ended_backfills, remove_ended
 from imap_wal.retention.kept import kept_for_readers

@@ -14,12 +14,11 @@ from imap_wal.agent.membership.claims import find_cutoffs
 from imap_wal.clock import SeededRandomness, SystemClock
 from imap_wal.context import Context
 from imap_wal.entry import SHARED_SESSIONS, VALUE, is_shared, shared_session
-from imap_wal.format import Position
+from imap_wal.format import END, Position
 from imap_wal.inspect.finding import Deadline, Finding
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.inspect.verify import check, plan
 from imap_wal.manifest.cluster import IncarnationRecord
-from imap_wal.read.file_scan import END
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.columns import merge

@@ -10,9 +10,8 @@ import pytest
 from imap_wal.agent.membership.claims import find_cutoffs
 from imap_wal.entry import shared_session
 from imap_wal.errors import InvalidSetting
-from imap_wal.format import START
+from imap_wal.format import END, START
 from imap_wal.manifest.cluster import IncarnationRecord
-from imap_wal.read.file_scan import END
 from imap_wal.rewrite import drop
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.plan import prepare

@@ -23,12 +23,11 @@ from imap_wal.agent.access.keys import token_hash
 from imap_wal.agent.access.peers import LOCAL, Peer, Right
 from imap_wal.agent.membership.start import Start
 from imap_wal.errors import ImapWalError, NotAllowed
-from imap_wal.format import Position
+from imap_wal.format import END, Position
 from imap_wal.manifest.claims import CLOSED_ADVICE, ClaimManifest
 from imap_wal.manifest.cluster import ClusterManifest, IncarnationRecord
 from imap_wal.manifest.older import current_cluster, older_manifest
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
-from imap_wal.read.file_scan import END
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.other_writers import shut_out_others
 from storage_backends import AlreadyExists, NotFound

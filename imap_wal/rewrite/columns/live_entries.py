@@ -8,10 +8,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from imap_wal.format import Position
+from imap_wal.format import END, Position
 from imap_wal.manifest.snapshots import PartitionVersions
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.file_scan import END, SNAPSHOT, FileScan
+from imap_wal.read.file_scan import SNAPSHOT, FileScan
 from imap_wal.read.scan import ahead
 from imap_wal.rewrite.columns.merge import ALL_KEYS, ColumnMerge, MergeSpan
 from imap_wal.rules.alive import are_alive
