@@ -51,8 +51,11 @@ class ImapWalDataSource(DataSource):
         return "imap_wal"
 
     def _chosen(self, columns: StructType | None = None) -> Options:
-        """`columns`: of a read; those of a table of a catalog have the table's options."""
-        return Options.parse({**catalog.recorded(columns or StructType()), **self.options})
+        """`columns`: of a read. Those of a table of a catalog have the table's options; those of a
+        user may be fields of values."""
+        if columns is None:
+            return Options.parse(self.options)
+        return with_fields(Options.parse({**catalog.recorded(columns), **self.options}), columns)
 
     def schema(self) -> StructType:
         if not catalog.is_new_table(self.options, self.name()):
@@ -61,7 +64,7 @@ class ImapWalDataSource(DataSource):
         return catalog.with_options(_columns(Options.parse(options)), options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        chosen = with_fields(self._chosen(schema), schema)
+        chosen = self._chosen(schema)
         of_streams = set(Options.OF_STREAMS) & set(self.options)
         if chosen.changes == IMAGES:
             of_streams.discard("starting")
@@ -79,7 +82,7 @@ class ImapWalDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         from pyspark_imap_wal.stream import ImapWalStreamReader
 
-        chosen = with_fields(self._chosen(schema), schema)
+        chosen = self._chosen(schema)
         return ImapWalStreamReader(chosen, wanted(chosen, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

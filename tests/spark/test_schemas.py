@@ -46,9 +46,11 @@ def source(root: Path, **options: str) -> ImapWalDataSource:
     return ImapWalDataSource({"path": str(root), "map": "orders", "schema": SCHEMA, **options})
 
 
-def read(made: ImapWalDataSource, *filters: Any) -> list[dict[str, Any]]:
-    """What a batch reads."""
-    reader = made.reader(made.schema())
+def read(
+    made: ImapWalDataSource, *filters: Any, schema: StructType | None = None
+) -> list[dict[str, Any]]:
+    """What a batch reads. `schema`: of the user."""
+    reader = made.reader(schema or made.schema())
     reader.pushFilters(list(filters))
     found: list[dict[str, Any]] = []
     for part in reader.partitions():
@@ -56,6 +58,16 @@ def read(made: ImapWalDataSource, *filters: Any) -> list[dict[str, Any]]:
             batch.validate(full=True)  # type: ignore[union-attr]
             found += batch.to_pylist()  # type: ignore[union-attr]
     return found
+
+
+def streamed(made: ImapWalDataSource, schema: StructType | None = None) -> list[dict[str, Any]]:
+    """What a stream has from its start until now. `schema`: of the user."""
+    stream: Any = made.streamReader(schema or made.schema())
+    start = stream.initialOffset()
+    parts = stream.partitions(start, stream.latestOffset(start, None))
+    lines = [line for part in parts for batch in stream.read(part) for line in batch.to_pylist()]
+    stream.stop()
+    return lines
 
 
 def values(lines: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
@@ -87,14 +99,7 @@ def test_each_kind_of_read_has_typed_columns(root: Path) -> None:
 
 def test_streams_have_typed_columns(root: Path) -> None:
     for options in ({}, {"changes": "images"}):
-        made = source(root, available_now="unused", **options)
-        stream: Any = made.streamReader(made.schema())
-        start = stream.initialOffset()
-        parts = stream.partitions(start, stream.latestOffset(start, None))
-        lines = [
-            line for part in parts for batch in stream.read(part) for line in batch.to_pylist()
-        ]
-        stream.stop()
+        lines = streamed(source(root, available_now="unused", **options))
         assert O1 in values(lines)
         assert O3 in values(lines)
 
@@ -139,12 +144,7 @@ def test_a_read_of_one_key_has_no_other(root: Path, key: str) -> None:
     history = read(source(root, key=key, table="history"))
     assert {line["key"] for line in history} == {b"\xa2o1"}
     made = source(root, available_now="unused", key=key)
-    stream: Any = made.streamReader(made.schema())
-    start = stream.initialOffset()
-    parts = stream.partitions(start, stream.latestOffset(start, None))
-    streamed = [line for part in parts for batch in stream.read(part) for line in batch.to_pylist()]
-    stream.stop()
-    assert {line["key"] for line in streamed} == {b"\xa2o1"}
+    assert {line["key"] for line in streamed(made)} == {b"\xa2o1"}
 
 
 def test_a_key_may_be_a_number_or_a_word(tmp_path: Path) -> None:
@@ -223,13 +223,7 @@ def test_a_query_of_spark_has_typed_columns(spark: Any, root: Path) -> None:
 def asked(root: Path, columns: str, **options: str) -> list[dict[str, Any]]:
     """What a batch reads for a schema of the user."""
     made = ImapWalDataSource({"path": str(root), "map": "orders", **options})
-    reader = made.reader(of_text(columns))
-    return [
-        line
-        for part in reader.partitions()
-        for batch in reader.read(part)
-        for line in batch.to_pylist()  # type: ignore[union-attr]
-    ]
+    return read(made, schema=of_text(columns))
 
 
 def of_text(columns: str) -> StructType:
@@ -251,12 +245,7 @@ def test_fields_in_a_schema_of_the_user_are_typed_columns(root: Path) -> None:
     assert {"deleted": False, "id": 2, "tags": ["a", "b"]} in lines
     assert {"deleted": True, "id": None, "tags": None} in lines
     made = ImapWalDataSource({"path": str(root), "map": "orders", "available_now": "unused"})
-    stream: Any = made.streamReader(of_text("id bigint"))
-    start = stream.initialOffset()
-    parts = stream.partitions(start, stream.latestOffset(start, None))
-    found = [line for part in parts for batch in stream.read(part) for line in batch.to_pylist()]
-    stream.stop()
-    assert {"id": 11} in found
+    assert {"id": 11} in streamed(made, of_text("id bigint"))
 
 
 def test_a_field_without_one_named_map_is_refused(root: Path) -> None:
