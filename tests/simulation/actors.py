@@ -233,22 +233,17 @@ class Actor:
                 takeover=takeover, clock=self.process.clock, randomness=self.process.randomness,
                 storage=self.storage(), encryption_keys=self.world.keys, **settings,
             )  # fmt: skip
+            self._map, self._numbers = self._store.map(MAP, raw=True), self._store.map(NUMBERS)
         except InvalidSetting as error:
             if self.stage.exclusive:
                 raise
-            raise Stop from error  # it belongs to Hazelcast members
+            raise Stop from error  # log or map belongs to Hazelcast members
         except (ImapWalError, StorageError) as error:
             if not isinstance(error.__cause__, NotFound):  # another process took over
                 self._refused(error, WriterLocked, Fenced, LostRace)
             raise Stop from error
         now = self.world.tick()
         self._writer = self.past.opened(self.spec.name, now)
-        try:
-            self._map, self._numbers = self._store.map(MAP, raw=True), self._store.map(NUMBERS)
-        except InvalidSetting as error:
-            if self.stage.exclusive:
-                raise
-            raise Stop from error  # members have written since it was opened
         where = f"the memory of {self.spec.name} after open"
         self.past.check(self.memory(), start, now, where)
         self.past.check_numbers(dict(self._numbers), start, now, where)
