@@ -41,8 +41,8 @@ def location(
         )
     if options is not None and not isinstance(options, Mapping):
         raise InvalidSetting(
-            f"the options of {name} are a {type(options).__name__}; they take a table, or in "
-            "Python a dict"
+            f"the options of {name} are of type {type(options).__name__}; they must be a "
+            "table, or in Python a dict"
         )
     if not text.strip() and (text or name == "url"):
         problem = f"{name} is {text!r}, which is blank" if text else f"{name} is empty"

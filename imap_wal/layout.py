@@ -4,7 +4,7 @@
     manifest/{number}.json
     snapshot/{map}/{generation}/part-*.parquet, or part-*.wal (`imap_wal.segment.snapshot`)
     snapshot/{map}/_delta_log/              these files as a Delta table (`imap_wal.publish`)
-    snapshot/{map}/published/{generation}/  copies without tombstones, for that table
+    snapshot/{map}/published/{generation}-* copies without tombstones, for that table
     rewrite.lock                            one rewrite at a time
     claims/manifest/{number}.json
     claims/{incarnation}.claim              the permit of this incarnation's members
@@ -56,6 +56,7 @@ _WRITER = re.compile(r"/wal/([0-9]{8,})-[0-9a-f]+\.writer$")
 _BACKED_UP = re.compile(r"/backed-up/([0-9]{13})$")
 _LOST = re.compile(r"/lost/([0-9]{8,})/")
 _LIST = re.compile(r"/lists/([0-9]{10})-[0-9a-f]{1,64}\.json$")
+_SNAPSHOT = re.compile(r"[^/]+/[^/]+/snapshot/([^/]+)/([0-9]{8,})/[^/]+\.(?:parquet|wal)")
 _ARCHIVE = re.compile(
     r"/([0-9a-z.]+)-([0-9a-z]+(?:\.[0-9a-z]+){3})\.([0-9]{8,})-[0-9a-f]+\.parquet$"
 )
@@ -414,9 +415,12 @@ def parse_archive_path(path: str) -> ArchiveName | None:
     return name if max(*name.first[:2], *name.last[:2]) <= NUMBER_MAX else None
 
 
-def is_part(path: str) -> bool:
-    """Whether the name of a file in a folder of a snapshot is that of one of its files."""
-    return path.endswith((".parquet", ".wal"))
+def snapshot_place(path: str) -> tuple[str, int]:
+    """The map's path component and the generation of a file of a snapshot; ("", 0) for any other
+    file, such as those of a published table."""
+    matched = _SNAPSHOT.fullmatch(path)
+    number = None if matched is None else number_in(matched[2])
+    return ("", 0) if matched is None or number is None else (matched[1], number)
 
 
 def set_aside_folder(cluster: str) -> str:

@@ -38,8 +38,7 @@ class Partitions:
     def __post_init__(self) -> None:
         if not is_count(self.count):
             raise ValueError(
-                f"the connection's hello has partition_count {self.count!r}; it takes a "
-                "number from 1"
+                f"the connection's hello has partition_count {self.count!r}; it must be 1 or more"
             )
         for partition in self.wanted:
             if type(partition) is not int or not 0 <= partition < self.count:

@@ -68,11 +68,11 @@ def load(data: bytes, label: str) -> bool | int | float | str:
         raise ValueError("there are bytes after a number")
     if label == "java.lang.Boolean":
         if number > 1:
-            raise ValueError(f"a truth value is {number}")
+            raise ValueError(f"{number} is not a Boolean; it must be 0 or 1")
         return number == 1
     number = signed(number)
     if label == "java.lang.Integer" and not -(2**31) <= number < 2**31:
-        raise ValueError(f"an Integer is {number}")
+        raise ValueError(f"{number} is too large or too small for an Integer")
     return number
 
 

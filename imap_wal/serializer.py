@@ -449,8 +449,8 @@ def _plain_time(key: Any) -> Any:
     utc = key.astimezone(UTC)
     if utc != key:
         raise NotSerializable(
-            "a datetime that its time zone has twice or not at all, so it equals no other; pass it "
-            "in UTC"
+            "a datetime that is ambiguous or does not exist in its time zone, so it equals no "
+            "other; pass it in UTC"
         )
     return utc
 

@@ -51,7 +51,8 @@ class Codec(Protocol):
         ...
 
     def decode(self, kind: Any, data: Any) -> Any:
-        """The value again. `kind`: its type in the annotation. Raises any error for bad data."""
+        """The original value, from what `encode` returned. `kind`: its type in the annotation.
+        Raises any error for bad data."""
         ...
 
 

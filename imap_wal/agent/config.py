@@ -156,7 +156,7 @@ class AgentConfig:
         if self.log.max_value_bytes > VALUE_BYTES_MAX:
             raise InvalidSetting(
                 f"log.max_value_bytes is {self.log.max_value_bytes}; an agent takes at most "
-                f"{VALUE_BYTES_MAX}, 512 MiB"
+                f"{VALUE_BYTES_MAX} (512 MiB)"
             )
         if self.otlp_endpoint:
             self._check_collector()

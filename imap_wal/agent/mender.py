@@ -26,7 +26,7 @@ _log = structlog.get_logger("imap_wal.agent")
 
 class AgentLog:
     """`now`: the open log, or the one that failed; replaced as a whole. Used by the serving
-    thread, `now` and `workers` by any. Raises the errors of `OpenLog`."""
+    thread; any thread may read `now` and `workers`. Raises the errors of `OpenLog`."""
 
     def __init__(self, config: AgentConfig, all_logs: ClusterLog) -> None:
         self._config, self._all_logs = config, all_logs

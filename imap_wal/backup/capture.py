@@ -229,8 +229,8 @@ def _newest(look: _Look) -> Iterator[str]:
 
 
 def _front(store: SegmentStore, path: str, earlier: Front | None) -> Front:
-    """The front now; `earlier`: an earlier one, after which reading continues. The whole file if
-    frames cannot be read that are synced, so that what follows the damage is not lost."""
+    """The front now; `earlier`: an earlier one, after which reading continues. If synced
+    frames cannot be read, it is the whole file, so that what follows the damage is not lost."""
     size = 0
     for attempt in range(4):  # a writer may write meanwhile
         try:

@@ -214,7 +214,7 @@ class _Copy:
         try:
             return self._of_moment(log)
         except (MissingNode, Unavailable):
-            demand_nodes(log)  # if the agent of a node has ended, it says which one
+            demand_nodes(log)  # raises an error that names the node whose agent has ended
             raise
 
     def _of_moment(self, log: ClusterLog) -> list[BackupFile]:

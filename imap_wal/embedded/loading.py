@@ -246,7 +246,8 @@ class InOrder:
             self._archived[scan.map] = scan.last
 
     def _demand_one_label(self, name: str, rows: Sequence[Row]) -> None:
-        """The label of a map's serializer is that of any entry that was ever written."""
+        """Note the label of a map's serializer. Raises `NotInOrder` if its entries have more
+        than one, also those deleted since."""
         labels = set(map(itemgetter(KEY_CLASS), differing(rows))) - {""}
         label = self._labels.get(name)
         if label is not None:

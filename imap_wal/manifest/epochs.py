@@ -79,8 +79,8 @@ def _has_entries(epoch: Epoch) -> bool:
 
 
 def ended(epochs: Sequence[Epoch], end: Position) -> tuple[Epoch, ...]:
-    """The epochs of an open that begins the last one, after the entries up to `end`: what was after
-    that is given up, also of epochs whose end was known."""
+    """The epochs after an open, which begins the last of them. Entries up to `end` are kept; later
+    ones are given up, also those of epochs whose end was known."""
     former = closed(epochs[:-1], end)
     return (*(replace(epoch, end=min(epoch.end or end, end)) for epoch in former), *epochs[-1:])
 

@@ -142,7 +142,7 @@ class Listed(Sequence[V]):
         return {file.name for file in self.lists}
 
     def bound(self, read: Read[V]) -> Listed[V]:
-        """With lists that `read` reads."""
+        """The same items; `read` reads their lists."""
         return Listed(self.direct, self.lists, read) if self.lists else self
 
     def readable(self, damaged: list[tuple[ListFile, LogError]]) -> tuple[V, ...]:

@@ -178,13 +178,18 @@ class ReaderManifest:
         needed = [self.positions, *(base.positions for base in self.bases)]
         return min(positions.get(node, START) for positions in needed)
 
+    def has_read(self, node: str, end: Position) -> bool:
+        """Whether a node's log up to `end` has no change that this reader has not read."""
+        return self.files_only or self.positions.get(node, START) >= end
+
     def kept_snapshots(self, manifest: ClusterManifest) -> Iterator[tuple[str, Snapshot]]:
-        """Map and snapshot of each base. Those of a map that was dropped since are of no use to the
-        reader, and are not kept. `manifest`: the cluster's, read before this manifest."""
+        """Map and snapshot of each base. Those of a map that was dropped since are of no use to a
+        reader of the log, and are not kept for it; a published table still names their files.
+        `manifest`: the cluster's, read before this manifest."""
         for base in self.bases:
             for name, snapshot in base.snapshots.items():
                 now = manifest.snapshots.get(name)
-                if now is None or now.dropped == snapshot.dropped:
+                if self.files_only or now is None or now.dropped == snapshot.dropped:
                     yield name, snapshot
 
     def kept_files(self, manifest: ClusterManifest) -> Iterator[tuple[str, int]]:

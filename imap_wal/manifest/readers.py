@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from shlex import quote
 from typing import TypeAlias
 
 from imap_wal import layout
@@ -49,6 +50,11 @@ ATTEMPTS = 8
 
 Change: TypeAlias = Callable[[tuple[Base, ...]], tuple[Base, ...]]
 """What a reader keeps from now on, of what it kept before; oldest first."""
+
+
+def forget_command(name: str) -> str:
+    """What ends the protection of what a reader needs, as words for a shell."""
+    return f"imap-wal prune --forget-reader {quote(name)}"
 
 
 def with_base(new: Base) -> Change:
@@ -116,8 +122,8 @@ def _with_advice(error: LogError, name: str) -> CorruptLog:
         error.file,
         error.offset,
         error.what,
-        f"bring it back from a copy; or run `imap-wal prune --forget-reader {name}`: nothing is "
-        "then kept for this reader",
+        f"bring it back from a copy; or run `{forget_command(name)}`: nothing is then kept for "
+        "this reader",
     )
 
 

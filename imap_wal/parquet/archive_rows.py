@@ -172,7 +172,7 @@ class _Rows:
 
 
 def to_waiting(batch: Any) -> Any:
-    """A batch that was read from an archive, as rows of its map that wait."""
+    """A batch that was read from an archive, in the form of waiting rows (`WAITING_SCHEMA`)."""
     batch = plain(batch.select(WAITING_SCHEMA.names))
     return pa.record_batch(batch.columns, schema=WAITING_SCHEMA)
 

@@ -220,6 +220,13 @@ def plain(batch: Any) -> Any:
     )
 
 
+def are_clears(batch: Any) -> Any:
+    """Which rows of a batch are clears: their key is empty, and `expires_at_ms` is above 0."""
+    empty = pc.equal(pc.binary_length(batch.column("key")), 0)
+    counted = pc.not_equal(batch.column("expires_at_ms"), 0)
+    return pc.and_(pc.and_(empty, batch.column("deleted")), counted)
+
+
 def strings(array: Any) -> list[str]:
     if not pa.types.is_dictionary(array.type):
         array = array.dictionary_encode()

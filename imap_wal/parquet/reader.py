@@ -56,7 +56,7 @@ def batches(
 
     Pages have checksums but the footer has none, and one flipped bit in it can make a file look
     empty. So the file has its number of rows in a second place."""
-    with _reading(context, path, expected.checksum, expected.log) as file:
+    with reading(context, path, expected.checksum, expected.log) as file:
         if columns is None:
             decoded = {field.name for field in DECODED_FIELDS}
             columns = [name for name in file.schema.names if name not in decoded]
@@ -83,7 +83,7 @@ def batches(
 def group_keys(context: Context, path: str, log: str = "") -> list[tuple[bytes, float]]:
     """The first key of each row group, and which fraction of the file's bytes it has; without row
     groups whose keys are unknown. Reads only the footer. Raises `NotFound` and `CorruptLog`."""
-    with _reading(context, path, 0, log) as file:
+    with reading(context, path, 0, log) as file:
         groups = range(file.num_row_groups)
         sizes = [file.metadata.row_group(group).total_byte_size for group in groups]
         ranges = [_key_range(file, group) for group in groups]
@@ -99,7 +99,7 @@ def groups_of(
 ) -> list[int]:
     """The numbers of the row groups that may have a key of a range, or a clear. Reads only the
     footer. Raises `NotFound` and `CorruptLog`."""
-    with _reading(context, path, 0, log) as file:
+    with reading(context, path, 0, log) as file:
         return [group for group in range(file.num_row_groups) if _may_overlap(file, group, span)]
 
 
@@ -155,7 +155,7 @@ def group_batches(
     """The record batches of some row groups, which increase, or of all: each with the number of its
     row group, and that of its first row in the file. A caller that reads only some groups must not
     expect a checksum. Raises `NotFound` and `CorruptLog`."""
-    with _reading(context, path, expected.checksum, expected.log) as file:
+    with reading(context, path, expected.checksum, expected.log) as file:
         sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         demand_rows(file, path, sum(sizes))
         records = expected.records or sum(sizes)
@@ -185,7 +185,7 @@ def rows_at(
     integers that increase. Row groups without such a row are not read. The whole file must have
     been compared with its checksum before: this is not repeated. Raises `NotFound`
     and `CorruptLog`."""
-    with _reading(context, path, 0, log) as file:
+    with reading(context, path, 0, log) as file:
         start = first = 0
         for group in range(file.num_row_groups):
             described = file.metadata.row_group(group)
@@ -224,14 +224,14 @@ def _batch_rows(described: Any, columns: list[str] | None, rows_max: int) -> int
 def demand_readable(context: Context, path: str, log: str = "") -> None:
     """Raises the errors of a file whose footer cannot be read, or cannot be read with these
     keys."""
-    with _reading(context, path, 0, log):
+    with reading(context, path, 0, log):
         pass
 
 
 @contextmanager
-def _reading(context: Context, path: str, checksum: int, log: str) -> Iterator[Any]:
+def reading(context: Context, path: str, checksum: int, log: str) -> Iterator[Any]:
     """A `pyarrow.parquet.ParquetFile` of ours. What pyarrow raises for damage while it is open
-    becomes `CorruptLog`."""
+    becomes `CorruptLog`; also raises `NotFound`, and the errors of a missing key."""
     with open_checked(context.store, path, checksum) as source:
         try:
             file = open_parquet(source, path, context.keys, log)

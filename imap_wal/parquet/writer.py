@@ -49,9 +49,10 @@ class ParquetFile:
         group_bytes: int = GROUP_BYTES_MAX,
         decoded: DecodedColumns | None = None,
     ) -> None:
-        """`keys`: those that write. `log`: directory of the log whose archive it is.
-        A row group ends when it has `group_rows` rows, or `group_bytes` in memory, without the
-        columns of `decoded`. The rows of an archive are sorted by key and position."""
+        """`keys`: the keys for writing; the active one encrypts the file. `log`: directory of
+        the log whose archive it is. A row group ends when it has `group_rows` rows, or
+        `group_bytes` in memory, without the columns of `decoded`. The rows of an archive are sorted
+        by key and position."""
         self._log, self._decoded = log, decoded
         self._group_rows, self._group_bytes = group_rows, group_bytes
         self._schema = schema

@@ -4,28 +4,33 @@ are. Each rewrite that was published is one version of the table.
 Rows of the table are the live entries: if a file has tombstones, the table has a copy of it without
 them. Entries that have expired since are still rows; `view` leaves them out.
 
+    examine   can the files be a table? What is refused changes nothing
     propose   a reader (`imap_wal.manifest.readers`) keeps the files of the new snapshot too
     look      is it still the snapshot of the map?
-    commit    the next version of the table
+    commit    the copies, then the next version of the table
     advance   the reader keeps the last snapshots that were published, and copies of them stay
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from imap_wal.errors import CorruptLog, InvalidSetting, LostRace
+from imap_wal.clock import Randomness
+from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.reader_manifest import Base
-from imap_wal.manifest.readers import Change, Reader, with_base, without_bases
+from imap_wal.manifest.readers import Change, Reader, with_base
 from imap_wal.manifest.snapshots import Snapshot, SnapshotFile
-from imap_wal.names import map_component
-from imap_wal.parquet.columns import DECODED_FIELDS, SNAPSHOT_SCHEMA
+from imap_wal.names import NAME_BYTES_MAX, encode, map_component
+from imap_wal.parquet.columns import DECODED_FIELDS, SNAPSHOT_SCHEMA, are_clears, plain
+from imap_wal.parquet.file import demand_rows
+from imap_wal.parquet.reader import reading
 from imap_wal.publish.delta_log import (
     APP,
     Action,
@@ -41,12 +46,19 @@ from storage_backends import AlreadyExists, NotFound
 from storage_backends.extras import needs
 
 with needs("archive"):
+    import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
 KEEP = 3
 COPIES = "published"
-KEY, DELETED = "key", "deleted"
+_COPY = re.compile(COPIES + r"/([0-9]{8,})-(.+)-[0-9a-f]+\.parquet")
+KEY, DELETED, EXPIRES = "key", "deleted", "expires_at_ms"
+LIVE: Mapping[str, str] = {
+    "Spark": f"{EXPIRES} = 0 OR {EXPIRES} > unix_millis(current_timestamp())",
+    "DuckDB": f"{EXPIRES} = 0 OR {EXPIRES} > epoch_ms(now())",
+}
+"""The condition of rows that have not expired, in SQL of these programs."""
 _TYPES = {"string": "string", "binary": "binary", "bool": "boolean", "int64": "long"}
 COLUMNS: Mapping[str, str] = {
     field.name: _TYPES[str(field.type)] for field in (*SNAPSHOT_SCHEMA, *DECODED_FIELDS)
@@ -57,11 +69,12 @@ COLUMNS: Mapping[str, str] = {
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
     """What a publication did. `version`: of the table. `added`, `removed`, `kept`: files of the
-    table; `copied`: how many of the added ones are copies without tombstones. `url`: where readers
-    find the table. `view`: SQL for its live entries."""
+    table; `copied`: how many of the added ones are copies without tombstones. `bytes`: in a dry
+    run, copies count as the files that they are of. `place`: where programs find the table, a
+    path or a URL; names in it are percent-encoded. `live`: see `LIVE`."""
 
     map: str
-    url: str
+    place: str
     version: int
     generation: int
     added: int
@@ -72,7 +85,7 @@ class PublishedTable:
     bytes: int
     is_new: bool
     """Whether a version was published: not if the table has this snapshot already."""
-    view: str
+    live: Mapping[str, str]
 
 
 def publish(
@@ -82,10 +95,11 @@ def publish(
     that queries under way find them. Several processes may publish at the same time.
 
     Raises `InvalidSetting` if the map has no snapshot that can be a table, `LostRace` if others
-    published or rewrote during each attempt, and the errors of `ClusterLog.state`."""
+    published or rewrote during each attempt, `CorruptLog` and `ShortLog` for a file that is damaged
+    or lost, and the errors of `ClusterLog.state`."""
     folder = f"{log.folder}/snapshot/{map_component(name)}"
     delta = DeltaLog(log.store, folder)
-    reader = Reader(log.store, log.folder, f"delta {name}", log.clock, log.randomness)
+    reader = Reader(log.store, log.folder, _reader_name(name), log.clock, log.randomness)
     for _ in range(ATTEMPTS):
         table = delta.read()
         manifest = log.manifest()  # after the table: so it is not older than what was published
@@ -97,29 +111,47 @@ def publish(
                 "_delta_log, and publish again"
             )
         base = Base({}, {}, {name: snapshot}, {}, (name,), {})
+        is_new = snapshot.generation > table.generation
+        try:
+            files = _files(log, folder, name, snapshot, table) if is_new else ()
+        except NotFound as error:
+            now = log.manifest().snapshots.get(name)
+            if now is not None and now.generation == snapshot.generation:
+                raise log.lost(error) from error
+            continue
         if not dry_run:
             reader.keep(with_base(base), DAY_MS, files_only=True)
             now = log.manifest().snapshots.get(name)
             if now is None or now.generation != snapshot.generation:
                 continue  # it stays: another process may have published it, or may do so now
-        if snapshot.generation == table.generation:
+        if not is_new:
             return _report(log, folder, name, snapshot, table, table, 0)
+        now_ms = log.clock.now_ms()
+        copied = [file for file in files if file.is_copied]
         try:
-            actions, copied = _actions(log, folder, name, snapshot, table, dry_run)
+            added = [file.action(log, folder, now_ms, dry_run=dry_run) for file in files]
+            actions = _actions(log, name, snapshot, table, added, now_ms)
             new = table.after(actions) if dry_run else delta.commit(table, actions)
         except (AlreadyExists, NotFound):
             continue  # another process published, or a prune removed what a newer snapshot has
-        except InvalidSetting:  # no process can publish it
-            if not dry_run:
-                reader.keep(without_bases([base]), DAY_MS, files_only=True)
-            raise
         if not dry_run:
             delta.finish(new, keep)
+            # Before the reader: so each of them is of a snapshot that was proposed before.
+            copies = [file.path for file in log.store.list(f"{folder}/{COPIES}")]
             published = _published(name, table.generation, snapshot.generation, keep)
-            readable = reader.keep(published, DAY_MS, files_only=True)
-            _remove_copies(log, folder, [base.snapshots[name] for base in readable])
-        return _report(log, folder, name, snapshot, table, new, copied)
+            bases = reader.keep(published, DAY_MS, files_only=True)
+            wanted = {path for base in bases for path in base.snapshots[name].paths}
+            log.store.discard_all([path for path in copies if _source(folder, path) not in wanted])
+        return _report(log, folder, name, snapshot, table, new, len(copied))
     raise LostRace(f"map {name!r} was rewritten or published by others at each attempt; try again")
+
+
+def _reader_name(name: str) -> str:
+    """The reader that keeps the files of a table. Its folder name is bounded, as that of a map."""
+    reader = f"delta {name}"
+    if len(encode(reader)) <= NAME_BYTES_MAX:
+        return reader
+    return f"{reader[:12]}~{sha256(name.encode()).hexdigest()}"
 
 
 def _published(name: str, former: int, generation: int, keep: int) -> Change:
@@ -129,6 +161,7 @@ def _published(name: str, former: int, generation: int, keep: int) -> Change:
 
     def change(bases: tuple[Base, ...]) -> tuple[Base, ...]:
         old = [base for base in bases if base.snapshots[name].generation <= former]
+        old.sort(key=lambda base: base.snapshots[name].generation)
         now = [base for base in bases if base.snapshots[name].generation == generation]
         newer = [base for base in bases if base.snapshots[name].generation > generation]
         return (*[*old, *now][-keep:], *newer)
@@ -147,8 +180,8 @@ def _demand_snapshot(log: ClusterLog, manifest: ClusterManifest, name: str) -> S
         raise InvalidSetting(f"map {name!r} has no snapshot yet: run `imap-wal rewrite` first")
     if snapshot.mixed:
         raise InvalidSetting(
-            f"the snapshot of map {name!r} is of a repair, and may have several rows of one key: "
-            "run `imap-wal rewrite` first"
+            f"the snapshot of map {name!r} was written by a repair, and may have several "
+            "rows for one key: run `imap-wal rewrite` first"
         )
     if other := next((file.path for file in snapshot.files if _is_no_parquet(file)), ""):
         raise InvalidSetting(
@@ -161,88 +194,125 @@ def _is_no_parquet(file: SnapshotFile) -> bool:
     return not file.path.endswith(".parquet")
 
 
-def _actions(
-    log: ClusterLog, folder: str, name: str, snapshot: Snapshot, table: TableState, dry_run: bool
-) -> tuple[list[Action], int]:
-    """What makes the table that of the snapshot, and how many copies of files were made."""
-    now_ms = log.clock.now_ms()
-    files: dict[str, Action] = {}
-    copied = 0
-    for file in snapshot.files:
-        path = file.path.removeprefix(f"{folder}/")
-        copy = f"{COPIES}/{path}"
-        added = table.files.get(path) or table.files.get(copy)
-        if added is None:
-            content = _examined(log, name, file, several_nodes=len(snapshot.marks) > 1)
-            if content.tombstones and content.rows:
-                content = _copy(log, file, f"{folder}/{copy}", content.rows, dry_run=dry_run)
-                copied, path = copied + 1, copy
-            elif content.tombstones:
-                continue  # it has nothing else
-            added = content.action(path, now_ms)
-        files[added["path"]] = added
-    parameters = {
-        "generation": str(snapshot.generation),
-        **{f"position of {node}": str(mark.position) for node, mark in snapshot.marks.items()},
-    }
-    actions: list[Action] = [commit_info(now_ms, parameters)]
-    if table.version < 0:
-        actions += first_actions(_schema(), log.randomness.name(), name, now_ms)
-    actions.append({"txn": {"appId": APP, "version": snapshot.generation, "lastUpdated": now_ms}})
-    actions += [
-        {"remove": {"path": path, "deletionTimestamp": now_ms, "dataChange": True}}
-        for path in table.files.keys() - files.keys()
-    ]
-    actions += [{"add": content} for path, content in files.items() if path not in table.files]
-    return actions, copied
-
-
 @dataclass(frozen=True, slots=True)
-class _Content:
-    """What the footer of a file says. `rows`: without tombstones."""
+class _File:
+    """A file of a snapshot that becomes one of the table. `rows`: without `tombstones`, clears
+    among them. `before`: its action, if the table has it already. `path`: in the folder."""
 
+    path: str
     size: int
     rows: int
     tombstones: int
     statistics: Mapping[str, Any]
+    before: Action | None = None
 
-    def action(self, path: str, now_ms: int) -> Action:
+    @property
+    def is_copied(self) -> bool:
+        return self.before is None and self.tombstones > 0
+
+    def action(self, log: ClusterLog, folder: str, now_ms: int, *, dry_run: bool) -> Action:
+        """Its action `add`. A file with tombstones is copied without them before, if this is no
+        `dry_run`."""
+        if self.before is not None:
+            return self.before
+        path, size, statistics = self.path, self.size, self.statistics
+        if self.is_copied:
+            path = _copy_path(path, log.randomness)
+            if not dry_run:
+                size, statistics = _copy(log, f"{folder}/{self.path}", f"{folder}/{path}")
         return {
             "path": path,
             "partitionValues": {},
-            "size": self.size,
+            "size": size,
             "modificationTime": now_ms,
             "dataChange": True,
-            "stats": json.dumps({"numRecords": self.rows, **self.statistics}),
+            "stats": json.dumps({"numRecords": self.rows, **statistics}),
         }
 
 
-def _examined(log: ClusterLog, name: str, file: SnapshotFile, *, several_nodes: bool) -> _Content:
+def _files(
+    log: ClusterLog, folder: str, name: str, snapshot: Snapshot, table: TableState
+) -> list[_File]:
+    """The files of a snapshot that have live entries."""
+    former = {_source("", path): content for path, content in table.files.items()}
+    files = []
+    for stored in snapshot.files:
+        path = stored.path.removeprefix(f"{folder}/")
+        if before := former.get(path):
+            files.append(_File(path, 0, 0, 0, {}, before))
+            continue
+        file = _examined(log, name, stored, path, several_nodes=len(snapshot.marks) > 1)
+        if file.rows:
+            files.append(file)
+    return files
+
+
+def _copy_path(path: str, randomness: Randomness) -> str:
+    """A new path of a copy of this file: a copy is of one publication, so no other one can have
+    decided to delete it before it was made."""
+    stem = path.removesuffix(".parquet").replace("/", "-")
+    return f"{COPIES}/{stem}-{randomness.token().hex()}.parquet"
+
+
+def _source(folder: str, path: str) -> str:
+    """The path of the file of which this is a copy; `path` if it is none."""
+    start = f"{folder}/" if folder else ""
+    matched = _COPY.fullmatch(path.removeprefix(start))
+    return path if matched is None else f"{start}{matched[1]}/{matched[2]}.parquet"
+
+
+def _actions(
+    log: ClusterLog,
+    name: str,
+    snapshot: Snapshot,
+    table: TableState,
+    added: Collection[Action],
+    now_ms: int,
+) -> list[Action]:
+    """What makes the table that of the snapshot, which has the files that are `added`."""
+    parameters = {
+        "generation": str(snapshot.generation),
+        **{f"position of {node}": str(mark.position) for node, mark in snapshot.marks.items()},
+    }
+    actions: list[Action] = [commit_info(now_ms, log.randomness.name(), parameters)]
+    if table.version < 0:
+        actions += first_actions(_schema(), log.randomness.name(), name, now_ms)
+    actions.append({"txn": {"appId": APP, "version": snapshot.generation, "lastUpdated": now_ms}})
+    gone = table.files.keys() - {content["path"] for content in added}
+    actions += [
+        {"remove": {"path": path, "deletionTimestamp": now_ms, "dataChange": True}}
+        for path in sorted(gone)
+    ]
+    actions += [{"add": content} for content in added if content["path"] not in table.files]
+    return actions
+
+
+def _examined(
+    log: ClusterLog, name: str, stored: SnapshotFile, path: str, *, several_nodes: bool
+) -> _File:
     """Reads the footer; if there may be tombstones, their column too; and of several nodes the
-    keys, because two of them may claim one. Raises `InvalidSetting` for such a key."""
-    tombstones, former = 0, None  # the last key of the batch before; None: a clear
-    with log.store.open_input(file.path) as source:
-        parquet = pq.ParquetFile(source)
-        if parquet.metadata.num_rows != file.rows:
-            raise CorruptLog(
-                file.path, 0, f"it has {parquet.metadata.num_rows} rows, not {file.rows}"
-            )
+    keys, because two of them may claim one. Raises `InvalidSetting` for such a key, `NotFound`,
+    and `CorruptLog`."""
+    tombstones, former = 0, None  # the last key of the batch before
+    with reading(log.context, stored.path, 0, "") as parquet:
+        demand_rows(parquet, stored.path, stored.rows)
         deletions = any(upper is not False for _, upper in _bounds(parquet.metadata, DELETED))
-        columns = [*[DELETED] * deletions, *[KEY] * several_nodes]
+        columns = [DELETED] * deletions
+        if several_nodes:
+            columns = [KEY, DELETED, EXPIRES]
         for batch in parquet.iter_batches(columns=columns) if columns else ():
-            if deletions:
-                tombstones += batch[DELETED].true_count
+            tombstones += batch[DELETED].true_count
             if several_nodes:
-                keys = batch[KEY]
+                keys = batch[KEY].filter(pc.invert(are_clears(batch)))  # which have the same key
                 twice = pc.any(pc.equal(keys[1:], keys[:-1])).as_py()
-                if twice or (former is not None and former == keys[0].as_py()):
+                if twice or (former is not None and keys and former == keys[0].as_py()):
                     raise InvalidSetting(
                         f"map {name!r} has keys that two nodes claim, so a key has several rows: "
                         "decide with `imap-wal rewrite --resolve` first"
                     )
-                former = keys[-1].as_py()
+                former = keys[-1].as_py() if keys else former
         statistics = _statistics(parquet.metadata)
-    return _Content(file.size, file.rows - tombstones, tombstones, statistics)
+    return _File(path, stored.size, stored.rows - tombstones, tombstones, statistics)
 
 
 def _bounds(metadata: Any, column: str) -> Iterator[tuple[Any, Any]]:
@@ -269,31 +339,23 @@ def _statistics(metadata: Any) -> Mapping[str, Any]:
     return {"minValues": lows, "maxValues": highs, "nullCount": dict.fromkeys(lows, 0)}
 
 
-def _copy(log: ClusterLog, file: SnapshotFile, path: str, rows: int, *, dry_run: bool) -> _Content:
-    """A copy of a file without its tombstones, one row group after the other."""
-    if dry_run:
-        return _Content(0, rows, 0, {})
-    with TemporaryDirectory(prefix="imap-wal-") as scratch, log.store.open_input(file.path) as data:
-        parquet, made = pq.ParquetFile(data), f"{scratch}/copy.parquet"
-        with pq.ParquetWriter(made, parquet.schema_arrow, compression="zstd") as writer:
-            for number in range(parquet.num_row_groups):
-                group = parquet.read_row_group(number)
-                writer.write_table(group.filter(pc.invert(group[DELETED])))
-        metadata = pq.read_metadata(made)
-        with suppress(AlreadyExists):  # of a publication that was killed before its commit
-            log.store.create_from(path, made)
-    return _Content(log.store.size(path), metadata.num_rows, 0, _statistics(metadata))
-
-
-def _remove_copies(log: ClusterLog, folder: str, snapshots: Sequence[Snapshot]) -> None:
-    """Delete the copies that are of no file of these snapshots."""
-    wanted = {
-        f"{folder}/{COPIES}/{path.removeprefix(f'{folder}/')}"
-        for snapshot in snapshots
-        for path in snapshot.paths
-    }
-    copies = log.store.list(f"{folder}/{COPIES}")
-    log.store.discard_all([file.path for file in copies if file.path not in wanted])
+def _copy(log: ClusterLog, path: str, copy: str) -> tuple[int, Mapping[str, Any]]:
+    """Write a copy of a file without its tombstones, one row group after the other. Returns its
+    size and statistics."""
+    with (
+        TemporaryDirectory(prefix="imap-wal-") as scratch,
+        reading(log.context, path, 0, "") as file,
+    ):
+        made = f"{scratch}/copy.parquet"
+        schema = pa.schema([*SNAPSHOT_SCHEMA, *DECODED_FIELDS][: len(file.schema.names)])
+        with pq.ParquetWriter(made, schema, compression="zstd") as writer:
+            for number in range(file.num_row_groups):
+                for batch in file.iter_batches(row_groups=[number]):
+                    live = plain(batch.filter(pc.invert(batch[DELETED])))
+                    writer.write_batch(pa.record_batch(live.columns, schema=schema))
+        statistics = _statistics(pq.read_metadata(made))
+        log.store.create_from(copy, made)
+    return log.store.size(copy), statistics
 
 
 def _schema() -> str:
@@ -316,7 +378,7 @@ def _report(
     stats = [json.loads(content["stats"])["numRecords"] for content in after.files.values()]
     return PublishedTable(
         map=name,
-        url=f"{log.store.url.rstrip('/')}/{folder}",
+        place=f"{log.store.url.removeprefix('file://').rstrip('/')}/{folder}",
         version=after.version,
         generation=snapshot.generation,
         added=len(after.files.keys() - before.files.keys()),
@@ -326,8 +388,5 @@ def _report(
         rows=sum(stats),
         bytes=sum(content["size"] for content in after.files.values()),
         is_new=after.version != before.version,
-        view=(
-            "SELECT * FROM the_table WHERE expires_at_ms = 0 "
-            "OR expires_at_ms > (extract(epoch FROM now()) * 1000)"
-        ),
+        live=LIVE,
     )

@@ -23,7 +23,7 @@ from msgspec.json import Decoder
 
 from imap_wal.errors import CorruptLog, InvalidSetting
 from imap_wal.version import VERSION
-from storage_backends import NotFound, SegmentStore
+from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError
 from storage_backends.extras import needs
 
 with needs("archive"):
@@ -182,7 +182,8 @@ class DeltaLog:
             lines = self._store.read(path).splitlines()
             actions = [_parsed(line) for line in lines if line.strip()]
         except (ValueError, NotFound) as error:
-            raise CorruptLog(path, 0, f"no commit of a Delta table: {error}", _ADVICE) from error
+            reason = f"this is not a readable commit of a Delta table: {error}"
+            raise CorruptLog(path, 0, reason, _ADVICE) from error
         about = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
         engine = str(about.get("engineInfo", ""))
         if not engine.startswith(ENGINE):
@@ -205,20 +206,35 @@ class DeltaLog:
                 if content is not None
             ]
         except (pa.ArrowException, ValueError, NotFound) as error:
-            raise CorruptLog(path, 0, f"no checkpoint of a Delta table: {error}", _ADVICE) from None
+            reason = f"this is not a readable checkpoint of a Delta table: {error}"
+            raise CorruptLog(path, 0, reason, _ADVICE) from None
         return replace(TableState().after(actions), version=version)
 
     def commit(self, former: TableState, actions: Sequence[Action]) -> TableState:
-        """Publish the version after `former`. Raises `AlreadyExists` if there is one meanwhile."""
+        """Publish the version after `former`. No two commits have the same bytes, see
+        `commit_info`: so a commit whose answer was lost, or that a driver sent twice, is found
+        again. Raises `AlreadyExists` if another process has published this version, or so many
+        later ones that this one may have been deleted."""
         lines = "".join(json.dumps(action, separators=(",", ":")) + "\n" for action in actions)
         state = former.after(actions)
-        self._store.create(self.path(state.version), lines.encode())
+        path, content = self.path(state.version), lines.encode()
+        try:
+            self._store.create(path, content)
+        except StorageError as error:
+            try:
+                if self._store.read(path) != content:
+                    raise error
+            except NotFound:
+                raise error from None
+        if max(self._names()[0], default=0) > state.version:  # it may have been deleted before
+            raise AlreadyExists("later versions of the table were published", path)
         return state
 
     def finish(self, state: TableState, versions_kept: int) -> None:
-        """After a commit: at each tenth version write a checkpoint, and delete what no reader of
-        the last versions needs."""
-        if state.version < CHECKPOINT_EVERY or state.version % CHECKPOINT_EVERY:
+        """After a commit: if the last checkpoint is ten versions old, write the next one, and
+        delete what no reader of the last versions needs."""
+        checkpoints, commits = self._names()
+        if state.version - max(checkpoints, default=0) < CHECKPOINT_EVERY:
             return
         actions = [
             {"protocol": state.protocol},
@@ -233,7 +249,6 @@ class DeltaLog:
         self._store.replace(
             f"{self._folder}/_delta_log/_last_checkpoint", json.dumps(pointer).encode()
         )
-        checkpoints, commits = self._names()
         oldest = max(
             (version for version in checkpoints if version <= state.version - versions_kept),
             default=0,
@@ -279,13 +294,15 @@ def first_actions(schema: str, table_id: str, name: str, now_ms: int) -> list[Ac
     ]
 
 
-def commit_info(now_ms: int, parameters: Mapping[str, str]) -> Action:
+def commit_info(now_ms: int, unique: str, parameters: Mapping[str, str]) -> Action:
+    """The first action of a commit. `unique`: no other commit has it."""
     return {
         "commitInfo": {
             "timestamp": now_ms,
             "operation": "PUBLISH",
             "operationParameters": dict(parameters),
             "engineInfo": f"{ENGINE}/{VERSION}",
+            "txnId": unique,
         }
     }
 

@@ -202,7 +202,7 @@ class ClusterLog:
             folders=tuple(nodes.values()),
             claims=claim,
             claims_number=number,
-            snapshot_files=sum(layout.is_part(file.path) for file in snapshots),
+            snapshot_files=sum(layout.snapshot_place(file.path)[1] > 0 for file in snapshots),
             lost={folder: errors for folder, errors in lost_by_folder.items() if errors},
         )
 

@@ -156,8 +156,9 @@ def look_at(context: Context, segment: SegmentFile, home: Home, place: verdict.P
 
 
 def find_missing_ends(segments: Mapping[int, Segment]) -> None:
-    """A file that ends at the end of a frame looks whole. Only the next segment's header shows that
-    it is not, or a manifest that names a later frame. If that header is damaged, it is unknown."""
+    """A file that ends at the end of a frame looks whole. Only the header of the next
+    segment, or a manifest that names a later frame, shows that its end is missing. If that header
+    is damaged, this is unknown."""
     before: Segment | None = None
     for number in sorted(segments):
         segment = segments[number]

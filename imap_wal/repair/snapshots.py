@@ -11,7 +11,7 @@ from imap_wal.clock import utc
 from imap_wal.contents import checksum
 from imap_wal.context import Context
 from imap_wal.errors import ShortLog
-from imap_wal.layout import is_part
+from imap_wal.layout import snapshot_place
 from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.snapshots import Snapshot, SnapshotFile
 from imap_wal.parquet import salvage
@@ -19,7 +19,6 @@ from imap_wal.read.state import ClusterState
 from imap_wal.repair.former import Former, Source, former_with, sources
 from imap_wal.repair.report import COPIED, GIVEN_UP, REWRITTEN, Extent, Item
 from storage_backends import NotFound, SegmentStore, StoredFile
-from storage_backends.paths import number_in
 
 
 class SnapshotRepair:
@@ -102,12 +101,9 @@ class SnapshotRepair:
         named = set(snapshot.paths)
         files = []
         for file in self._store.list(f"{self._view.folder}/snapshot"):
-            *_, component, folder, part = file.path.split("/")
-            number = number_in(folder)
+            component, number = snapshot_place(file.path)
             if (
-                number is not None
-                and is_part(part)
-                and number <= snapshot.generation
+                0 < number <= snapshot.generation
                 and file.path not in named
                 and names.map_of(component, self._view.manifest.snapshots) == name
             ):
@@ -126,9 +122,8 @@ class SnapshotRepair:
         needed: a rewrite keeps files of earlier generations."""
         by_map: dict[str, list[StoredFile]] = {}
         for file in self._store.list(f"{self._view.folder}/snapshot"):
-            *_, name, generation, part = file.path.split("/")
-            number = number_in(generation)
-            if number is None or not is_part(part):
+            name, number = snapshot_place(file.path)
+            if not number:
                 continue
             map_name = salvage.map_of(
                 self._context, file.path, name, self._view.manifest.snapshots, log=None
@@ -158,7 +153,7 @@ class SnapshotRepair:
         self.taken_in += [file.path for file in unnamed]
         return replace(
             snapshot,
-            generation=max(int(file.path.split("/")[-2]) for file in unnamed),
+            generation=max(snapshot_place(file.path)[1] for file in unnamed),
             files=Listed(files),
             bytes=snapshot.bytes + sum(file.size for file in unnamed),
             mixed=True,

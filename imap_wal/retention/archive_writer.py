@@ -138,8 +138,8 @@ class _Pass:
         return WrittenArchives(tuple(archives), tuple(absorbed), summary)
 
     def _write(self, name: str, former: list[Archive], rows: list[Any]) -> list[Archive]:
-        """Write rows of a map that are later than those of its former files. Its first file begins
-        with the entries of the archives that it absorbs. It empties `rows`."""
+        """Write rows of a map that are later than those of the archives in `former`. The first new
+        file begins with the entries of these archives, which it absorbs. Empties `rows`."""
         pile, written = _Pile(), list[Archive]()
         for archive in former:
             for batch in batches(self._context, archive.path, expected=Expected(log=self._log)):

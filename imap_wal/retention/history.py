@@ -1,13 +1,13 @@
 """Time travel: each moment of the last `history_s` seconds can be read again.
 
-    keep_history   before a compaction: the snapshots of now become a base, and bases that are too
-                   old are dropped
+    keep_history   before a compaction: the current snapshots become a base, and bases that are
+                   too old are dropped
     at_time        the snapshots from which a former moment is read, and the log above them
 
 The bases are those of a registered reader (`imap_wal.manifest.readers.HISTORY`), so removals keep
 their files, and the log above the oldest one. With these, each moment since that base can be read,
-whichever process rewrites or prunes. The further bases allow it to be dropped, and make reads
-cheaper.
+whichever process rewrites or prunes. Newer bases allow the oldest one to be dropped, and make
+reads cheaper.
 
 The order of `keep_history` is that of every reader: a new base is published, then its snapshots
 must still be the current ones, and only then are older bases dropped. A base of which something was
@@ -179,7 +179,7 @@ def _is_whole(log: ClusterLog, state: ClusterState, base: Base) -> bool:
 
 
 def _was_dropped(now: ClusterManifest, name: str, base: Base) -> bool:
-    """Whether a map was dropped since; then its former files are removed."""
+    """Whether a map was dropped after `base` was made. If so, its former files are removed."""
     current = now.snapshots.get(name)
     return current is not None and current.dropped != base.dropped(name)
 

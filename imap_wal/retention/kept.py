@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from imap_wal import layout
 from imap_wal.format import START, Position
 from imap_wal.manifest.reader_manifest import ReaderManifest
-from imap_wal.manifest.readers import ATTEMPTS, HISTORY, readers_of
+from imap_wal.manifest.readers import ATTEMPTS, HISTORY, forget_command, readers_of
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState
 from storage_backends import NotFound
@@ -48,16 +48,22 @@ class KeptFor:
     @property
     def advice(self) -> str:
         """What to do about a stale reader."""
+        days, command = self.idle_ms // DAY_MS, forget_command(self.reader)
         if self.begins_ms is not None:
             return (
-                f"the history has not advanced for {self.idle_ms // DAY_MS} days, and files are "
-                "kept for it: if it is not wanted any more, run `imap-wal prune --forget-reader "
-                f"{self.reader}`; otherwise, a compaction or `imap-wal prune --history` advances it"
+                f"the history has not advanced for {days} days, and files are kept for it: if it "
+                f"is not wanted any more, run `{command}`; otherwise, a compaction or `imap-wal "
+                "prune --history` advances it"
+            )
+        if self.files_only:
+            return (
+                f"the table of reader {self.reader!r} was not published for {days} days, and files "
+                "are kept for it: run `imap-wal publish` again; only if nothing reads the table "
+                f"any more, delete its folder _delta_log, and run `{command}`"
             )
         return (
-            f"reader {self.reader!r} has published nothing for {self.idle_ms // DAY_MS} days, and "
-            "files are kept for it: if its query is gone, run `imap-wal prune --forget-reader "
-            f"{self.reader}`"
+            f"reader {self.reader!r} has published nothing for {days} days, and files are kept "
+            f"for it: if its query is gone, run `{command}`"
         )
 
 

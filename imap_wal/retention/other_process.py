@@ -120,7 +120,8 @@ class OtherProcess:
                 if self._stopped:
                     raise self._closed()
                 raise ProcessDied(
-                    f"a process that worked on {self._place} ended with {code}; nothing is lost"
+                    f"a process that worked on {self._place} ended with exit code {code}; nothing "
+                    "is lost"
                 )
             if self._keep_s:
                 self._keep(process)

@@ -26,13 +26,13 @@ from imap_wal.clock import storage_now
 from imap_wal.contents import check_contents
 from imap_wal.disposal import dispose, reachable, sweep
 from imap_wal.errors import CorruptLog
+from imap_wal.layout import snapshot_place
 from imap_wal.manifest import readers
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.names import map_of
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import NotFound, StoredFile
-from storage_backends.paths import number_in
 
 ORPHAN_MS = 24 * 3_600_000
 """A rewrite is treated as dead if the newest of its unpublished files is older than this, by the
@@ -132,7 +132,11 @@ def remove_former(
         demand_whole(
             log,
             manifest,
-            (name for file in gone if (name := map_of(_place(file.path)[0], manifest.snapshots))),
+            (
+                name
+                for file in gone
+                if (name := map_of(snapshot_place(file.path)[0], manifest.snapshots))
+            ),
         )
     if dry_run:
         return unwritten + gone
@@ -154,7 +158,9 @@ def unfinished(
     left = [
         file
         for file in files
-        if file.path not in for_readers and former.is_undecided(file) and _place(file.path)[1]
+        if file.path not in for_readers
+        and former.is_undecided(file)
+        and snapshot_place(file.path)[1]
     ] + unwritten
     if not left:
         return None
@@ -171,7 +177,7 @@ class _Former:
         self.named = {path for snapshot in manifest.snapshots.values() for path in snapshot.paths}
 
     def has(self, file: StoredFile) -> bool:
-        component, generation = _place(file.path)
+        component, generation = snapshot_place(file.path)
         if not generation or file.path in self.named:
             return False
         snapshots = self._manifest.snapshots
@@ -196,7 +202,7 @@ def _dead(
     former = _Former(manifest)
     newest: dict[int, int] = {}
     for file in files:
-        generation = _place(file.path)[1]
+        generation = snapshot_place(file.path)[1]
         if former.is_undecided(file) and generation:
             # On a storage without modification times, no rewrite is treated as dead.
             modified_ms = file.modified_ms or 2**62
@@ -209,10 +215,3 @@ def _dead(
         else storage_now(log.store, log.folder, log.randomness)
     )
     return {number for number, modified_ms in newest.items() if modified_ms <= now_ms - orphan_ms}
-
-
-def _place(path: str) -> tuple[str, int]:
-    """The map's path component and generation of a snapshot file; ("", 0) for any other file."""
-    *_, name, generation, _ = ("", "", "", *path.split("/"))
-    number = number_in(generation)
-    return ("", 0) if number is None else (name, number)

@@ -156,7 +156,8 @@ def discard(log: ClusterLog, plan: RewritePlan) -> None:
                 path for snapshot in log.manifest().snapshots.values() for path in snapshot.paths
             }
             for file in log.store.list(f"{plan.folder}/snapshot"):
-                if file.path.split("/")[-2] == f"{plan.generation:08d}" and file.path not in named:
+                number = layout.snapshot_place(file.path)[1]
+                if number == plan.generation and file.path not in named:
                     dispose(log.store, [file.path], f"{plan.folder}/snapshot")
             for file in log.store.list(layout.set_aside_folder(plan.folder)):
                 if file.path.split("/")[-1].startswith(f"{plan.generation:08d}-"):

@@ -42,8 +42,8 @@ class Credentials:
             shown = without_secrets(name)
             if not isinstance(options, Mapping):
                 raise InvalidSetting(
-                    f"{path}: {shown} is not a table; a place and its options are written "
-                    '["s3://bucket"], and under it key = "…"'
+                    f"{path}: {shown} is not a table; write a place as the line "
+                    '["s3://bucket"], and its options below that line, as in key = "…"'
                 )
             if "://" not in name or located(name).options:
                 raise InvalidSetting(

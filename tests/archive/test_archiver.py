@@ -172,7 +172,7 @@ def test_a_killed_archiver_is_reported_and_the_next_run_succeeds(tmp_path: Path)
     other = ArchiverProcess(f"file://{tmp_path}")
     before = sorted(path.name for path in tmp_path.rglob("*.wal"))
     killing = killed(other)
-    with pytest.raises(ProcessDied, match="ended with -9; nothing is lost"):
+    with pytest.raises(ProcessDied, match="ended with exit code -9; nothing is lost"):
         archive(log, other.write)
     killing.join()
     assert sorted(path.name for path in tmp_path.rglob("*.wal")) == before

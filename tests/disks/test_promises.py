@@ -121,6 +121,7 @@ class Model:
         chosen = self.chance.sample(up, self.chance.randint(acks, min(len(up), COPIES_MAX)))
         for node in chosen:
             if plugin not in node.sessions or self.chance.random() < 0.2:
+                self.sent_again(plugin)
                 node.manifest = node.manifest.with_writer(acks)
                 node.sessions[plugin] = acks, self.cluster.losses_but(node.name)
         now = self.chance.choice((len(chosen), self.chance.randint(0, acks)))
@@ -130,6 +131,11 @@ class Model:
             self.slow.append((self.changes, plugin, chosen[now:]))
         else:
             self.acknowledged.add(self.changes)
+
+    def sent_again(self, plugin: int) -> None:
+        """A plug-in greets all agents of an ensemble, or none. Appends without an outcome are then
+        sent again: an acknowledgement from before does not count with one of the new ensemble."""
+        self.slow = [each for each in self.slow if each[1] != plugin]
 
     def late(self) -> None:
         """The other agents acknowledge a change, if its ensemble is still whole for them. An agent

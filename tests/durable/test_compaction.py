@@ -120,7 +120,7 @@ def test_a_killed_compaction_is_reported_and_the_next_one_succeeds(tmp_path: Pat
             target=lambda: eventually(lambda: process._process, "a process").kill()
         )
         killing.start()
-        with pytest.raises(ProcessDied, match="ended with -9; nothing is lost"):
+        with pytest.raises(ProcessDied, match="ended with exit code -9; nothing is lost"):
             store.compact()
         killing.join()
         assert dict(store.map("orders").items()) == expected

@@ -27,8 +27,8 @@ OF_PUBLISHED = (
     Mutation(
         "tombstones are rows of a table",
         _DELTA,
-        "            if content.tombstones and content.rows:\n",
-        "            if False:\n",
+        "        return self.before is None and self.tombstones > 0\n",
+        "        return False\n",
         f"{_TESTS}::test_tombstones_are_no_rows",
     ),
     Mutation(
@@ -57,8 +57,65 @@ OF_PUBLISHED = (
         _DELTA,
         "                continue  # it stays: another process may have published it, or may do so "
         "now\n",
-        "                reader.keep(without_bases([base]), DAY_MS, files_only=True)\n"
+        "                reader.keep(lambda bases: bases[:-1], DAY_MS, files_only=True)\n"
         "                continue\n",
         f"{_TESTS}::test_a_published_snapshot_stays_until_the_next_one_is_published",
+    ),
+    Mutation(
+        "copies of a snapshot that another process publishes now are deleted",
+        _DELTA,
+        "            bases = reader.keep(published, DAY_MS, files_only=True)\n",
+        "            bases = reader.keep(published, DAY_MS, files_only=True)\n"
+        '            copies = [file.path for file in log.store.list(f"{folder}/{COPIES}")]\n',
+        f"{_TESTS}::test_two_publications_at_once_make_one_version_each",
+    ),
+    Mutation(
+        "the files of a published table are deleted after a drop of its map",
+        "imap_wal/manifest/reader_manifest.py",
+        "                if self.files_only or now is None or now.dropped == snapshot.dropped:\n",
+        "                if now is None or now.dropped == snapshot.dropped:\n",
+        f"{_TESTS}::test_a_table_has_the_live_entries_of_each_rewrite",
+    ),
+    Mutation(
+        "a published table is asked to read a log",
+        "imap_wal/manifest/reader_manifest.py",
+        "        return self.files_only or self.positions",
+        "        return self.positions",
+        f"{_TESTS}::test_a_table_is_no_query_that_may_be_gone",
+    ),
+    Mutation(
+        "two clears are keys that two nodes claim",
+        _DELTA,
+        "batch[KEY].filter(pc.invert(are_clears(batch)))",
+        "batch[KEY]",
+        f"{_TESTS}::test_clears_are_not_claimed_by_two_nodes",
+    ),
+    Mutation(
+        "a commit whose answer was lost is not found",
+        _LOG,
+        "                if self._store.read(path) != content:\n",
+        "                if self._store.read(path):\n",
+        f"{_TESTS}::test_a_commit_whose_answer_is_lost_is_found",
+    ),
+    Mutation(
+        "a commit that no reader sees counts as published",
+        _LOG,
+        "        if max(self._names()[0], default=0) > state.version:",
+        "        if not content:",
+        f"{_TESTS}::test_a_commit_below_the_newest_versions_is_repeated",
+    ),
+    Mutation(
+        "a late proposal displaces a newer snapshot",
+        _DELTA,
+        "        old.sort(key=lambda base: base.snapshots[name].generation)\n",
+        "",
+        f"{_TESTS}::test_a_late_proposal_displaces_no_newer_snapshot",
+    ),
+    Mutation(
+        "a copy without tombstones counts as a file of a rewrite",
+        "imap_wal/layout.py",
+        'r"[^/]+/[^/]+/snapshot/([^/]+)/([0-9]{8,})/[^/]+',
+        'r".+/([^/]+)/([0-9]{8,})[^/]*[/-][^/]+',
+        f"{_TESTS}::test_tombstones_are_no_rows",
     ),
 )

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from imap_wal.errors import CorruptLog, InvalidSetting
+from imap_wal import format
+from imap_wal.agent.membership.forget_node import forget_node
+from imap_wal.clock import SeededRandomness
+from imap_wal.context import Context
+from imap_wal.entry import clear_of, pack
+from imap_wal.errors import CorruptLog, InvalidSetting, ShortLog
 from imap_wal.manifest import readers
 from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.reader_manifest import Base
@@ -21,18 +28,21 @@ from imap_wal.manifest.readers import Reader, with_base
 from imap_wal.publish import delta_log
 from imap_wal.publish.delta import PublishedTable, publish
 from imap_wal.publish.delta_log import DeltaLog, TableState
-from imap_wal.retention.kept import DAY_MS
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.retention.kept import DAY_MS, kept_for_readers
+from imap_wal.retention.snapshots import unfinished
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.prune import prune
 from imap_wal.write.node_log import NodeLog
-from storage_backends import SegmentStore
+from storage_backends import AlreadyExists, SegmentStore, Unavailable
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.memory import MemoryStore
 from tests.histories import put
-from tests.kit.effort import step
+from tests.kit.effort import step, thorough
 from tests.kit.logs import append, cluster, node
 from tests.kit.rewrites import run, snapshot
+from tests.support import FakeClock
 
 FOLDER = "ns/c/snapshot/orders"
 T = TypeVar("T")
@@ -43,6 +53,30 @@ def written(log: NodeLog, request: int, **entries: str | None) -> int:
     for number, (key, value) in enumerate(entries.items(), request):
         append(log, put(key, value, (1, 0, 1, number)))
     return request + len(entries)
+
+
+def tombstoned(store: SegmentStore) -> NodeLog:
+    """The log of a node, beside one whose deletion each rewrite keeps: so each file of the
+    snapshot with it is copied."""
+    first, second = node(store), node(store, "n2")
+    append(second, put("b", "1", (1, 0, 1, 1)))
+    append(first, put("gone", "2", (2, 0, 2, 1)), put("gone", None, (2, 0, 2, 2)))
+    return second
+
+
+def plain(store: SegmentStore) -> NodeLog:
+    """The log of a node whose snapshot is published as it is."""
+    log = node(store, "n2")
+    append(log, put("b", "1", (1, 0, 1, 1)))
+    return log
+
+
+each_kind = pytest.mark.parametrize("begin", [plain, tombstoned])
+"""Whether the table names the files of snapshots, or copies of them."""
+plain_and_thorough = pytest.mark.parametrize(
+    "begin", [plain, pytest.param(tombstoned, marks=thorough)]
+)
+Begin: TypeAlias = Callable[[SegmentStore], NodeLog]
 
 
 def table(store: SegmentStore) -> TableState:
@@ -73,8 +107,13 @@ def kept(store: SegmentStore) -> list[Base]:
     return [base for state in states for base in state.bases]
 
 
+_seeds = itertools.count(1)
+
+
 def published(store: SegmentStore, **options: Any) -> PublishedTable:
-    return publish(cluster(store), "orders", **options)
+    """By a process of its own, so with its own random names."""
+    context = Context(store, clock=FakeClock(), randomness=SeededRandomness(next(_seeds)))
+    return publish(ClusterLog(context, "ns", "c"), "orders", **options)
 
 
 def test_a_table_has_the_live_entries_of_each_rewrite(memory: MemoryStore) -> None:
@@ -100,6 +139,8 @@ def test_a_table_has_the_live_entries_of_each_rewrite(memory: MemoryStore) -> No
     }
     drop_map(cluster(memory), "orders")
     run(memory)
+    prune(cluster(memory))
+    assert rows(memory) == {"b": "new", "c": "3", "d": "4"}, "until the next publication"
     assert published(memory).rows == 0
 
 
@@ -108,12 +149,13 @@ def commit(store: SegmentStore, version: int) -> str:
 
 
 def test_tombstones_are_no_rows(memory: MemoryStore) -> None:
-    """A file that has some is copied without them. The copy stays as long as the file is kept."""
-    first, second = node(memory), node(memory, "n2")
-    append(second, put("b", "1", (1, 0, 1, 1)))
-    append(first, put("a", "2", (2, 0, 2, 1)), put("a", None, (2, 0, 2, 2)))
+    """A file that has some is copied without them. The copy stays as long as the file is kept. It
+    is no file of a snapshot."""
+    second = tombstoned(memory)
     assert run(memory).maps[0].tombstones == 1
     assert published(memory).copied == 1
+    assert unfinished(cluster(memory)) is None
+    assert not prune(cluster(memory), dry_run=True, orphan_ms=0).snapshot_files
     assert rows(memory) == {"b": "1"}
     (copy,) = memory.list(f"{FOLDER}/published")
     for number in range(2, 5):
@@ -187,7 +229,7 @@ def test_what_cannot_be_a_table_is_refused(memory: MemoryStore) -> None:
     before = [file.path for file in memory.list(FOLDER)]
     sound = snapshot(memory)
     change(mixed=True)
-    with pytest.raises(InvalidSetting, match="is of a repair"):
+    with pytest.raises(InvalidSetting, match="was written by a repair"):
         published(memory)
     change(mixed=False)
     name = sound.files[0].path
@@ -228,7 +270,7 @@ def test_a_table_that_others_changed_is_refused(memory: MemoryStore) -> None:
         published(memory)
     for damage in (b"[]", b"{", b'{"commitInfo": 1}', b"\xff", b'{"add": {"path": 1}}'):
         memory.replace(second, damage)
-        with pytest.raises(CorruptLog, match="no commit of a Delta table"):
+        with pytest.raises(CorruptLog, match="not a readable commit of a Delta table"):
             published(memory)
 
 
@@ -241,14 +283,13 @@ def test_a_dry_run_publishes_nothing(memory: MemoryStore) -> None:
     assert [file.path for file in memory.list("")] == before
 
 
-def test_a_killed_publication_is_repeated(memory: MemoryStore) -> None:
+@each_kind
+def test_a_killed_publication_is_repeated(memory: MemoryStore, begin: Begin) -> None:
     """After a kill at any storage operation, each version of the table is whole, and the next run
     ends at the newest snapshot."""
     for at in range(1, 60, sparse(3)):
         store = MemoryStore(f"{memory.url}-{at}")
-        first, second = node(store), node(store, "n2")
-        append(second, put("b", "1", (1, 0, 1, 1)))
-        append(first, put("a", "2", (2, 0, 2, 1)), put("a", None, (2, 0, 2, 2)))
+        second = begin(store)
         run(store)
         published(store)
         append(second, put("b", "2", (1, 0, 1, 2)))
@@ -269,23 +310,23 @@ def test_a_killed_publication_is_repeated(memory: MemoryStore) -> None:
         pytest.fail("a publication makes more operations")
 
 
-def test_two_publications_at_once_make_one_version_each(memory: MemoryStore) -> None:
+@each_kind
+def test_two_publications_at_once_make_one_version_each(memory: MemoryStore, begin: Begin) -> None:
     """Another process rewrites and publishes at any operation of a publication: the table never
     goes back to an older snapshot."""
     for at in range(1, 60):
         store = MemoryStore(f"{memory.url}-{at}")
-        log = node(store)
-        written(log, 1, a="1")
+        log = begin(store)
         run(store)
         published(store)
-        written(log, 2, a="2")
+        written(log, 2, b="2")
         run(store)
         between = _Between(store, at, log, published)
         published(between)
-        assert rows(store) == {"a": "3" if between.ran else "2"}
+        assert rows(store) == {"b": "3" if between.ran else "2"}
         assert table(store).generation == snapshot(store).generation
         published(store)
-        assert rows(store) == {"a": "3" if between.ran else "2"}
+        assert rows(store) == {"b": "3" if between.ran else "2"}
         assert table(store).version in ((1, 2) if between.ran else (1,))
         if not between.ran:
             break
@@ -293,39 +334,41 @@ def test_two_publications_at_once_make_one_version_each(memory: MemoryStore) -> 
         pytest.fail("a publication makes more operations")
 
 
-def test_a_publication_beside_a_prune_names_no_missing_file(memory: MemoryStore) -> None:
+@plain_and_thorough
+def test_a_publication_beside_a_prune_names_no_missing_file(
+    memory: MemoryStore, begin: Begin
+) -> None:
     """At any operation of a publication, another process rewrites, and a prune has decided what to
     delete. It deletes at the end of the publication."""
     for at in range(1, 60):
         store = MemoryStore(f"{memory.url}-{at}")
-        log = node(store)
-        written(log, 1, a="1")
+        log = begin(store)
         run(store)
         published(store)
-        written(log, 2, a="2")
+        written(log, 2, b="2")
         run(store)
         prunes: list[_SlowPrune] = []
         between = _Between(store, at, log, lambda inner, to=prunes: to.append(_SlowPrune(inner)))
         published(between)
         for slow_prune in prunes:
             slow_prune.end()
-        assert rows(store) in ({"a": "2"}, {"a": "3"})
+        assert rows(store) in ({"b": "2"}, {"b": "3"})
         if not between.ran:
             break
     else:
         pytest.fail("a publication makes more operations")
 
 
-def test_a_proposed_snapshot_displaces_no_published_one(memory: MemoryStore) -> None:
+@plain_and_thorough
+def test_a_proposed_snapshot_displaces_no_published_one(memory: MemoryStore, begin: Begin) -> None:
     """At any operation of a publication, another process rewrites, proposes, and is killed. Then
     all is deleted that may be."""
     for at in range(1, 60, sparse(3)):
         store = MemoryStore(f"{memory.url}-{at}")
-        log = node(store)
-        written(log, 1, a="1")
+        log = begin(store)
         run(store)
         published(store)
-        written(log, 2, a="2")
+        written(log, 2, b="2")
         run(store)
 
         def propose(inner: SegmentStore) -> None:
@@ -337,7 +380,7 @@ def test_a_proposed_snapshot_displaces_no_published_one(memory: MemoryStore) -> 
         between = _Between(store, at, log, propose)
         published(between, keep=1)
         prune(cluster(store))
-        assert rows(store) in ({"a": "2"}, {"a": "3"})
+        assert rows(store) in ({"b": "2"}, {"b": "3"})
         published(store, keep=1)
         assert len(kept(store)) == 1
         if not between.ran:
@@ -346,20 +389,22 @@ def test_a_proposed_snapshot_displaces_no_published_one(memory: MemoryStore) -> 
         pytest.fail("a publication makes more operations")
 
 
-def test_a_published_snapshot_stays_until_the_next_one_is_published(memory: MemoryStore) -> None:
+@plain_and_thorough
+def test_a_published_snapshot_stays_until_the_next_one_is_published(
+    memory: MemoryStore, begin: Begin
+) -> None:
     """A rewrite at any operation of a publication that finds nothing new, which is then killed."""
     for at in range(1, 12):
         for later in range(1, 12, sparse(4)):
             store = MemoryStore(f"{memory.url}-{at}-{later}")
-            log = node(store)
-            written(log, 1, a="1")
+            log = begin(store)
             run(store)
             published(store)
             between = _Between(store, at, log, lambda inner: None)
             with suppress(Killed):
                 published(FaultyStore(between, Plan((Fault("kill", at + later),))))
             prune(cluster(store))
-            assert rows(store) in ({"a": "1"}, {"a": "3"})
+            assert rows(store) in ({"b": "1"}, {"b": "3"})
 
 
 def test_snapshots_that_are_refused_are_not_kept(memory: MemoryStore) -> None:
@@ -412,7 +457,7 @@ class _Between(FaultyStore):
     def _run(self, kind: str, path: str, action: Callable[[], T]) -> T:
         if self.count + 1 == self._at and not self.ran:
             self.ran = True
-            written(self._log, 3, a="3")
+            written(self._log, 3, b="3")
             run(self.inner)
             self._more(self.inner)
         return super()._run(kind, path, action)
@@ -434,3 +479,145 @@ def test_a_reader_of_tables_is_registered_by_its_map(memory: MemoryStore) -> Non
     published(memory)
     (found,) = readers.readers_of(memory, made.folder).values()
     assert [base.snapshots["orders"].generation for base in found.bases] == [2]
+
+
+def test_a_table_is_no_query_that_may_be_gone(memory: MemoryStore) -> None:
+    """It has no log to read, so it stops no node from being forgotten. What a report advises keeps
+    the table; the names are quoted."""
+    clock = FakeClock()
+    log = tombstoned(memory)
+    run(memory)
+    published(memory)
+    written(log, 2, b="2")
+    run(memory)
+    log.close()
+    assert not forget_node(cluster(memory), "n2", lose=False, dry_run=True).refused
+    clock.advance(8 * DAY_MS)
+    (kept_for,) = kept_for_readers(cluster(memory, clock))
+    assert kept_for.is_stale
+    assert "run `imap-wal publish` again; only if nothing reads" in kept_for.advice
+    assert "`imap-wal prune --forget-reader 'delta orders'`" in kept_for.advice
+    reader = Reader(memory, "ns/c", "delta other", clock, SeededRandomness(1))
+    reader.begin({})
+    refused = forget_node(cluster(memory), "n2", lose=False, dry_run=True).refused
+    assert "--forget-reader 'delta other'` if it will not return" in refused
+
+
+def test_clears_are_not_claimed_by_two_nodes(memory: MemoryStore) -> None:
+    """They all have the empty key."""
+    first, second = node(memory), node(memory, "n2")
+    clears = [clear_of("orders", part, 271, 1, (1, 0, 1, part + 1)) for part in range(3)]
+    first.write(format.CLEARS, len(clears), [*map(pack, clears)])
+    first.sync()
+    append(second, put("a", "1", (1, 9, 2, 1)), put("", "2", (1, 9, 2, 2)))
+    run(memory)
+    published(memory)
+    assert rows(memory) == {"a": "1", "": "2"}
+
+
+@pytest.mark.parametrize("content", [None, b"", b"PAR1", "cut"])
+def test_a_lost_or_damaged_file_is_named(memory: MemoryStore, content: bytes | str | None) -> None:
+    """Nothing is registered then."""
+    written(node(memory), 1, a="1")
+    run(memory)
+    (path,) = snapshot(memory).paths
+    whole = memory.read(path)
+    if content is None:
+        memory.delete(path)
+    else:
+        memory.replace(path, whole[:-9] if isinstance(content, str) else content)
+    with pytest.raises(ShortLog if content is None else CorruptLog, match=path):
+        published(memory)
+    assert not kept(memory)
+    if content is None:
+        memory.create(path, whole)
+    else:
+        memory.replace(path, whole)
+    published(memory)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_commit_whose_answer_is_lost_is_found(memory: MemoryStore, when: Any) -> None:
+    """Also if a driver sends it twice, and so finds its own."""
+    written(node(memory), 1, a="1")
+    run(memory)
+    error = Unavailable if when == "before" else AlreadyExists
+    fault = Fault("error", kind="create", path="*/_delta_log/*", when=when, error=error)
+    faulty = FaultyStore(memory, Plan((fault,)))
+    if when == "before":
+        with pytest.raises(Unavailable):
+            published(faulty)
+        assert table(memory).version == -1
+        assert published(memory).is_new
+    else:
+        assert published(faulty).is_new
+    assert faulty.fired
+    assert table(memory).version == 0
+
+
+def test_a_commit_below_the_newest_versions_is_repeated(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A publication is paused before it commits a version, until others have published so many that
+    their clean-up deleted it."""
+    monkeypatch.setattr(delta_log, "CHECKPOINT_EVERY", 2)
+    log = tombstoned(memory)
+    run(memory)
+    published(memory)
+    written(log, 2, b="2")
+    run(memory)
+
+    def more(inner: SegmentStore) -> None:
+        for number in range(4, 10):
+            published(inner, keep=1)
+            written(log, number, b=str(number))
+            run(inner)
+
+    class Paused(_Between):
+        def _run(self, kind: str, path: str, action: Callable[[], T]) -> T:
+            if (kind, path) == ("create", f"{FOLDER}/_delta_log/{1:020d}.json") and not self.ran:
+                self._at = self.count + 1
+            return super()._run(kind, path, action)
+
+    paused = Paused(memory, -1, log, more)
+    report = published(paused, keep=1)
+    assert paused.ran
+    state = table(memory)
+    assert report.version == state.version > 4
+    assert rows(memory) == {"b": "9"}
+    checkpoints = memory.list(f"{FOLDER}/_delta_log")
+    pointer = json.loads(memory.read(f"{FOLDER}/_delta_log/_last_checkpoint"))
+    assert f"{pointer['version']:020d}.checkpoint.parquet" in {
+        file.path.rpartition("/")[2] for file in checkpoints
+    }
+
+
+def test_a_late_proposal_displaces_no_newer_snapshot(memory: MemoryStore) -> None:
+    log, following = node(memory), 1
+    late = None
+    for number in range(4):
+        following = written(log, following, a=str(number))
+        run(memory)
+        if number == 0:
+            late = Base({}, {}, {"orders": snapshot(memory)}, {}, ("orders",), {})
+        if number == 3:
+            assert late is not None
+            reader = Reader(memory, "ns/c", "delta orders", FakeClock(), SeededRandomness(1))
+            reader.keep(with_base(late), DAY_MS, files_only=True)
+        published(memory, keep=2)
+    generations = [base.snapshots["orders"].generation for base in kept(memory)]
+    assert generations == [3, 4]
+
+
+def test_the_condition_of_live_entries_runs(memory: MemoryStore) -> None:
+    """In DuckDB; `tests/spark` runs that of Spark."""
+    first = node(memory)
+    append(first, put("a", "1", (1, 0, 1, 1)), put("b", "1", (1, 0, 1, 2), expires_at_ms=1))
+    append(first, put("c", "1", (1, 0, 1, 3), expires_at_ms=2**52))
+    run(memory, clock=FakeClock(0))
+    live = published(memory).live["DuckDB"]
+    (path,) = table(memory).files
+    data = pq.read_table(io.BytesIO(memory.read(f"{FOLDER}/{path}")))
+    assert len(data) == 3
+    found = duckdb.execute(f"select key from data where {live} order by key").fetchall()
+    assert found == [(b"a",), (b"c",)]

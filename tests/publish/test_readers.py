@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
+from imap_wal.publish import delta_log
 from rewrite_cli.cli import group
 from tests.cluster.processes import ROOT
 from tests.kit.effort import thorough
@@ -53,17 +54,19 @@ def libraries() -> Path:
     return folder
 
 
-def published(root: Path) -> tuple[str, int]:
+def published(root: Path, name: str = "orders") -> tuple[str, int]:
     """The folder of the table, and its version."""
-    for words in (["rewrite", str(root)], ["publish", str(root), "--map", "orders", "--delta"]):
+    for words in (["rewrite", str(root)], ["publish", str(root), "--map", name, "--delta"]):
         ended = CliRunner().invoke(group, [*words, "-o", "json"])
         assert ended.exit_code == 0, ended.output
     (table,) = json.loads(ended.stdout)["tables"]
-    return table["url"].removeprefix("file://"), table["version"]
+    return table["place"], table["version"]
 
 
 @thorough
-def test_other_programs_read_each_version(tmp_path: Path, libraries: Path) -> None:
+def test_other_programs_read_each_version(
+    tmp_path: Path, libraries: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also a former one, after a rewrite and a prune. None of them can write."""
 
     def read(place: str, version: int) -> dict[str, str]:
@@ -95,6 +98,13 @@ def test_other_programs_read_each_version(tmp_path: Path, libraries: Path) -> No
     del after['"o0"']
     assert read(place, second) == after
     assert read(place, first) == before
+    monkeypatch.setattr(delta_log, "CHECKPOINT_EVERY", 1)
+    for number in range(5):
+        with imap_wal.open(root) as store:
+            store.map("orders")["o1"] = number
+        _, version = published(root)
+    assert len(list(Path(place, "_delta_log").glob("*.json"))) < version, "older ones are deleted"
+    assert read(place, version) == {**after, '"o1"': "4"}
     with imap_wal.open(root) as store:
         store.map("orders")["o1"] = 1
     assert CliRunner().invoke(group, ["rewrite", str(root)]).exit_code == 0  # not published
@@ -107,7 +117,7 @@ def test_other_programs_read_each_version(tmp_path: Path, libraries: Path) -> No
         env={**os.environ, "PYTHONPATH": str(libraries)},
         check=True,
     )
-    assert len(files) == 3
+    assert len(files) > 3
     assert sorted(Path(place).rglob("*.parquet")) == files
 
 
@@ -129,4 +139,23 @@ def test_the_command_says_where_the_table_is(tmp_path: Path) -> None:
     assert Path(place, "_delta_log").is_dir()
     ended = run.invoke(group, ["publish", str(root), "--map", "orders", "--delta"])
     assert "orders (unchanged)" in ended.stdout
-    assert f"table: {Path(place).as_uri()}" in ended.stdout
+    assert f"table: {place}\n" in ended.stdout
+    with imap_wal.open(root) as store:
+        store.map("b")["a"] = 1
+    ended = run.invoke(group, ["publish", str(root), "--map", "orders", "--map", "b", "--delta"])
+    assert "orders (unchanged)" in ended.stdout
+    assert ended.exit_code == 1
+    assert "map 'b' has no snapshot to publish" in ended.output
+
+
+@pytest.mark.parametrize("name", ["orders.v2 è/b", "карта заказов " * 25])
+def test_a_map_of_any_name_is_published(tmp_path: Path, name: str) -> None:
+    """Its folder is percent-encoded. A long name is shortened, also in the name of the reader."""
+    root = tmp_path / "log"
+    with imap_wal.open(root) as store:
+        store.map(name)["a"] = 1
+    place, _ = published(root, name)
+    assert Path(place, "_delta_log").is_dir()
+    ended = CliRunner().invoke(group, ["publish", str(root), "--map", name, "--delta"])
+    assert f"table: {place}\n" in ended.stdout
+    assert "cannot read a table whose path has a `%`" in ended.stderr

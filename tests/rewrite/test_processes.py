@@ -128,7 +128,7 @@ def test_a_task_whose_process_is_killed_runs_once_more(tmp_path: Path, times: in
         if times == 1:
             assert [each.result for each in two.run(plan, work, ["a"])] == ["a"]
         else:
-            with pytest.raises(ProcessDied, match=r"ended with -9; .*published.*fewer --processes"):
+            with pytest.raises(ProcessDied, match=r"code -9; .*published.*fewer --processes"):
                 list(two.run(plan, work, ["a"]))
     assert len(list(gate.iterdir())) == 2
     assert not list((tmp_path / "scratch").iterdir())

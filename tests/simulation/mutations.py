@@ -18,6 +18,7 @@ from imap_wal.agent.reads import listings
 from imap_wal.embedded import decisions, map_writer, transaction
 from imap_wal.embedded import opening as embedded
 from imap_wal.errors import LostRace, WriterLocked
+from imap_wal.layout import snapshot_place
 from imap_wal.manifest.node import NodeManifest, Seen
 from imap_wal.parquet.writer import ParquetFile
 from imap_wal.read import cluster, parquet_scan
@@ -229,7 +230,7 @@ def _orphans_by_their_age_alone(put: Put) -> None:
         now_ms = log.clock.now_ms()
         gone = []
         for file in files:
-            name, generation = snapshots._place(file.path)
+            name, generation = snapshot_place(file.path)
             known = manifest.snapshots.get(name)
             if known is not None and file.path in known.files:
                 continue

@@ -160,7 +160,8 @@ def rights_of(words: Any, where: str) -> frozenset[Right]:
     names = [str(right) for right in Right]
     if not isinstance(words, list | tuple) or not words or any(word not in names for word in words):
         raise InvalidSetting(
-            f"{where}: rights are {words!r}; they take one or more of {', '.join(names)}"
+            f"{where}: rights are {words!r}; they must be a list of one or more of "
+            f"{', '.join(names)}"
         )
     return frozenset(Right(word) for word in words)
 

@@ -26,7 +26,7 @@ from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest, node_manifests
 from imap_wal.manifest.older import epoch_of
-from imap_wal.manifest.readers import HISTORY, readers_of
+from imap_wal.manifest.readers import HISTORY, forget_command, readers_of
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, FileScan
@@ -220,7 +220,7 @@ def _unread(log: ClusterLog, node: str, end: Position) -> str:
     unfinished = [
         name
         for name, reader in sorted(readers_of(log.store, log.folder).items())
-        if name != HISTORY and reader.positions.get(node, START) < end
+        if name != HISTORY and not reader.has_read(node, end)
     ]
     if not unfinished:
         return ""
@@ -228,7 +228,7 @@ def _unread(log: ClusterLog, node: str, end: Position) -> str:
     have = f"reader {names} has" if len(unfinished) == 1 else f"readers {names} have"
     return (
         f"{have} not read the last changes of node {node!r}: let it read them; or run "
-        "`imap-wal prune --forget-reader NAME` if it will not return; or pass --lose"
+        f"`{forget_command(unfinished[0])}` if it will not return; or pass --lose"
     )
 
 

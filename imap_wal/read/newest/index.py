@@ -171,8 +171,9 @@ class NewestIndex:
     def get(
         self, name: str, keys: Sequence[bytes], bytes_max: int | None = None
     ) -> list[Row | None]:
-        """The newest row of each key, including tombstones; None without one. `bytes_max`: only as
-        many of the first keys as fit, at least one. It limits the size of keys and values."""
+        """The newest row of each key, including tombstones; None for a key without a row.
+        `bytes_max`: only as many of the first keys as fit, at least one. It limits the size of keys
+        and values."""
         newest_rows: list[Row | None] = []
         size = 0
         if not self._stored.runs:

@@ -9,7 +9,7 @@ from typing import Any
 from imap_wal.context import Context
 from imap_wal.entry import ORDER_FIELDS, Row, clear_of
 from imap_wal.format import START, Position
-from imap_wal.parquet.columns import POSITION_COLUMNS, last_position
+from imap_wal.parquet.columns import POSITION_COLUMNS, are_clears, last_position
 from imap_wal.parquet.reader import Expected, group_batches
 from imap_wal.read.file_scan import ARCHIVE, FileScan
 from imap_wal.rules.counts import counting_columns, is_uniform, may_count
@@ -69,10 +69,7 @@ def read_keys(
 
 
 def _without_clears(batch: Any, name: str) -> tuple[Any, tuple[tuple[Row, str], ...]]:
-    """In a file a clear has an empty key, and its `expires_at_ms` is above 0."""
-    empty = pc.equal(pc.binary_length(batch.column("key")), 0)
-    counted = pc.not_equal(batch.column("expires_at_ms"), 0)
-    are = pc.and_(pc.and_(empty, batch.column("deleted")), counted)
+    are = are_clears(batch)
     if not are.true_count:
         return batch, ()
     clears = tuple(

@@ -188,7 +188,7 @@ def _restore(
         placed = open_place(url)
     except (StorageError, ImportError) as error:
         raise Failed(with_url(url, error)) from error
-    # A restore that was stopped has recorded the own disks.
+    # A restore that was stopped may have recorded that each node has its own disk.
     root = placed.store if placed.own_disk is None else placed.own_disk.root
     with closing(placed.store), working("writing") as tell:
         if not unfinished(root, backup):

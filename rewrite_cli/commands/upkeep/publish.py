@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +35,9 @@ def command(selection: Selection, delta: bool, keep: int, dry_run: bool, output:
 
     The table has the state of the last rewrite: one row for each live entry. Spark, Polars, DuckDB
     and others read it without imap-wal, and none of them can change it. A file with tombstones is
-    copied without them. Entries that expire later are still rows: the view that is printed leaves
-    them out. VACUUM of other programs must not be run with a retention shorter than that of the
-    table: it could delete files of the log. An encrypted log cannot be published.
+    copied without them. Entries that expire later are still rows: the condition that is printed
+    leaves them out. VACUUM of other programs must not be run with a retention shorter than that of
+    the table: it could delete files of the log. An encrypted log cannot be published.
 
     \b
     Examples:
@@ -50,19 +51,27 @@ def command(selection: Selection, delta: bool, keep: int, dry_run: bool, output:
     from imap_wal.publish.delta import publish
 
     published: list[tuple[str, PublishedTable]] = []
-    with selection.open(upkeep=True) as (context, clusters):
-        for view in clusters:
-            log = ClusterLog.of(context, view)
-            there = log.manifest().snapshots
-            maps = [name for name in selection.maps if name in there]
-            published += [
-                (str(view), publish(log, name, keep=keep, dry_run=dry_run)) for name in maps
-            ]
-    if not published:
+    try:
+        with selection.open(upkeep=True) as (context, clusters):
+            for view in clusters:
+                log = ClusterLog.of(context, view)
+                there = log.manifest().snapshots
+                for name in selection.maps:
+                    if name in there:
+                        table = publish(log, name, keep=keep, dry_run=dry_run)
+                        published.append((str(view), table))
+    finally:  # also of those before an error
+        if published:
+            _show(published, dry_run, output)
+    done = {table.map for _, table in published}
+    if left := [name for name in selection.maps if name not in done]:
         raise Failed(
-            f"{selection.url}: map {', '.join(map(repr, selection.maps))} has no snapshot to "
-            "publish: run `imap-wal rewrite` first"
+            f"{selection.url}: map {', '.join(map(repr, left))} has no snapshot to publish: run "
+            "`imap-wal rewrite` first"
         )
+
+
+def _show(published: Sequence[tuple[str, PublishedTable]], dry_run: bool, output: str) -> None:
     if output == out.JSON:
         out.print_json(
             {"dry_run": dry_run, "tables": [_json(cluster, each) for cluster, each in published]}
@@ -88,8 +97,11 @@ def command(selection: Selection, delta: bool, keep: int, dry_run: bool, output:
         ],
     )
     for _, table in published:
-        out.prose(f"table: {table.url}")
-    out.prose(f"live entries: {published[0][1].view}")
+        out.prose(f"table: {table.place}")
+        if "%" in table.place:
+            out.note("some programs cannot read a table whose path has a `%`: see docs/limits.md")
+    for program, condition in published[0][1].live.items():
+        out.prose(f"live entries, in SQL of {program}: {condition}")
 
 
 def _json(cluster: str, table: PublishedTable) -> dict[str, Any]:
