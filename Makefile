@@ -31,6 +31,10 @@ LOWEST_TESTS := $(addprefix tests/,unit log restore archive rewrite storage cli 
 # Four at a time on two processors: tests with members mostly wait.
 WORKERS ?= $(shell nproc 2>/dev/null | awk '{print $$1 * 2}')
 SPREAD := --numprocesses $(WORKERS) --dist loadscope
+# On a disk, a tenth of the time of the quick tests is that of syncs, and none of them needs it.
+# Only where there is enough memory: they use less than 1 GB of it at a time.
+IN_MEMORY = $(shell [ "$$(awk '/^MemAvailable/ {print $$2}' /proc/meminfo 2>/dev/null)" -ge 12000000 ] && \
+	[ "$$(df -Pk /dev/shm | awk 'NR == 2 {print $$4}')" -ge 4000000 ] && echo TMPDIR=/dev/shm)
 QUICK := -m 'not thorough and not torture and not storage' --hypothesis-profile ci
 
 # Our own code is installed in place. Without bytecode, each process compiles it again, for 2 s.
@@ -108,7 +112,7 @@ collected: python
 	@$(PYTEST) --collect-only --quiet > /dev/null
 
 test-python: setup
-	$(PYTEST) $(SPREAD) $(QUICK)
+	$(IN_MEMORY) $(PYTEST) $(SPREAD) $(QUICK)
 else
 test: setup
 	$(if $(filter hazelcast_plugin%,$(FOR)),$(MVN) verify -Dtests.excluded=thorough,$(PYTEST) $(SPREAD) $(QUICK) --for=$(FOR) tests)

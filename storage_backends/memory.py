@@ -161,8 +161,9 @@ class MemoryStore:
         return len(self._get(path))
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        with self._medium.mutex:
-            return bytes(self._get(path)[offset : None if length is None else offset + length])
+        # Not a slice of the bytearray, which would be copied twice.
+        with self._medium.mutex, memoryview(self._get(path)) as data:
+            return bytes(data[offset : None if length is None else offset + length])
 
     def open_input(self, path: str) -> BinaryIO:
         return io.BytesIO(self.read(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,21 +68,29 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return start
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    """A log of two nodes: overwritten and deleted keys, two maps, one archive."""
-    root = f"file://{tmp_path}/maps"
-    with imap_wal.open(root, namespace="prod", cluster="eu", node="n1") as store:
+@pytest.fixture(scope="session")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log of which each test gets a copy."""
+    root = tmp_path_factory.mktemp("two-nodes")
+    place = {"namespace": "prod", "cluster": "eu"}
+    with imap_wal.open(root, **place, node="n1") as store:
         orders = store.map("orders")
         orders.update({f"o{number}": {"state": "new"} for number in range(10)})
         orders["o1"] = {"state": "paid"}
         del orders["o2"]
         store.archive()
         orders["o3"] = {"state": "sent"}
-    with imap_wal.open(root, namespace="prod", cluster="eu", node="n2") as store:
+    with imap_wal.open(root, **place, node="n2") as store:
         store.map("orders")["o4"] = {"state": "back"}
         store.map("sessions").put("s1", "short", ttl=3600)
     return root
+
+
+@pytest.fixture
+def url(tmp_path: Path, two_nodes: Path) -> str:
+    """A log of two nodes: overwritten and deleted keys, two maps, one archive."""
+    shutil.copytree(two_nodes, tmp_path / "maps")
+    return f"file://{tmp_path}/maps"
 
 
 @pytest.fixture
@@ -95,13 +104,21 @@ def newest_segment(root: Path) -> Path:
     return max((root / "prod/eu/nodes/n1/wal").glob("*.wal"))
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    """Three segments of one node, written by three opens; the folder of the segments."""
+@pytest.fixture(scope="session")
+def three_opens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log of which each test gets a copy."""
+    root = tmp_path_factory.mktemp("three-opens")
     for value in range(3):
-        with imap_wal.open(f"file://{tmp_path}/log", node="n1", preallocate=False) as store:
+        with imap_wal.open(root, node="n1", preallocate=False) as store:
             for key in range(10):
                 store.map("m")[f"k{key}"] = [value, key]
+    return root
+
+
+@pytest.fixture
+def log(tmp_path: Path, three_opens: Path) -> Path:
+    """Three segments of one node, written by three opens; the folder of the segments."""
+    shutil.copytree(three_opens, tmp_path / "log")
     return tmp_path / "log/default/embedded/nodes/n1/wal"
 
 
