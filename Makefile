@@ -32,7 +32,7 @@ LOWEST_TESTS := $(addprefix tests/,unit log restore archive rewrite storage cli 
 WORKERS ?= $(shell nproc 2>/dev/null | awk '{print $$1 * 2}')
 SPREAD := --numprocesses $(WORKERS) --dist loadscope
 # On a disk, a tenth of the time of the quick tests is that of syncs, and none of them needs it.
-# Only where there is enough memory: they use less than 1 GB of it at a time.
+# Only where there is enough memory: they need about 1 GB of it.
 IN_MEMORY = $(shell [ "$$(awk '/^MemAvailable/ {print $$2}' /proc/meminfo 2>/dev/null)" -ge 12000000 ] && \
 	[ "$$(df -Pk /dev/shm | awk 'NR == 2 {print $$4}')" -ge 4000000 ] && echo TMPDIR=/dev/shm)
 QUICK := -m 'not thorough and not torture and not storage' --hypothesis-profile ci
@@ -96,13 +96,11 @@ demo: $(VENV)/.demo ## real flights, kill -9, restore, archive, rewrite; a repor
 demo-cluster: setup ## the same flights into two real Hazelcast members, all killed, restarted, compared
 	$(BIN)/python -m examples.demo --members 2 --picture out/demo-cluster.png
 
-# First what the tests need. The workers of pytest-xdist would all rewrite the assertions of all
-# tests, if no process had done it. The Java tests mostly wait for their members, so they run beside
-# those of Python.
+# The workers of pytest-xdist would all rewrite the assertions of all tests, if no process had done
+# it. The Java tests mostly wait for their members, so they run beside everything else.
 ifeq ($(FOR),)
 test: ## quick: lint, both languages, members, Spark, servers, a browser; FOR=imap_wal/write: tests of that package
-	@$(MAKE) --no-print-directory --jobs 3 jar lint collected
-	@$(MAKE) --no-print-directory --jobs 2 test-java test-python
+	@$(MAKE) --no-print-directory --jobs 3 lint test-java test-python
 
 # It does not make the jar again, which members of the Python tests may have open.
 test-java: jar
@@ -111,7 +109,7 @@ test-java: jar
 collected: python
 	@$(PYTEST) --collect-only --quiet > /dev/null
 
-test-python: setup
+test-python: setup collected
 	$(IN_MEMORY) $(PYTEST) $(SPREAD) $(QUICK)
 else
 test: setup

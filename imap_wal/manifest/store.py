@@ -138,6 +138,17 @@ def checksum_of_rest(text: bytes) -> str:
     return f"{google_crc32c.extend(google_crc32c.value(b'{'), text[_BEFORE_REST:]):08x}"
 
 
+def _matches(checksum: object, text: bytes, data: Mapping[str, Any]) -> bool:
+    """Whether a manifest has this checksum: `text` is its file, `data` what is in it besides."""
+    if checksum == checksum_of_rest(text):
+        return True
+    # A tenth of the time of `canonical_json`, and the same for all but a few characters.
+    with suppress(ValueError, OverflowError):
+        if checksum == _checksum(msgspec.json.encode(data, order="sorted")):
+            return True
+    return checksum == _checksum(canonical_json(data))
+
+
 CLUSTER_FORMAT = 8
 """The format number of a cluster's manifests. No program reads a log without one, so a release that
 does not know a new number here refuses the whole log (decision 82 in docs/decisions/files.md)."""
@@ -407,7 +418,7 @@ class ManifestLog(Generic[C]):
                 path, 0, f"this manifest is not JSON ({error})", MANIFEST_ADVICE
             ) from error
         checksum = data.pop("checksum", None)
-        if checksum != checksum_of_rest(text) and checksum != _checksum(canonical_json(data)):
+        if not _matches(checksum, text, data):
             raise CorruptLog(path, 0, "this manifest does not match its checksum", MANIFEST_ADVICE)
         with whole(path):
             format = checked(data, _Head).format

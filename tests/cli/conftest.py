@@ -72,15 +72,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The log of which each test gets a copy."""
     root = tmp_path_factory.mktemp("two-nodes")
-    place = {"namespace": "prod", "cluster": "eu"}
-    with imap_wal.open(root, **place, node="n1") as store:
+    with imap_wal.open(root, namespace="prod", cluster="eu", node="n1") as store:
         orders = store.map("orders")
         orders.update({f"o{number}": {"state": "new"} for number in range(10)})
         orders["o1"] = {"state": "paid"}
         del orders["o2"]
         store.archive()
         orders["o3"] = {"state": "sent"}
-    with imap_wal.open(root, **place, node="n2") as store:
+    with imap_wal.open(root, namespace="prod", cluster="eu", node="n2") as store:
         store.map("orders")["o4"] = {"state": "back"}
         store.map("sessions").put("s1", "short", ttl=3600)
     return root

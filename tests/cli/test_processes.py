@@ -131,7 +131,7 @@ def test_the_demo_loses_nothing_and_draws(tmp_path: Path) -> None:
         "-m",
         "examples.demo",
         "--flights",
-        "4000",
+        "2000",
         "--kills",
         "2",
         "--picture",

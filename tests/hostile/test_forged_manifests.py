@@ -257,10 +257,10 @@ def test_an_unreadable_packed_list_is_damage(text: str, memory: MemoryStore) -> 
 
 
 def test_a_packed_list_of_any_size_is_damage(memory: MemoryStore) -> None:
-    """Half a megabyte of text that would become half a gigabyte."""
+    """A quarter of a megabyte of text that would become more than a quarter of a gigabyte."""
     bomb = zlib.compressobj()
     zeros = bytes(1024 * 1024)
-    content = b"".join(bomb.compress(zeros) for _ in range(512)) + bomb.flush()
+    content = b"".join(bomb.compress(zeros) for _ in range(257)) + bomb.flush()
     with pytest.raises(CorruptLog, match="does not end within 268435456 bytes"):
         text = b64encode(content).decode()
         read({**CLUSTER, "snapshots": text, "covered": {}}, "cluster", memory)
