@@ -33,8 +33,9 @@ WORKERS ?= $(shell nproc 2>/dev/null | awk '{print $$1 * 2}')
 SPREAD := --numprocesses $(WORKERS) --dist loadscope
 # On a disk, a tenth of the time of the quick tests is that of syncs, and none of them needs it.
 # Only where there is enough memory: they need about 1 GB of it.
-IN_MEMORY = $(shell [ "$$(awk '/^MemAvailable/ {print $$2}' /proc/meminfo 2>/dev/null)" -ge 12000000 ] && \
-	[ "$$(df -Pk /dev/shm | awk 'NR == 2 {print $$4}')" -ge 4000000 ] && echo TMPDIR=/dev/shm)
+IN_MEMORY = $(shell ( [ "$$(awk '/^MemAvailable/ {print $$2}' /proc/meminfo)" -ge 12000000 ] && \
+	[ "$$(df -Pk /dev/shm | awk 'NR == 2 {print $$4}')" -ge 4000000 ] && \
+	! grep -q ' /dev/shm .*noexec' /proc/mounts && echo TMPDIR=/dev/shm ) 2> /dev/null)
 QUICK := -m 'not thorough and not torture and not storage' --hypothesis-profile ci
 
 # Our own code is installed in place. Without bytecode, each process compiles it again, for 2 s.

@@ -25,7 +25,7 @@ from imap_wal.clock import Randomness
 from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.reader_manifest import Base
-from imap_wal.manifest.readers import Change, Reader, with_base
+from imap_wal.manifest.readers import Change, Reader
 from imap_wal.manifest.snapshots import Snapshot, SnapshotFile
 from imap_wal.names import NAME_BYTES_MAX, encode, map_component
 from imap_wal.parquet.columns import DECODED_FIELDS, SNAPSHOT_SCHEMA, are_clears, plain
@@ -120,7 +120,7 @@ def publish(
                 raise log.lost(error) from error
             continue
         if not dry_run:
-            reader.keep(with_base(base), DAY_MS, files_only=True)
+            reader.keep(_proposed(name, base), DAY_MS, files_only=True)
             now = log.manifest().snapshots.get(name)
             if now is None or now.generation != snapshot.generation:
                 continue  # it stays: another process may have published it, or may do so now
@@ -154,6 +154,19 @@ def _reader_name(name: str) -> str:
     return f"{reader[:12]}~{sha256(name.encode()).hexdigest()}"
 
 
+def _proposed(name: str, new: Base) -> Change:
+    """Keeps another snapshot too. Nothing changes if it is kept already: another map's rewrite
+    changes its marks, and not its files. Nor if a newer one is kept, because this one is then not
+    the current one any more, and would be counted among those that were published."""
+    generation = new.snapshots[name].generation
+
+    def change(bases: tuple[Base, ...]) -> tuple[Base, ...]:
+        newest = max((base.snapshots[name].generation for base in bases), default=0)
+        return (*bases, new) if generation > newest else bases
+
+    return change
+
+
 def _published(name: str, former: int, generation: int, keep: int) -> Change:
     """What leaves the last `keep` snapshots that were published. `former`, `generation`: of the
     table before and after this commit. Those between them were proposed, and no process can commit
@@ -161,7 +174,6 @@ def _published(name: str, former: int, generation: int, keep: int) -> Change:
 
     def change(bases: tuple[Base, ...]) -> tuple[Base, ...]:
         old = [base for base in bases if base.snapshots[name].generation <= former]
-        old.sort(key=lambda base: base.snapshots[name].generation)
         now = [base for base in bases if base.snapshots[name].generation == generation]
         newer = [base for base in bases if base.snapshots[name].generation > generation]
         return (*[*old, *now][-keep:], *newer)

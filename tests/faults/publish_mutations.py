@@ -105,11 +105,18 @@ OF_PUBLISHED = (
         f"{_TESTS}::test_a_commit_below_the_newest_versions_is_repeated",
     ),
     Mutation(
-        "a late proposal displaces a newer snapshot",
+        "a snapshot that is not current any more is kept as one that was published",
         _DELTA,
-        "        old.sort(key=lambda base: base.snapshots[name].generation)\n",
-        "",
-        f"{_TESTS}::test_a_late_proposal_displaces_no_newer_snapshot",
+        "if generation > newest else bases",
+        "if new not in bases else bases",
+        f"{_TESTS}::test_two_publications_at_once_make_one_version_each",
+    ),
+    Mutation(
+        "a snapshot whose marks have changed is kept once more",
+        _DELTA,
+        "if generation > newest else bases",
+        "if generation >= newest else bases",
+        f"{_TESTS}::test_rewrites_of_other_maps_displace_no_version",
     ),
     Mutation(
         "a copy without tombstones counts as a file of a rewrite",
