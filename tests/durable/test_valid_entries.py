@@ -247,6 +247,7 @@ def test_equal_keys_are_one_key(memory: MemoryStore, keys: list[Any]) -> None:
             assert m[key] is True and m[key, "in a tuple"] is True
         assert len(m) == 2 and keys[0] in m.snapshot()
     assert contents(memory)[keys[-1]] is True
+    assert len({imap_wal.key_bytes(key) for key in keys}) == 1
 
 
 UNEQUAL = [
