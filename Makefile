@@ -36,7 +36,7 @@ SPREAD := --numprocesses $(WORKERS) --dist loadscope
 IN_MEMORY = $(shell ( [ "$$(awk '/^MemAvailable/ {print $$2}' /proc/meminfo)" -ge 12000000 ] && \
 	[ "$$(df -Pk /dev/shm | awk 'NR == 2 {print $$4}')" -ge 4000000 ] && \
 	! grep -q ' /dev/shm .*noexec' /proc/mounts && echo TMPDIR=/dev/shm ) 2> /dev/null)
-QUICK := -m 'not thorough and not torture and not storage' --hypothesis-profile ci
+QUICK = $(IN_MEMORY) $(PYTEST) $(SPREAD) -m 'not thorough and not torture and not storage' --hypothesis-profile ci
 
 # Our own code is installed in place. Without bytecode, each process compiles it again, for 2 s.
 unexport PYTHONDONTWRITEBYTECODE
@@ -111,10 +111,10 @@ collected: python
 	@$(PYTEST) --collect-only --quiet > /dev/null
 
 test-python: setup collected
-	$(IN_MEMORY) $(PYTEST) $(SPREAD) $(QUICK)
+	$(QUICK)
 else
 test: setup
-	$(if $(filter hazelcast_plugin%,$(FOR)),$(MVN) verify -Dtests.excluded=thorough,$(PYTEST) $(SPREAD) $(QUICK) --for=$(FOR) tests)
+	$(if $(filter hazelcast_plugin%,$(FOR)),$(MVN) verify -Dtests.excluded=thorough,$(QUICK) --for=$(FOR) tests)
 endif
 
 test-all: setup ## everything, before a release, in parts: what passed on this tree is not run again

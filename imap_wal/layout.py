@@ -63,9 +63,7 @@ _ARCHIVE = re.compile(
 
 _DISPOSABLE = re.compile(
     r"[^/]+/[^/]+/(?:nodes/[^/]+/)?"
-    r"(?:wal/[0-9]{8,}-[0-9]{8,}(?:\.[0-9]{8,})?\.wal"
-    r"|archive/[^/]+/[^/]+\.parquet"
-    r"|snapshot/[^/]+/[0-9]{8,}/[^/]+\.(?:parquet|wal))"
+    r"(?:wal/[0-9]{8,}-[0-9]{8,}(?:\.[0-9]{8,})?\.wal|archive/[^/]+/[^/]+\.parquet)"
 )
 
 
@@ -81,7 +79,7 @@ def _numbers(matched: re.Match[str] | None, *groups: int) -> list[int] | None:
 
 def is_disposable(path: str) -> bool:
     """Whether this is the path of a segment, an archive or a file of a snapshot."""
-    return _DISPOSABLE.fullmatch(path) is not None
+    return snapshot_place(path)[1] > 0 or _DISPOSABLE.fullmatch(path) is not None
 
 
 def cluster_folder(namespace: str, cluster: str) -> str:

@@ -52,9 +52,9 @@ Change: TypeAlias = Callable[[tuple[Base, ...]], tuple[Base, ...]]
 """What a reader keeps from now on, of what it kept before; oldest first."""
 
 
-def forget_command(name: str) -> str:
-    """What ends the protection of what a reader needs, as words for a shell."""
-    return f"imap-wal prune --forget-reader {quote(name)}"
+def forget_command(*names: str) -> str:
+    """What ends the protection of what these readers need, as words for a shell."""
+    return " ".join(["imap-wal prune", *(f"--forget-reader {quote(name)}" for name in names)])
 
 
 def with_base(new: Base) -> Change:

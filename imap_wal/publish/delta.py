@@ -2,7 +2,7 @@
 are. Each rewrite that was published is one version of the table.
 
 Rows of the table are the live entries: if a file has tombstones, the table has a copy of it without
-them. Entries that have expired since are still rows; `view` leaves them out.
+them. Entries that have expired since are still rows; the conditions in `LIVE` leave them out.
 
     examine   can the files be a table? What is refused changes nothing
     propose   a reader (`imap_wal.manifest.readers`) keeps the files of the new snapshot too
@@ -113,7 +113,7 @@ def publish(
         base = Base({}, {}, {name: snapshot}, {}, (name,), {})
         is_new = snapshot.generation > table.generation
         try:
-            files = _files(log, folder, name, snapshot, table) if is_new else ()
+            present, new = _files(log, folder, name, snapshot, table) if is_new else ([], [])
         except NotFound as error:
             now = log.manifest().snapshots.get(name)
             if now is not None and now.generation == snapshot.generation:
@@ -127,23 +127,27 @@ def publish(
         if not is_new:
             return _report(log, folder, name, snapshot, table, table, 0)
         now_ms = log.clock.now_ms()
-        copied = [file for file in files if file.is_copied]
         try:
-            added = [file.action(log, folder, now_ms, dry_run=dry_run) for file in files]
-            actions = _actions(log, name, snapshot, table, added, now_ms)
-            new = table.after(actions) if dry_run else delta.commit(table, actions)
+            added = [file.action(log, folder, now_ms, dry_run=dry_run) for file in new]
+            actions = _actions(log, name, snapshot, table, [*present, *added], now_ms)
+            after = table.after(actions) if dry_run else delta.commit(table, actions, keep)
         except (AlreadyExists, NotFound):
             continue  # another process published, or a prune removed what a newer snapshot has
         if not dry_run:
-            delta.finish(new, keep)
-            # Before the reader: so each of them is of a snapshot that was proposed before.
-            copies = [file.path for file in log.store.list(f"{folder}/{COPIES}")]
             published = _published(name, table.generation, snapshot.generation, keep)
-            bases = reader.keep(published, DAY_MS, files_only=True)
-            wanted = {path for base in bases for path in base.snapshots[name].paths}
-            log.store.discard_all([path for path in copies if _source(folder, path) not in wanted])
-        return _report(log, folder, name, snapshot, table, new, len(copied))
+            _advance(log, folder, name, reader, published)
+        copied = sum(file.is_copied for file in new)
+        return _report(log, folder, name, snapshot, table, after, copied)
     raise LostRace(f"map {name!r} was rewritten or published by others at each attempt; try again")
+
+
+def _advance(log: ClusterLog, folder: str, name: str, reader: Reader, change: Change) -> None:
+    """The reader keeps what `change` leaves, and copies of other files are deleted."""
+    # Listed before the reader is asked: so each copy is of a snapshot that was proposed before.
+    copies = [file.path for file in log.store.list(f"{folder}/{COPIES}")]
+    bases = reader.keep(change, DAY_MS, files_only=True)
+    wanted = {path for base in bases for path in base.snapshots[name].paths}
+    log.store.discard_all([path for path in copies if _source(folder, path) not in wanted])
 
 
 def _reader_name(name: str) -> str:
@@ -208,25 +212,22 @@ def _is_no_parquet(file: SnapshotFile) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of a snapshot that becomes one of the table. `rows`: without `tombstones`, clears
-    among them. `before`: its action, if the table has it already. `path`: in the folder."""
+    """A file of a snapshot that becomes one of the table. `path`: in the folder. `rows`: without
+    `tombstones`; clears are among these."""
 
     path: str
     size: int
     rows: int
     tombstones: int
     statistics: Mapping[str, Any]
-    before: Action | None = None
 
     @property
     def is_copied(self) -> bool:
-        return self.before is None and self.tombstones > 0
+        return self.tombstones > 0
 
     def action(self, log: ClusterLog, folder: str, now_ms: int, *, dry_run: bool) -> Action:
         """Its action `add`. A file with tombstones is copied without them before, if this is no
         `dry_run`."""
-        if self.before is not None:
-            return self.before
         path, size, statistics = self.path, self.size, self.statistics
         if self.is_copied:
             path = _copy_path(path, log.randomness)
@@ -244,19 +245,20 @@ class _File:
 
 def _files(
     log: ClusterLog, folder: str, name: str, snapshot: Snapshot, table: TableState
-) -> list[_File]:
-    """The files of a snapshot that have live entries."""
+) -> tuple[list[Action], list[_File]]:
+    """Of the files of a snapshot: the actions of those that the table has already, and the others
+    that have live entries."""
     former = {_source("", path): content for path, content in table.files.items()}
-    files = []
+    present, new = list[Action](), list[_File]()
     for stored in snapshot.files:
         path = stored.path.removeprefix(f"{folder}/")
-        if before := former.get(path):
-            files.append(_File(path, 0, 0, 0, {}, before))
+        if path in former:
+            present.append(former[path])
             continue
         file = _examined(log, name, stored, path, several_nodes=len(snapshot.marks) > 1)
         if file.rows:
-            files.append(file)
-    return files
+            new.append(file)
+    return present, new
 
 
 def _copy_path(path: str, randomness: Randomness) -> str:
@@ -278,10 +280,10 @@ def _actions(
     name: str,
     snapshot: Snapshot,
     table: TableState,
-    added: Collection[Action],
+    contents: Collection[Action],
     now_ms: int,
 ) -> list[Action]:
-    """What makes the table that of the snapshot, which has the files that are `added`."""
+    """What makes the table that of the snapshot. `contents`: of the actions `add` of its files."""
     parameters = {
         "generation": str(snapshot.generation),
         **{f"position of {node}": str(mark.position) for node, mark in snapshot.marks.items()},
@@ -290,12 +292,12 @@ def _actions(
     if table.version < 0:
         actions += first_actions(_schema(), log.randomness.name(), name, now_ms)
     actions.append({"txn": {"appId": APP, "version": snapshot.generation, "lastUpdated": now_ms}})
-    gone = table.files.keys() - {content["path"] for content in added}
+    gone = table.files.keys() - {content["path"] for content in contents}
     actions += [
         {"remove": {"path": path, "deletionTimestamp": now_ms, "dataChange": True}}
         for path in sorted(gone)
     ]
-    actions += [{"add": content} for content in added if content["path"] not in table.files]
+    actions += [{"add": content} for content in contents if content["path"] not in table.files]
     return actions
 
 
@@ -307,7 +309,8 @@ def _examined(
     and `CorruptLog`."""
     tombstones, former = 0, None  # the last key of the batch before
     with reading(log.context, stored.path, 0, "") as parquet:
-        demand_rows(parquet, stored.path, stored.rows)
+        for rows in (stored.rows, parquet.metadata.num_rows):
+            demand_rows(parquet, stored.path, rows)
         deletions = any(upper is not False for _, upper in _bounds(parquet.metadata, DELETED))
         columns = [DELETED] * deletions
         if several_nodes:
@@ -359,7 +362,7 @@ def _copy(log: ClusterLog, path: str, copy: str) -> tuple[int, Mapping[str, Any]
         reading(log.context, path, 0, "") as file,
     ):
         made = f"{scratch}/copy.parquet"
-        schema = pa.schema([*SNAPSHOT_SCHEMA, *DECODED_FIELDS][: len(file.schema.names)])
+        schema = file.schema.to_arrow_schema().remove_metadata()
         with pq.ParquetWriter(made, schema, compression="zstd") as writer:
             for number in range(file.num_row_groups):
                 for batch in file.iter_batches(row_groups=[number]):

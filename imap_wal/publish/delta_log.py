@@ -210,11 +210,15 @@ class DeltaLog:
             raise CorruptLog(path, 0, reason, _ADVICE) from None
         return replace(TableState().after(actions), version=version)
 
-    def commit(self, former: TableState, actions: Sequence[Action]) -> TableState:
-        """Publish the version after `former`. No two commits have the same bytes, see
-        `commit_info`: so a commit whose answer was lost, or that a driver sent twice, is found
-        again. Raises `AlreadyExists` if another process has published this version, or so many
-        later ones that this one may have been deleted."""
+    def commit(
+        self, former: TableState, actions: Sequence[Action], versions_kept: int
+    ) -> TableState:
+        """Publish the version after `former`. If the last checkpoint is ten versions old, write the
+        next one, and delete what no reader of the last versions needs.
+
+        No two commits have the same bytes, see `commit_info`: so a commit whose answer was lost, or
+        that a driver sent twice, is found again. Raises `AlreadyExists` if another process has
+        published this version, or so many later ones that this one may have been deleted."""
         lines = "".join(json.dumps(action, separators=(",", ":")) + "\n" for action in actions)
         state = former.after(actions)
         path, content = self.path(state.version), lines.encode()
@@ -226,16 +230,16 @@ class DeltaLog:
                     raise error
             except NotFound:
                 raise error from None
-        if max(self._names()[0], default=0) > state.version:  # it may have been deleted before
+        checkpoints, commits = self._names()
+        newest = max(checkpoints, default=0)
+        if newest > state.version:  # this one may have been deleted before
             raise AlreadyExists("later versions of the table were published", path)
+        if state.version - newest >= CHECKPOINT_EVERY:
+            self._write_checkpoint(state)
+            self._delete_old(checkpoints, commits, state.version - versions_kept)
         return state
 
-    def finish(self, state: TableState, versions_kept: int) -> None:
-        """After a commit: if the last checkpoint is ten versions old, write the next one, and
-        delete what no reader of the last versions needs."""
-        checkpoints, commits = self._names()
-        if state.version - max(checkpoints, default=0) < CHECKPOINT_EVERY:
-            return
+    def _write_checkpoint(self, state: TableState) -> None:
         actions = [
             {"protocol": state.protocol},
             {"metaData": state.metadata},
@@ -249,10 +253,10 @@ class DeltaLog:
         self._store.replace(
             f"{self._folder}/_delta_log/_last_checkpoint", json.dumps(pointer).encode()
         )
-        oldest = max(
-            (version for version in checkpoints if version <= state.version - versions_kept),
-            default=0,
-        )
+
+    def _delete_old(self, checkpoints: Sequence[int], commits: Sequence[int], oldest: int) -> None:
+        """Delete what is not needed to read the version `oldest` or a later one."""
+        oldest = max((version for version in checkpoints if version <= oldest), default=0)
         gone = [self.path(version) for version in commits if version < oldest]
         gone += [
             self.path(version, "checkpoint.parquet") for version in checkpoints if version < oldest

@@ -135,7 +135,7 @@ class Model:
     def sent_again(self, plugin: int) -> None:
         """A plug-in greets all agents of an ensemble, or none. Appends without an outcome are then
         sent again: an acknowledgement from before does not count with one of the new ensemble."""
-        self.slow = [each for each in self.slow if each[1] != plugin]
+        self.slow = [append for append in self.slow if append[1] != plugin]
 
     def late(self) -> None:
         """The other agents acknowledge a change, if its ensemble is still whole for them. An agent

@@ -60,11 +60,11 @@ def profile() -> str:
     return next(name for name, percent in PERCENT.items() if settings().max_examples == percent)
 
 
-def share(whole: int, *, least: int = 1, ci: float = PERCENT["ci"]) -> int:
+def share(whole: int, *, least: int = 1, ci: int = PERCENT["ci"]) -> int:
     """How many of `whole` examples, rounds or schedules this run tries. `ci`: how many of a hundred
     in `make test`, for a costly test."""
     percent = ci if profile() == "ci" else min(settings().max_examples, 100)
-    return max(min(least, whole), int(whole * percent / 100))
+    return max(min(least, whole), whole * percent // 100)
 
 
 def is_whole() -> bool:

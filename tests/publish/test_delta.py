@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
-import threading
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 import duckdb
 import pyarrow.parquet as pq
@@ -18,102 +14,34 @@ import pytest
 from imap_wal import format
 from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.clock import SeededRandomness
-from imap_wal.context import Context
 from imap_wal.entry import clear_of, pack
 from imap_wal.errors import CorruptLog, InvalidSetting, ShortLog
 from imap_wal.manifest import readers
 from imap_wal.manifest.list_files import Listed
-from imap_wal.manifest.reader_manifest import Base
-from imap_wal.manifest.readers import Reader, with_base
+from imap_wal.manifest.readers import Reader
 from imap_wal.publish import delta_log
-from imap_wal.publish.delta import PublishedTable, publish
-from imap_wal.publish.delta_log import DeltaLog, TableState
-from imap_wal.read.cluster import ClusterLog
+from imap_wal.publish.delta_log import DeltaLog
 from imap_wal.retention.kept import DAY_MS, kept_for_readers
 from imap_wal.retention.snapshots import unfinished
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.prune import prune
-from imap_wal.write.node_log import NodeLog
-from storage_backends import AlreadyExists, SegmentStore, Unavailable
-from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.memory import MemoryStore
 from tests.histories import put
-from tests.kit.effort import step, thorough
 from tests.kit.logs import append, cluster, node
 from tests.kit.rewrites import run, snapshot
-from tests.support import FakeClock
-
-FOLDER = "ns/c/snapshot/orders"
-T = TypeVar("T")
-
-
-def written(log: NodeLog, request: int, **entries: str | None) -> int:
-    """Append changes; None: a deletion. Returns the next request."""
-    for number, (key, value) in enumerate(entries.items(), request):
-        append(log, put(key, value, (1, 0, 1, number)))
-    return request + len(entries)
-
-
-def tombstoned(store: SegmentStore) -> NodeLog:
-    """The log of a node, beside one whose deletion each rewrite keeps: so each file of the
-    snapshot with it is copied."""
-    first, second = node(store), node(store, "n2")
-    append(second, put("b", "1", (1, 0, 1, 1)))
-    append(first, put("gone", "2", (2, 0, 2, 1)), put("gone", None, (2, 0, 2, 2)))
-    return second
-
-
-def plain(store: SegmentStore) -> NodeLog:
-    """The log of a node whose snapshot is published as it is."""
-    log = node(store, "n2")
-    append(log, put("b", "1", (1, 0, 1, 1)))
-    return log
-
-
-each_kind = pytest.mark.parametrize("begin", [plain, tombstoned])
-"""Whether the table names the files of snapshots, or copies of them."""
-plain_and_thorough = pytest.mark.parametrize(
-    "begin", [plain, pytest.param(tombstoned, marks=thorough)]
+from tests.kit.tables import (
+    FOLDER,
+    commit,
+    committed,
+    kept,
+    published,
+    rows,
+    table,
+    tombstoned,
+    written,
 )
-Begin: TypeAlias = Callable[[SegmentStore], NodeLog]
-
-
-def table(store: SegmentStore) -> TableState:
-    return DeltaLog(store, FOLDER).read()
-
-
-def rows(store: SegmentStore) -> dict[str, str]:
-    """Key → value of the rows of the table."""
-    found: list[tuple[str, str]] = []
-    for path, content in table(store).files.items():
-        data = store.read(f"{FOLDER}/{path}")
-        assert len(data) == content["size"]
-        read = pq.read_table(io.BytesIO(data)).to_pylist()
-        assert len(read) == json.loads(content["stats"])["numRecords"]
-        found += [(row["key"].decode(), row["value"].decode()) for row in read]
-    assert len(dict(found)) == len(found)
-    return dict(found)
-
-
-def sparse(quick: int) -> int:
-    """The step from one place of a fault to the next: each in `make test-all`."""
-    return 1 if step(1) < 4 else quick
-
-
-def kept(store: SegmentStore) -> list[Base]:
-    """What the reader keeps for the table."""
-    states = readers.readers_of(store, "ns/c").values()
-    return [base for state in states for base in state.bases]
-
-
-_seeds = itertools.count(1)
-
-
-def published(store: SegmentStore, **options: Any) -> PublishedTable:
-    """By a process of its own, so with its own random names."""
-    context = Context(store, clock=FakeClock(), randomness=SeededRandomness(next(_seeds)))
-    return publish(ClusterLog(context, "ns", "c"), "orders", **options)
+from tests.support import FakeClock
 
 
 def test_a_table_has_the_live_entries_of_each_rewrite(memory: MemoryStore) -> None:
@@ -142,10 +70,6 @@ def test_a_table_has_the_live_entries_of_each_rewrite(memory: MemoryStore) -> No
     prune(cluster(memory))
     assert rows(memory) == {"b": "new", "c": "3", "d": "4"}, "until the next publication"
     assert published(memory).rows == 0
-
-
-def commit(store: SegmentStore, version: int) -> str:
-    return store.read(f"{FOLDER}/_delta_log/{version:020d}.json").decode()
 
 
 def test_tombstones_are_no_rows(memory: MemoryStore) -> None:
@@ -236,6 +160,9 @@ def test_what_cannot_be_a_table_is_refused(memory: MemoryStore) -> None:
     change(files=Listed((sound.files[0]._replace(path=f"{name[:-7]}wal"),)))
     with pytest.raises(InvalidSetting, match="is no Parquet file"):
         published(memory)
+    change(files=Listed((sound.files[0]._replace(rows=2),)))
+    with pytest.raises(CorruptLog, match="has 2 rows, but its metadata has 1"):
+        published(memory)
     change(files=sound.files)
     assert [file.path for file in memory.list(FOLDER)] == before
     assert published(memory).version == 0
@@ -283,132 +210,6 @@ def test_a_dry_run_publishes_nothing(memory: MemoryStore) -> None:
     assert [file.path for file in memory.list("")] == before
 
 
-@each_kind
-def test_a_killed_publication_is_repeated(memory: MemoryStore, begin: Begin) -> None:
-    """After a kill at any storage operation, each version of the table is whole, and the next run
-    ends at the newest snapshot."""
-    for at in range(1, 60, sparse(3)):
-        store = MemoryStore(f"{memory.url}-{at}")
-        second = begin(store)
-        run(store)
-        published(store)
-        append(second, put("b", "2", (1, 0, 1, 2)))
-        run(store)
-        faulty = FaultyStore(store, Plan((Fault("kill", at),)))
-        try:
-            published(faulty, keep=1)
-            ended = True
-        except Killed:
-            ended = False
-        prune(cluster(store))
-        assert rows(store) in ({"b": "1"}, {"b": "2"})
-        assert published(store, keep=1).version == 1
-        assert rows(store) == {"b": "2"}
-        if ended:
-            break
-    else:
-        pytest.fail("a publication makes more operations")
-
-
-@each_kind
-def test_two_publications_at_once_make_one_version_each(memory: MemoryStore, begin: Begin) -> None:
-    """Another process rewrites and publishes at any operation of a publication: the table never
-    goes back to an older snapshot."""
-    for at in range(1, 60):
-        store = MemoryStore(f"{memory.url}-{at}")
-        log = begin(store)
-        run(store)
-        published(store)
-        written(log, 2, b="2")
-        run(store)
-        between = _Between(store, at, log, published)
-        published(between)
-        assert rows(store) == {"b": "3" if between.ran else "2"}
-        assert table(store).generation == snapshot(store).generation
-        published(store)
-        assert rows(store) == {"b": "3" if between.ran else "2"}
-        assert table(store).version in ((1, 2) if between.ran else (1,))
-        generations = [base.snapshots["orders"].generation for base in kept(store)]
-        assert generations == committed(store), "what was only proposed takes no place"
-        if not between.ran:
-            break
-    else:
-        pytest.fail("a publication makes more operations")
-
-
-@plain_and_thorough
-def test_a_publication_beside_a_prune_names_no_missing_file(
-    memory: MemoryStore, begin: Begin
-) -> None:
-    """At any operation of a publication, another process rewrites, and a prune has decided what to
-    delete. It deletes at the end of the publication."""
-    for at in range(1, 60):
-        store = MemoryStore(f"{memory.url}-{at}")
-        log = begin(store)
-        run(store)
-        published(store)
-        written(log, 2, b="2")
-        run(store)
-        prunes: list[_SlowPrune] = []
-        between = _Between(store, at, log, lambda inner, to=prunes: to.append(_SlowPrune(inner)))
-        published(between)
-        for slow_prune in prunes:
-            slow_prune.end()
-        assert rows(store) in ({"b": "2"}, {"b": "3"})
-        if not between.ran:
-            break
-    else:
-        pytest.fail("a publication makes more operations")
-
-
-@plain_and_thorough
-def test_a_proposed_snapshot_displaces_no_published_one(memory: MemoryStore, begin: Begin) -> None:
-    """At any operation of a publication, another process rewrites, proposes, and is killed. Then
-    all is deleted that may be."""
-    for at in range(1, 60, sparse(3)):
-        store = MemoryStore(f"{memory.url}-{at}")
-        log = begin(store)
-        run(store)
-        published(store)
-        written(log, 2, b="2")
-        run(store)
-
-        def propose(inner: SegmentStore) -> None:
-            seen = cluster(inner)
-            newest = Base({}, {}, {"orders": snapshot(inner)}, {}, ("orders",), {})
-            reader = Reader(inner, seen.folder, "delta orders", seen.clock, seen.randomness)
-            reader.keep(with_base(newest), DAY_MS, files_only=True)
-
-        between = _Between(store, at, log, propose)
-        published(between, keep=1)
-        prune(cluster(store))
-        assert rows(store) in ({"b": "2"}, {"b": "3"})
-        published(store, keep=1)
-        assert len(kept(store)) == 1
-        if not between.ran:
-            break
-    else:
-        pytest.fail("a publication makes more operations")
-
-
-@plain_and_thorough
-def test_a_published_snapshot_stays_until_the_next_one_is_published(
-    memory: MemoryStore, begin: Begin
-) -> None:
-    """A rewrite at any operation of a publication that finds nothing new, which is then killed."""
-    for at in range(1, 12):
-        for later in range(1, 12, sparse(4)):
-            store = MemoryStore(f"{memory.url}-{at}-{later}")
-            log = begin(store)
-            run(store)
-            published(store)
-            between = _Between(store, at, log, lambda inner: None)
-            with suppress(Killed):
-                published(FaultyStore(between, Plan((Fault("kill", at + later),))))
-            prune(cluster(store))
-            assert rows(store) in ({"b": "1"}, {"b": "3"})
-
-
 def test_snapshots_that_are_refused_are_not_kept(memory: MemoryStore) -> None:
     first, second = node(memory), node(memory, "n2")
     for number in range(1, 4):
@@ -418,51 +219,6 @@ def test_snapshots_that_are_refused_are_not_kept(memory: MemoryStore) -> None:
         with pytest.raises(InvalidSetting, match="two nodes claim"):
             published(memory)
     assert not kept(memory)
-
-
-class _SlowPrune(FaultyStore):
-    """A prune that waits before it deletes."""
-
-    def __init__(self, inner: SegmentStore) -> None:
-        super().__init__(inner, Plan())
-        self._waits, self._goes_on = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._prune)
-        self._thread.start()
-        assert self._waits.wait(60)
-
-    def _prune(self) -> None:
-        try:
-            prune(cluster(self))
-        finally:
-            self._waits.set()
-
-    def _run(self, kind: str, path: str, action: Callable[[], T]) -> T:
-        if kind in ("delete", "discard"):
-            self._waits.set()
-            assert self._goes_on.wait(60)
-        return super()._run(kind, path, action)
-
-    def end(self) -> None:
-        self._goes_on.set()
-        self._thread.join(60)
-
-
-class _Between(FaultyStore):
-    """Before its operation number `at`, another process changes, rewrites, and does `more`."""
-
-    def __init__(
-        self, inner: SegmentStore, at: int, log: NodeLog, more: Callable[[SegmentStore], object]
-    ) -> None:
-        super().__init__(inner, Plan())
-        self._at, self._log, self._more, self.ran = at, log, more, False
-
-    def _run(self, kind: str, path: str, action: Callable[[], T]) -> T:
-        if self.count + 1 == self._at and not self.ran:
-            self.ran = True
-            written(self._log, 3, b="3")
-            run(self.inner)
-            self._more(self.inner)
-        return super()._run(kind, path, action)
 
 
 def test_a_reader_of_tables_is_registered_by_its_map(memory: MemoryStore) -> None:
@@ -538,62 +294,6 @@ def test_a_lost_or_damaged_file_is_named(memory: MemoryStore, content: bytes | s
     published(memory)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_commit_whose_answer_is_lost_is_found(memory: MemoryStore, when: Any) -> None:
-    """Also if a driver sends it twice, and so finds its own."""
-    written(node(memory), 1, a="1")
-    run(memory)
-    error = Unavailable if when == "before" else AlreadyExists
-    fault = Fault("error", kind="create", path="*/_delta_log/*", when=when, error=error)
-    faulty = FaultyStore(memory, Plan((fault,)))
-    if when == "before":
-        with pytest.raises(Unavailable):
-            published(faulty)
-        assert table(memory).version == -1
-        assert published(memory).is_new
-    else:
-        assert published(faulty).is_new
-    assert faulty.fired
-    assert table(memory).version == 0
-
-
-def test_a_commit_below_the_newest_versions_is_repeated(
-    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A publication is paused before it commits a version, until others have published so many that
-    their clean-up deleted it."""
-    monkeypatch.setattr(delta_log, "CHECKPOINT_EVERY", 2)
-    log = tombstoned(memory)
-    run(memory)
-    published(memory)
-    written(log, 2, b="2")
-    run(memory)
-
-    def more(inner: SegmentStore) -> None:
-        for number in range(4, 10):
-            published(inner, keep=1)
-            written(log, number, b=str(number))
-            run(inner)
-
-    class Paused(_Between):
-        def _run(self, kind: str, path: str, action: Callable[[], T]) -> T:
-            if (kind, path) == ("create", f"{FOLDER}/_delta_log/{1:020d}.json") and not self.ran:
-                self._at = self.count + 1
-            return super()._run(kind, path, action)
-
-    paused = Paused(memory, -1, log, more)
-    report = published(paused, keep=1)
-    assert paused.ran
-    state = table(memory)
-    assert report.version == state.version > 4
-    assert rows(memory) == {"b": "9"}
-    checkpoints = memory.list(f"{FOLDER}/_delta_log")
-    pointer = json.loads(memory.read(f"{FOLDER}/_delta_log/_last_checkpoint"))
-    assert f"{pointer['version']:020d}.checkpoint.parquet" in {
-        file.path.rpartition("/")[2] for file in checkpoints
-    }
-
-
 def test_rewrites_of_other_maps_displace_no_version(memory: MemoryStore) -> None:
     """They change the marks of the snapshot, so a publication finds nothing new."""
     log, following = node(memory), 1
@@ -610,18 +310,6 @@ def test_rewrites_of_other_maps_displace_no_version(memory: MemoryStore) -> None
     assert generations == committed(memory)[-2:]
 
 
-def committed(store: SegmentStore) -> list[int]:
-    """The generation of each version."""
-    versions = range(table(store).version + 1)
-    actions = [
-        json.loads(line)
-        for version in versions
-        for line in commit(store, version).split("\n")
-        if line
-    ]
-    return [action["txn"]["version"] for action in actions if "txn" in action]
-
-
 def test_the_condition_of_live_entries_runs(memory: MemoryStore) -> None:
     """In DuckDB; `tests/spark` runs that of Spark."""
     first = node(memory)
@@ -632,5 +320,5 @@ def test_the_condition_of_live_entries_runs(memory: MemoryStore) -> None:
     (path,) = table(memory).files
     data = pq.read_table(io.BytesIO(memory.read(f"{FOLDER}/{path}")))
     assert len(data) == 3
-    found = duckdb.execute(f"select key from data where {live} order by key").fetchall()
-    assert found == [(b"a",), (b"c",)]
+    keys = duckdb.execute(f"select key from data where {live} order by key").fetchall()
+    assert keys == [(b"a",), (b"c",)]

@@ -128,7 +128,8 @@ def test_a_task_whose_process_is_killed_runs_once_more(tmp_path: Path, times: in
         if times == 1:
             assert [each.result for each in two.run(plan, work, ["a"])] == ["a"]
         else:
-            with pytest.raises(ProcessDied, match=r"code -9; .*published.*fewer --processes"):
+            error = r"ended with exit code -9; .*published.*fewer --processes"
+            with pytest.raises(ProcessDied, match=error):
                 list(two.run(plan, work, ["a"]))
     assert len(list(gate.iterdir())) == 2
     assert not list((tmp_path / "scratch").iterdir())

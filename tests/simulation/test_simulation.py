@@ -134,7 +134,7 @@ def check(runs: int, cases: Cases) -> None:
 def test_twenty_thousand_schedules_lose_nothing_acknowledged_and_serve_nothing_old(
     cases: Cases,
 ) -> None:
-    check(share(SCHEDULES, ci=0.5), cases)
+    check(share(SCHEDULES, ci=1), cases)
 
 
 @pytest.mark.torture

@@ -83,5 +83,5 @@ def test_a_session_of_ours_pushes_filters() -> None:
 def test_the_condition_of_live_entries_runs(spark: Any) -> None:
     """That which `imap-wal publish` prints for Spark."""
     rows = "values (0L), (1L), (4503599627370496L) as rows(expires_at_ms)"
-    found = spark.sql(f"select count(*) from {rows} where {LIVE['Spark']}")
-    assert found.first()[0] == 2
+    (live,) = spark.sql(f"select count(*) from {rows} where {LIVE['Spark']}").first()
+    assert live == 2

@@ -225,10 +225,11 @@ def _unread(log: ClusterLog, node: str, end: Position) -> str:
     if not unfinished:
         return ""
     names = ", ".join(map(repr, unfinished))
-    have = f"reader {names} has" if len(unfinished) == 1 else f"readers {names} have"
+    one = len(unfinished) == 1
+    have, they = (f"reader {names} has", "it") if one else (f"readers {names} have", "they")
     return (
         f"{have} not read the last changes of node {node!r}: let it read them; or run "
-        f"`{forget_command(unfinished[0])}` if it will not return; or pass --lose"
+        f"`{forget_command(*unfinished)}` if {they} will not return; or pass --lose"
     )
 
 
