@@ -72,6 +72,13 @@ IN_JAVA = (
         "ViewTest#logWithoutTheKnownViewIsNotUsed",
     ),
     Mutation(
+        "a member that leaves claims a view with its cleared list of members",
+        f"{_JAVA}/engine/ThisMember.java",
+        "if (leaving || !cluster.isPresent(membership)) {",
+        "if (!cluster.isPresent(membership)) {",
+        "ClusterTest#memberThatLeavesClaimsNoView",
+    ),
+    Mutation(
         "a map that the agent refuses keeps its other maps from being restored",
         f"{_JAVA}/settle/SettlementWorker.java",
         "return reason instanceof AgentError error ? !error.connectionStays()",

@@ -45,7 +45,7 @@ public final class AgentLink {
     private final AgentSettings settings;
     private final AgentConnection.Identity identity;
     private final CurrentCluster cluster;
-    private final String member;
+    private final ThisMember member;
     private final Runnable refused;
     private final Outcomes outcomes;
     private final AppendConnection connection;
@@ -72,7 +72,7 @@ public final class AgentLink {
         this.settings = agents.own().settings();
         this.identity = agents.own().identity();
         this.cluster = member.cluster();
-        this.member = member.name();
+        this.member = member;
         this.refused = refused;
         this.pending = new AtomicIntegerArray(identity.partitionCount());
         ILogger logger = member.logger();
@@ -156,12 +156,13 @@ public final class AgentLink {
     public String agent() {
         SessionInfo known = session();
         return "agent " + settings.agent()
-                + (known == null ? "" : " (node " + known.node() + ")") + " of member " + member;
+                + (known == null ? "" : " (node " + known.node() + ")") + " of member "
+                + member.name();
     }
 
     private String agent(AgentSettings one) {
         return one == settings ? agent() : "agent " + one.agent() + ", for copies, of member "
-                + member;
+                + member.name();
     }
 
     /** As {@link Candidates#readNanos}. */
@@ -364,7 +365,8 @@ public final class AgentLink {
      * Returns when this member is greeted in a view without the lost members. Waits for the agent:
      * do not call it on a partition's thread.
      *
-     * @throws LogUnavailable there is no agent, or this member itself was left out of a view
+     * @throws LogUnavailable there is no agent, or this member itself was left out of a view, or is
+     *                        about to leave its cluster
      */
     public SessionInfo view(Set<UUID> lost) {
         long number;
@@ -372,8 +374,8 @@ public final class AgentLink {
         // A separate connection: a claim may take long, and appends of the present view may still
         // count.
         try (AgentConnection asking = agents.open("read", true).connection()) {
-            number = asking.view(cluster.members(), lost, until);
             SessionInfo asked = asking.session();
+            number = asking.view(member.fellows(asked.membership()), lost, until);
             identity.view().learn(asked.clusterId(), asked.member(), number);
         } catch (IOException e) {
             if (AgentError.isVoid(e)) {

@@ -13,7 +13,9 @@ import com.hazelcast.spi.impl.InternalCompletableFuture;
 import com.hazelcast.spi.impl.NodeEngine;
 import com.hazelcast.spi.impl.NodeEngineImpl;
 import com.hazelcast.spi.impl.operationservice.Operation;
+import io.imapwal.wire.Membership;
 
+import java.io.IOException;
 import java.util.List;
 import java.util.Set;
 import java.util.UUID;
@@ -97,6 +99,22 @@ public final class ThisMember {
     public List<Member> others() {
         return nodeEngine.getClusterService().getMembers(DATA_MEMBER_SELECTOR).stream()
                 .filter(member -> !member.localMember()).toList();
+    }
+
+    /**
+     * The members that may write in a view that this member claims, this one included.
+     *
+     * @throws IOException this member leaves that cluster, or has left it. Hazelcast clears its
+     *                     list of members before it stops the threads that use it. A view with that
+     *                     list would leave out all members that stay.
+     */
+    public Set<UUID> fellows(Membership membership) throws IOException {
+        Set<UUID> members = cluster.members();
+        // Asked after the list was read: Hazelcast clears it later than it says that it leaves.
+        if (leaving || !cluster.isPresent(membership)) {
+            throw new IOException("this member leaves its cluster");
+        }
+        return members;
     }
 
     /** Sends an operation to a member once, without a second try. */

@@ -3,10 +3,15 @@ package io.imapwal.hazelcast.member;
 import com.hazelcast.client.HazelcastClient;
 import com.hazelcast.client.config.ClientConfig;
 import com.hazelcast.config.Config;
+import com.hazelcast.config.ConfigAccessor;
 import com.hazelcast.config.MapConfig;
+import com.hazelcast.config.ServiceConfig;
 import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.internal.serialization.impl.HeapData;
+import com.hazelcast.internal.services.ManagedService;
 import com.hazelcast.map.IMap;
+import com.hazelcast.spi.impl.NodeEngine;
+import io.imapwal.hazelcast.LogUnavailable;
 import io.imapwal.hazelcast.OutcomeUnknown;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
@@ -18,6 +23,9 @@ import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Properties;
+import java.util.Set;
+import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.stream.IntStream;
@@ -36,12 +44,21 @@ class ClusterTest {
     private int timeoutMs = 10_000;
 
     private HazelcastInstance start(int number) throws Exception {
+        return start(number, null);
+    }
+
+    /** @param service a service of Hazelcast that the member has too; null: none */
+    private HazelcastInstance start(int number, ManagedService service) throws Exception {
         FakeAgent agent = cluster.startAgent();
         Config config = cluster.config(number, agent);
         MapConfig map = Members.map("orders", agent.endpoint());
         map.getMapStoreConfig().setOffload(offload)
                 .setProperty("timeout-ms", String.valueOf(timeoutMs));
         config.addMapConfig(map);
+        if (service != null) {
+            ConfigAccessor.getServicesConfig(config).addServiceConfig(new ServiceConfig()
+                    .setEnabled(true).setName("of the test").setImplementation(service));
+        }
         return cluster.start(config);
     }
 
@@ -111,6 +128,58 @@ class ClusterTest {
                     WalPlugin.of(a).member().nodeEngine().toData(entry.getKey()).toByteArray());
             assertEquals(entry.getValue(), WalPlugin.of(a).member().nodeEngine()
                     .toObject(new HeapData(newest.value())));
+        }
+    }
+
+    /**
+     * Hazelcast clears a member's list of members before it stops the threads that use it. A view
+     * with that list would leave out all members that stay.
+     */
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void memberThatLeavesClaimsNoView(boolean graceful) throws Exception {
+        List<HazelcastInstance> members = new ArrayList<>();
+        List<String> refusals = new ArrayList<>();
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1, new AtEnd(() -> {
+            WalPlugin plugin = WalPlugin.of(members.get(0));
+            // Hazelcast does this next.
+            plugin.member().nodeEngine().getNode().getClusterService().shutdown(!graceful);
+            assertEquals(1, plugin.member().cluster().members().size(), "the list is cleared");
+            plugin.maps().links().all().forEach(link -> refusals.add(assertThrows(
+                    LogUnavailable.class, () -> link.view(Set.of(UUID.randomUUID())))
+                    .getMessage()));
+        }));
+        members.add(b);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        TestCluster.fill(map, 100);
+        assertEquals(100, b.getMap("orders").size());
+        if (graceful) {
+            b.shutdown();
+        } else {
+            b.getLifecycleService().terminate();
+        }
+        assertEquals(1, refusals.size());
+        assertTrue(refusals.get(0).contains("this member leaves its cluster"), refusals.get(0));
+        map.set(1, 2);
+        assertEquals(2, map.get(1));
+    }
+
+    /** A service of Hazelcast that does something when its member ends. */
+    private record AtEnd(Runnable action) implements ManagedService {
+        @Override
+        public void init(NodeEngine nodeEngine, Properties properties) {
+            // Nothing to do.
+        }
+
+        @Override
+        public void reset() {
+            // Nothing to do.
+        }
+
+        @Override
+        public void shutdown(boolean terminate) {
+            action.run();
         }
     }
 
