@@ -72,6 +72,13 @@ IN_JAVA = (
         "ViewTest#logWithoutTheKnownViewIsNotUsed",
     ),
     Mutation(
+        "a load that fails while it is asked whether it has ended has loaded everything",
+        f"{_JAVA}/member/UserLoad.java",
+        "        boolean done = load.isDone();\n        Failure last = failure;\n",
+        "        Failure last = failure;\n        boolean done = load.isDone();\n",
+        "UserLoadTest#failureIsKnownWhenTheLoadHasEnded",
+    ),
+    Mutation(
         "a member that leaves claims a view with its cleared list of members",
         f"{_JAVA}/engine/ThisMember.java",
         "if (leaving || !cluster.isPresent(membership)) {",

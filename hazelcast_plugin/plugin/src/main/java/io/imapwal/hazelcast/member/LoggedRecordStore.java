@@ -97,11 +97,11 @@ final class LoggedRecordStore extends DefaultRecordStore {
     /** A migration asks this too. Only those who wait for a load get the error of it. */
     @Override
     public boolean isLoaded() {
-        RuntimeException failure = load.failure();
-        if (failure != null && isCalledBy(IsPartitionLoadedOperation.class)) {
-            throw failure;
+        UserLoad.Progress progress = load.progress();
+        if (progress.failure() != null && isCalledBy(IsPartitionLoadedOperation.class)) {
+            throw progress.failure();
         }
-        return isReady() && super.isLoaded() && load.isDone();
+        return isReady() && super.isLoaded() && progress.done();
     }
 
     /** Whether nothing waits for this partition. */

@@ -20,6 +20,10 @@ final class UserLoad {
     private record Failure(RuntimeException why, long nanos) {
     }
 
+    /** @param failure of a load that ended a short time ago; null: it did not fail */
+    record Progress(boolean done, RuntimeException failure) {
+    }
+
     /** Another {@code loadAll} begins. */
     void begin() {
         failure = null;
@@ -33,20 +37,19 @@ final class UserLoad {
             }
             return null;
         });
-        load = isDone() ? seen : CompletableFuture.allOf(load, seen);
+        load = load.isDone() ? seen : CompletableFuture.allOf(load, seen);
     }
 
     void fail(RuntimeException why) {
         failure = new Failure(why, System.nanoTime());
     }
 
-    boolean isDone() {
-        return load.isDone();
-    }
-
-    /** Of a load that ended a short time ago; null: it did not fail. */
-    RuntimeException failure() {
+    /** What is known of the load now. */
+    Progress progress() {
+        // First: what ends after this was asked has no failure that could be missed.
+        boolean done = load.isDone();
         Failure last = failure;
-        return last != null && System.nanoTime() - last.nanos < FAILURE_NANOS ? last.why : null;
+        return new Progress(done, last != null && System.nanoTime() - last.nanos < FAILURE_NANOS
+                ? last.why : null);
     }
 }
