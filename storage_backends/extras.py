@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib import metadata
 
 
 class MissingExtra(ModuleNotFoundError):
@@ -32,6 +31,8 @@ class MissingExtra(ModuleNotFoundError):
 
 def _needed(distribution: str, extra: str) -> str:
     """The versions of a distribution that an extra of imap-wal installs, as text."""
+    from importlib import metadata  # slow to import, and rarely needed
+
     with suppress(metadata.PackageNotFoundError):
         for require in metadata.requires("imap-wal") or ():
             named, _, condition = require.partition(";")
@@ -63,6 +64,8 @@ def needs(extra: str) -> Iterator[None]:
 
 def _installed(library: str) -> str:
     """The version of an installed library; "" if it is not installed."""
+    from importlib import metadata
+
     try:
         return metadata.version(library)
     except metadata.PackageNotFoundError:

@@ -21,11 +21,13 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from storage_backends.errors import StorageError
 from storage_backends.interface import SegmentStore
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINTS = "imap_wal.storage"
 """The group of entry points. The name of each is a scheme."""
@@ -151,6 +153,8 @@ def backend_of(url: str) -> Backend:
 
 def added() -> Iterable[EntryPoint]:
     """The entry points of other packages."""
+    from importlib.metadata import entry_points  # slow to import, and rarely needed
+
     return (point for point in entry_points(group=ENTRY_POINTS) if point.name not in BACKENDS)
 
 

@@ -11,10 +11,9 @@ first. `take`, `ack` and `nack` are decisions, so no two takers get the same lea
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from imap_wal.embedded.changes import WriteBatch
 from imap_wal.embedded.decisions import Choice, Decision, OutlookOf
@@ -23,6 +22,9 @@ from imap_wal.embedded.map_writer import MapWriter
 from imap_wal.errors import InvalidSetting
 from imap_wal.forked import OfOneProcess
 from imap_wal.serializer import shown
+
+if TYPE_CHECKING:
+    import asyncio
 
 LEASED = ".leased"
 """The end of the name of the map with the jobs that were taken."""
@@ -214,6 +216,8 @@ class AsyncJobQueue(OfOneProcess):
         timeout: float | None = None,  # noqa: ASYNC109  # a cancelled `take` may have a lease
     ) -> Job | None:
         """As `JobQueue.take`."""
+        import asyncio
+
         loop, signal = asyncio.get_running_loop(), self._queue.signal
         end = None if timeout is None else loop.time() + timeout
         while True:

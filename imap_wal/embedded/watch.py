@@ -10,12 +10,11 @@ compaction may remove what it has not read; it then gets `PositionGone`.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from itertools import compress
-from typing import Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from imap_wal.embedded.changes import MapState
 from imap_wal.embedded.map_writer import MapWriter
@@ -32,6 +31,9 @@ from imap_wal.retention.history import at_positions
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.ring import CommitSignal
 from storage_backends import NotFound
+
+if TYPE_CHECKING:
+    import asyncio
 
 EVENTS_MAX = 256
 """How many events are decoded at a time."""
@@ -219,6 +221,8 @@ class AsyncWatch:
     async def _read(self) -> bool:
         """Read in another thread. If this task is cancelled, the next call continues. Returns False
         at the end."""
+        import asyncio
+
         if self._reading is None:
             if self._closed:
                 return False

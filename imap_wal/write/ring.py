@@ -14,7 +14,6 @@ the lock is a plain one, whose `with` has no gap between lock and block.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -263,6 +262,8 @@ class CommitSignal:
 
     async def wait_async(self, seen: Position, seconds: float) -> None:
         """The same in a task."""
+        import asyncio  # most programs need none
+
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:

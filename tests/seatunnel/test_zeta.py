@@ -118,6 +118,7 @@ def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
         one.close()
 
 
+@thorough
 def test_a_finished_job_is_remembered_after_a_kill(world: Callable[..., World]) -> None:
     zeta = world()
     zeta.start()
