@@ -3,6 +3,7 @@ installed into a folder of its own."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import pkgutil
 import subprocess
@@ -84,12 +85,12 @@ def test_an_entry_point_that_cannot_be_used_is_named(
     values: tuple[str, ...], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     points = [EntryPoint("notes", value, registry.ENTRY_POINTS) for value in values]
-    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
     with pytest.raises(StorageError, match=why):
         open_store("notes://x")
 
 
 def test_a_scheme_of_this_package_cannot_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("s3", "os:sep", registry.ENTRY_POINTS)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [point])
     assert backend_of("s3://bucket/maps") is BACKENDS["s3"]
