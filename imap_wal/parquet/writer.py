@@ -32,6 +32,8 @@ with needs("archive"):
 KEY_LEVEL = 2
 """The zstd level for files that are sorted by key: they are a fifth smaller than with level 1,
 pyarrow's default."""
+WITH_STATISTICS = ("key", "timestamp_ms")
+"""The columns with statistics in each row group, except the map, of which a file has one."""
 
 
 class ParquetFile:
@@ -67,7 +69,7 @@ class ParquetFile:
             compression="zstd",
             compression_level=KEY_LEVEL if "epoch" in schema.names else None,
             use_dictionary=DICTIONARIES,
-            write_statistics=["map", "key", "timestamp_ms"],
+            write_statistics=["map", *WITH_STATISTICS],
             store_schema=False,
             write_page_checksum=True,
             encryption_properties=encryption().create_encryption_properties(key) if key else None,

@@ -1,376 +1,70 @@
-"""A map as a Delta table: `_delta_log` beside the Parquet files of its snapshot, which stay as they
-are. Each rewrite that was published is one version of the table.
-
-Rows of the table are the live entries: if a file has tombstones, the table has a copy of it without
-them. Entries that have expired since are still rows; the conditions in `LIVE` leave them out.
-
-    examine   can the files be a table? What is refused changes nothing
-    propose   a reader (`imap_wal.manifest.readers`) keeps the files of the new snapshot too
-    look      is it still the snapshot of the map?
-    commit    the copies, then the next version of the table
-    advance   the reader keeps the last snapshots that were published, and copies of them stay
-"""
+"""A Delta table: `_delta_log` beside the Parquet files of a map's snapshot."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from hashlib import sha256
-from tempfile import TemporaryDirectory
-from typing import Any
 
-from imap_wal.clock import Randomness
-from imap_wal.errors import InvalidSetting, LostRace
-from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.reader_manifest import Base
-from imap_wal.manifest.readers import Change, Reader
-from imap_wal.manifest.snapshots import Snapshot, SnapshotFile
-from imap_wal.names import NAME_BYTES_MAX, encode, map_component
-from imap_wal.parquet.columns import DECODED_FIELDS, SNAPSHOT_SCHEMA, are_clears, plain
-from imap_wal.parquet.file import demand_rows
-from imap_wal.parquet.reader import reading
 from imap_wal.publish.delta_log import (
     APP,
     Action,
     DeltaLog,
-    TableState,
+    DeltaState,
     commit_info,
     first_actions,
 )
-from imap_wal.read.cluster import ATTEMPTS, ClusterLog
-from imap_wal.retention.kept import DAY_MS
-from imap_wal.security.encryption_keys import NO_KEYS
-from storage_backends import AlreadyExists, NotFound
-from storage_backends.extras import needs
-
-with needs("archive"):
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
-KEEP = 3
-COPIES = "published"
-_COPY = re.compile(COPIES + r"/([0-9]{8,})-(.+)-[0-9a-f]+\.parquet")
-KEY, DELETED, EXPIRES = "key", "deleted", "expires_at_ms"
-LIVE: Mapping[str, str] = {
-    "Spark": f"{EXPIRES} = 0 OR {EXPIRES} > unix_millis(current_timestamp())",
-    "DuckDB": f"{EXPIRES} = 0 OR {EXPIRES} > epoch_ms(now())",
-}
-"""The condition of rows that have not expired, in SQL of these programs."""
-_TYPES = {"string": "string", "binary": "binary", "bool": "boolean", "int64": "long"}
-COLUMNS: Mapping[str, str] = {
-    field.name: _TYPES[str(field.type)] for field in (*SNAPSHOT_SCHEMA, *DECODED_FIELDS)
-}
-"""Column → type of Delta. Those of `DECODED_FIELDS` are NULL in files that do not have them."""
+from imap_wal.publish.publication import COLUMNS, DataFile, NextVersion, TableState, folder_of
+from imap_wal.read.cluster import ClusterLog
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedTable:
-    """What a publication did. `version`: of the table. `added`, `removed`, `kept`: files of the
-    table; `copied`: how many of the added ones are copies without tombstones. `bytes`: in a dry
-    run, copies count as the files that they are of. `place`: where programs find the table, a
-    path or a URL; names in it are percent-encoded. `live`: see `LIVE`."""
+class DeltaTable:
+    """The Delta table of a map. See `imap_wal.publish.publication.Table`."""
 
-    map: str
-    place: str
-    version: int
-    generation: int
-    added: int
-    removed: int
-    kept: int
-    copied: int
-    rows: int
-    bytes: int
-    is_new: bool
-    """Whether a version was published: not if the table has this snapshot already."""
-    live: Mapping[str, str]
+    kind = "delta"
 
+    def __init__(self, log: ClusterLog, name: str) -> None:
+        self.name, self._log = name, log
+        folder = folder_of(log, name)
+        self.place = f"{log.store.url.removeprefix('file://').rstrip('/')}/{folder}"
+        self._delta = DeltaLog(log.store, folder)
+        self._read = DeltaState()
+        """What the last `read` has found."""
 
-def publish(
-    log: ClusterLog, name: str, *, keep: int = KEEP, dry_run: bool = False
-) -> PublishedTable:
-    """Publish the current snapshot of a map. The files of the last `keep` published ones stay, so
-    that queries under way find them. Several processes may publish at the same time.
+    def read(self) -> TableState:
+        self._read = self._delta.read()
+        return _plain(self._read)
 
-    Raises `InvalidSetting` if the map has no snapshot that can be a table, `LostRace` if others
-    published or rewrote during each attempt, `CorruptLog` and `ShortLog` for a file that is damaged
-    or lost, and the errors of `ClusterLog.state`."""
-    folder = f"{log.folder}/snapshot/{map_component(name)}"
-    delta = DeltaLog(log.store, folder)
-    reader = Reader(log.store, log.folder, _reader_name(name), log.clock, log.randomness)
-    for _ in range(ATTEMPTS):
-        table = delta.read()
-        manifest = log.manifest()  # after the table: so it is not older than what was published
-        snapshot = _demand_snapshot(log, manifest, name)
-        if snapshot.generation < table.generation:
-            raise InvalidSetting(
-                f"map {name!r}: the table has generation {table.generation}, but the snapshot is "
-                f"of generation {snapshot.generation}: the log is an older copy. Delete the folder "
-                "_delta_log, and publish again"
-            )
-        base = Base({}, {}, {name: snapshot}, {}, (name,), {})
-        is_new = snapshot.generation > table.generation
-        try:
-            present, new = _files(log, folder, name, snapshot, table) if is_new else ([], [])
-        except NotFound as error:
-            now = log.manifest().snapshots.get(name)
-            if now is not None and now.generation == snapshot.generation:
-                raise log.lost(error) from error
-            continue
-        if not dry_run:
-            reader.keep(_proposed(name, base), DAY_MS, files_only=True)
-            now = log.manifest().snapshots.get(name)
-            if now is None or now.generation != snapshot.generation:
-                continue  # it stays: another process may have published it, or may do so now
-        if not is_new:
-            return _report(log, folder, name, snapshot, table, table, 0)
-        now_ms = log.clock.now_ms()
-        try:
-            added = [file.action(log, folder, now_ms, dry_run=dry_run) for file in new]
-            actions = _actions(log, name, snapshot, table, [*present, *added], now_ms)
-            after = table.after(actions) if dry_run else delta.commit(table, actions, keep)
-        except (AlreadyExists, NotFound):
-            continue  # another process published, or a prune removed what a newer snapshot has
-        if not dry_run:
-            published = _published(name, table.generation, snapshot.generation, keep)
-            _advance(log, folder, name, reader, published)
-        copied = sum(file.is_copied for file in new)
-        return _report(log, folder, name, snapshot, table, after, copied)
-    raise LostRace(f"map {name!r} was rewritten or published by others at each attempt; try again")
+    def commit(self, former: TableState, following: NextVersion, keep: int) -> TableState:
+        now_ms, randomness = self._log.clock.now_ms(), self._log.randomness
+        actions: list[Action] = [commit_info(now_ms, randomness.name(), following.parameters)]
+        if former.version < 0:
+            actions += first_actions(_schema(), randomness.name(), self.name, now_ms)
+        transaction = {"appId": APP, "version": following.generation, "lastUpdated": now_ms}
+        actions.append({"txn": transaction})
+        actions += [
+            {"remove": {"path": path, "deletionTimestamp": now_ms, "dataChange": True}}
+            for path in following.gone
+        ]
+        actions += [{"add": _added(file, now_ms)} for file in following.added]
+        return _plain(self._delta.commit(self._read, actions, keep))
 
 
-def _advance(log: ClusterLog, folder: str, name: str, reader: Reader, change: Change) -> None:
-    """The reader keeps what `change` leaves, and copies of other files are deleted."""
-    # Listed before the reader is asked: so each copy is of a snapshot that was proposed before.
-    copies = [file.path for file in log.store.list(f"{folder}/{COPIES}")]
-    bases = reader.keep(change, DAY_MS, files_only=True)
-    wanted = {path for base in bases for path in base.snapshots[name].paths}
-    log.store.discard_all([path for path in copies if _source(folder, path) not in wanted])
-
-
-def _reader_name(name: str) -> str:
-    """The reader that keeps the files of a table. Its folder name is bounded, as that of a map."""
-    reader = f"delta {name}"
-    if len(encode(reader)) <= NAME_BYTES_MAX:
-        return reader
-    return f"{reader[:12]}~{sha256(name.encode()).hexdigest()}"
-
-
-def _proposed(name: str, new: Base) -> Change:
-    """Keeps another snapshot too. Nothing changes if it is kept already: another map's rewrite
-    changes its marks, and not its files. Nor if a newer one is kept, because this one is then not
-    the current one any more, and would be counted among those that were published."""
-    generation = new.snapshots[name].generation
-
-    def change(bases: tuple[Base, ...]) -> tuple[Base, ...]:
-        newest = max((base.snapshots[name].generation for base in bases), default=0)
-        return (*bases, new) if generation > newest else bases
-
-    return change
-
-
-def _published(name: str, former: int, generation: int, keep: int) -> Change:
-    """What leaves the last `keep` snapshots that were published. `former`, `generation`: of the
-    table before and after this commit. Those between them were proposed, and no process can commit
-    them any more. Another process may still commit a newer one."""
-
-    def change(bases: tuple[Base, ...]) -> tuple[Base, ...]:
-        old = [base for base in bases if base.snapshots[name].generation <= former]
-        now = [base for base in bases if base.snapshots[name].generation == generation]
-        newer = [base for base in bases if base.snapshots[name].generation > generation]
-        return (*[*old, *now][-keep:], *newer)
-
-    return change
-
-
-def _demand_snapshot(log: ClusterLog, manifest: ClusterManifest, name: str) -> Snapshot:
-    if log.context.keys is not NO_KEYS:
-        raise InvalidSetting(
-            "the log is encrypted, and readers of tables have no keys for its files: it cannot be "
-            "published"
-        )
-    snapshot = manifest.snapshots.get(name)
-    if snapshot is None:
-        raise InvalidSetting(f"map {name!r} has no snapshot yet: run `imap-wal rewrite` first")
-    if snapshot.mixed:
-        raise InvalidSetting(
-            f"the snapshot of map {name!r} was written by a repair, and may have several "
-            "rows for one key: run `imap-wal rewrite` first"
-        )
-    if other := next((file.path for file in snapshot.files if _is_no_parquet(file)), ""):
-        raise InvalidSetting(
-            f"{other} is no Parquet file: run `imap-wal rewrite` where pyarrow is installed"
-        )
-    return snapshot
-
-
-def _is_no_parquet(file: SnapshotFile) -> bool:
-    return not file.path.endswith(".parquet")
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """A file of a snapshot that becomes one of the table. `path`: in the folder. `rows`: without
-    `tombstones`; clears are among these."""
-
-    path: str
-    size: int
-    rows: int
-    tombstones: int
-    statistics: Mapping[str, Any]
-
-    @property
-    def is_copied(self) -> bool:
-        return self.tombstones > 0
-
-    def action(self, log: ClusterLog, folder: str, now_ms: int, *, dry_run: bool) -> Action:
-        """Its action `add`. A file with tombstones is copied without them before, if this is no
-        `dry_run`."""
-        path, size, statistics = self.path, self.size, self.statistics
-        if self.is_copied:
-            path = _copy_path(path, log.randomness)
-            if not dry_run:
-                size, statistics = _copy(log, f"{folder}/{self.path}", f"{folder}/{path}")
-        return {
-            "path": path,
-            "partitionValues": {},
-            "size": size,
-            "modificationTime": now_ms,
-            "dataChange": True,
-            "stats": json.dumps({"numRecords": self.rows, **statistics}),
-        }
-
-
-def _files(
-    log: ClusterLog, folder: str, name: str, snapshot: Snapshot, table: TableState
-) -> tuple[list[Action], list[_File]]:
-    """Of the files of a snapshot: the actions of those that the table has already, and the others
-    that have live entries."""
-    former = {_source("", path): content for path, content in table.files.items()}
-    present, new = list[Action](), list[_File]()
-    for stored in snapshot.files:
-        path = stored.path.removeprefix(f"{folder}/")
-        if path in former:
-            present.append(former[path])
-            continue
-        file = _examined(log, name, stored, path, several_nodes=len(snapshot.marks) > 1)
-        if file.rows:
-            new.append(file)
-    return present, new
-
-
-def _copy_path(path: str, randomness: Randomness) -> str:
-    """A new path of a copy of this file: a copy is of one publication, so no other one can have
-    decided to delete it before it was made."""
-    stem = path.removesuffix(".parquet").replace("/", "-")
-    return f"{COPIES}/{stem}-{randomness.token().hex()}.parquet"
-
-
-def _source(folder: str, path: str) -> str:
-    """The path of the file of which this is a copy; `path` if it is none."""
-    start = f"{folder}/" if folder else ""
-    matched = _COPY.fullmatch(path.removeprefix(start))
-    return path if matched is None else f"{start}{matched[1]}/{matched[2]}.parquet"
-
-
-def _actions(
-    log: ClusterLog,
-    name: str,
-    snapshot: Snapshot,
-    table: TableState,
-    contents: Collection[Action],
-    now_ms: int,
-) -> list[Action]:
-    """What makes the table that of the snapshot. `contents`: of the actions `add` of its files."""
-    parameters = {
-        "generation": str(snapshot.generation),
-        **{f"position of {node}": str(mark.position) for node, mark in snapshot.marks.items()},
+def _plain(state: DeltaState) -> TableState:
+    files = {
+        path: DataFile(path, content["size"], json.loads(content["stats"])["numRecords"])
+        for path, content in state.files.items()
     }
-    actions: list[Action] = [commit_info(now_ms, log.randomness.name(), parameters)]
-    if table.version < 0:
-        actions += first_actions(_schema(), log.randomness.name(), name, now_ms)
-    actions.append({"txn": {"appId": APP, "version": snapshot.generation, "lastUpdated": now_ms}})
-    gone = table.files.keys() - {content["path"] for content in contents}
-    actions += [
-        {"remove": {"path": path, "deletionTimestamp": now_ms, "dataChange": True}}
-        for path in sorted(gone)
-    ]
-    actions += [{"add": content} for content in contents if content["path"] not in table.files]
-    return actions
+    return TableState(state.version, state.generation, files)
 
 
-def _examined(
-    log: ClusterLog, name: str, stored: SnapshotFile, path: str, *, several_nodes: bool
-) -> _File:
-    """Reads the footer; if there may be tombstones, their column too; and of several nodes the
-    keys, because two of them may claim one. Raises `InvalidSetting` for such a key, `NotFound`,
-    and `CorruptLog`."""
-    tombstones, former = 0, None  # the last key of the batch before
-    with reading(log.context, stored.path, 0, "") as parquet:
-        for rows in (stored.rows, parquet.metadata.num_rows):
-            demand_rows(parquet, stored.path, rows)
-        deletions = any(upper is not False for _, upper in _bounds(parquet.metadata, DELETED))
-        columns = [DELETED] * deletions
-        if several_nodes:
-            columns = [KEY, DELETED, EXPIRES]
-        for batch in parquet.iter_batches(columns=columns) if columns else ():
-            tombstones += batch[DELETED].true_count
-            if several_nodes:
-                keys = batch[KEY].filter(pc.invert(are_clears(batch)))  # which have the same key
-                twice = pc.any(pc.equal(keys[1:], keys[:-1])).as_py()
-                if twice or (former is not None and keys and former == keys[0].as_py()):
-                    raise InvalidSetting(
-                        f"map {name!r} has keys that two nodes claim, so a key has several rows: "
-                        "decide with `imap-wal rewrite --resolve` first"
-                    )
-                former = keys[-1].as_py() if keys else former
-        statistics = _statistics(parquet.metadata)
-    return _File(path, stored.size, stored.rows - tombstones, tombstones, statistics)
-
-
-def _bounds(metadata: Any, column: str) -> Iterator[tuple[Any, Any]]:
-    """The lowest and the highest value of a column in each row group; None: unknown."""
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        for at in range(group.num_columns):
-            chunk = group.column(at)
-            if chunk.path_in_schema == column:
-                bounds = chunk.statistics
-                has = bounds is not None and bounds.has_min_max
-                yield (bounds.min, bounds.max) if has else (None, None)
-
-
-def _statistics(metadata: Any) -> Mapping[str, Any]:
-    """Of the columns of numbers, as Delta has them."""
-    lows: dict[str, int] = {}
-    highs: dict[str, int] = {}
-    for column, kind in COLUMNS.items():
-        bounds = [*_bounds(metadata, column)] if kind == "long" else []
-        if bounds and all(low is not None for low, _ in bounds):
-            lows[column] = min(low for low, _ in bounds)
-            highs[column] = max(high for _, high in bounds)
-    return {"minValues": lows, "maxValues": highs, "nullCount": dict.fromkeys(lows, 0)}
-
-
-def _copy(log: ClusterLog, path: str, copy: str) -> tuple[int, Mapping[str, Any]]:
-    """Write a copy of a file without its tombstones, one row group after the other. Returns its
-    size and statistics."""
-    with (
-        TemporaryDirectory(prefix="imap-wal-") as scratch,
-        reading(log.context, path, 0, "") as file,
-    ):
-        made = f"{scratch}/copy.parquet"
-        schema = file.schema.to_arrow_schema().remove_metadata()
-        with pq.ParquetWriter(made, schema, compression="zstd") as writer:
-            for number in range(file.num_row_groups):
-                for batch in file.iter_batches(row_groups=[number]):
-                    live = plain(batch.filter(pc.invert(batch[DELETED])))
-                    writer.write_batch(pa.record_batch(live.columns, schema=schema))
-        statistics = _statistics(pq.read_metadata(made))
-        log.store.create_from(copy, made)
-    return log.store.size(copy), statistics
+def _added(file: DataFile, now_ms: int) -> Action:
+    return {
+        "path": file.path,
+        "partitionValues": {},
+        "size": file.size,
+        "modificationTime": now_ms,
+        "dataChange": True,
+        "stats": json.dumps({"numRecords": file.rows, **file.statistics}),
+    }
 
 
 def _schema() -> str:
@@ -379,29 +73,3 @@ def _schema() -> str:
         for name, kind in COLUMNS.items()
     ]
     return json.dumps({"type": "struct", "fields": fields})
-
-
-def _report(
-    log: ClusterLog,
-    folder: str,
-    name: str,
-    snapshot: Snapshot,
-    before: TableState,
-    after: TableState,
-    copied: int,
-) -> PublishedTable:
-    stats = [json.loads(content["stats"])["numRecords"] for content in after.files.values()]
-    return PublishedTable(
-        map=name,
-        place=f"{log.store.url.removeprefix('file://').rstrip('/')}/{folder}",
-        version=after.version,
-        generation=snapshot.generation,
-        added=len(after.files.keys() - before.files.keys()),
-        removed=len(before.files.keys() - after.files.keys()),
-        kept=len(after.files.keys() & before.files.keys()),
-        copied=copied,
-        rows=sum(stats),
-        bytes=sum(content["size"] for content in after.files.values()),
-        is_new=after.version != before.version,
-        live=LIVE,
-    )

@@ -121,7 +121,7 @@ _MAPS = {"partitionValues", "configuration", "options"}
 
 
 @dataclass(frozen=True, slots=True)
-class TableState:
+class DeltaState:
     """What a table has at its newest version; -1: there is no table. `files`: path → its `add`.
     `generation`: of the snapshot that was published last."""
 
@@ -131,7 +131,7 @@ class TableState:
     protocol: Action | None = None
     generation: int = 0
 
-    def after(self, actions: Iterable[Action]) -> TableState:
+    def after(self, actions: Iterable[Action]) -> DeltaState:
         """The state after one more commit."""
         files, state = dict(self.files), self
         for kind, content in chain.from_iterable(action.items() for action in actions):
@@ -157,11 +157,11 @@ class DeltaLog:
     def path(self, version: int, ending: str = "json") -> str:
         return f"{self._folder}/_delta_log/{version:020d}.{ending}"
 
-    def read(self) -> TableState:
+    def read(self) -> DeltaState:
         """The newest state. Raises `CorruptLog` for a version that is missing or cannot be parsed,
         and `InvalidSetting` if another program has changed the table."""
         checkpoints, commits = self._names()
-        state = TableState()
+        state = DeltaState()
         if checkpoints:
             state = self._checkpoint(checkpoints[-1])
         for version in range(state.version + 1, max(commits, default=-1) + 1):
@@ -194,7 +194,7 @@ class DeltaLog:
             )
         return actions
 
-    def _checkpoint(self, version: int) -> TableState:
+    def _checkpoint(self, version: int) -> DeltaState:
         path = self.path(version, "checkpoint.parquet")
         try:
             with self._store.open_input(path) as source:
@@ -208,11 +208,11 @@ class DeltaLog:
         except (pa.ArrowException, ValueError, NotFound) as error:
             reason = f"this is not a readable checkpoint of a Delta table: {error}"
             raise CorruptLog(path, 0, reason, _ADVICE) from None
-        return replace(TableState().after(actions), version=version)
+        return replace(DeltaState().after(actions), version=version)
 
     def commit(
-        self, former: TableState, actions: Sequence[Action], versions_kept: int
-    ) -> TableState:
+        self, former: DeltaState, actions: Sequence[Action], versions_kept: int
+    ) -> DeltaState:
         """Publish the version after `former`. If the last checkpoint is ten versions old, write the
         next one, and delete what no reader of the last versions needs.
 
@@ -239,7 +239,7 @@ class DeltaLog:
             self._delete_old(checkpoints, commits, state.version - versions_kept)
         return state
 
-    def _write_checkpoint(self, state: TableState) -> None:
+    def _write_checkpoint(self, state: DeltaState) -> None:
         actions = [
             {"protocol": state.protocol},
             {"metaData": state.metadata},

@@ -59,7 +59,8 @@ class KeptFor:
             return (
                 f"the table of reader {self.reader!r} was not published for {days} days, and files "
                 "are kept for it: run `imap-wal publish` again; only if nothing reads the table "
-                f"any more, delete its folders _delta_log and published, and run `{command}`"
+                "any more, delete it (of Delta, the folders _delta_log and published), and run "
+                f"`{command}`"
             )
         return (
             f"reader {self.reader!r} has published nothing for {days} days, and files are kept "

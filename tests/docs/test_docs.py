@@ -219,6 +219,10 @@ def test_each_command_runs(name: str, log: Path, monkeypatch: pytest.MonkeyPatch
                 monkeypatch.setenv(variable, value)
             assert command_code(words) == (0, "")
         return
+    if "--iceberg" in words:
+        from tests.kit.tables import iceberg_catalog
+
+        iceberg_catalog(log, monkeypatch)
     if words[0] == "backup-restore":
         before("backup", f"{log}/maps", f"{log}/backups/maps")
     if words[0] == "forget-node" and "--lose" not in words:

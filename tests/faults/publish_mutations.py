@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from tests.faults.mutation import Mutation
 
-_DELTA, _LOG = "imap_wal/publish/delta.py", "imap_wal/publish/delta_log.py"
-_TESTS = "tests/publish/test_delta.py"
+_PUBLICATION, _LOG = "imap_wal/publish/publication.py", "imap_wal/publish/delta_log.py"
+_ICEBERG = "imap_wal/publish/iceberg.py"
+_TESTS, _OF_ICEBERG = "tests/publish/test_delta.py", "tests/publish/test_iceberg.py"
 _PROCESSES = "tests/publish/test_several_processes.py"
 
 OF_PUBLISHED = (
     Mutation(
         "a snapshot that is older than the table is published, or refused as a copy",
-        _DELTA,
-        "        table = delta.read()\n"
+        _PUBLICATION,
+        "        former = table.read()\n"
         "        manifest = log.manifest()  # after the table: so it is not older than what was "
         "published\n",
-        "        manifest = log.manifest()\n        table = delta.read()\n",
+        "        manifest = log.manifest()\n        former = table.read()\n",
         f"{_PROCESSES}::test_two_publications_at_once_make_one_version_each",
     ),
     Mutation(
         "a snapshot that was replaced before its files were kept is published",
-        _DELTA,
+        _PUBLICATION,
         "now is None or now.generation != snapshot.generation",
         "now is None",
         f"{_PROCESSES}::test_a_publication_beside_a_prune_names_no_missing_file",
     ),
     Mutation(
         "tombstones are rows of a table",
-        _DELTA,
+        _PUBLICATION,
         "        return self.tombstones > 0\n",
         "        return False\n",
         f"{_TESTS}::test_tombstones_are_no_rows",
@@ -48,14 +49,14 @@ OF_PUBLISHED = (
     ),
     Mutation(
         "a newer snapshot that is only proposed displaces a published one",
-        _DELTA,
+        _PUBLICATION,
         "        return (*[*old, *now][-keep:], *newer)\n",
         "        return (*old, *now, *newer)[-keep:]\n",
         f"{_PROCESSES}::test_a_proposed_snapshot_displaces_no_published_one",
     ),
     Mutation(
         "a published snapshot is not kept any more before the next one is published",
-        _DELTA,
+        _PUBLICATION,
         "                continue  # it stays: another process may have published it, or may do so "
         "now\n",
         "                reader.keep(lambda bases: bases[:-1], DAY_MS, files_only=True)\n"
@@ -64,9 +65,9 @@ OF_PUBLISHED = (
     ),
     Mutation(
         "copies of a snapshot that another process publishes now are deleted",
-        _DELTA,
-        "    bases = reader.keep(change, DAY_MS, files_only=True)\n",
-        "    bases = reader.keep(change, DAY_MS, files_only=True)\n"
+        _PUBLICATION,
+        "    kept = [base.snapshots[name] for base in bases if name in base.snapshots]\n",
+        "    kept = [base.snapshots[name] for base in bases if name in base.snapshots]\n"
         '    copies = [file.path for file in log.store.list(f"{folder}/{COPIES}")]\n',
         f"{_PROCESSES}::test_two_publications_at_once_make_one_version_each",
     ),
@@ -86,7 +87,7 @@ OF_PUBLISHED = (
     ),
     Mutation(
         "two clears are keys that two nodes claim",
-        _DELTA,
+        _PUBLICATION,
         "batch[KEY].filter(pc.invert(are_clears(batch)))",
         "batch[KEY]",
         f"{_TESTS}::test_clears_are_not_claimed_by_two_nodes",
@@ -107,14 +108,14 @@ OF_PUBLISHED = (
     ),
     Mutation(
         "a snapshot that is not current any more is kept as one that was published",
-        _DELTA,
+        _PUBLICATION,
         "if generation > newest else bases",
         "if new not in bases else bases",
         f"{_PROCESSES}::test_two_publications_at_once_make_one_version_each",
     ),
     Mutation(
         "a snapshot whose marks have changed is kept once more",
-        _DELTA,
+        _PUBLICATION,
         "if generation > newest else bases",
         "if generation >= newest else bases",
         f"{_TESTS}::test_rewrites_of_other_maps_displace_no_version",
@@ -125,5 +126,47 @@ OF_PUBLISHED = (
         'r"[^/]+/[^/]+/snapshot/([^/]+)/([0-9]{8,})/[^/]+',
         'r".+/([^/]+)/([0-9]{8,})[^/]*[/-][^/]+',
         f"{_TESTS}::test_tombstones_are_no_rows",
+    ),
+    Mutation(
+        "copies that another table of the map needs are deleted",
+        _PUBLICATION,
+        "for base in each.bases]",
+        "for base in each.bases if each.updated_ms == 0]",
+        f"{_OF_ICEBERG}::test_copies_stay_while_any_table_of_the_map_needs_them",
+    ),
+    Mutation(
+        "programs of Iceberg may delete files of the log",
+        _ICEBERG,
+        '"gc.enabled": "false"',
+        '"gc.enabled": "true"',
+        f"{_OF_ICEBERG}::test_a_table_has_the_live_entries_of_each_rewrite",
+    ),
+    Mutation(
+        "an Iceberg table of another map is published to",
+        _ICEBERG,
+        "        if of != self._map:\n",
+        "        if not of:\n",
+        f"{_OF_ICEBERG}::test_tables_that_are_not_of_this_map_are_refused",
+    ),
+    Mutation(
+        "an Iceberg commit whose answer was lost is not found",
+        _ICEBERG,
+        "not unique.items() <= summary.additional_properties.items()",
+        "unique",
+        f"{_OF_ICEBERG}::test_a_commit_whose_answer_is_lost_is_found",
+    ),
+    Mutation(
+        "an Iceberg table has snapshots whose files are gone",
+        _ICEBERG,
+        "[:-keep]",
+        "[:0]",
+        f"{_OF_ICEBERG}::test_versions_that_are_kept_stay_readable",
+    ),
+    Mutation(
+        "a commit to Iceberg that another process was quicker with is an error",
+        _ICEBERG,
+        "(CommitFailedException, ValidationException) as error",
+        "ValidationException as error",
+        f"{_OF_ICEBERG}::test_two_publications_at_once_make_one_version",
     ),
 )

@@ -5,22 +5,28 @@ from __future__ import annotations
 import io
 import itertools
 import json
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
+import pytest
 
 from imap_wal.clock import SeededRandomness
 from imap_wal.context import Context
 from imap_wal.manifest import readers
 from imap_wal.manifest.reader_manifest import Base
-from imap_wal.publish.delta import PublishedTable, publish
-from imap_wal.publish.delta_log import DeltaLog, TableState
+from imap_wal.publish.delta import DeltaTable
+from imap_wal.publish.delta_log import DeltaLog, DeltaState
+from imap_wal.publish.publication import PublishedTable, publish
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.write.node_log import NodeLog
 from storage_backends import SegmentStore
 from tests.histories import put
 from tests.kit.logs import append, node
 from tests.support import FakeClock
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
 
 FOLDER = "ns/c/snapshot/orders"
 
@@ -51,7 +57,7 @@ def plain(store: SegmentStore) -> NodeLog:
     return log
 
 
-def table(store: SegmentStore) -> TableState:
+def table(store: SegmentStore) -> DeltaState:
     return DeltaLog(store, FOLDER).read()
 
 
@@ -77,7 +83,8 @@ def kept(store: SegmentStore) -> list[Base]:
 def published(store: SegmentStore, **options: Any) -> PublishedTable:
     """By a process of its own, so with its own random names."""
     context = Context(store, clock=FakeClock(), randomness=SeededRandomness(next(_seeds)))
-    return publish(ClusterLog(context, "ns", "c"), "orders", **options)
+    log = ClusterLog(context, "ns", "c")
+    return publish(log, "orders", DeltaTable(log, "orders"), **options)
 
 
 def commit(store: SegmentStore, version: int) -> str:
@@ -94,3 +101,14 @@ def committed(store: SegmentStore) -> list[int]:
         if line
     ]
     return [action["txn"]["version"] for action in actions if "txn" in action]
+
+
+def iceberg_catalog(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Catalog:
+    """The catalog "lake", in SQLite, also for commands of this process. pyiceberg reads its
+    configuration only once in a process."""
+    from pyiceberg.catalog import load_catalog  # takes a second
+
+    settings = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/lake"}
+    made = load_catalog("lake", **settings)
+    monkeypatch.setattr("imap_wal.publish.iceberg.load_catalog", {"lake": made}.__getitem__)
+    return made

@@ -1,4 +1,4 @@
-"""Programs of others read a published table: delta-rs, Polars, and DuckDB over Arrow."""
+"""Programs of others read a published table: delta-rs, pyiceberg, Polars, and DuckDB over Arrow."""
 
 from __future__ import annotations
 
@@ -37,6 +37,26 @@ try:
     raise SystemExit("another program could write")
 except Exception as error:
     assert "imapWalPublished" in str(error), error
+print(json.dumps(seen))
+"""
+
+
+ICEBERG_READER = """
+import json, sys
+import duckdb, polars
+from pyiceberg.catalog import load_catalog
+
+table = load_catalog("lake").load_table("embedded.orders")
+number = [each.snapshot_id for each in table.snapshots()][int(sys.argv[1])]
+names = ("key_text", "value_json")
+data = table.scan(snapshot_id=number).to_arrow()
+seen = dict(zip(*(data[name].to_pylist() for name in names)))
+by_polars = polars.scan_iceberg(table, snapshot_id=number).select(names).collect()
+assert dict(by_polars.iter_rows()) == seen
+counted = duckdb.sql("select count(*), count(*) filter (deleted) from data").fetchall()
+assert counted == [(len(seen), 0)], counted
+(one,) = table.scan(snapshot_id=number, row_filter="key_text = '\\"o1\\"'").to_arrow().to_pylist()
+assert one["value_json"] == seen['"o1"']
 print(json.dumps(seen))
 """
 
@@ -159,3 +179,43 @@ def test_a_map_of_any_name_is_published(tmp_path: Path, name: str) -> None:
     ended = CliRunner().invoke(group, ["publish", str(root), "--map", name, "--delta"])
     assert f"table: {place}\n" in ended.stdout
     assert "cannot read a table whose path has a `%`" in ended.stderr
+
+
+@thorough
+def test_other_programs_read_an_iceberg_table(tmp_path: Path, libraries: Path) -> None:
+    """Also its former snapshot, after a rewrite and a prune."""
+    catalog = {"URI": f"sqlite:///{tmp_path}/lake.db", "WAREHOUSE": f"file://{tmp_path}/lake"}
+    settings = {f"PYICEBERG_CATALOG__LAKE__{name}": value for name, value in catalog.items()}
+
+    def ended(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *words],
+            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{libraries}", **settings},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    root = tmp_path / "log"
+
+    def published() -> None:
+        for words in (["rewrite", str(root)], ["prune", str(root), "--yes"]):
+            assert CliRunner().invoke(group, words).exit_code == 0
+        ended("-m", "rewrite_cli", "publish", str(root), "--map", "orders", "--iceberg", "lake")
+
+    with imap_wal.open(root) as store:
+        store.map("orders").update({f"o{number}": {"id": number} for number in range(100)})
+    assert CliRunner().invoke(group, ["decode", str(root), "--map", "orders"]).exit_code == 0
+    published()
+    with imap_wal.open(root) as store:
+        orders = store.map("orders")
+        del orders["o0"]
+        orders["o1"] = {"id": -1}
+    published()
+    before = {json.dumps(f"o{number}"): json.dumps({"id": number}) for number in range(100)}
+    after = {**before, '"o1"': json.dumps({"id": -1})}
+    del after['"o0"']
+    assert json.loads(ended("-c", ICEBERG_READER, "0")) == before
+    assert json.loads(ended("-c", ICEBERG_READER, "1")) == after

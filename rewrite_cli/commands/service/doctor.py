@@ -91,6 +91,7 @@ EXTRAS = {
     **{backend.library: backend.extra for backend in BACKENDS.values() if backend.library},
     "cryptography": "encryption",
     "duckdb": "duckdb",
+    "pyiceberg": "iceberg",
     "opentelemetry-sdk": "otel",
 }
 """The extra that installs each package."""

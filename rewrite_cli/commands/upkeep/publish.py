@@ -14,12 +14,22 @@ from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import Selection, selection_options
 
 if TYPE_CHECKING:  # it needs pyarrow
-    from imap_wal.publish.delta import PublishedTable
+    from imap_wal.publish.publication import PublishedTable, Table
 
 
 @click.command()
 @selection_options(nodes=False)
 @click.option("--delta", is_flag=True, help="As a Delta table, beside the files of the snapshot.")
+@click.option(
+    "--iceberg",
+    metavar="CATALOG",
+    help="As an Iceberg table of this catalog, which is configured as for pyiceberg.",
+)
+@click.option(
+    "--table",
+    metavar="NAMESPACE.NAME",
+    help="The name of the Iceberg table. Default: the names of cluster and map, percent-encoded.",
+)
 @click.option(
     "--keep",
     type=click.IntRange(1),
@@ -29,26 +39,42 @@ if TYPE_CHECKING:  # it needs pyarrow
 )
 @out.dry_run_option
 @out.output_option
-def command(selection: Selection, delta: bool, keep: int, dry_run: bool, output: str) -> None:
+def command(
+    selection: Selection,
+    delta: bool,
+    iceberg: str | None,
+    table: str | None,
+    keep: int,
+    dry_run: bool,
+    output: str,
+) -> None:
     """Publish the snapshot of a map as a table of other programs, without a copy of its files: a
-    commit that names them. Run it after each rewrite. Needs --map and --delta.
+    commit that names them. Run it after each rewrite. Needs --map, and --delta or --iceberg.
 
     The table has the state of the last rewrite: one row for each live entry. Spark, Polars, DuckDB
     and others read it without imap-wal, and none of them can change it. A file with tombstones is
     copied without them. Entries that expire later are still rows: the condition that is printed
-    leaves them out. VACUUM of other programs must not be run with a retention shorter than that of
-    the table: it could delete files of the log. An encrypted log cannot be published.
+    leaves them out. An encrypted log cannot be published.
+
+    \b
+    Other programs must not delete files of the log:
+      Delta     no VACUUM with a retention shorter than that of the table
+      Iceberg   no DROP with PURGE, and no removal of files of expired snapshots:
+                the table's `gc.enabled` is false
 
     \b
     Examples:
       imap-wal publish /var/lib/maps --map orders --delta
       imap-wal publish s3://bucket/maps --cluster eu --map orders --delta --keep 10
+      imap-wal publish s3://bucket/maps --map orders --iceberg lake --table shop.orders
     """
     if not selection.maps:
         raise click.UsageError("name what to publish: --map")
-    if not delta:
-        raise click.UsageError("name the kind of the table: --delta")
-    from imap_wal.publish.delta import publish
+    if delta == bool(iceberg):
+        raise click.UsageError("name the kind of the table: --delta or --iceberg")
+    if table and (delta or len(selection.maps) > 1):
+        raise click.UsageError("--table is the Iceberg table of one map")
+    from imap_wal.publish.publication import publish
 
     published: list[tuple[str, PublishedTable]] = []
     try:
@@ -58,17 +84,28 @@ def command(selection: Selection, delta: bool, keep: int, dry_run: bool, output:
                 there = log.manifest().snapshots
                 for name in selection.maps:
                     if name in there:
-                        table = publish(log, name, keep=keep, dry_run=dry_run)
-                        published.append((str(view), table))
+                        target = _table(log, name, iceberg, table or "")
+                        done = publish(log, name, target, keep=keep, dry_run=dry_run)
+                        published.append((str(view), done))
     finally:  # also of those before an error
         if published:
             _show(published, dry_run, output)
-    done = {table.map for _, table in published}
-    if left := [name for name in selection.maps if name not in done]:
+    with_snapshot = {each.map for _, each in published}
+    if left := [name for name in selection.maps if name not in with_snapshot]:
         raise Failed(
             f"{selection.url}: map {', '.join(map(repr, left))} has no snapshot to publish: run "
             "`imap-wal rewrite` first"
         )
+
+
+def _table(log: ClusterLog, name: str, catalog: str | None, table: str) -> Table:
+    if catalog is None:
+        from imap_wal.publish.delta import DeltaTable
+
+        return DeltaTable(log, name)
+    from imap_wal.publish.iceberg import IcebergTable
+
+    return IcebergTable(log, name, catalog, table)
 
 
 def _show(published: Sequence[tuple[str, PublishedTable]], dry_run: bool, output: str) -> None:
@@ -98,7 +135,7 @@ def _show(published: Sequence[tuple[str, PublishedTable]], dry_run: bool, output
     )
     for _, table in published:
         out.prose(f"table: {table.place}")
-        if "%" in table.place:
+        if "%" in table.place and "/" in table.place:
             out.note("some programs cannot read a table whose path has a `%`: see docs/limits.md")
     for program, condition in published[0][1].live.items():
         out.prose(f"live entries, in SQL of {program}: {condition}")
