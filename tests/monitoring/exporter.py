@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import urllib.request
 from functools import cache
 from pathlib import Path
 
-from tests.storage.services import BUILD, need
+from tests.kit.releases import jar
+from tests.storage.services import BUILD
 
 EXPORTER = "io.prometheus.jmx:jmx_prometheus_javaagent:1.0.1"
 
@@ -16,22 +16,7 @@ EXPORTER = "io.prometheus.jmx:jmx_prometheus_javaagent:1.0.1"
 @cache
 def exporter_jar() -> Path:
     """From Maven Central, in build/services."""
-    folder = BUILD / "jmx"
-    if not list(folder.glob("*.jar")):
-        maven = need("mvn", "Prometheus's exporter for JMX comes through Maven")
-        subprocess.run(
-            [
-                maven,
-                "-q",
-                "-B",
-                "dependency:copy",
-                f"-Dartifact={EXPORTER}",
-                f"-DoutputDirectory={folder}",
-            ],
-            check=True,
-        )
-    (jar,) = folder.glob("*.jar")
-    return jar
+    return jar(EXPORTER, BUILD / "jmx")
 
 
 def series(address: str) -> dict[str, float]:

@@ -15,9 +15,19 @@ import imap_wal
 from imap_wal.publish import delta_log
 from rewrite_cli.cli import group
 from tests.cluster.processes import ROOT
+from tests.kit import releases
 from tests.kit.effort import thorough
 
+LAKEHOUSE = releases.BUILD / "lakehouse"
 LIBRARIES = ("deltalake==1.6.6", "polars==2.1.0")
+DRIVER = Path(__file__).parent / "drivers" / "read_tables.py"
+JARS = (
+    "io.delta:delta-spark_2.13:4.0.0",
+    "io.delta:delta-storage:4.0.0",
+    "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",
+    "org.xerial:sqlite-jdbc:3.50.3.0",
+)
+"""For Spark 4.0."""
 READER = """
 import json, sys
 import duckdb, polars
@@ -64,14 +74,11 @@ print(json.dumps(seen))
 @pytest.fixture(scope="module")
 def libraries() -> Path:
     """A folder with these releases; installed once."""
-    folder = ROOT / "build" / "lakehouse"
-    if not (folder / "polars").is_dir():
-        command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--target"]
-        subprocess.run(
-            [*command, str(folder), *LIBRARIES, "polars-runtime-32==2.1.0", "arro3-core==0.9.1"],
-            check=True,
+    if not (LAKEHOUSE / "polars").is_dir():
+        releases.into(
+            [*LIBRARIES, "polars-runtime-32==2.1.0", "arro3-core==0.9.1"], LAKEHOUSE, "--no-deps"
         )
-    return folder
+    return LAKEHOUSE
 
 
 def published(root: Path, name: str = "orders") -> tuple[str, int]:
@@ -181,41 +188,83 @@ def test_a_map_of_any_name_is_published(tmp_path: Path, name: str) -> None:
     assert "cannot read a table whose path has a `%`" in ended.stderr
 
 
-@thorough
-def test_other_programs_read_an_iceberg_table(tmp_path: Path, libraries: Path) -> None:
-    """Also its former snapshot, after a rewrite and a prune."""
-    catalog = {"URI": f"sqlite:///{tmp_path}/lake.db", "WAREHOUSE": f"file://{tmp_path}/lake"}
-    settings = {f"PYICEBERG_CATALOG__LAKE__{name}": value for name, value in catalog.items()}
+class Lake:
+    """A log with two rewrites that were published to a catalog in SQLite, and what is in the table
+    after each."""
 
-    def ended(*words: str) -> str:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root = folder, folder / "log"
+        self.catalog, self.warehouse = folder / "lake.db", f"file://{folder}/lake"
+        with imap_wal.open(self.root) as store:
+            store.map("orders").update({f"o{number}": {"id": number} for number in range(100)})
+        ended = CliRunner().invoke(group, ["decode", str(self.root), "--map", "orders"])
+        assert ended.exit_code == 0
+        self.publish()
+        with imap_wal.open(self.root) as store:
+            orders = store.map("orders")
+            del orders["o0"]
+            orders["o1"] = {"id": -1}
+        self.publish()
+        before = {json.dumps(f"o{number}"): json.dumps({"id": number}) for number in range(100)}
+        after = {**before, '"o1"': json.dumps({"id": -1})}
+        del after['"o0"']
+        self.versions = [before, after]
+
+    def publish(self) -> None:
+        root, of = str(self.root), ["--map", "orders"]
+        for words in (
+            ["rewrite", root],
+            ["prune", root, "--yes"],
+            ["publish", root, *of, "--delta"],
+        ):
+            assert CliRunner().invoke(group, words).exit_code == 0
+        self.run("-m", "rewrite_cli", "publish", root, *of, "--iceberg", "lake", path=str(ROOT))
+
+    def run(self, *words: str, path: str, **variables: str) -> str:
+        """What a program of Python writes. `path`: its modules."""
+        settings = {"URI": f"sqlite:///{self.catalog}", "WAREHOUSE": self.warehouse}
         done = subprocess.run(
             [sys.executable, *words],
-            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{libraries}", **settings},
+            env={
+                **os.environ,
+                "PYTHONPATH": path,
+                **{f"PYICEBERG_CATALOG__LAKE__{name}": value for name, value in settings.items()},
+                **variables,
+            },
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done.stderr[-4000:]
         return done.stdout
 
-    root = tmp_path / "log"
 
-    def published() -> None:
-        for words in (["rewrite", str(root)], ["prune", str(root), "--yes"]):
-            assert CliRunner().invoke(group, words).exit_code == 0
-        ended("-m", "rewrite_cli", "publish", str(root), "--map", "orders", "--iceberg", "lake")
+@thorough
+def test_other_programs_read_an_iceberg_table(tmp_path: Path, libraries: Path) -> None:
+    """Also its former snapshot, after a rewrite and a prune."""
+    lake = Lake(tmp_path)
+    for number, rows in enumerate(lake.versions):
+        read = lake.run("-c", ICEBERG_READER, str(number), path=str(libraries))
+        assert json.loads(read) == rows
 
-    with imap_wal.open(root) as store:
-        store.map("orders").update({f"o{number}": {"id": number} for number in range(100)})
-    assert CliRunner().invoke(group, ["decode", str(root), "--map", "orders"]).exit_code == 0
-    published()
-    with imap_wal.open(root) as store:
-        orders = store.map("orders")
-        del orders["o0"]
-        orders["o1"] = {"id": -1}
-    published()
-    before = {json.dumps(f"o{number}"): json.dumps({"id": number}) for number in range(100)}
-    after = {**before, '"o1"': json.dumps({"id": -1})}
-    del after['"o0"']
-    assert json.loads(ended("-c", ICEBERG_READER, "0")) == before
-    assert json.loads(ended("-c", ICEBERG_READER, "1")) == after
+
+@thorough
+@pytest.mark.timeout(600)
+def test_spark_reads_both_tables_and_deletes_no_file(tmp_path: Path) -> None:
+    """With the jars of Iceberg and Delta: each version; what would delete files is refused."""
+    lake, spark = Lake(tmp_path), releases.spark("4.0")
+    jars = ",".join(str(releases.jar(each, LAKEHOUSE / "jars")) for each in JARS)
+    delta = f"{lake.root}/default/embedded/snapshot/orders"
+    read = lake.run(
+        *(str(DRIVER), jars, str(lake.catalog), lake.warehouse, delta),
+        path=str(spark),
+        PYSPARK_PYTHON=sys.executable,
+        SPARK_HOME=str(spark / "pyspark"),
+    )
+    (line,) = (line for line in read.splitlines() if line.startswith("{"))  # Spark writes too
+    seen = json.loads(line)
+    assert (seen["iceberg"], seen["delta"]) == (lake.versions, lake.versions)
+    assert "GC is disabled" in seen["expire"]
+    assert "GC is disabled" in seen["purge"]
+    assert "imapWalPublished" in seen["vacuum"], seen["vacuum"]
+    assert "imapWalPublished" in seen["delete"]

@@ -15,10 +15,10 @@ from imap_wal.errors import InvalidSetting
 from pyspark_imap_wal import stream
 from pyspark_imap_wal.options import Options
 from tests.cluster.processes import ROOT
+from tests.kit import releases
 from tests.kit.effort import thorough
 
 DRIVER = Path(__file__).parent / "drivers" / "available_now.py"
-BUILD = ROOT / "build"
 
 
 def reader(**options: str) -> stream.ImapWalStreamReader:
@@ -64,17 +64,8 @@ def test_a_too_old_pyspark_is_named_with_the_needed_one(tmp_path: Path) -> None:
 
 @pytest.fixture(params=["4.0", "4.1"])
 def older(request: pytest.FixtureRequest) -> Path:
-    """A folder with that release; installed once."""
-    folder = BUILD / f"spark-{request.param}"
-    if not (folder / "pyspark").is_dir():
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "uv", "pip", "install", "--quiet", "--target"),
-                *(str(folder), f"pyspark=={request.param}.*"),
-            ],
-            check=True,
-        )
-    return folder
+    """A folder with that release; fetched once."""
+    return releases.spark(request.param)
 
 
 class Query:
