@@ -101,6 +101,9 @@ class ClusterManifest:
     """Log directory → the epochs that its marks are of, see `imap_wal.manifest.epochs`."""
     decoded: tuple[str, ...] = ()
     """Names of maps, with `*` and `?`, whose files have keys and values in readable form too."""
+    tables: Mapping[str, Mapping[str, Whole]] = field(default_factory=dict)
+    """Map → the tables that each rewrite publishes: `delta`, or `iceberg` and its name → how many
+    published snapshots keep their files."""
     dropped_lists: Mapping[str, Whole] = field(default_factory=dict, compare=False)
     """Name of a list of files that former manifests have → number of the first manifest without
     it. Set by the publication."""
@@ -146,6 +149,7 @@ class ClusterManifest:
                 "epochs",
                 "lists",
                 "decoded",
+                "tables",
                 "dropped_lists",
             ),
         )

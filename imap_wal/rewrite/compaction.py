@@ -162,6 +162,11 @@ class CompactionTask:
             advice=(
                 *((warning,) if warning else ()),
                 *(held.advice for held in removed.kept if held.is_stale),
+                *(
+                    f"map {table.map!r} was not published as {table.table}: {table.error}"
+                    for table in done.tables
+                    if table.error
+                ),
             ),
         )
 

@@ -9,10 +9,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from imap_wal.format import Position
 from imap_wal.retention.kept import KeptFor
 from imap_wal.retention.snapshots import Unfinished
+
+if TYPE_CHECKING:  # it needs pyarrow
+    from imap_wal.publish.recorded import RewrittenTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,8 @@ class RewriteReport:
     dry_run: bool
     clock_skew_ms: int | None = None
     steps: tuple[StepReport, ...] = ()
+    tables: tuple[RewrittenTable, ...] = ()
+    """The tables that are published at the end of each rewrite."""
 
     @property
     def records_per_second(self) -> float:

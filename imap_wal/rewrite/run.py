@@ -26,6 +26,7 @@ from imap_wal.settings import RecoveryPolicy
 from storage_backends import NotFound
 
 if TYPE_CHECKING:
+    from imap_wal.publish.recorded import RewrittenTable
     from imap_wal.rewrite.conflicts import Resolution
 
 
@@ -62,6 +63,7 @@ def rewrite(
         )
 
     plan, aside, result, archived = _merge(log, engine, prepared, resolve)
+    tables: tuple[RewrittenTable, ...] = ()
     if not dry_run:
         try:
             publish(log, plan, result)
@@ -70,6 +72,7 @@ def rewrite(
             raise
         # After any other error it is not known whether the manifest names the new files, so they
         # are kept. If it does not, a later prune deletes them.
+        tables = _published_tables(log, plan, [item.map for item in result.maps])
     return RewriteReport(
         namespace=plan.namespace,
         cluster=plan.cluster,
@@ -86,7 +89,18 @@ def rewrite(
         dry_run=dry_run,
         clock_skew_ms=skew_ms,
         steps=result.steps,
+        tables=tables,
     )
+
+
+def _published_tables(
+    log: ClusterLog, plan: RewritePlan, maps: Collection[str]
+) -> tuple[RewrittenTable, ...]:
+    if not plan.state.manifest.tables:
+        return ()
+    from imap_wal.publish.recorded import publish_recorded  # it loads pyarrow
+
+    return publish_recorded(log, maps)
 
 
 def _with_fixed_keys(log: ClusterLog) -> ClusterLog:

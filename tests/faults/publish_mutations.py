@@ -169,4 +169,18 @@ OF_PUBLISHED = (
         "ValidationException as error",
         f"{_OF_ICEBERG}::test_two_publications_at_once_make_one_version",
     ),
+    Mutation(
+        "a table that cannot be published ends the rewrite",
+        "imap_wal/publish/recorded.py",
+        "            except Exception as error:  # noqa: BLE001  it is in the report\n",
+        "            except ZeroDivisionError as error:\n",
+        "tests/publish/test_each_rewrite.py::test_a_table_that_cannot_be_published_ends_no_rewrite",
+    ),
+    Mutation(
+        "a rewrite publishes tables of maps that it did not write",
+        "imap_wal/publish/recorded.py",
+        "tables.items() if name in maps else ():",
+        "tables.items():",
+        "tests/publish/test_each_rewrite.py::test_a_recorded_table_is_published_by_each_rewrite",
+    ),
 )

@@ -10,6 +10,7 @@ import click
 
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.console import output as out
+from rewrite_cli.console.audit import audit
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import Selection, selection_options
 
@@ -37,6 +38,11 @@ if TYPE_CHECKING:  # it needs pyarrow
     show_default=True,
     help="How many published snapshots keep their files, for queries that are under way.",
 )
+@click.option(
+    "--each-rewrite/--by-hand",
+    default=None,
+    help="From now on, each rewrite of the map publishes this table at its end, or none does.",
+)
 @out.dry_run_option
 @out.output_option
 def command(
@@ -45,11 +51,14 @@ def command(
     iceberg: str | None,
     table: str | None,
     keep: int,
+    each_rewrite: bool | None,
     dry_run: bool,
     output: str,
 ) -> None:
     """Publish the snapshot of a map as a table of other programs, without a copy of its files: a
-    commit that names them. Run it after each rewrite. Needs --map, and --delta or --iceberg.
+    commit that names them. Needs --map, and --delta or --iceberg. Run it after each rewrite, or
+    once with --each-rewrite: then rewrites of all kinds publish, also those of a service that
+    compacts, and those on Spark.
 
     The table has the state of the last rewrite: one row for each live entry. Spark, Polars, DuckDB
     and others read it without imap-wal, and none of them can change it. A file with tombstones is
@@ -67,6 +76,7 @@ def command(
       imap-wal publish /var/lib/maps --map orders --delta
       imap-wal publish s3://bucket/maps --cluster eu --map orders --delta --keep 10
       imap-wal publish s3://bucket/maps --map orders --iceberg lake --table shop.orders
+      imap-wal publish /var/lib/maps --map orders --delta --each-rewrite
     """
     if not selection.maps:
         raise click.UsageError("name what to publish: --map")
@@ -75,6 +85,7 @@ def command(
     if table and (delta or len(selection.maps) > 1):
         raise click.UsageError("--table is the Iceberg table of one map")
     from imap_wal.publish.publication import publish
+    from imap_wal.publish.recorded import record
 
     published: list[tuple[str, PublishedTable]] = []
     try:
@@ -87,6 +98,16 @@ def command(
                         target = _table(log, name, iceberg, table or "")
                         done = publish(log, name, target, keep=keep, dry_run=dry_run)
                         published.append((str(view), done))
+                        if each_rewrite is not None and not dry_run:
+                            record(log, name, target, keep if each_rewrite else 0)
+                            audit(
+                                "published table recorded",
+                                log=str(view),
+                                map=name,
+                                table=done.place,
+                                each_rewrite=each_rewrite,
+                                url=selection.url,
+                            )
     finally:  # also of those before an error
         if published:
             _show(published, dry_run, output)

@@ -172,6 +172,11 @@ def _show(rewritten: _Rewritten, *, dry_run: bool) -> None:
             f"{step.records_read:,} records, {out.size(step.bytes_read)}; wrote "
             f"{step.records_written:,}, {out.size(step.bytes_written)}"
         )
+    for table in report.tables:
+        if table.error:
+            out.note(f"map {table.map!r} was not published as {table.table}: {table.error}")
+        else:
+            out.prose(f"map {table.map!r} is published as {table.table}: version {table.version}")
     _show_remarks(report)
 
 

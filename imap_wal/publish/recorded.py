@@ -1,0 +1,73 @@
+"""Tables that every rewrite publishes at its end. The cluster's manifest has them, so that a
+service that compacts, a CronJob and a command on Spark all do so."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.publish.publication import Table, publish
+from imap_wal.read.cluster import ClusterLog
+
+
+@dataclass(frozen=True, slots=True)
+class RewrittenTable:
+    """What a rewrite did with a table. `table`: as `named`. `version`: of the table, as it is now.
+    `error`: why it was not published; "" if it was. The snapshot was written all the same."""
+
+    map: str
+    table: str
+    version: int
+    error: str = ""
+
+
+def named(table: Table) -> str:
+    """A table in one word or two: `delta`, or `iceberg CATALOG.NAMESPACE.NAME`."""
+    return table.kind if table.kind == "delta" else f"{table.kind} {table.name}"
+
+
+def table_of(log: ClusterLog, name: str, text: str) -> Table:
+    """The inverse of `named`. Raises the errors of its class."""
+    kind, _, place = text.partition(" ")
+    if kind == "delta":
+        from imap_wal.publish.delta import DeltaTable
+
+        return DeltaTable(log, name)
+    from imap_wal.publish.iceberg import IcebergTable
+
+    catalog, _, table = place.partition(".")
+    return IcebergTable(log, name, catalog, table)
+
+
+def record(log: ClusterLog, name: str, table: Table, keep: int) -> None:
+    """From now on, each rewrite of this map publishes the table, and keeps the files of the last
+    `keep` published snapshots. 0: not any more. Raises `LostRace`."""
+
+    def change(manifest: ClusterManifest) -> ClusterManifest | None:
+        tables = {**manifest.tables.get(name, {})}
+        if keep:
+            tables[named(table)] = keep
+        else:
+            tables.pop(named(table), None)
+        changed = {**manifest.tables, name: tables}
+        if not tables:
+            del changed[name]
+        return None if changed == manifest.tables else replace(manifest, tables=changed)
+
+    log.manifests.update(change)
+
+
+def publish_recorded(log: ClusterLog, maps: Collection[str]) -> tuple[RewrittenTable, ...]:
+    """Publish the recorded tables of these maps, which a rewrite has just written. No error of a
+    table ends the rewrite: its snapshot is published, and the next one publishes the table."""
+    done = []
+    for name, tables in log.manifest().tables.items():
+        for text, keep in tables.items() if name in maps else ():
+            try:
+                version = publish(log, name, table_of(log, name, text), keep=keep).version
+                done.append(RewrittenTable(name, text, version))
+            except Exception as error:  # noqa: BLE001  it is in the report
+                why = f"{type(error).__name__}: {error}"
+                done.append(RewrittenTable(name, text, -1, why))
+    return tuple(done)

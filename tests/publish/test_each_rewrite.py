@@ -1,0 +1,108 @@
+"""Tables that each rewrite publishes at its end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+import imap_wal
+from imap_wal.publish.delta import DeltaTable
+from imap_wal.publish.delta_log import DeltaLog
+from imap_wal.publish.recorded import RewrittenTable, record
+from rewrite_cli.cli import group
+from storage_backends import open_store
+from storage_backends.memory import MemoryStore
+from tests.kit.logs import cluster, node
+from tests.kit.rewrites import run
+from tests.kit.tables import rows, table, written
+
+FOLDER = "default/embedded/snapshot/orders"
+
+
+def delta(memory: MemoryStore, name: str = "orders") -> DeltaTable:
+    return DeltaTable(cluster(memory), name)
+
+
+def version(root: Path) -> int:
+    return DeltaLog(open_store(str(root)), FOLDER).read().version
+
+
+def command(*words: str) -> str:
+    ended = CliRunner().invoke(group, list(words))
+    assert ended.exit_code == 0, ended.output
+    return ended.output
+
+
+def test_a_recorded_table_is_published_by_each_rewrite(memory: MemoryStore) -> None:
+    log = node(memory)
+    following = written(log, 1, a="1")
+    record(cluster(memory), "orders", delta(memory), 3)
+    assert run(memory, dry_run=True).tables == ()
+    assert table(memory).version == -1
+    assert run(memory).tables == (RewrittenTable("orders", "delta", 0),)
+    assert run(memory).tables == (RewrittenTable("orders", "delta", 0),), "nothing has changed"
+    written(log, following, a="2")
+    assert run(memory).tables == (RewrittenTable("orders", "delta", 1),)
+    assert rows(memory) == {"a": "2"}
+    assert run(memory, maps=["other"]).tables == ()
+    record(cluster(memory), "orders", delta(memory), 0)
+    assert cluster(memory).manifest().tables == {}
+    written(log, 3, a="3")
+    assert run(memory).tables == ()
+    assert rows(memory) == {"a": "2"}
+
+
+def test_a_table_that_cannot_be_published_ends_no_rewrite(memory: MemoryStore) -> None:
+    """The error is in the report, and the other table is published."""
+    written(node(memory), 1, a="1")
+
+    unknown = delta(memory)
+    unknown.kind, unknown.name = "iceberg", "lake.shop.orders"
+    record(cluster(memory), "orders", unknown, 3)
+    record(cluster(memory), "orders", delta(memory), 3)
+    failed, published = sorted(run(memory).tables, key=lambda each: each.version)
+    assert failed.table == "iceberg lake.shop.orders"
+    assert "the Iceberg catalog 'lake' cannot be opened" in failed.error
+    assert published == RewrittenTable("orders", "delta", 0)
+    assert cluster(memory).manifest().snapshots["orders"].generation == 1
+
+
+def test_a_store_that_compacts_publishes(tmp_path: Path) -> None:
+    with imap_wal.open(tmp_path) as store:
+        store.map("orders")["a"] = 1
+        store.compact()
+        command("publish", str(tmp_path), "--map", "orders", "--delta", "--each-rewrite")
+        assert version(tmp_path) == 0
+        store.map("orders")["a"] = 2
+        store.compact()
+        assert version(tmp_path) == 1
+    with imap_wal.open(tmp_path) as store:
+        store.map("orders")["a"] = 3
+    shown = command("rewrite", str(tmp_path))
+    assert "map 'orders' is published as delta: version 2" in shown
+    with imap_wal.open(tmp_path) as store:
+        store.map("orders")["a"] = 4
+    read = json.loads(command("rewrite", str(tmp_path), "-o", "json"))
+    assert read["clusters"][0]["tables"] == [
+        {"map": "orders", "table": "delta", "version": 3, "error": ""}
+    ]
+    command("publish", str(tmp_path), "--map", "orders", "--delta", "--by-hand")
+    with imap_wal.open(tmp_path) as store:
+        store.map("orders")["a"] = 5
+    assert "is published" not in command("rewrite", str(tmp_path))
+    assert version(tmp_path) == 3
+
+
+def test_an_error_of_a_table_is_shown(tmp_path: Path) -> None:
+    with imap_wal.open(tmp_path) as store:
+        store.map("orders")["a"] = 1
+    command("rewrite", str(tmp_path))
+    command("publish", str(tmp_path), "--map", "orders", "--delta", "--each-rewrite")
+    log = open_store(str(tmp_path))
+    log.replace(f"{FOLDER}/_delta_log/{0:020d}.json", b"damaged")
+    with imap_wal.open(tmp_path) as store:
+        store.map("orders")["a"] = 2
+    shown = command("rewrite", str(tmp_path))
+    assert "map 'orders' was not published as delta: CorruptLog: " in shown
