@@ -17,7 +17,7 @@ from imap_wal.read.cluster import ClusterLog
 
 
 class DeltaTable:
-    """The Delta table of a map. See `imap_wal.publish.publication.Table`."""
+    """The Delta table of a map. See `imap_wal.publish.publication.LakeTable`."""
 
     kind = "delta"
 

@@ -64,7 +64,7 @@ _PROPERTIES = {
 
 
 class IcebergTable:
-    """The Iceberg table of a map. See `imap_wal.publish.publication.Table`."""
+    """The Iceberg table of a map. See `imap_wal.publish.publication.LakeTable`."""
 
     kind = "iceberg"
 

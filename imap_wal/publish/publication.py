@@ -94,7 +94,7 @@ class NextVersion:
         return TableState(former.version + 1, self.generation, files)
 
 
-class Table(Protocol):
+class LakeTable(Protocol):
     """A table in the format of other programs, of one map. `kind` and `name` are its identity.
     `place`: where programs find it, a path, a URL or a name in a catalog."""
 
@@ -117,8 +117,8 @@ class Table(Protocol):
 class PublishedTable:
     """What a publication did. `version`: of the table. `added`, `removed`, `kept`: files of the
     table; `copied`: how many of the added ones are copies without tombstones. `bytes`: in a dry
-    run, copies count as the files that they are of. `place`: see `Table`; names in a path or a URL
-    are percent-encoded. `live`: see `LIVE`."""
+    run, copies count as the files that they are of. `place`: see `LakeTable`; names in a path or a
+    URL are percent-encoded. `live`: see `LIVE`."""
 
     map: str
     place: str
@@ -141,14 +141,14 @@ def folder_of(log: ClusterLog, name: str) -> str:
 
 
 def publish(
-    log: ClusterLog, name: str, table: Table, *, keep: int = KEEP, dry_run: bool = False
+    log: ClusterLog, name: str, table: LakeTable, *, keep: int = KEEP, dry_run: bool = False
 ) -> PublishedTable:
     """Publish the current snapshot of a map. The files of the last `keep` published ones stay, so
     that queries under way find them. Several processes may publish at the same time.
 
     Raises `InvalidSetting` if the map has no snapshot that can be a table, `LostRace` if others
     published or rewrote during each attempt, `CorruptLog` and `ShortLog` for a file that is damaged
-    or lost, and the errors of `Table.read` and `ClusterLog.state`."""
+    or lost, and the errors of `LakeTable.read` and `ClusterLog.state`."""
     folder = folder_of(log, name)
     reader = Reader(log.store, log.folder, _reader_name(table), log.clock, log.randomness)
     for _ in range(ATTEMPTS):
@@ -203,7 +203,7 @@ def _advance(log: ClusterLog, folder: str, name: str, reader: Reader, change: Ch
     log.store.discard_all([path for path in copies if _source(folder, path) not in wanted])
 
 
-def _reader_name(table: Table) -> str:
+def _reader_name(table: LakeTable) -> str:
     """The reader that keeps the files of a table. Its folder name is bounded, as that of a map."""
     reader = f"{table.kind} {table.name}"
     if len(encode(reader)) <= NAME_BYTES_MAX:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.publish.publication import Table, publish
+from imap_wal.publish.publication import LakeTable, publish
 from imap_wal.read.cluster import ClusterLog
 
 
@@ -22,12 +22,12 @@ class RewrittenTable:
     error: str = ""
 
 
-def named(table: Table) -> str:
+def named(table: LakeTable) -> str:
     """A table in one word or two: `delta`, or `iceberg CATALOG.NAMESPACE.NAME`."""
     return table.kind if table.kind == "delta" else f"{table.kind} {table.name}"
 
 
-def table_of(log: ClusterLog, name: str, text: str) -> Table:
+def table_of(log: ClusterLog, name: str, text: str) -> LakeTable:
     """The inverse of `named`. Raises the errors of its class."""
     kind, _, place = text.partition(" ")
     if kind == "delta":
@@ -40,7 +40,7 @@ def table_of(log: ClusterLog, name: str, text: str) -> Table:
     return IcebergTable(log, name, catalog, table)
 
 
-def record(log: ClusterLog, name: str, table: Table, keep: int) -> None:
+def record(log: ClusterLog, name: str, table: LakeTable, keep: int) -> None:
     """From now on, each rewrite of this map publishes the table, and keeps the files of the last
     `keep` published snapshots. 0: not any more. Raises `LostRace`."""
 

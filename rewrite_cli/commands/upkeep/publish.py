@@ -15,7 +15,7 @@ from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import Selection, selection_options
 
 if TYPE_CHECKING:  # it needs pyarrow
-    from imap_wal.publish.publication import PublishedTable, Table
+    from imap_wal.publish.publication import LakeTable, PublishedTable
 
 
 @click.command()
@@ -119,7 +119,7 @@ def command(
         )
 
 
-def _table(log: ClusterLog, name: str, catalog: str | None, table: str) -> Table:
+def _table(log: ClusterLog, name: str, catalog: str | None, table: str) -> LakeTable:
     if catalog is None:
         from imap_wal.publish.delta import DeltaTable
 
