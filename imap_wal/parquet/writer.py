@@ -32,8 +32,11 @@ with needs("archive"):
 KEY_LEVEL = 2
 """The zstd level for files that are sorted by key: they are a fifth smaller than with level 1,
 pyarrow's default."""
-WITH_STATISTICS = ("key", "timestamp_ms")
-"""The columns with statistics in each row group, except the map, of which a file has one."""
+WITHOUT_STATISTICS = {"value", "value_json"}
+"""Columns of which row groups have no lowest and highest value: no query compares them. Archives
+have these for `OF_ARCHIVES` only. Snapshots are also tables of other programs, which skip row
+groups by them."""
+OF_ARCHIVES = ("map", "key", "timestamp_ms")
 
 
 class ParquetFile:
@@ -63,13 +66,17 @@ class ParquetFile:
         key = archive_key(key_ring.keys[key_ring.active]) if self._encrypted else b""
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".parquet", delete=False) as file:
             self.local = Path(file.name)
+        if decoded is not None:
+            schema = pa.schema([*schema, *DECODED_FIELDS])
+        is_archive = "epoch" in schema.names
+        compared = [name for name in schema.names if name not in WITHOUT_STATISTICS]
         self._writer = pq.ParquetWriter(
             self.local,
-            schema if decoded is None else pa.schema([*schema, *DECODED_FIELDS]),
+            schema,
             compression="zstd",
-            compression_level=KEY_LEVEL if "epoch" in schema.names else None,
+            compression_level=KEY_LEVEL if is_archive else None,
             use_dictionary=DICTIONARIES,
-            write_statistics=["map", *WITH_STATISTICS],
+            write_statistics=list(OF_ARCHIVES) if is_archive else compared,
             store_schema=False,
             write_page_checksum=True,
             encryption_properties=encryption().create_encryption_properties(key) if key else None,

@@ -15,7 +15,7 @@ from typing import Any
 
 from imap_wal.errors import ImapWalError, InvalidSetting, StorageUnavailable
 from imap_wal.names import map_component
-from imap_wal.parquet.writer import WITH_STATISTICS
+from imap_wal.parquet.writer import WITHOUT_STATISTICS
 from imap_wal.publish.publication import COLUMNS, DataFile, NextVersion, TableState, folder_of
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import AlreadyExists, NotFound, StorageError
@@ -58,8 +58,7 @@ _PROPERTIES = {
     "gc.enabled": "false",
     "schema.name-mapping.default": _SCHEMA.name_mapping.model_dump_json(),
     "write.metadata.delete-after-commit.enabled": "true",
-    "write.metadata.metrics.default": "none",
-    **{f"write.metadata.metrics.column.{name}": "truncate(16)" for name in WITH_STATISTICS},
+    **{f"write.metadata.metrics.column.{name}": "none" for name in sorted(WITHOUT_STATISTICS)},
 }
 
 

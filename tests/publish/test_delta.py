@@ -21,6 +21,7 @@ from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.readers import Reader
 from imap_wal.publish import delta_log
 from imap_wal.publish.delta_log import DeltaLog
+from imap_wal.publish.publication import COLUMNS
 from imap_wal.retention.kept import DAY_MS, kept_for_readers
 from imap_wal.retention.snapshots import unfinished
 from imap_wal.rewrite.conflicts import Resolution
@@ -322,3 +323,20 @@ def test_the_condition_of_live_entries_runs(memory: MemoryStore) -> None:
     assert len(data) == 3
     keys = duckdb.execute(f"select key from data where {live} order by key").fetchall()
     assert keys == [(b"a",), (b"c",)]
+
+
+def test_files_have_the_bounds_of_each_column_that_is_compared(memory: MemoryStore) -> None:
+    """So other programs skip files and row groups. No query compares values."""
+    written(node(memory), 1, a="1", b="2")
+    run(memory)
+    published(memory)
+    (content,) = table(memory).files.values()
+    said = json.loads(content["stats"])
+    longs = {name for name, kind in COLUMNS.items() if kind == "long"}
+    assert said["minValues"].keys() == said["maxValues"].keys() == longs
+    assert (said["minValues"]["request"], said["maxValues"]["request"]) == (1, 2)
+    (path,) = snapshot(memory).paths
+    group = pq.read_metadata(io.BytesIO(memory.read(path))).row_group(0)
+    columns = [group.column(at) for at in range(group.num_columns)]
+    without = {each.path_in_schema for each in columns if not each.is_stats_set}
+    assert without == {"value"}
