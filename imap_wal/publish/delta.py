@@ -29,6 +29,13 @@ class DeltaTable:
         self._read = DeltaState()
         """What the last `read` has found."""
 
+    def make(self) -> bool:
+        """The first commit makes the table."""
+        return False
+
+    def expire(self, keep: int) -> None:
+        """`commit` deletes old versions."""
+
     def read(self) -> TableState:
         self._read = self._delta.read()
         return _plain(self._read)

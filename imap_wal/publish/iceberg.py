@@ -10,7 +10,8 @@ Source: iceberg.apache.org/spec and iceberg.apache.org/docs/latest/configuration
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from imap_wal.errors import ImapWalError, InvalidSetting, StorageUnavailable
@@ -20,26 +21,34 @@ from imap_wal.publish.publication import COLUMNS, DataFile, NextVersion, TableSt
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import AlreadyExists, NotFound, StorageError
 from storage_backends.extras import needs
+from storage_backends.location import without_secrets
 
 with needs("iceberg"):
+    from pyiceberg import exceptions
     from pyiceberg.catalog import Catalog, load_catalog
-    from pyiceberg.exceptions import (
-        CommitFailedException,
-        CommitStateUnknownException,
-        NoSuchTableError,
-        TableAlreadyExistsError,
-        ValidationException,
-    )
     from pyiceberg.io.pyarrow import parquet_file_to_data_file
     from pyiceberg.manifest import DataFile as IcebergFile
+    from pyiceberg.manifest import ManifestFile
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Operation, Snapshot
+    from pyiceberg.table.update import AssertTableUUID
+
+    # It is what `Transaction.update_snapshot().overwrite()` makes; only a subclass can leave out
+    # manifests.
+    from pyiceberg.table.update.snapshot import _OverwriteFiles
     from pyiceberg.types import BinaryType, BooleanType, LongType, NestedField, StringType
 
 OURS = "imap-wal."
 """The beginning of our properties, of a table and of its snapshots."""
 NONE = TableState(version=0)
 """Before the first version of a table, which is 1."""
+FORMAT = 2
+TIMEOUT_S = 60.0
+"""How long an answer of a REST catalog may take."""
+SCHEMES = {"file", "s3", "gs", "abfs", "abfss", "oss"}
+"""Those of our storages that programs of Iceberg have too."""
+_SAME = {"objects+file": "file", "gcs": "gs"}
 _TYPES: Mapping[str, Any] = {
     "string": StringType(),
     "binary": BinaryType(),
@@ -52,14 +61,36 @@ _SCHEMA = Schema(
         for number, (name, kind) in enumerate(COLUMNS.items(), 1)
     )
 )
+# pyiceberg 0.12 cannot shorten some texts (an upper bound may become half of a surrogate pair).
+_COUNTED = {name for name, kind in COLUMNS.items() if kind == "string"} - WITHOUT_STATISTICS
 _PROPERTIES = {
-    # A commit is made after the version that was read, or not at all.
-    "commit.retry.num-retries": "0",
     "gc.enabled": "false",
     "schema.name-mapping.default": _SCHEMA.name_mapping.model_dump_json(),
     "write.metadata.delete-after-commit.enabled": "true",
     **{f"write.metadata.metrics.column.{name}": "none" for name in sorted(WITHOUT_STATISTICS)},
+    **{f"write.metadata.metrics.column.{name}": "counts" for name in sorted(_COUNTED)},
 }
+_OF_THE_USER = (
+    ValueError,
+    exceptions.BadRequestError,
+    exceptions.ForbiddenError,
+    exceptions.NoSuchTableError,
+    exceptions.UnauthorizedError,
+    exceptions.ValidationError,
+)
+
+
+class _ReplacedFiles(_OverwriteFiles):
+    """A snapshot without the manifests that have only files which former snapshots removed."""
+
+    def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
+        return [
+            manifest
+            for manifest in manifests
+            if manifest.has_added_files()
+            or manifest.has_existing_files()
+            or manifest.added_snapshot_id == self.snapshot_id
+        ]
 
 
 class IcebergTable:
@@ -74,36 +105,60 @@ class IcebergTable:
         names = table.split(".") if table else [map_component(log.cluster), map_component(name)]
         if len(names) < 2 or not all(names):
             raise InvalidSetting(f"{table!r} is no table of Iceberg: write NAMESPACE.NAME")
+        if "." in catalog or " " in catalog:
+            raise InvalidSetting(
+                f"the name of catalog {catalog!r} has a dot or a space: give it another name in "
+                "the configuration of pyiceberg"
+            )
         self._names = tuple(names)
-        self.place = self.name = ".".join((catalog, *names))
-        self._catalog = _opened(catalog)
-        self._map = name
+        self.place = ".".join((catalog, *names))
         self._folder = f"{_location(log.store.url)}/{folder_of(log, name)}/"
-        self._unique = log.randomness.name
+        self._catalog = _opened(catalog)
+        self._map, self._log = name, log
         self._table: Table | None = None
         self._files: dict[str, IcebergFile] = {}
         """What the last `read` has found, by path."""
+
+    @property
+    def name(self) -> str:
+        """With a part of the table's id: a name may be that of another table later, or in the
+        configuration of another machine."""
+        return f"{self.place} {self._table.metadata.table_uuid.hex[:8]}" if self._table else ""
+
+    def make(self) -> bool:
+        if self._table is not None:
+            return False
+        with self._reaching():
+            self._create()
+        return True
 
     def read(self) -> TableState:
         with self._reaching():
             return self._state()
 
-    def _state(self) -> TableState:
-        self._files = {}
+    def _load(self) -> Table | None:
         try:
             self._table = self._catalog.load_table(self._names)
-        except NoSuchTableError:
+        except exceptions.NoSuchIcebergTableError:
+            raise self._refused("it is no table of Iceberg") from None
+        except exceptions.NoSuchTableError:
             self._table = None
+        return self._table
+
+    def _state(self) -> TableState:
+        self._files = {}
+        table = self._load()
+        if table is None:
             return NONE
-        self._demand_ours(self._table.properties)
-        snapshot = self._table.current_snapshot()
+        self._demand_ours(table)
+        snapshot = table.current_snapshot()
         if snapshot is None:  # its first publication ended early
             return NONE
-        said = snapshot.summary.additional_properties if snapshot.summary else {}
+        said = _said(snapshot)
         if f"{OURS}generation" not in said:
             raise self._refused("another program has changed it")
-        for manifest in snapshot.manifests(self._table.io):
-            for entry in manifest.fetch_manifest_entry(self._table.io):
+        for manifest in snapshot.manifests(table.io):
+            for entry in manifest.fetch_manifest_entry(table.io):
                 location = entry.data_file.file_path
                 if not location.startswith(self._folder):
                     raise self._refused(f"it has {location}, which is not in {self._folder}")
@@ -116,29 +171,48 @@ class IcebergTable:
 
     def commit(self, former: TableState, following: NextVersion, keep: int) -> TableState:
         with self._reaching():
-            return self._committed(following, keep)
+            return self._committed(following)
 
-    def _committed(self, following: NextVersion, keep: int) -> TableState:
-        table = self._table or self._created()
-        unique = {f"{OURS}publication": self._unique()}
+    def _committed(self, following: NextVersion) -> TableState:
+        table = self._table
+        assert table is not None, "it was made"
+        unique = {f"{OURS}publication": self._log.randomness.name()}
         said = {f"{OURS}{name}": value for name, value in following.parameters.items()} | unique
+        transaction = table.transaction()
+        if changed := {
+            name: value
+            for name, value in _PROPERTIES.items()
+            if table.properties.get(name) != value
+        }:
+            transaction.set_properties(changed)
+        has_snapshot = table.current_snapshot() is not None
+        with _ReplacedFiles(
+            operation=Operation.OVERWRITE if has_snapshot else Operation.APPEND,
+            transaction=transaction,
+            io=table.io,
+            snapshot_properties=said,
+        ) as change:
+            for path in following.gone:
+                change.delete_data_file(self._files[path])
+            for file in following.added:
+                change.append_data_file(self._added(table, file))
+        # Not by `commit_transaction`: it would commit after another program's version, or delete
+        # the manifests of a commit that a catalog has made and refuses when it is sent again.
+        requirements = (
+            *transaction._requirements,
+            AssertTableUUID(uuid=table.metadata.table_uuid),
+        )
         try:
-            with table.transaction() as transaction:  # noqa: SIM117  the inner one ends first
-                with transaction.update_snapshot(snapshot_properties=said).overwrite() as change:
-                    for path in following.gone:
-                        change.delete_data_file(self._files[path])
-                    for file in following.added:
-                        change.append_data_file(self._added(table, file))
-        except (CommitFailedException, ValidationException) as error:
-            raise AlreadyExists(f"another process published: {error}", self.place) from error
-        except CommitStateUnknownException:
+            self._catalog.commit_table(table, requirements, transaction._updates)
+        except Exception as error:
             after = self._state()
-            snapshot = self._table.current_snapshot() if self._table else None
-            summary = snapshot.summary if snapshot else None
-            if summary is None or not unique.items() <= summary.additional_properties.items():
+            made = self._table.snapshots() if self._table else ()
+            if not any(unique.items() <= _said(snapshot).items() for snapshot in made):
+                if isinstance(error, exceptions.CommitFailedException):
+                    why = f"another process published: {error}"
+                    raise AlreadyExists(why, self.place) from error
                 raise
             return after
-        self._expire(keep)
         return self._state()
 
     def _added(self, table: Table, file: DataFile) -> IcebergFile:
@@ -148,49 +222,77 @@ class IcebergTable:
                 io=table.io, table_metadata=table.metadata, file_path=location
             )
         except FileNotFoundError as error:
-            raise NotFound(f"a file of the snapshot is missing: {error}", file.path) from error
+            path = f"{folder_of(self._log, self._map)}/{file.path}"
+            if self._log.store.exists(path):
+                raise InvalidSetting(
+                    f"programs that use the catalog do not find {location}: its settings of the "
+                    "storage are not those of the log"
+                ) from error
+            raise NotFound(f"a file of the snapshot is missing: {error}", path) from error
 
-    def _created(self) -> Table:
-        self._catalog.create_namespace_if_not_exists(self._names[:-1])
-        properties = {**_PROPERTIES, f"{OURS}map": self._map}
+    def _create(self) -> None:
+        properties = {
+            **_PROPERTIES,
+            "format-version": str(FORMAT),
+            f"{OURS}map": self._map,
+            f"{OURS}log": self._folder,
+        }
+        create = partial(self._catalog.create_table, self._names, _SCHEMA, properties=properties)
         try:
-            return self._catalog.create_table(self._names, _SCHEMA, properties=properties)
-        except TableAlreadyExistsError as error:
-            raise AlreadyExists(f"another process made the table: {error}", self.place) from error
+            try:
+                create()
+            except exceptions.NoSuchNamespaceError:
+                with suppress(Exception):  # another process may make it; the next error says why
+                    self._catalog.create_namespace(self._names[:-1])
+                create()
+        except exceptions.TableAlreadyExistsError:
+            return  # another process has made it
 
-    def _expire(self, keep: int) -> None:
-        """Forget the snapshots whose files are not kept any more. Another process may do so at the
-        same time, and the next publication forgets what is left."""
-        table = self._catalog.load_table(self._names)
-        old = sorted(table.snapshots(), key=lambda each: each.sequence_number or 0)[:-keep]
-        if old:
+    def expire(self, keep: int) -> None:
+        """Forget the snapshots whose files are not kept any more. What another process forgets at
+        the same time, or a catalog that fails, is left to the next publication."""
+        with suppress(Exception):
+            table = self._catalog.load_table(self._names)
+            named = {reference.snapshot_id for reference in table.refs().values()}
+            old = sorted(table.snapshots(), key=lambda each: each.sequence_number or 0)[:-keep]
             expiry = table.maintenance.expire_snapshots()
             for snapshot in old:
-                expiry = expiry.by_id(snapshot.snapshot_id)
-            try:
+                if snapshot.snapshot_id not in named:
+                    expiry = expiry.by_id(snapshot.snapshot_id)
+            if old:
                 expiry.commit()
-            except CommitFailedException:
-                return
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
+        """Errors of the driver of the catalog, or of its storage, are ours."""
         try:
             yield
         except (ImapWalError, StorageError):
             raise
-        except Exception as error:  # of the driver of the catalog, or of its storage
-            raise StorageUnavailable(
+        except Exception as error:
+            why = (
                 f"the Iceberg table {self.place} cannot be read or written: "
-                f"{type(error).__name__}: {error}. Run the command again: a publication continues "
-                "where it ended"
+                f"{type(error).__name__}: {without_secrets(str(error))}"
+            )
+            if isinstance(error, _OF_THE_USER):
+                raise InvalidSetting(why) from error
+            raise StorageUnavailable(
+                f"{why}. Run the command again: a publication continues where it ended"
             ) from error
 
-    def _demand_ours(self, properties: Mapping[str, str]) -> None:
-        of = properties.get(f"{OURS}map")
+    def _demand_ours(self, table: Table) -> None:
+        of, log = (table.properties.get(f"{OURS}{name}") for name in ("map", "log"))
         if of is None:
             raise self._refused("it was not made by imap-wal")
         if of != self._map:
             raise self._refused(f"it is of map {of!r}")
+        if log != self._folder:
+            raise self._refused(f"it is of the log in {log}, and this one is in {self._folder}")
+        if table.format_version != FORMAT:
+            raise self._refused(f"its format has version {table.format_version}, not {FORMAT}")
+        columns = {column.name: str(column.field_type) for column in table.schema().fields}
+        if columns != {column.name: str(column.field_type) for column in _SCHEMA.fields}:
+            raise self._refused("another program has changed its columns")
 
     def _refused(self, why: str) -> InvalidSetting:
         return InvalidSetting(
@@ -199,20 +301,32 @@ class IcebergTable:
         )
 
 
+def _said(snapshot: Snapshot) -> Mapping[str, str]:
+    return snapshot.summary.additional_properties if snapshot.summary else {}
+
+
 def _opened(name: str) -> Catalog:
     try:
-        return load_catalog(name)
+        catalog = load_catalog(name)
     except Exception as error:  # of the driver of the catalog
         raise InvalidSetting(
-            f"the Iceberg catalog {name!r} cannot be opened: {error}. It is configured as for "
-            "pyiceberg, in ~/.pyiceberg.yaml or in variables PYICEBERG_CATALOG__"
+            f"the Iceberg catalog {name!r} cannot be opened: {without_secrets(str(error))}. It is "
+            "configured as for pyiceberg, in ~/.pyiceberg.yaml or in variables PYICEBERG_CATALOG__"
             f"{name.upper()}__URI and others"
         ) from error
+    session = getattr(catalog, "_session", None)
+    if session is not None:  # REST: without a limit, a rewrite could wait without end
+        session.request = partial(session.request, timeout=TIMEOUT_S)
+    return catalog
 
 
 def _location(url: str) -> str:
     """The URL of a store as programs of Iceberg write it."""
     scheme, _, rest = url.partition("://")
-    if scheme == "memory":
-        raise InvalidSetting("a log in memory cannot be published: no other program can read it")
-    return f"{scheme.removeprefix('objects+')}://{rest.rstrip('/')}"
+    scheme = _SAME.get(scheme, scheme)
+    if scheme not in SCHEMES or {"?", "#"} & {*rest}:
+        reason = "has a ? or # in its path" if scheme in SCHEMES else "is in such a storage"
+        raise InvalidSetting(
+            f"programs of Iceberg cannot read a log that {reason}: {without_secrets(url)}"
+        )
+    return f"{scheme}://{rest.rstrip('/')}"

@@ -14,7 +14,7 @@ them. Entries that have expired since are still rows; the conditions in `LIVE` l
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from tempfile import TemporaryDirectory
@@ -99,8 +99,15 @@ class LakeTable(Protocol):
     `place`: where programs find it, a path, a URL or a name in a catalog."""
 
     kind: str
-    name: str
     place: str
+
+    @property
+    def name(self) -> str: ...
+
+    def make(self) -> bool:
+        """Make an empty table, if there was none at the last `read` and its identity needs one.
+        True: read again."""
+        ...
 
     def read(self) -> TableState:
         """Raises `InvalidSetting` for a table that is not of this map or that another program has
@@ -110,6 +117,10 @@ class LakeTable(Protocol):
     def commit(self, former: TableState, following: NextVersion, keep: int) -> TableState:
         """Publish the version after `former`, so that the last `keep` ones stay readable. A commit
         whose answer was lost is found. Raises `AlreadyExists` if another process has published."""
+        ...
+
+    def expire(self, keep: int) -> None:
+        """Remove versions whose files are not kept any more from the table. Raises nothing."""
         ...
 
 
@@ -150,32 +161,45 @@ def publish(
     published or rewrote during each attempt, `CorruptLog` and `ShortLog` for a file that is damaged
     or lost, and the errors of `LakeTable.read` and `ClusterLog.state`."""
     folder = folder_of(log, name)
-    reader = Reader(log.store, log.folder, _reader_name(table), log.clock, log.randomness)
     for _ in range(ATTEMPTS):
         former = table.read()
         manifest = log.manifest()  # after the table: so it is not older than what was published
         snapshot = _demand_snapshot(log, manifest, name)
-        if snapshot.generation < former.generation:
+        if _is_of_a_later_log(folder, snapshot, former):
             raise InvalidSetting(
-                f"map {name!r}: the table has generation {former.generation}, but the snapshot is "
-                f"of generation {snapshot.generation}: the log is an older copy. Delete the table "
-                f"({table.place}; of Delta, the folder _delta_log), and publish again"
+                f"map {name!r}: the table has files of generation {former.generation} that are not "
+                f"in the snapshot, which is of generation {snapshot.generation}: the log is an "
+                f"older copy. Delete the table ({table.place}; of Delta, the folder _delta_log), "
+                "and publish again"
             )
         base = Base({}, {}, {name: snapshot}, {}, (name,), {})
-        is_new = snapshot.generation > former.generation
+        lost = _lost_copies(log, folder, former)
+        is_new = snapshot.generation > former.generation or bool(lost)
         try:
-            present, new = _files(log, folder, name, snapshot, former) if is_new else ([], [])
+            present, new = _files(log, folder, name, snapshot, former, lost) if is_new else ([], [])
         except NotFound as error:
             now = log.manifest().snapshots.get(name)
             if now is not None and now.generation == snapshot.generation:
                 raise log.lost(error) from error
             continue
         if not dry_run:
+            if table.make():
+                continue
+            reader = Reader(log.store, log.folder, _reader_name(table), log.clock, log.randomness)
             reader.keep(_proposed(name, base), DAY_MS, files_only=True)
             now = log.manifest().snapshots.get(name)
             if now is None or now.generation != snapshot.generation:
                 continue  # it stays: another process may have published it, or may do so now
         if not is_new:
+            if not dry_run:  # the process that published may have ended before it did this
+                table.expire(keep)
+                _advance(
+                    log,
+                    folder,
+                    name,
+                    reader,
+                    _published(name, former.generation - 1, former.generation, keep),
+                )
             return _report(name, table.place, former, former, 0)
         try:
             added = [file.published(log, folder, dry_run=dry_run) for file in new]
@@ -184,11 +208,31 @@ def publish(
         except (AlreadyExists, NotFound):
             continue  # another process published, or a prune removed what a newer snapshot has
         if not dry_run:
+            table.expire(keep)
             published = _published(name, former.generation, snapshot.generation, keep)
             _advance(log, folder, name, reader, published)
         copied = sum(file.is_copied for file in new)
         return _report(name, table.place, former, after, copied)
     raise LostRace(f"map {name!r} was rewritten or published by others at each attempt; try again")
+
+
+def _is_of_a_later_log(folder: str, snapshot: Snapshot, former: TableState) -> bool:
+    """Whether the table was published from a log that had more than this one: a backup of the log
+    was restored. Generations alone do not say so, because they are assigned again."""
+    if snapshot.generation != former.generation:
+        return snapshot.generation < former.generation
+    files = {stored.path.removeprefix(f"{folder}/") for stored in snapshot.files}
+    return not {_source("", path) for path in former.files} <= files
+
+
+def _lost_copies(log: ClusterLog, folder: str, former: TableState) -> set[str]:
+    """The copies of the table that are not there, because they are in no backup, or were deleted
+    with another table of the map."""
+    copies = {path for path in former.files if _source("", path) != path}
+    if not copies:
+        return copies
+    there = {file.path.removeprefix(f"{folder}/") for file in log.store.list(f"{folder}/{COPIES}")}
+    return copies - there
 
 
 def _advance(log: ClusterLog, folder: str, name: str, reader: Reader, change: Change) -> None:
@@ -290,11 +334,16 @@ class _File:
 
 
 def _files(
-    log: ClusterLog, folder: str, name: str, snapshot: Snapshot, former: TableState
+    log: ClusterLog,
+    folder: str,
+    name: str,
+    snapshot: Snapshot,
+    former: TableState,
+    lost: Collection[str],
 ) -> tuple[list[str], list[_File]]:
     """Of the files of a snapshot: the paths of those that the table has already, in the table, and
-    the others that have live entries."""
-    there = {_source("", path): path for path in former.files}
+    the others that have live entries. `lost`: see `_lost_copies`."""
+    there = {_source("", path): path for path in former.files if path not in lost}
     present, new = list[str](), list[_File]()
     for stored in snapshot.files:
         path = stored.path.removeprefix(f"{folder}/")

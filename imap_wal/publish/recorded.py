@@ -3,12 +3,16 @@ service that compacts, a CronJob and a command on Spark all do so."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.publish.publication import LakeTable, publish
 from imap_wal.read.cluster import ClusterLog
+from storage_backends.location import without_secrets
+
+if TYPE_CHECKING:  # it needs pyarrow
+    from imap_wal.publish.publication import LakeTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,7 @@ class RewrittenTable:
 
 def named(table: LakeTable) -> str:
     """A table in one word or two: `delta`, or `iceberg CATALOG.NAMESPACE.NAME`."""
-    return table.kind if table.kind == "delta" else f"{table.kind} {table.name}"
+    return table.kind if table.kind == "delta" else f"{table.kind} {table.place}"
 
 
 def table_of(log: ClusterLog, name: str, text: str) -> LakeTable:
@@ -58,16 +62,21 @@ def record(log: ClusterLog, name: str, table: LakeTable, keep: int) -> None:
     log.manifests.update(change)
 
 
-def publish_recorded(log: ClusterLog, maps: Collection[str]) -> tuple[RewrittenTable, ...]:
+def publish_recorded(
+    log: ClusterLog, recorded: Mapping[str, Mapping[str, int]], maps: Collection[str]
+) -> tuple[RewrittenTable, ...]:
     """Publish the recorded tables of these maps, which a rewrite has just written. No error of a
-    table ends the rewrite: its snapshot is published, and the next one publishes the table."""
+    table ends the rewrite, also not that a library is missing: its snapshot is published, and the
+    next rewrite publishes the table."""
     done = []
-    for name, tables in log.manifest().tables.items():
+    for name, tables in recorded.items():
         for text, keep in tables.items() if name in maps else ():
             try:
+                from imap_wal.publish.publication import publish
+
                 version = publish(log, name, table_of(log, name, text), keep=keep).version
                 done.append(RewrittenTable(name, text, version))
             except Exception as error:  # noqa: BLE001  it is in the report
-                why = f"{type(error).__name__}: {error}"
+                why = f"{type(error).__name__}: {without_secrets(str(error))}"
                 done.append(RewrittenTable(name, text, -1, why))
     return tuple(done)

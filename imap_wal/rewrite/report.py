@@ -9,14 +9,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from imap_wal.format import Position
+from imap_wal.publish.recorded import RewrittenTable
 from imap_wal.retention.kept import KeptFor
 from imap_wal.retention.snapshots import Unfinished
-
-if TYPE_CHECKING:  # it needs pyarrow
-    from imap_wal.publish.recorded import RewrittenTable
 
 
 @dataclass(frozen=True, slots=True)

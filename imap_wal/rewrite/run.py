@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from imap_wal.clock import SKEW_MS_MAX, demand_clock
 from imap_wal.errors import InvalidSetting, LostRace, ShortLog
 from imap_wal.manifest import key_checks
+from imap_wal.publish.recorded import RewrittenTable, publish_recorded
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.proof import prove_keys
 from imap_wal.rewrite.plan import (
@@ -26,7 +27,6 @@ from imap_wal.settings import RecoveryPolicy
 from storage_backends import NotFound
 
 if TYPE_CHECKING:
-    from imap_wal.publish.recorded import RewrittenTable
     from imap_wal.rewrite.conflicts import Resolution
 
 
@@ -72,7 +72,8 @@ def rewrite(
             raise
         # After any other error it is not known whether the manifest names the new files, so they
         # are kept. If it does not, a later prune deletes them.
-        tables = _published_tables(log, plan, [item.map for item in result.maps])
+        recorded = plan.state.manifest.tables
+        tables = publish_recorded(log, recorded, [item.map for item in result.maps])
     return RewriteReport(
         namespace=plan.namespace,
         cluster=plan.cluster,
@@ -91,16 +92,6 @@ def rewrite(
         steps=result.steps,
         tables=tables,
     )
-
-
-def _published_tables(
-    log: ClusterLog, plan: RewritePlan, maps: Collection[str]
-) -> tuple[RewrittenTable, ...]:
-    if not plan.state.manifest.tables:
-        return ()
-    from imap_wal.publish.recorded import publish_recorded  # it loads pyarrow
-
-    return publish_recorded(log, maps)
 
 
 def _with_fixed_keys(log: ClusterLog) -> ClusterLog:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 import imap_wal
@@ -59,13 +61,25 @@ def test_a_table_that_cannot_be_published_ends_no_rewrite(memory: MemoryStore) -
     written(node(memory), 1, a="1")
 
     unknown = delta(memory)
-    unknown.kind, unknown.name = "iceberg", "lake.shop.orders"
+    unknown.kind, unknown.place = "iceberg", "lake.shop.orders"
     record(cluster(memory), "orders", unknown, 3)
     record(cluster(memory), "orders", delta(memory), 3)
     failed, published = sorted(run(memory).tables, key=lambda each: each.version)
     assert failed.table == "iceberg lake.shop.orders"
-    assert "the Iceberg catalog 'lake' cannot be opened" in failed.error
+    assert failed.error.startswith("InvalidSetting: programs of Iceberg cannot read a log that ")
     assert published == RewrittenTable("orders", "delta", 0)
+    assert cluster(memory).manifest().snapshots["orders"].generation == 1
+
+
+def test_a_rewrite_without_the_library_is_whole(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program in an install without pyarrow compacts a log that is published elsewhere."""
+    written(node(memory), 1, a="1")
+    record(cluster(memory), "orders", delta(memory), 3)
+    monkeypatch.setitem(sys.modules, "imap_wal.publish.publication", None)
+    (failed,) = run(memory).tables
+    assert failed.error.startswith("ModuleNotFoundError: ")
     assert cluster(memory).manifest().snapshots["orders"].generation == 1
 
 

@@ -19,11 +19,13 @@ from imap_wal.publish.delta import DeltaTable
 from imap_wal.publish.publication import PublishedTable, publish
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
 from rewrite_cli.cli import group
-from storage_backends import SegmentStore, open_store
+from storage_backends import NotFound, SegmentStore, open_store
+from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from tests.kit.logs import cluster, node
-from tests.kit.rewrites import run
+from tests.kit.rewrites import ENGINE, run
 from tests.kit.tables import iceberg_catalog, tombstoned, written
 from tests.support import FakeClock
 
@@ -214,6 +216,26 @@ def test_a_commit_that_is_perhaps_made_is_repeated(
     assert published(store).version == 1
 
 
+def test_a_commit_that_is_made_and_refused_is_found(
+    catalog: Catalog, store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver sent it again after a lost answer, and the catalog refused the second one."""
+    written(node(store), 1, a="1")
+    run(store, now())
+    calls = []
+
+    def twice(real: Commit, *words: Any) -> Any:
+        calls.append(real(*words))
+        if len(calls) == 1:
+            raise exceptions().CommitFailedException("the table has changed")
+        return calls[-1]
+
+    replaced(catalog, monkeypatch, twice)
+    assert published(store).is_new
+    assert rows(catalog) == {"a": "1"}
+    assert len(table(catalog).snapshots()) == 1
+
+
 def test_two_publications_at_once_make_one_version(
     catalog: Catalog, store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +254,101 @@ def test_two_publications_at_once_make_one_version(
     assert not published(store).is_new
     assert len(table(catalog).snapshots()) == 1
     assert rows(catalog) == {"a": "1"}
+
+
+def test_tables_with_one_name_keep_their_own_files(
+    catalog: Catalog, store: SegmentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On two machines, one name of a catalog may mean two catalogs."""
+    log = node(store)
+    following = written(log, 1, a="1")
+    run(store, now())
+    published(store)
+    written(log, following, a="2")
+    run(store, now())
+    (tmp_path / "other").mkdir()
+    with monkeypatch.context() as patch:
+        other = iceberg_catalog(tmp_path / "other", patch)
+        published(store)
+    prune(cluster(store, now()))
+    assert rows(catalog) == {"a": "1"}
+    assert rows(other) == {"a": "2"}
+
+
+def test_a_tag_in_the_table_ends_no_publication(catalog: Catalog, store: SegmentStore) -> None:
+    log, following = node(store), 1
+    for number in range(4):
+        following = written(log, following, a=str(number))
+        run(store, now())
+        published(store, keep=1)
+        if number == 0:
+            (first,) = table(catalog).snapshots()
+            table(catalog).manage_snapshots().create_tag(first.snapshot_id, "first").commit()
+    assert [each.sequence_number for each in table(catalog).snapshots()] == [1, 4]
+    assert rows(catalog) == {"a": "3"}
+
+
+def test_manifests_of_removed_files_do_not_accumulate(
+    catalog: Catalog, store: SegmentStore
+) -> None:
+    log, following = node(store), 1
+    for number in range(5):
+        following = written(log, following, a=str(number))
+        run(store, now())
+        published(store)
+    snapshot = table(catalog).current_snapshot()
+    assert snapshot is not None
+    assert len(snapshot.manifests(table(catalog).io)) == 2, "one file was added and one removed"
+
+
+def test_properties_that_protect_the_log_are_set_again(
+    catalog: Catalog, store: SegmentStore
+) -> None:
+    log = node(store)
+    written(log, 1, a="1")
+    run(store, now())
+    published(store)
+    with table(catalog).transaction() as change:
+        change.remove_properties("gc.enabled", "schema.name-mapping.default")
+    written(log, 2, a="2")
+    run(store, now())
+    published(store)
+    assert table(catalog).properties["gc.enabled"] == "false"
+    assert rows(catalog) == {"a": "2"}
+
+
+def test_copies_that_were_deleted_are_made_again(catalog: Catalog, store: SegmentStore) -> None:
+    """With the folder of another table of the map, or because no backup has them."""
+    written(tombstoned(store), 2, c="3")
+    run(store, now())
+    published(store)
+    for file in store.list("ns/c/snapshot/orders/published"):
+        store.delete(file.path)
+    assert published(store).is_new
+    assert rows(catalog) == {"b": "1", "c": "3"}
+    assert not published(store).is_new
+
+
+def test_another_history_with_the_same_generation_is_refused(
+    catalog: Catalog, store: SegmentStore
+) -> None:
+    """A backup was restored into the log's place, and the map was rewritten again."""
+    log = node(store)
+    written(log, 1, a="1")
+    run(store, now())
+    backup = {file.path: store.read(file.path) for file in store.list("")}
+    written(log, 2, a="2")
+    run(store, now())
+    published(store)
+    log.close()
+    for file in store.list(""):
+        store.delete(file.path)
+    for path, content in backup.items():
+        store.create(path, content)
+    written(node(store), 2, a="other")
+    rewrite(log_of(store), ENGINE)  # the names of its files are others
+    with pytest.raises(InvalidSetting, match="the log is an older copy"):
+        published(store)
 
 
 def test_a_busy_catalog_keeps_old_snapshots_until_later(
@@ -274,7 +391,7 @@ def test_a_file_that_a_prune_removed_is_looked_for_again(
     def missing(**words: Any) -> Any:
         calls.append(words)
         if len(calls) == 1:
-            raise FileNotFoundError(words["file_path"])
+            raise NotFound("removed", words["file_path"])
         return parquet_file_to_data_file(**words)
 
     monkeypatch.setattr("imap_wal.publish.iceberg.parquet_file_to_data_file", missing)
@@ -296,6 +413,12 @@ def test_tables_that_are_not_of_this_map_are_refused(catalog: Catalog, store: Se
     ):
         with pytest.raises(InvalidSetting, match=why):
             published(store, table=name)
+    with table(catalog).update_schema() as change:
+        change.delete_column("partition")
+    with pytest.raises(InvalidSetting, match="another program has changed its columns"):
+        published(store)
+    catalog.drop_table("c.orders")
+    published(store)
     content = table(catalog).scan().to_arrow()
     table(catalog).append(content)
     with pytest.raises(InvalidSetting, match="another program has changed it"):
@@ -312,12 +435,12 @@ def test_a_table_of_another_place_is_refused(
     copy = open_store(str(tmp_path / "copy"))
     for file in store.list(""):
         copy.create(file.path, store.read(file.path))
-    with pytest.raises(InvalidSetting, match="which is not in file://"):
+    with pytest.raises(InvalidSetting, match=r"it is of the log in file:.*and this one is in"):
         published(copy)
 
 
 def test_a_log_in_memory_is_refused(catalog: Catalog, memory: MemoryStore) -> None:
-    with pytest.raises(InvalidSetting, match="a log in memory cannot be published"):
+    with pytest.raises(InvalidSetting, match="cannot read a log that is in such a storage: mem"):
         published(memory)
 
 
@@ -338,6 +461,41 @@ def test_the_command_publishes(catalog: Catalog, store: SegmentStore) -> None:
     ):
         refused = CliRunner().invoke(group, [*words, *wrong])
         assert (refused.exit_code, why in refused.output) == (2, True), refused.output
+
+
+def test_a_catalog_that_reads_another_storage_is_named(
+    catalog: Catalog, store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(**words: Any) -> Any:
+        raise FileNotFoundError(words["file_path"])
+
+    written(node(store), 1, a="1")
+    run(store, now())
+    monkeypatch.setattr("imap_wal.publish.iceberg.parquet_file_to_data_file", missing)
+    with pytest.raises(InvalidSetting, match="its settings of the storage are not those of"):
+        published(store)
+
+
+@pytest.mark.parametrize("folder", ["a#b", "a?b"])
+def test_a_path_that_iceberg_reads_otherwise_is_refused(
+    catalog: Catalog, tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / folder).mkdir()
+    store = LocalStore(str(tmp_path / folder))
+    with pytest.raises(InvalidSetting, match=r"cannot read a log that has a \? or # in its path"):
+        published(store)
+
+
+def test_a_password_in_an_address_is_not_shown(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(name: str) -> Any:
+        raise ValueError("no catalog at postgres://me:secret@host/lake")
+
+    monkeypatch.setattr("imap_wal.publish.iceberg.load_catalog", refused)
+    with pytest.raises(InvalidSetting, match=r"cannot be opened: .*host/lake") as error:
+        published(store)
+    assert "secret" not in str(error.value)
 
 
 def test_a_catalog_that_is_not_configured_is_named(store: SegmentStore) -> None:
