@@ -1,5 +1,5 @@
-"""The tables `files`, `snapshots` and `nodes`: what a log consists of, from listings and manifests
-alone."""
+"""The tables `files`, `snapshots`, `nodes` and `readers`: what a log consists of, and who reads it,
+from listings, manifests and the ends of segments."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from imap_wal import layout
 from imap_wal.context import Context, open_context
 from imap_wal.format import START, Position
 from imap_wal.inspect.inventory import take_inventory
+from imap_wal.inspect.lags import lags
 from imap_wal.manifest import epochs
 from imap_wal.manifest.reader_manifest import ReaderManifest
 from imap_wal.manifest.readers import readers_of
 from imap_wal.manifest.snapshots import Snapshot
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT
 from imap_wal.read.scan_list import snapshot_scans
 from imap_wal.read.state import ClusterState, NodeState
@@ -213,9 +215,23 @@ def _readers(readers: Mapping[str, ReaderManifest], node: str) -> dict[str, str]
     return {name: str(reader.positions.get(node, START)) for name, reader in readers.items()}
 
 
+def _lags(context: Context, view: ClusterState) -> Iterator[Line]:
+    for lag in lags(ClusterLog.of(context, view), view):
+        yield {
+            "reader": lag.reader,
+            "kind": lag.kind,
+            "node": lag.node,
+            "position": str(lag.position),
+            "end_position": str(lag.end),
+            "unread_bytes": lag.unread_bytes,
+            "updated_ms": lag.updated_ms,
+        }
+
+
 TABLES: dict[str, Callable[[Context, ClusterState], Iterator[Line]]] = {
     "files": _files,
     "snapshots": _snapshots,
     "nodes": _nodes,
+    "readers": _lags,
 }
 """Name of a table → its lines for one cluster."""

@@ -116,6 +116,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._registration: ReaderRegistration | None = None
         self._target: Mapping[str, Position] | None = None
         self._last: Offset | None = None
+        self._newest: Offset | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_log": None, "_registration": None}
@@ -153,14 +154,26 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         def end() -> tuple[Offset, bool]:
             state = self._state()
-            end_offset = self._end(last, state, rows_max)
+            end_offset = self._end(last, state, rows_max, self._target)
+            self._newest = self._end(last, state) if rows_max or self._target else end_offset
             is_kept = registered is None or end_offset == last or registered.keep(state, state)
             return end_offset, is_kept
 
         self._last = planned_again(lambda: _until(end))
         return self._last.to_json()
 
-    def _end(self, offset: Offset, state: ClusterState, rows_max: int) -> Offset:
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """Where the log ended when the last batch was planned, whatever its limit: `latestOffset`
+        in the progress of a query. Spark 4.2 or newer asks for it."""
+        return self._newest.to_json() if self._newest is not None else None
+
+    def _end(
+        self,
+        offset: Offset,
+        state: ClusterState,
+        rows_max: int = 0,
+        target: Mapping[str, Position] | None = None,
+    ) -> Offset:
         log, maps = self._open(), self._options.maps
         self._demand_same_logs(state, offset)
         # A first batch reads the snapshots, which cover the logs up to here: of what is below, only
@@ -170,8 +183,8 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends, gone = _ends(log, state, offset.nodes), state.gone()
         if offset.start == LATEST:  # the next batch is the first with entries
             return self._with_drops(offset.moved(state, ends | gone), state)
-        if self._target is not None:
-            ends = {n: min(end, self._target[n]) for n, end in ends.items() if n in self._target}
+        if target is not None:
+            ends = {n: min(end, target[n]) for n, end in ends.items() if n in target}
         if rows_max:
             since = {**floor, **offset.nodes}
             ends = limited(log, state, since, ends, rows_max, maps or None)

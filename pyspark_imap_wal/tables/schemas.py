@@ -80,6 +80,16 @@ METADATA_TABLES = {
         "sign": "string",
         "readers": "map<string,string>",
     },
+    "readers": {
+        **_OF_LOG,
+        "reader": "string",
+        "kind": "string",
+        "node": "string",
+        "position": "string",
+        "end_position": "string",
+        "unread_bytes": "bigint",
+        "updated_ms": "bigint",
+    },
 }
 HISTORY = "history"
 VERSION_COLUMNS = {"cleared": "boolean", "position": "string", "known_from": "string"}

@@ -61,4 +61,18 @@ OF_READING = (
         "        last = 0\n",
         "tests/durable/test_job_queue.py::test_a_queue_continues_after_a_restart",
     ),
+    Mutation(
+        "the progress of a query has the end of its batch as the end of the log",
+        "pyspark_imap_wal/stream.py",
+        "self._newest = self._end(last, state) if rows_max or self._target else end_offset",
+        "self._newest = end_offset",
+        "tests/spark/test_stream.py::test_progress_has_the_end_of_the_log",
+    ),
+    Mutation(
+        "what a reader has read of a segment counts as unread",
+        "imap_wal/inspect/lags.py",
+        "        since = position.frame if segment.name == position[:2] else 0\n",
+        "        since = 0\n",
+        "tests/spark/test_metadata_tables.py::test_readers_have_what_they_have_not_read",
+    ),
 )

@@ -9,7 +9,9 @@ import pytest
 
 from imap_wal.context import Context
 from imap_wal.errors import InvalidSetting
+from imap_wal.format import START
 from imap_wal.inspect.inventory import take_inventory
+from imap_wal.manifest.reader_manifest import Base
 from imap_wal.manifest.readers import Reader
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.retention.archive import archive_sealed
@@ -110,6 +112,32 @@ def test_nodes_have_their_state_and_readers(spark: Any, tmp_path: Path, store: A
     assert first["directory"] == view.manifest.nodes["n1"] and first["sign"] is None
     (only,) = lines(spark, tmp_path, "nodes", node="n2")
     assert only == second
+
+
+def test_readers_have_what_they_have_not_read(spark: Any, tmp_path: Path, store: Any) -> None:
+    """Of each node. A published table reads no log."""
+    log = cluster(store)
+    ends = log.ends()
+    lake = Reader(store, log.folder, "lake", log.clock, log.randomness)
+    lake.begin({"n2": ends["n2"]})
+    table = Reader(store, log.folder, "delta orders", log.clock, log.randomness)
+    snapshot = log.manifest().snapshots["orders"]
+    base = Base({}, {}, {"orders": snapshot}, {}, ("orders",), {})
+    table.keep(lambda bases: (base,), 0, files_only=True)
+    (view,) = take_inventory(Context(store))
+    first, second = lines(spark, tmp_path, "readers")
+    archived = sum(archive.bytes for archive in view.nodes["n1"].manifest.archives)
+    assert (first["reader"], first["kind"], first["node"]) == ("lake", "stream", "n1")
+    assert (first["position"], first["end_position"]) == (str(START), str(ends["n1"]))
+    assert archived < first["unread_bytes"] < archived + 4_000, "no space that was not written"
+    assert first["updated_ms"] == log.clock.now_ms()
+    assert (second["node"], second["position"]) == ("n2", str(ends["n2"]))
+    assert second["unread_bytes"] < 100, "its last frame"
+    lake.begin({"n2": ends["n2"]})
+    lake.advance(ends)
+    assert [line["unread_bytes"] < 100 for line in lines(spark, tmp_path, "readers")] == [True] * 2
+    (only,) = lines(spark, tmp_path, "readers", node="n2")
+    assert only["node"] == "n2"
 
 
 def test_a_node_whose_folder_is_gone_is_missing(tmp_path: Path, store: Any) -> None:

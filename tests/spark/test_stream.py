@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from imap_wal.agent.membership.claims import find_cutoffs
 from imap_wal.entry import ORDER
@@ -22,6 +23,7 @@ from imap_wal.read.file_scan import Scope
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
+from pyspark_imap_wal.offsets import Offset
 from storage_backends import SegmentStore, open_store
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import Cluster, put, steps
@@ -104,6 +106,26 @@ def test_a_first_batch_is_the_snapshot_and_what_follows_it(store: SegmentStore) 
     assert requests(engine.batch(rows_max=1)) == [2, 3, 4]
     append(log, put("a", "3", (1, 1, 1, 5)))
     assert requests(engine.rest()) == [5]
+
+
+def test_progress_has_the_end_of_the_log(store: SegmentStore) -> None:
+    """Not that of the batch, which may have a limit."""
+    log = node(store)
+    stream = reader(store.url)
+    start = stream.initialOffset()
+    assert stream.reportLatestOffset() is None, "no batch was planned"
+    for request in range(1, 6):
+        append(log, put("a", str(request), (1, 1, 1, request)))
+    planned = Offset.from_json(stream.latestOffset(start, ReadMaxRows(2)))
+    reported = stream.reportLatestOffset()
+    assert reported is not None
+    assert Offset.from_json(reported).nodes == {"n1": log.end}
+    assert planned.nodes["n1"] < log.end
+    stream.prepareForTriggerAvailableNow()
+    append(log, put("a", "6", (1, 1, 1, 6)))
+    assert Offset.from_json(stream.latestOffset(start)).nodes["n1"] < log.end
+    reported = stream.reportLatestOffset()
+    assert reported is not None and Offset.from_json(reported).nodes == {"n1": log.end}
 
 
 def test_a_stream_of_a_wholly_pruned_log_continues(store: SegmentStore) -> None:
