@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import time
 import uuid
 from datetime import UTC, datetime
@@ -48,13 +49,30 @@ def utc(milliseconds: int) -> str:
     return f"{seconds:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"
 
 
-def unix_ms(text: str) -> int:
-    """Unix time in milliseconds, of an ISO 8601 time (without a zone: UTC) or of its own number.
-    Raises ValueError."""
-    if text.isdecimal():
-        return int(text)
-    time = datetime.fromisoformat(text)
-    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+MOMENTS = (
+    "2026-11-21T10:00 (UTC), 2026-11-21T10:00+01:00, 15m or 2h (ago), or milliseconds since 1970, "
+    "also with an @"
+)
+"""The forms that `moment_ms` takes, for texts of errors."""
+
+
+def unix_ms(moment: datetime) -> int:
+    """Unix time in milliseconds; without a zone: UTC."""
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def moment_ms(text: str, now_ms: int) -> int:
+    """Unix time in milliseconds, of a text in one of the forms of `MOMENTS`. Commands, Spark and
+    Python take the same ones. Eight digits are a date. Raises ValueError."""
+    text = text.strip()
+    number = text.removeprefix("@")
+    if number.isdecimal() and (number != text or len(number) != len("20261121")):
+        return int(number)
+    if ago := DURATION.fullmatch(text):
+        return now_ms - round(float(ago[1]) * UNITS_MS[ago[2]])
+    return unix_ms(datetime.fromisoformat(text))
 
 
 class Randomness(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 
 from imap_wal.arrow_library import loading
 from imap_wal.checks import location
-from imap_wal.clock import SKEW_MS_MAX, unix_ms, utc
+from imap_wal.clock import MOMENTS, SKEW_MS_MAX, SystemClock, moment_ms, unix_ms, utc
 from imap_wal.context import Context, open_context
 from imap_wal.decoder import Decoder
 from imap_wal.errors import InvalidSetting, NoSuchLog, StorageUnavailable
@@ -117,12 +117,13 @@ def scan(
 def _moment(as_of: datetime | str | int | None) -> int | None:
     if as_of is None or type(as_of) is int:
         return as_of
+    if isinstance(as_of, datetime):
+        return unix_ms(as_of)
     try:
-        return unix_ms(as_of.isoformat() if isinstance(as_of, datetime) else str(as_of))
+        return moment_ms(str(as_of), SystemClock().now_ms())
     except ValueError as error:
         raise InvalidSetting(
-            f"as_of is {as_of!r}; it takes a datetime, a time such as 2026-11-24T08:00:00Z, or "
-            f"milliseconds since 1970 ({error})"
+            f"as_of is {as_of!r}; it takes a datetime, or {MOMENTS} ({error})"
         ) from error
 
 

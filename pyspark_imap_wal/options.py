@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from imap_wal.checks import location
-from imap_wal.clock import unix_ms
+from imap_wal.clock import MOMENTS, SystemClock, moment_ms
 from imap_wal.encoder import keys_of
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
@@ -56,19 +56,19 @@ class AsOf:
 
     @classmethod
     def parse(cls, text: str) -> AsOf:
-        """`text`: an ISO 8601 time, without a zone in UTC; milliseconds; or a JSON object of node →
-        position. Raises `InvalidSetting` for another text."""
+        """`text`: as for `moment_ms`, or a JSON object of node → position. Raises `InvalidSetting`
+        for another text."""
         try:
             if text.lstrip().startswith("{"):
                 positions = positions_of(json.loads(text))
                 if not positions:
                     raise ValueError("no node is named")
                 return cls(positions=positions)
-            return cls(time_ms=unix_ms(text))
+            return cls(time_ms=moment_ms(text, SystemClock().now_ms()))
         except (ValueError, AttributeError, TypeError) as error:
             raise InvalidSetting(
-                f"as_of is {text!r}; it takes a time such as 2026-11-24T08:00:00Z, milliseconds "
-                f"since 1970, or the last position of every node as JSON ({error})"
+                f"as_of is {text!r}; it takes {MOMENTS}, or the last position of every node as "
+                f"JSON ({error})"
             ) from error
 
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import click
 
 from imap_wal.checks import SECONDS_MAX
-from imap_wal.clock import utc
+from imap_wal.clock import (
+    DURATION,
+    MOMENTS,
+    SKEW_MS_MAX,
+    UNITS_MS,
+    SystemClock,
+    moment_ms,
+    unix_ms,
+    utc,
+)
 from rewrite_cli.console.param_type import ParamType
-
-_AGO = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class Moment(ParamType[int]):
-    """Unix milliseconds from `2026-11-21T10:00`, `2026-11-21T10:00:00+01:00`, `15m` or `2h` (ago),
-    `@1795261005266`. Without a zone: UTC. `past`: later times than now are refused, except for the
-    difference that clocks may have."""
+    """Unix milliseconds from a text in one of the forms of `moment_ms`. `past`: later times than
+    now are refused, except for the difference that clocks may have."""
 
     name = "time"
 
@@ -30,8 +34,6 @@ class Moment(ParamType[int]):
         moment = self._parsed(value, param, ctx)
         if not self._past:
             return moment
-        from imap_wal.clock import SKEW_MS_MAX, SystemClock
-
         now_ms = SystemClock().now_ms()
         if moment > now_ms + SKEW_MS_MAX:
             self.fail(
@@ -47,24 +49,11 @@ class Moment(ParamType[int]):
         if isinstance(value, int):
             return value
         if isinstance(value, datetime):
-            return _to_ms(value)
-        text = str(value).strip()
-        if text.startswith("@") and text[1:].isdecimal():
-            return int(text[1:])
-        ago = _AGO.fullmatch(text)
-        if ago:
-            from imap_wal.clock import SystemClock
-
-            return SystemClock().now_ms() - round(float(ago[1]) * _UNITS_MS[ago[2]])
+            return unix_ms(value)
         try:
-            return _to_ms(datetime.fromisoformat(text))
+            return moment_ms(str(value), SystemClock().now_ms())
         except ValueError:
-            self.fail(
-                f"{value!r} is not a time: it takes 2026-11-21T10:00 (UTC), "
-                "2026-11-21T10:00+01:00, 15m or 2h (ago), or @ and Unix milliseconds",
-                param,
-                ctx,
-            )
+            self.fail(f"{value!r} is not a time: it takes {MOMENTS}", param, ctx)
 
 
 class Duration(ParamType[float]):
@@ -76,8 +65,10 @@ class Duration(ParamType[float]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         text = str(value).strip()
-        matched = _AGO.fullmatch(text if not text.replace(".", "", 1).isdecimal() else f"{text}s")
-        seconds = float(matched[1]) * _UNITS_MS[matched[2]] / 1000 if matched else 0
+        matched = DURATION.fullmatch(
+            text if not text.replace(".", "", 1).isdecimal() else f"{text}s"
+        )
+        seconds = float(matched[1]) * UNITS_MS[matched[2]] / 1000 if matched else 0
         if not 0 < seconds <= SECONDS_MAX:
             self.fail(
                 f"{value!r} is not a duration: it takes 30s, 500ms, 5m or 2h, more than 0 and "
@@ -86,10 +77,6 @@ class Duration(ParamType[float]):
                 ctx,
             )
         return seconds
-
-
-def _to_ms(moment: datetime) -> int:
-    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def iso(milliseconds: int) -> str:
