@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from imap_wal.errors import InvalidSetting
+from imap_wal.rewrite.report import RewriteReport
 from pyspark_imap_wal.package import distributions, write_package
 from rewrite_cli.commands.upkeep import rewrite as rewrite_command
+from rewrite_cli.commands.upkeep.rewrite import _Rewritten, _show
 from tests.cli.conftest import Run
 from tests.kit.effort import thorough
 
@@ -123,3 +125,15 @@ def test_an_extra_brings_what_its_libraries_require() -> None:
     assert not found & {"imap-wal", "pyspark", "click"}
     with pytest.raises(InvalidSetting, match="no extra"):
         distributions(["none"])
+
+
+@pytest.mark.parametrize(
+    ("engine", "records", "is_told"),
+    [("spark", 1_001, True), ("spark", 1_000_000, False), ("local", 1_001, False)],
+)
+def test_a_small_rewrite_on_spark_names_the_quicker_engine(
+    engine: str, records: int, is_told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = RewriteReport("ns", "c", engine, (), {}, {}, records, 2.0, 10**8, dry_run=False)
+    _show(_Rewritten(report, (), ()), dry_run=False)
+    assert ("`--engine local`" in capsys.readouterr().err) is is_told

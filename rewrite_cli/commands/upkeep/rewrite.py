@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 ENGINES = ("local", "spark")
 
 
+FEW_FOR_SPARK = 1_000_000
+"""The local engine merges that many records in a few seconds; a session of Spark starts in ten."""
+
+
 @click.command()
 @selection_options(nodes=False)
 @click.option(
@@ -177,6 +181,11 @@ def _show(rewritten: _Rewritten, *, dry_run: bool) -> None:
             out.note(f"map {table.map!r} was not published as {table.table}: {table.error}")
         else:
             out.prose(f"map {table.map!r} is published as {table.table}: version {table.version}")
+    if report.engine == "spark" and report.records_read < FEW_FOR_SPARK:
+        out.note(
+            f"for fewer than {FEW_FOR_SPARK:,} records, Spark takes longer to start than "
+            "`--engine local` takes for all of it"
+        )
     _show_remarks(report)
 
 
