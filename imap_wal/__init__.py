@@ -130,7 +130,7 @@ __all__ = [
 ]
 
 # A module is imported when one of its names is used: a program that opens a map needs no asyncio,
-# and a command, an agent or a task of Spark needs no map.
+# and a command, an agent or a Spark task needs no map.
 _NAMES = {
     "adapters.memoize": "memoize",
     "embedded.asyncio_map": "AsyncMap",

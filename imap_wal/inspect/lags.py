@@ -30,7 +30,7 @@ class ReaderLag:
 
 
 def lags(log: ClusterLog, state: ClusterState) -> Iterator[ReaderLag]:
-    """Of each reader and each node whose log is there. Published tables read no log. Reads the end
+    """For each reader and each node whose log is there; not for published tables. Reads the end
     of each newest segment. Raises `NotFound` if the log changes too fast."""
     readers = {
         name: reader
@@ -53,13 +53,13 @@ def lags(log: ClusterLog, state: ClusterState) -> Iterator[ReaderLag]:
 
 
 def _unread(node: NodeState, position: Position, end: Position) -> int:
-    """Bytes of archives and segments with entries above `position`."""
+    """About how many bytes are after `position`; an archive counts as a whole."""
     archived = sum(archive.bytes for archive in node.manifest.archives if archive.last > position)
     in_segments = 0
     for segment in node.segments:
         if segment.name < position[:2] or segment.name > end[:2]:
             continue
-        # The space of the newest segment may be larger than what was written.
+        # The newest segment may be preallocated beyond its last frame.
         until = min(segment.bytes, end.frame) if segment.name == end[:2] else segment.bytes
         since = position.frame if segment.name == position[:2] else 0
         in_segments += max(0, until - since)

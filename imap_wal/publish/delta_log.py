@@ -1,6 +1,6 @@
 """The log of a Delta table whose files are those of a snapshot: read, and appended to.
 
-    {folder}/_delta_log/{version}.json                 the actions of one commit, one in a line
+    {folder}/_delta_log/{version}.json                 the actions of one commit, one per line
     {folder}/_delta_log/{version}.checkpoint.parquet   all actions that count at that version
     {folder}/_delta_log/_last_checkpoint               where readers begin
 

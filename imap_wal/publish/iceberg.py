@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 from imap_wal.errors import ImapWalError, InvalidSetting, StorageUnavailable
-from imap_wal.names import map_component
 from imap_wal.parquet.writer import WITHOUT_STATISTICS
 from imap_wal.publish.publication import COLUMNS, DataFile, NextVersion, TableState, folder_of
+from imap_wal.publish.recorded import default_name
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import AlreadyExists, NotFound, StorageError
 from storage_backends.extras import needs
@@ -40,12 +40,12 @@ with needs("iceberg"):
     from pyiceberg.types import BinaryType, BooleanType, LongType, NestedField, StringType
 
 OURS = "imap-wal."
-"""The beginning of our properties, of a table and of its snapshots."""
+"""Prefix of our properties of tables and snapshots."""
 NONE = TableState(version=0)
 """Before the first version of a table, which is 1."""
 FORMAT = 2
 TIMEOUT_S = 60.0
-"""How long an answer of a REST catalog may take."""
+"""The longest silence of a REST catalog."""
 SCHEMES = {"file", "s3", "gs", "abfs", "abfss", "oss"}
 """Those of our storages that programs of Iceberg have too."""
 _SAME = {"objects+file": "file", "gcs": "gs"}
@@ -61,7 +61,7 @@ _SCHEMA = Schema(
         for number, (name, kind) in enumerate(COLUMNS.items(), 1)
     )
 )
-# pyiceberg 0.12 cannot shorten some texts (an upper bound may become half of a surrogate pair).
+# pyiceberg 0.12 cannot shorten some texts (an upper bound may end in a lone surrogate).
 _COUNTED = {name for name, kind in COLUMNS.items() if kind == "string"} - WITHOUT_STATISTICS
 _PROPERTIES = {
     "gc.enabled": "false",
@@ -100,11 +100,11 @@ class IcebergTable:
 
     def __init__(self, log: ClusterLog, name: str, catalog: str, table: str = "") -> None:
         """`catalog`: its name in the configuration of pyiceberg. `table`: NAMESPACE.NAME; otherwise
-        the names of the cluster and of the map, percent-encoded. Raises `InvalidSetting` for a
+        `default_name`. Raises `InvalidSetting` for a
         catalog that cannot be opened, and for a storage that Iceberg cannot read."""
-        names = table.split(".") if table else [map_component(log.cluster), map_component(name)]
+        names = (table or default_name(log, name)).split(".")
         if len(names) < 2 or not all(names):
-            raise InvalidSetting(f"{table!r} is no table of Iceberg: write NAMESPACE.NAME")
+            raise InvalidSetting(f"{table!r} is no Iceberg table name: use NAMESPACE.NAME")
         if "." in catalog or " " in catalog:
             raise InvalidSetting(
                 f"the name of catalog {catalog!r} has a dot or a space: give it another name in "
@@ -140,7 +140,7 @@ class IcebergTable:
         try:
             self._table = self._catalog.load_table(self._names)
         except exceptions.NoSuchIcebergTableError:
-            raise self._refused("it is no table of Iceberg") from None
+            raise self._refused("it is no Iceberg table") from None
         except exceptions.NoSuchTableError:
             self._table = None
         return self._table
@@ -225,8 +225,8 @@ class IcebergTable:
             path = f"{folder_of(self._log, self._map)}/{file.path}"
             if self._log.store.exists(path):
                 raise InvalidSetting(
-                    f"programs that use the catalog do not find {location}: its settings of the "
-                    "storage are not those of the log"
+                    f"programs that use the catalog do not find {location}: its storage "
+                    "settings differ from those of the log"
                 ) from error
             raise NotFound(f"a file of the snapshot is missing: {error}", path) from error
 
@@ -264,7 +264,7 @@ class IcebergTable:
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
-        """Errors of the driver of the catalog, or of its storage, are ours."""
+        """Turns errors of the catalog's driver or storage into ours."""
         try:
             yield
         except (ImapWalError, StorageError):
@@ -276,9 +276,7 @@ class IcebergTable:
             )
             if isinstance(error, _OF_THE_USER):
                 raise InvalidSetting(why) from error
-            raise StorageUnavailable(
-                f"{why}. Run the command again: a publication continues where it ended"
-            ) from error
+            raise StorageUnavailable(f"{why}. Publish again: that begins from the start") from error
 
     def _demand_ours(self, table: Table) -> None:
         of, log = (table.properties.get(f"{OURS}{name}") for name in ("map", "log"))

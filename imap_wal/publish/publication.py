@@ -142,7 +142,7 @@ class PublishedTable:
     rows: int
     bytes: int
     is_new: bool
-    """Whether a version was published: not if the table has this snapshot already."""
+    """Whether there is a new version: of a new snapshot, or because copies were lost."""
     live: Mapping[str, str]
 
 
@@ -166,11 +166,13 @@ def publish(
         manifest = log.manifest()  # after the table: so it is not older than what was published
         snapshot = _demand_snapshot(log, manifest, name)
         if _is_of_a_later_log(folder, snapshot, former):
+            same = snapshot.generation == former.generation
             raise InvalidSetting(
-                f"map {name!r}: the table has files of generation {former.generation} that are not "
-                f"in the snapshot, which is of generation {snapshot.generation}: the log is an "
-                f"older copy. Delete the table ({table.place}; of Delta, the folder _delta_log), "
-                "and publish again"
+                f"map {name!r}: the table was published from a newer copy of the log (generation "
+                f"{former.generation}; this one has {snapshot.generation}"
+                f"{', with other files' * same}). Drop "
+                f"the table {table.place} without its files (of Delta: delete the folder "
+                "_delta_log), and publish again"
             )
         base = Base({}, {}, {name: snapshot}, {}, (name,), {})
         lost = _lost_copies(log, folder, former)
@@ -189,7 +191,7 @@ def publish(
             reader.keep(_proposed(name, base), DAY_MS, files_only=True)
             now = log.manifest().snapshots.get(name)
             if now is None or now.generation != snapshot.generation:
-                continue  # it stays: another process may have published it, or may do so now
+                continue  # the proposal stays: another process may commit it, or has done so
         if not is_new:
             if not dry_run:  # the process that published may have ended before it did this
                 table.expire(keep)
@@ -257,8 +259,8 @@ def _reader_name(table: LakeTable) -> str:
 
 def _proposed(name: str, new: Base) -> Change:
     """Keeps another snapshot too. Nothing changes if it is kept already: another map's rewrite
-    changes its marks, and not its files. Nor if a newer one is kept, because this one is then not
-    the current one any more, and would be counted among those that were published."""
+    changes its marks, and not its files. Nor if a newer one is kept, because this one is then
+    outdated, and would be counted among the published ones."""
     generation = new.snapshots[name].generation
 
     def change(bases: tuple[Base, ...]) -> tuple[Base, ...]:
@@ -341,8 +343,8 @@ def _files(
     former: TableState,
     lost: Collection[str],
 ) -> tuple[list[str], list[_File]]:
-    """Of the files of a snapshot: the paths of those that the table has already, in the table, and
-    the others that have live entries. `lost`: see `_lost_copies`."""
+    """Splits the files of a snapshot: the paths, in the table, of those that it has already, and
+    the other files with live entries. `lost`: see `_lost_copies`."""
     there = {_source("", path): path for path in former.files if path not in lost}
     present, new = list[str](), list[_File]()
     for stored in snapshot.files:
@@ -357,8 +359,8 @@ def _files(
 
 
 def _copy_path(path: str, randomness: Randomness) -> str:
-    """A new path of a copy of this file: a copy is of one publication, so no other one can have
-    decided to delete it before it was made."""
+    """A new path for a copy. No two publications use the same one, so none deletes a copy at a path
+    that another one writes to."""
     stem = path.removesuffix(".parquet").replace("/", "-")
     return f"{COPIES}/{stem}-{randomness.token().hex()}.parquet"
 

@@ -1,5 +1,5 @@
 """Tables that every rewrite publishes at its end. The cluster's manifest has them, so that a
-service that compacts, a CronJob and a command on Spark all do so."""
+compacting service, a CronJob and Spark all publish them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.names import map_component
 from imap_wal.read.cluster import ClusterLog
 from storage_backends.location import without_secrets
 
@@ -17,8 +18,9 @@ if TYPE_CHECKING:  # it needs pyarrow
 
 @dataclass(frozen=True, slots=True)
 class RewrittenTable:
-    """What a rewrite did with a table. `table`: as `named`. `version`: of the table, as it is now.
-    `error`: why it was not published; "" if it was. The snapshot was written all the same."""
+    """What a rewrite did with a table. `table`: as `text_of`. `version`: of the table now; -1 after
+    an error. `error`: why it was not published; "" if it was. The snapshot was written all the
+    same."""
 
     map: str
     table: str
@@ -26,13 +28,20 @@ class RewrittenTable:
     error: str = ""
 
 
-def named(table: LakeTable) -> str:
-    """A table in one word or two: `delta`, or `iceberg CATALOG.NAMESPACE.NAME`."""
-    return table.kind if table.kind == "delta" else f"{table.kind} {table.place}"
+def text_of(log: ClusterLog, name: str, catalog: str | None = None, table: str = "") -> str:
+    """A table of a map as it is recorded: `delta`, or `iceberg CATALOG.NAMESPACE.NAME`."""
+    if catalog is None:
+        return "delta"
+    return f"iceberg {catalog}.{table or default_name(log, name)}"
+
+
+def default_name(log: ClusterLog, name: str) -> str:
+    """NAMESPACE.NAME of a map: the names of its cluster and its own, percent-encoded."""
+    return f"{map_component(log.cluster)}.{map_component(name)}"
 
 
 def table_of(log: ClusterLog, name: str, text: str) -> LakeTable:
-    """The inverse of `named`. Raises the errors of its class."""
+    """The table of a text. Raises the errors of its class."""
     kind, _, place = text.partition(" ")
     if kind == "delta":
         from imap_wal.publish.delta import DeltaTable
@@ -44,16 +53,16 @@ def table_of(log: ClusterLog, name: str, text: str) -> LakeTable:
     return IcebergTable(log, name, catalog, table)
 
 
-def record(log: ClusterLog, name: str, table: LakeTable, keep: int) -> None:
+def record(log: ClusterLog, name: str, text: str, keep: int) -> None:
     """From now on, each rewrite of this map publishes the table, and keeps the files of the last
-    `keep` published snapshots. 0: not any more. Raises `LostRace`."""
+    `keep` published snapshots. 0: no longer. `text`: see `text_of`. Raises `LostRace`."""
 
     def change(manifest: ClusterManifest) -> ClusterManifest | None:
         tables = {**manifest.tables.get(name, {})}
         if keep:
-            tables[named(table)] = keep
+            tables[text] = keep
         else:
-            tables.pop(named(table), None)
+            tables.pop(text, None)
         changed = {**manifest.tables, name: tables}
         if not tables:
             del changed[name]
@@ -66,8 +75,8 @@ def publish_recorded(
     log: ClusterLog, recorded: Mapping[str, Mapping[str, int]], maps: Collection[str]
 ) -> tuple[RewrittenTable, ...]:
     """Publish the recorded tables of these maps, which a rewrite has just written. No error of a
-    table ends the rewrite, also not that a library is missing: its snapshot is published, and the
-    next rewrite publishes the table."""
+    table, not even a missing library, makes the rewrite fail: its snapshot is published, and the
+    next rewrite tries again."""
     done = []
     for name, tables in recorded.items():
         for text, keep in tables.items() if name in maps else ():

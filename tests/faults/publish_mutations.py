@@ -57,8 +57,8 @@ OF_PUBLISHED = (
     Mutation(
         "a published snapshot is not kept any more before the next one is published",
         _PUBLICATION,
-        "                continue  # it stays: another process may have published it, or may do so "
-        "now\n",
+        "                continue  # the proposal stays: another process may commit it, or has "
+        "done so\n",
         "                reader.keep(lambda bases: bases[:-1], DAY_MS, files_only=True)\n"
         "                continue\n",
         f"{_PROCESSES}::test_a_published_snapshot_stays_until_the_next_one_is_published",

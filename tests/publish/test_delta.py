@@ -194,7 +194,9 @@ def test_a_table_that_others_changed_is_refused(memory: MemoryStore) -> None:
     with pytest.raises(InvalidSetting, match=r"was written by Spark/4.*Delete the folder"):
         published(memory)
     memory.replace(second, first.replace('"version":1', '"version":9').encode())
-    with pytest.raises(InvalidSetting, match="the log is an older copy"):
+    with pytest.raises(
+        InvalidSetting, match=r"newer copy of the log .generation 9; this one has 1\). Drop"
+    ):
         published(memory)
     for damage in (b"[]", b"{", b'{"commitInfo": 1}', b"\xff", b'{"add": {"path": 1}}'):
         memory.replace(second, damage)

@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
-from imap_wal.publish.delta import DeltaTable
 from imap_wal.publish.delta_log import DeltaLog
 from imap_wal.publish.recorded import RewrittenTable, record
 from rewrite_cli.cli import group
@@ -21,10 +20,6 @@ from tests.kit.rewrites import run
 from tests.kit.tables import rows, table, written
 
 FOLDER = "default/embedded/snapshot/orders"
-
-
-def delta(memory: MemoryStore, name: str = "orders") -> DeltaTable:
-    return DeltaTable(cluster(memory), name)
 
 
 def version(root: Path) -> int:
@@ -40,7 +35,7 @@ def command(*words: str) -> str:
 def test_a_recorded_table_is_published_by_each_rewrite(memory: MemoryStore) -> None:
     log = node(memory)
     following = written(log, 1, a="1")
-    record(cluster(memory), "orders", delta(memory), 3)
+    record(cluster(memory), "orders", "delta", 3)
     assert run(memory, dry_run=True).tables == ()
     assert table(memory).version == -1
     assert run(memory).tables == (RewrittenTable("orders", "delta", 0),)
@@ -49,7 +44,7 @@ def test_a_recorded_table_is_published_by_each_rewrite(memory: MemoryStore) -> N
     assert run(memory).tables == (RewrittenTable("orders", "delta", 1),)
     assert rows(memory) == {"a": "2"}
     assert run(memory, maps=["other"]).tables == ()
-    record(cluster(memory), "orders", delta(memory), 0)
+    record(cluster(memory), "orders", "delta", 0)
     assert cluster(memory).manifest().tables == {}
     written(log, 3, a="3")
     assert run(memory).tables == ()
@@ -60,10 +55,8 @@ def test_a_table_that_cannot_be_published_ends_no_rewrite(memory: MemoryStore) -
     """The error is in the report, and the other table is published."""
     written(node(memory), 1, a="1")
 
-    unknown = delta(memory)
-    unknown.kind, unknown.place = "iceberg", "lake.shop.orders"
-    record(cluster(memory), "orders", unknown, 3)
-    record(cluster(memory), "orders", delta(memory), 3)
+    record(cluster(memory), "orders", "iceberg lake.shop.orders", 3)
+    record(cluster(memory), "orders", "delta", 3)
     failed, published = sorted(run(memory).tables, key=lambda each: each.version)
     assert failed.table == "iceberg lake.shop.orders"
     assert failed.error.startswith("InvalidSetting: programs of Iceberg cannot read a log that ")
@@ -76,7 +69,7 @@ def test_a_rewrite_without_the_library_is_whole(
 ) -> None:
     """A program in an install without pyarrow compacts a log that is published elsewhere."""
     written(node(memory), 1, a="1")
-    record(cluster(memory), "orders", delta(memory), 3)
+    record(cluster(memory), "orders", "delta", 3)
     monkeypatch.setitem(sys.modules, "imap_wal.publish.publication", None)
     (failed,) = run(memory).tables
     assert failed.error.startswith("ModuleNotFoundError: ")
@@ -102,6 +95,10 @@ def test_a_store_that_compacts_publishes(tmp_path: Path) -> None:
     assert read["clusters"][0]["tables"] == [
         {"map": "orders", "table": "delta", "version": 3, "error": ""}
     ]
+    of_iceberg = ["--iceberg", "gone", "--by-hand"]
+    assert "publish iceberg gone.embedded.orders" in command(
+        "publish", str(tmp_path), "--map", "orders", *of_iceberg
+    ), "no catalog is needed"
     command("publish", str(tmp_path), "--map", "orders", "--delta", "--by-hand")
     with imap_wal.open(tmp_path) as store:
         store.map("orders")["a"] = 5

@@ -347,7 +347,7 @@ def test_another_history_with_the_same_generation_is_refused(
         store.create(path, content)
     written(node(store), 2, a="other")
     rewrite(log_of(store), ENGINE)  # the names of its files are others
-    with pytest.raises(InvalidSetting, match="the log is an older copy"):
+    with pytest.raises(InvalidSetting, match=r"newer copy of the log .*this one has 2, with other"):
         published(store)
 
 
@@ -409,7 +409,7 @@ def test_tables_that_are_not_of_this_map_are_refused(catalog: Catalog, store: Se
     for name, why in (
         ("c.foreign", "it was not made by imap-wal. Drop it from its catalog without its files"),
         ("c.other", "it is of map 'customers'"),
-        ("orders", "no table of Iceberg: write NAMESPACE.NAME"),
+        ("orders", "no Iceberg table name: use NAMESPACE.NAME"),
     ):
         with pytest.raises(InvalidSetting, match=why):
             published(store, table=name)
@@ -457,7 +457,7 @@ def test_the_command_publishes(catalog: Catalog, store: SegmentStore) -> None:
     for wrong, why in (
         ([], "--delta or --iceberg"),
         (["--delta", "--iceberg", "lake"], "--delta or --iceberg"),
-        (["--delta", "--table", "a.b"], "--table is the Iceberg table of one map"),
+        (["--delta", "--table", "a.b"], "--table needs --iceberg and one --map"),
     ):
         refused = CliRunner().invoke(group, [*words, *wrong])
         assert (refused.exit_code, why in refused.output) == (2, True), refused.output
@@ -472,7 +472,7 @@ def test_a_catalog_that_reads_another_storage_is_named(
     written(node(store), 1, a="1")
     run(store, now())
     monkeypatch.setattr("imap_wal.publish.iceberg.parquet_file_to_data_file", missing)
-    with pytest.raises(InvalidSetting, match="its settings of the storage are not those of"):
+    with pytest.raises(InvalidSetting, match="its storage settings differ from those of"):
         published(store)
 
 

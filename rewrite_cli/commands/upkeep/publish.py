@@ -41,7 +41,8 @@ if TYPE_CHECKING:  # it needs pyarrow
 @click.option(
     "--each-rewrite/--by-hand",
     default=None,
-    help="From now on, each rewrite of the map publishes this table at its end, or none does.",
+    help="Whether each later rewrite of the map also publishes this table. --by-hand publishes "
+    "nothing now.",
 )
 @out.dry_run_option
 @out.output_option
@@ -55,15 +56,14 @@ def command(
     dry_run: bool,
     output: str,
 ) -> None:
-    """Publish the snapshot of a map as a table of other programs, without a copy of its files: a
-    commit that names them. Needs --map, and --delta or --iceberg. Run it after each rewrite, or
-    once with --each-rewrite: then rewrites of all kinds publish, also those of a service that
-    compacts, and those on Spark.
+    """Publish the snapshot of a map as a table for other programs: a commit names its files. Needs
+    --map, and --delta or --iceberg. Run it after each rewrite, or once with --each-rewrite: then
+    rewrites of all kinds publish, also those of a service that compacts, and those on Spark.
 
     The table has the state of the last rewrite: one row for each live entry. Spark, Polars, DuckDB
-    and others read it without imap-wal, and none of them can change it. A file with tombstones is
-    copied without them. Entries that expire later are still rows: the condition that is printed
-    leaves them out. An encrypted log cannot be published.
+    and others read it without imap-wal. They must not change it. A file with tombstones is copied
+    without them. Entries that expire later are still rows: the condition that is printed leaves
+    them out. An encrypted log cannot be published.
 
     \b
     Other programs must not delete files of the log:
@@ -83,9 +83,9 @@ def command(
     if delta == bool(iceberg):
         raise click.UsageError("name the kind of the table: --delta or --iceberg")
     if table and (delta or len(selection.maps) > 1):
-        raise click.UsageError("--table is the Iceberg table of one map")
+        raise click.UsageError("--table needs --iceberg and one --map")
     from imap_wal.publish.publication import publish
-    from imap_wal.publish.recorded import record
+    from imap_wal.publish.recorded import record, text_of
 
     published: list[tuple[str, PublishedTable]] = []
     try:
@@ -94,23 +94,24 @@ def command(
                 log = ClusterLog.of(context, view)
                 there = log.manifest().snapshots
                 for name in selection.maps:
-                    if name in there:
+                    text = text_of(log, name, iceberg, table or "")
+                    if each_rewrite is False:
+                        if not dry_run:
+                            record(log, name, text, 0)
+                            audit("published by hand", log=str(view), map=name, table=text)
+                        out.note(f"{view}: rewrites of map {name!r} no longer publish {text}")
+                    elif name in there:
                         target = _table(log, name, iceberg, table or "")
                         done = publish(log, name, target, keep=keep, dry_run=dry_run)
                         published.append((str(view), done))
-                        if each_rewrite is not None and not dry_run:
-                            record(log, name, target, keep if each_rewrite else 0)
-                            audit(
-                                "published table recorded",
-                                log=str(view),
-                                map=name,
-                                table=done.place,
-                                each_rewrite=each_rewrite,
-                                url=selection.url,
-                            )
-    finally:  # also of those before an error
+                        if each_rewrite and not dry_run:
+                            record(log, name, text, keep)
+                            audit("published by rewrites", log=str(view), map=name, table=text)
+    finally:  # also those before an error
         if published:
             _show(published, dry_run, output)
+    if each_rewrite is False:
+        return
     with_snapshot = {each.map for _, each in published}
     if left := [name for name in selection.maps if name not in with_snapshot]:
         raise Failed(

@@ -110,7 +110,7 @@ public final class ThisMember {
      */
     public Set<UUID> fellows(Membership membership) throws IOException {
         Set<UUID> members = cluster.members();
-        // Asked after the list was read: Hazelcast clears it later than it says that it leaves.
+        // Checked after the list is read: it is cleared after this member is marked as leaving.
         if (leaving || !cluster.isPresent(membership)) {
             throw new IOException("this member leaves its cluster");
         }

@@ -46,7 +46,7 @@ final class UserLoad {
 
     /** What is known of the load now. */
     Progress progress() {
-        // First: what ends after this was asked has no failure that could be missed.
+        // Before the failure is read: a load sets its failure before it is done.
         boolean done = load.isDone();
         Failure last = failure;
         return new Progress(done, last != null && System.nanoTime() - last.nanos < FAILURE_NANOS
