@@ -104,7 +104,10 @@ class IcebergTable:
         catalog that cannot be opened, and for a storage that Iceberg cannot read."""
         names = (table or default_name(log, name)).split(".")
         if len(names) < 2 or not all(names):
-            raise InvalidSetting(f"{table!r} is no Iceberg table name: use NAMESPACE.NAME")
+            raise InvalidSetting(
+                f"the Iceberg table {table!r} has no namespace: write NAMESPACE.NAME, such as "
+                "shop.orders"
+            )
         if "." in catalog or " " in catalog:
             raise InvalidSetting(
                 f"the name of catalog {catalog!r} has a dot or a space: give it another name in "
@@ -140,7 +143,7 @@ class IcebergTable:
         try:
             self._table = self._catalog.load_table(self._names)
         except exceptions.NoSuchIcebergTableError:
-            raise self._refused("it is no Iceberg table") from None
+            raise self._refused("it is no Iceberg table", is_ours=False) from None
         except exceptions.NoSuchTableError:
             self._table = None
         return self._table
@@ -272,8 +275,11 @@ class IcebergTable:
         except Exception as error:
             why = (
                 f"the Iceberg table {self.place} cannot be read or written: "
-                f"{type(error).__name__}: {without_secrets(str(error))}"
+                f"{type(error).__name__}: {' '.join(without_secrets(str(error)).split())}"
             )
+            if "No default path" in why:
+                catalog = self.place.partition(".")[0].upper()
+                why = f"{why}: set PYICEBERG_CATALOG__{catalog}__WAREHOUSE"
             if isinstance(error, _OF_THE_USER):
                 raise InvalidSetting(why) from error
             raise StorageUnavailable(f"{why}. Publish again: that begins from the start") from error
@@ -281,21 +287,25 @@ class IcebergTable:
     def _demand_ours(self, table: Table) -> None:
         of, log = (table.properties.get(f"{OURS}{name}") for name in ("map", "log"))
         if of is None:
-            raise self._refused("it was not made by imap-wal")
+            raise self._refused("it was not made by imap-wal", is_ours=False)
         if of != self._map:
-            raise self._refused(f"it is of map {of!r}")
+            raise self._refused(f"it is of map {of!r}", is_ours=False)
         if log != self._folder:
-            raise self._refused(f"it is of the log in {log}, and this one is in {self._folder}")
+            raise self._refused(
+                f"it is of the log in {log}, and this one is in {self._folder}", is_ours=False
+            )
         if table.format_version != FORMAT:
             raise self._refused(f"its format has version {table.format_version}, not {FORMAT}")
         columns = {column.name: str(column.field_type) for column in table.schema().fields}
         if columns != {column.name: str(column.field_type) for column in _SCHEMA.fields}:
             raise self._refused("another program has changed its columns")
 
-    def _refused(self, why: str) -> InvalidSetting:
+    def _refused(self, why: str, *, is_ours: bool = True) -> InvalidSetting:
+        advice = "Choose another table with --table"
+        if is_ours:
+            advice += ", or drop it without its files (not by `purge_table`)"
         return InvalidSetting(
-            f"the Iceberg table {self.place} cannot be published to: {why}. Drop it from its "
-            "catalog without its files, or choose another table with --table"
+            f"the Iceberg table {self.place} cannot be published to: {why}. {advice}"
         )
 
 
@@ -307,11 +317,14 @@ def _opened(name: str) -> Catalog:
     try:
         catalog = load_catalog(name)
     except Exception as error:  # of the driver of the catalog
-        raise InvalidSetting(
-            f"the Iceberg catalog {name!r} cannot be opened: {without_secrets(str(error))}. It is "
-            "configured as for pyiceberg, in ~/.pyiceberg.yaml or in variables PYICEBERG_CATALOG__"
-            f"{name.upper()}__URI and others"
-        ) from error
+        variable = f"PYICEBERG_CATALOG__{name.upper()}__URI"
+        if variable in str(error):
+            raise InvalidSetting(
+                f"no Iceberg catalog {name!r} is configured: set {variable}, or add it to "
+                "~/.pyiceberg.yaml"
+            ) from error
+        why = " ".join(without_secrets(str(error)).split())
+        raise InvalidSetting(f"the Iceberg catalog {name!r} cannot be opened: {why}") from error
     session = getattr(catalog, "_session", None)
     if session is not None:  # REST: without a limit, a rewrite could wait without end
         session.request = partial(session.request, timeout=TIMEOUT_S)

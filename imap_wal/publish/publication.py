@@ -24,7 +24,7 @@ from imap_wal.clock import Randomness
 from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.reader_manifest import Base
-from imap_wal.manifest.readers import Change, Reader, readers_of
+from imap_wal.manifest.readers import Change, Reader, forget_command, readers_of
 from imap_wal.manifest.snapshots import Snapshot, SnapshotFile
 from imap_wal.names import NAME_BYTES_MAX, encode, map_component
 from imap_wal.parquet.columns import DECODED_FIELDS, SNAPSHOT_SCHEMA, are_clears, plain
@@ -42,6 +42,8 @@ with needs("archive"):
     import pyarrow.parquet as pq
 
 KEEP = 3
+NO_VERSION = 0
+"""The highest version of a table that has none yet: -1 of Delta, 0 of Iceberg."""
 COPIES = "published"
 _COPY = re.compile(COPIES + r"/([0-9]{8,})-(.+)-[0-9a-f]+\.parquet")
 KEY, DELETED, EXPIRES = "key", "deleted", "expires_at_ms"
@@ -141,6 +143,8 @@ class PublishedTable:
     copied: int
     rows: int
     bytes: int
+    until_ms: int
+    """Unix time up to which the snapshot has changes; 0: not known."""
     is_new: bool
     """Whether there is a new version: of a new snapshot, or because copies were lost."""
     live: Mapping[str, str]
@@ -152,10 +156,17 @@ def folder_of(log: ClusterLog, name: str) -> str:
 
 
 def publish(
-    log: ClusterLog, name: str, table: LakeTable, *, keep: int = KEEP, dry_run: bool = False
+    log: ClusterLog,
+    name: str,
+    table: LakeTable,
+    *,
+    keep: int = KEEP,
+    dry_run: bool = False,
+    again: bool = True,
 ) -> PublishedTable:
     """Publish the current snapshot of a map. The files of the last `keep` published ones stay, so
-    that queries under way find them. Several processes may publish at the same time.
+    that queries under way find them. Several processes may publish at the same time. `again`: make
+    a table anew that was published before and is gone from its catalog.
 
     Raises `InvalidSetting` if the map has no snapshot that can be a table, `LostRace` if others
     published or rewrote during each attempt, `CorruptLog` and `ShortLog` for a file that is damaged
@@ -185,6 +196,8 @@ def publish(
                 raise log.lost(error) from error
             continue
         if not dry_run:
+            if not again and former.version <= NO_VERSION:
+                _demand_first(log, table)
             if table.make():
                 continue
             reader = Reader(log.store, log.folder, _reader_name(table), log.clock, log.randomness)
@@ -202,7 +215,7 @@ def publish(
                     reader,
                     _published(name, former.generation - 1, former.generation, keep),
                 )
-            return _report(name, table.place, former, former, 0)
+            return _report(name, table.place, snapshot, former, former, 0)
         try:
             added = [file.published(log, folder, dry_run=dry_run) for file in new]
             following = _following(snapshot, former, present, added)
@@ -214,8 +227,21 @@ def publish(
             published = _published(name, former.generation, snapshot.generation, keep)
             _advance(log, folder, name, reader, published)
         copied = sum(file.is_copied for file in new)
-        return _report(name, table.place, former, after, copied)
+        return _report(name, table.place, snapshot, former, after, copied)
     raise LostRace(f"map {name!r} was rewritten or published by others at each attempt; try again")
+
+
+def _demand_first(log: ClusterLog, table: LakeTable) -> None:
+    """`InvalidSetting` if a table of this place was published before: a program whose catalog is
+    another one, or was lost, must not begin a second table on its own."""
+    start = f"{table.kind} {table.place} "
+    former = [name for name in readers_of(log.store, log.folder) if name.startswith(start)]
+    if former:
+        raise InvalidSetting(
+            f"table {table.place} was published before ({former[0]!r}), and is not in its catalog "
+            "now: check the settings of the catalog; or run `imap-wal publish` by hand, which "
+            f"makes it anew, and `{forget_command(*former)}`"
+        )
 
 
 def _is_of_a_later_log(folder: str, snapshot: Snapshot, former: TableState) -> bool:
@@ -457,7 +483,12 @@ def _copy(log: ClusterLog, path: str, copy: str) -> tuple[int, Mapping[str, Any]
 
 
 def _report(
-    name: str, place: str, before: TableState, after: TableState, copied: int
+    name: str,
+    place: str,
+    snapshot: Snapshot,
+    before: TableState,
+    after: TableState,
+    copied: int,
 ) -> PublishedTable:
     return PublishedTable(
         map=name,
@@ -470,6 +501,7 @@ def _report(
         copied=copied,
         rows=sum(file.rows for file in after.files.values()),
         bytes=sum(file.size for file in after.files.values()),
+        until_ms=snapshot.until_ms,
         is_new=after.version != before.version,
         live=LIVE,
     )

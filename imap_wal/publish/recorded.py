@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from imap_wal.errors import ImapWalError, InvalidSetting
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.names import map_component
 from imap_wal.read.cluster import ClusterLog
@@ -26,6 +27,8 @@ class RewrittenTable:
     table: str
     version: int
     error: str = ""
+    is_new: bool = False
+    """Whether this rewrite made the version."""
 
 
 def text_of(log: ClusterLog, name: str, catalog: str | None = None, table: str = "") -> str:
@@ -55,14 +58,20 @@ def table_of(log: ClusterLog, name: str, text: str) -> LakeTable:
 
 def record(log: ClusterLog, name: str, text: str, keep: int) -> None:
     """From now on, each rewrite of this map publishes the table, and keeps the files of the last
-    `keep` published snapshots. 0: no longer. `text`: see `text_of`. Raises `LostRace`."""
+    `keep` published snapshots. 0: no longer. `text`: see `text_of`. Raises `LostRace`, and
+    `InvalidSetting` if a table that is to end is not recorded."""
 
     def change(manifest: ClusterManifest) -> ClusterManifest | None:
         tables = {**manifest.tables.get(name, {})}
         if keep:
             tables[text] = keep
+        elif text in tables:
+            del tables[text]
         else:
-            tables.pop(text, None)
+            others = ", ".join(sorted(tables)) or "none"
+            raise InvalidSetting(
+                f"rewrites of map {name!r} do not publish {text}; what they publish: {others}"
+            )
         changed = {**manifest.tables, name: tables}
         if not tables:
             del changed[name]
@@ -83,9 +92,10 @@ def publish_recorded(
             try:
                 from imap_wal.publish.publication import publish
 
-                version = publish(log, name, table_of(log, name, text), keep=keep).version
-                done.append(RewrittenTable(name, text, version))
+                table = publish(log, name, table_of(log, name, text), keep=keep, again=False)
+                done.append(RewrittenTable(name, text, table.version, is_new=table.is_new))
             except Exception as error:  # noqa: BLE001  it is in the report
-                why = f"{type(error).__name__}: {without_secrets(str(error))}"
+                kind = "" if isinstance(error, ImapWalError) else f"{type(error).__name__}: "
+                why = f"{kind}{without_secrets(str(error))}"
                 done.append(RewrittenTable(name, text, -1, why))
     return tuple(done)

@@ -191,6 +191,13 @@ OF_PUBLISHED = (
         f"{_OF_ICEBERG}::test_tables_with_one_name_keep_their_own_files",
     ),
     Mutation(
+        "a rewrite whose catalog is lost begins a second table",
+        _PUBLICATION,
+        "            if not again and former.version <= NO_VERSION:\n",
+        "            if not again and former.version < -1:\n",
+        f"{_OF_ICEBERG}::test_a_rewrite_makes_no_second_table",
+    ),
+    Mutation(
         "manifests of removed files stay in each later snapshot",
         _ICEBERG,
         "            if manifest.has_added_files()\n",

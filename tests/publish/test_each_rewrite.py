@@ -27,9 +27,10 @@ def version(root: Path) -> int:
 
 
 def command(*words: str) -> str:
+    """What it writes; with JSON, only that."""
     ended = CliRunner().invoke(group, list(words))
     assert ended.exit_code == 0, ended.output
-    return ended.output
+    return ended.stdout if "json" in words else ended.output
 
 
 def test_a_recorded_table_is_published_by_each_rewrite(memory: MemoryStore) -> None:
@@ -38,10 +39,10 @@ def test_a_recorded_table_is_published_by_each_rewrite(memory: MemoryStore) -> N
     record(cluster(memory), "orders", "delta", 3)
     assert run(memory, dry_run=True).tables == ()
     assert table(memory).version == -1
-    assert run(memory).tables == (RewrittenTable("orders", "delta", 0),)
+    assert run(memory).tables == (RewrittenTable("orders", "delta", 0, is_new=True),)
     assert run(memory).tables == (RewrittenTable("orders", "delta", 0),), "nothing has changed"
     written(log, following, a="2")
-    assert run(memory).tables == (RewrittenTable("orders", "delta", 1),)
+    assert run(memory).tables == (RewrittenTable("orders", "delta", 1, is_new=True),)
     assert rows(memory) == {"a": "2"}
     assert run(memory, maps=["other"]).tables == ()
     record(cluster(memory), "orders", "delta", 0)
@@ -59,8 +60,8 @@ def test_a_table_that_cannot_be_published_ends_no_rewrite(memory: MemoryStore) -
     record(cluster(memory), "orders", "delta", 3)
     failed, published = sorted(run(memory).tables, key=lambda each: each.version)
     assert failed.table == "iceberg lake.shop.orders"
-    assert failed.error.startswith("InvalidSetting: programs of Iceberg cannot read a log that ")
-    assert published == RewrittenTable("orders", "delta", 0)
+    assert failed.error.startswith("programs of Iceberg cannot read a log that ")
+    assert published == RewrittenTable("orders", "delta", 0, is_new=True)
     assert cluster(memory).manifest().snapshots["orders"].generation == 1
 
 
@@ -93,13 +94,20 @@ def test_a_store_that_compacts_publishes(tmp_path: Path) -> None:
         store.map("orders")["a"] = 4
     read = json.loads(command("rewrite", str(tmp_path), "-o", "json"))
     assert read["clusters"][0]["tables"] == [
-        {"map": "orders", "table": "delta", "version": 3, "error": ""}
+        {"map": "orders", "table": "delta", "version": 3, "error": "", "is_new": True}
     ]
-    of_iceberg = ["--iceberg", "gone", "--by-hand"]
-    assert "publish iceberg gone.embedded.orders" in command(
-        "publish", str(tmp_path), "--map", "orders", *of_iceberg
-    ), "no catalog is needed"
-    command("publish", str(tmp_path), "--map", "orders", "--delta", "--by-hand")
+    of_map = ["publish", str(tmp_path), "--map", "orders"]
+    other = CliRunner().invoke(group, [*of_map, "--iceberg", "gone", "--by-hand"])
+    said = "do not publish iceberg gone.embedded.orders; what they publish: delta"
+    assert said in str(other.exception), "no catalog is needed to say so"
+    by_hand = [*of_map, "--delta", "--by-hand", "-o", "json"]
+    expected = [{"cluster": "default/embedded", "map": "orders", "table": "delta"}]
+    assert json.loads(command(*by_hand, "--dry-run")) == {"dry_run": True, "by_hand": expected}
+    recorded = json.loads(command("publish", str(tmp_path), "-o", "json"))
+    assert recorded == {"each_rewrite": [{**expected[0], "keep": 3}]}
+    assert "delta" in command("publish", str(tmp_path))
+    assert json.loads(command(*by_hand)) == {"dry_run": False, "by_hand": expected}
+    assert "rewrites publish no table" in command("publish", str(tmp_path))
     with imap_wal.open(tmp_path) as store:
         store.map("orders")["a"] = 5
     assert "is published" not in command("rewrite", str(tmp_path))
@@ -116,4 +124,4 @@ def test_an_error_of_a_table_is_shown(tmp_path: Path) -> None:
     with imap_wal.open(tmp_path) as store:
         store.map("orders")["a"] = 2
     shown = command("rewrite", str(tmp_path))
-    assert "map 'orders' was not published as delta: CorruptLog: " in shown
+    assert "map 'orders' was not published as delta: " in shown

@@ -17,6 +17,7 @@ from imap_wal.context import Context
 from imap_wal.errors import InvalidSetting, StorageUnavailable
 from imap_wal.publish.delta import DeltaTable
 from imap_wal.publish.publication import PublishedTable, publish
+from imap_wal.publish.recorded import record
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
@@ -351,6 +352,30 @@ def test_another_history_with_the_same_generation_is_refused(
         published(store)
 
 
+def test_a_rewrite_makes_no_second_table(
+    catalog: Catalog, store: SegmentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its catalog is another one, or was lost: only a person knows. By hand it is made anew."""
+    log = node(store)
+    written(log, 1, a="1")
+    record(cluster(store, now()), "orders", "iceberg lake.c.orders", 3)
+    (first,) = run(store, now()).tables
+    assert (first.version, first.error) == (1, "")
+    written(log, 2, a="2")
+    (tmp_path / "other").mkdir()
+    with monkeypatch.context() as patch:
+        other = iceberg_catalog(tmp_path / "other", patch)
+        (failed,) = run(store, now()).tables
+        assert "was published before" in failed.error
+        assert "--forget-reader 'iceberg lake.c.orders " in failed.error
+        assert not other.table_exists("c.orders")
+        published(store)
+        assert rows(other) == {"a": "2"}
+    written(log, 3, a="3")
+    (second,) = run(store, now()).tables
+    assert (second.version, second.error) == (2, "")
+
+
 def test_a_busy_catalog_keeps_old_snapshots_until_later(
     catalog: Catalog, store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,9 +432,9 @@ def test_tables_that_are_not_of_this_map_are_refused(catalog: Catalog, store: Se
     catalog.create_table("c.foreign", schema)
     catalog.create_table("c.other", schema, properties={"imap-wal.map": "customers"})
     for name, why in (
-        ("c.foreign", "it was not made by imap-wal. Drop it from its catalog without its files"),
+        ("c.foreign", "it was not made by imap-wal. Choose another table with --table$"),
         ("c.other", "it is of map 'customers'"),
-        ("orders", "no Iceberg table name: use NAMESPACE.NAME"),
+        ("orders", "has no namespace: write NAMESPACE.NAME"),
     ):
         with pytest.raises(InvalidSetting, match=why):
             published(store, table=name)
@@ -456,8 +481,8 @@ def test_the_command_publishes(catalog: Catalog, store: SegmentStore) -> None:
     assert catalog.load_table("shop.sales").scan().to_arrow().num_rows == 1
     for wrong, why in (
         ([], "--delta or --iceberg"),
-        (["--delta", "--iceberg", "lake"], "--delta or --iceberg"),
-        (["--delta", "--table", "a.b"], "--table needs --iceberg and one --map"),
+        (["--delta", "--iceberg", "lake"], "exclude each other"),
+        (["--delta", "--table", "a.b"], "--table needs a name"),
     ):
         refused = CliRunner().invoke(group, [*words, *wrong])
         assert (refused.exit_code, why in refused.output) == (2, True), refused.output
@@ -499,5 +524,7 @@ def test_a_password_in_an_address_is_not_shown(
 
 
 def test_a_catalog_that_is_not_configured_is_named(store: SegmentStore) -> None:
-    with pytest.raises(InvalidSetting, match=r"catalog 'lake' cannot be opened.*PYICEBERG"):
+    with pytest.raises(
+        InvalidSetting, match=r"no Iceberg catalog 'lake' is configured: set PYICEBERG"
+    ):
         published(store)

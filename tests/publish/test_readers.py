@@ -185,7 +185,7 @@ def test_a_map_of_any_name_is_published(tmp_path: Path, name: str) -> None:
     assert Path(place, "_delta_log").is_dir()
     ended = CliRunner().invoke(group, ["publish", str(root), "--map", name, "--delta"])
     assert f"table: {place}\n" in ended.stdout
-    assert "cannot read a table whose path has a `%`" in ended.stderr
+    assert "cannot read a Delta table whose path has a `%`" in ended.stderr
 
 
 class Lake:

@@ -13,6 +13,7 @@ from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import Selection, selection_options
+from rewrite_cli.console.times import iso
 
 if TYPE_CHECKING:  # it needs pyarrow
     from imap_wal.publish.publication import LakeTable, PublishedTable
@@ -59,11 +60,12 @@ def command(
     """Publish the snapshot of a map as a table for other programs: a commit names its files. Needs
     --map, and --delta or --iceberg. Run it after each rewrite, or once with --each-rewrite: then
     rewrites of all kinds publish, also those of a service that compacts, and those on Spark.
+    Without options, it shows the tables that rewrites publish.
 
     The table has the state of the last rewrite: one row for each live entry. Spark, Polars, DuckDB
     and others read it without imap-wal. They must not change it. A file with tombstones is copied
-    without them. Entries that expire later are still rows: the condition that is printed leaves
-    them out. An encrypted log cannot be published.
+    without them. Expired entries may still be rows: the condition that is printed leaves them out.
+    An encrypted log cannot be published.
 
     \b
     Other programs must not delete files of the log:
@@ -78,16 +80,22 @@ def command(
       imap-wal publish s3://bucket/maps --map orders --iceberg lake --table shop.orders
       imap-wal publish /var/lib/maps --map orders --delta --each-rewrite
     """
+    if not (selection.maps or delta or iceberg or table or each_rewrite is not None):
+        _show_recorded(selection, output)
+        return
     if not selection.maps:
         raise click.UsageError("name what to publish: --map")
-    if delta == bool(iceberg):
+    if delta and iceberg:
+        raise click.UsageError("--delta and --iceberg exclude each other: run it for each")
+    if not delta and not iceberg:
         raise click.UsageError("name the kind of the table: --delta or --iceberg")
-    if table and (delta or len(selection.maps) > 1):
-        raise click.UsageError("--table needs --iceberg and one --map")
+    if table is not None and (not table or delta or len(selection.maps) > 1):
+        raise click.UsageError("--table needs a name, --iceberg and one --map")
     from imap_wal.publish.publication import publish
     from imap_wal.publish.recorded import record, text_of
 
     published: list[tuple[str, PublishedTable]] = []
+    ended: list[dict[str, str]] = []
     try:
         with selection.open(upkeep=True) as (context, clusters):
             for view in clusters:
@@ -99,7 +107,7 @@ def command(
                         if not dry_run:
                             record(log, name, text, 0)
                             audit("published by hand", log=str(view), map=name, table=text)
-                        out.note(f"{view}: rewrites of map {name!r} no longer publish {text}")
+                        ended.append({"cluster": str(view), "map": name, "table": text})
                     elif name in there:
                         target = _table(log, name, iceberg, table or "")
                         done = publish(log, name, target, keep=keep, dry_run=dry_run)
@@ -111,6 +119,7 @@ def command(
         if published:
             _show(published, dry_run, output)
     if each_rewrite is False:
+        _show_ended(ended, dry_run, output)
         return
     with_snapshot = {each.map for _, each in published}
     if left := [name for name in selection.maps if name not in with_snapshot]:
@@ -118,6 +127,32 @@ def command(
             f"{selection.url}: map {', '.join(map(repr, left))} has no snapshot to publish: run "
             "`imap-wal rewrite` first"
         )
+
+
+def _show_recorded(selection: Selection, output: str) -> None:
+    """The tables that rewrites publish."""
+    rows = []
+    with selection.open(upkeep=True) as (context, clusters):
+        for view in clusters:
+            for name, tables in sorted(ClusterLog.of(context, view).manifest().tables.items()):
+                rows += [(str(view), name, text, keep) for text, keep in sorted(tables.items())]
+    if output == out.JSON:
+        names = ("cluster", "map", "table", "keep")
+        out.print_json({"each_rewrite": [dict(zip(names, row, strict=True)) for row in rows]})
+    elif rows:
+        out.print_table(("cluster", "map", "published by each rewrite", "keep"), rows)
+    else:
+        out.note("rewrites publish no table; --map, and --delta or --iceberg, publish one")
+
+
+def _show_ended(ended: list[dict[str, str]], dry_run: bool, output: str) -> None:
+    if output == out.JSON:
+        out.print_json({"dry_run": dry_run, "by_hand": ended})
+        return
+    if dry_run:
+        out.note("dry run: nothing was changed")
+    for each in ended:
+        out.note("{cluster}: rewrites of map {map!r} no longer publish {table}".format(**each))
 
 
 def _table(log: ClusterLog, name: str, catalog: str | None, table: str) -> LakeTable:
@@ -158,7 +193,15 @@ def _show(published: Sequence[tuple[str, PublishedTable]], dry_run: bool, output
     for _, table in published:
         out.prose(f"table: {table.place}")
         if "%" in table.place and "/" in table.place:
-            out.note("some programs cannot read a table whose path has a `%`: see docs/limits.md")
+            out.note(
+                "delta-rs, Polars and DuckDB cannot read a Delta table whose path has a `%`: "
+                "publish it with --iceberg"
+            )
+        if not table.is_new and table.until_ms:
+            out.note(
+                f"map {table.map!r}: the snapshot is of {iso(table.until_ms)}; newer changes need "
+                "`imap-wal rewrite`"
+            )
     for program, condition in published[0][1].live.items():
         out.prose(f"live entries, in SQL of {program}: {condition}")
 

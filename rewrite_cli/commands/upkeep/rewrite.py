@@ -180,7 +180,10 @@ def _show(rewritten: _Rewritten, *, dry_run: bool) -> None:
         if table.error:
             out.note(f"map {table.map!r} was not published as {table.table}: {table.error}")
         else:
-            out.prose(f"map {table.map!r} is published as {table.table}: version {table.version}")
+            same = "" if table.is_new else " (unchanged)"
+            out.prose(
+                f"map {table.map!r} is published as {table.table}: version {table.version}{same}"
+            )
     if report.engine == "spark" and report.records_read < FEW_FOR_SPARK:
         out.note(
             f"for fewer than {FEW_FOR_SPARK:,} records, Spark takes longer to start than "
