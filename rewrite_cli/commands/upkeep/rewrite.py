@@ -106,7 +106,8 @@ def command(
 
     `imap-wal prune` then frees the space. A second rewrite of the log waits for the first. If
     something else changes the log meanwhile, such as `imap-wal drop`, the rewrite exits with code
-    4.
+    4. Tables of `imap-wal publish --each-rewrite` are published at the end; if one of them cannot
+    be, the exit code is 0 all the same.
 
     Two halves of a split network may both have changed a key; then neither is newer. The snapshot
     keeps both changes until you decide with --resolve, or a newer change is written. The changes
