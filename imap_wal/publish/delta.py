@@ -12,12 +12,12 @@ from imap_wal.publish.delta_log import (
     commit_info,
     first_actions,
 )
-from imap_wal.publish.publication import COLUMNS, DataFile, NextVersion, TableState, folder_of
+from imap_wal.publish.lake_table import COLUMNS, DataFile, NextVersion, TableState, folder_of
 from imap_wal.read.cluster import ClusterLog
 
 
 class DeltaTable:
-    """The Delta table of a map. See `imap_wal.publish.publication.LakeTable`."""
+    """The Delta table of a map. See `imap_wal.publish.lake_table.LakeTable`."""
 
     kind = "delta"
 

@@ -16,8 +16,7 @@ from typing import Any
 
 from imap_wal.errors import ImapWalError, InvalidSetting, StorageUnavailable
 from imap_wal.parquet.writer import WITHOUT_STATISTICS
-from imap_wal.publish.publication import COLUMNS, DataFile, NextVersion, TableState, folder_of
-from imap_wal.publish.recorded import default_name
+from imap_wal.publish.lake_table import COLUMNS, DataFile, NextVersion, TableState, folder_of
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import AlreadyExists, NotFound, StorageError
 from storage_backends.extras import needs
@@ -94,15 +93,15 @@ class _ReplacedFiles(_OverwriteFiles):
 
 
 class IcebergTable:
-    """The Iceberg table of a map. See `imap_wal.publish.publication.LakeTable`."""
+    """The Iceberg table of a map. See `imap_wal.publish.lake_table.LakeTable`."""
 
     kind = "iceberg"
 
-    def __init__(self, log: ClusterLog, name: str, catalog: str, table: str = "") -> None:
-        """`catalog`: its name in the configuration of pyiceberg. `table`: NAMESPACE.NAME; otherwise
-        `default_name`. Raises `InvalidSetting` for a
-        catalog that cannot be opened, and for a storage that Iceberg cannot read."""
-        names = (table or default_name(log, name)).split(".")
+    def __init__(self, log: ClusterLog, name: str, catalog: str, table: str) -> None:
+        """`catalog`: its name in the configuration of pyiceberg. `table`: NAMESPACE.NAME. Raises
+        `InvalidSetting` for a catalog that cannot be opened, and for a storage that Iceberg cannot
+        read."""
+        names = table.split(".")
         if len(names) < 2 or not all(names):
             raise InvalidSetting(
                 f"the Iceberg table {table!r} has no namespace: write NAMESPACE.NAME, such as "

@@ -13,117 +13,32 @@ them. Entries that have expired since are still rows; the conditions in `LIVE` l
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
-from tempfile import TemporaryDirectory
-from typing import Any, Protocol
 
-from imap_wal.clock import Randomness
 from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.reader_manifest import Base
 from imap_wal.manifest.readers import Change, Reader, forget_command, readers_of
 from imap_wal.manifest.snapshots import Snapshot, SnapshotFile
-from imap_wal.names import NAME_BYTES_MAX, encode, map_component
-from imap_wal.parquet.columns import DECODED_FIELDS, SNAPSHOT_SCHEMA, are_clears, plain
-from imap_wal.parquet.file import demand_rows
-from imap_wal.parquet.reader import reading
+from imap_wal.names import NAME_BYTES_MAX, encode
+from imap_wal.publish.lake_table import (
+    LIVE,
+    NO_VERSION,
+    DataFile,
+    LakeTable,
+    NextVersion,
+    TableState,
+    folder_of,
+)
+from imap_wal.publish.snapshot_files import COPIES, examined_files, lost_copies, source_of
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.retention.kept import DAY_MS
 from imap_wal.security.encryption_keys import NO_KEYS
 from storage_backends import AlreadyExists, NotFound
-from storage_backends.extras import needs
-
-with needs("archive"):
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
 
 KEEP = 3
-NO_VERSION = 0
-"""The highest version of a table that has none yet: -1 of Delta, 0 of Iceberg."""
-COPIES = "published"
-_COPY = re.compile(COPIES + r"/([0-9]{8,})-(.+)-[0-9a-f]+\.parquet")
-KEY, DELETED, EXPIRES = "key", "deleted", "expires_at_ms"
-LIVE: Mapping[str, str] = {
-    "Spark": f"{EXPIRES} = 0 OR {EXPIRES} > unix_millis(current_timestamp())",
-    "DuckDB": f"{EXPIRES} = 0 OR {EXPIRES} > epoch_ms(now())",
-}
-"""The condition of rows that have not expired, in SQL of these programs."""
-_TYPES = {"string": "string", "binary": "binary", "bool": "boolean", "int64": "long"}
-COLUMNS: Mapping[str, str] = {
-    column.name: _TYPES[str(column.type)] for column in (*SNAPSHOT_SCHEMA, *DECODED_FIELDS)
-}
-"""Column → its type, as Delta and Iceberg name it. Those of `DECODED_FIELDS` are NULL in files that
-do not have them."""
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """A file of a table. `path`: in the folder of the map's snapshots. `statistics`: of the columns
-    of numbers, as Delta has them; only of a file that is added now."""
-
-    path: str
-    size: int
-    rows: int
-    statistics: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class TableState:
-    """What a table has at its newest version; 0 or -1, as the format counts: there is none yet.
-    `generation`: of the snapshot that was published last. `files`: by path."""
-
-    version: int = -1
-    generation: int = 0
-    files: Mapping[str, DataFile] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class NextVersion:
-    """What one commit changes. `parameters`: what the commit says about the log."""
-
-    generation: int
-    added: Sequence[DataFile]
-    gone: Sequence[str]
-    parameters: Mapping[str, str]
-
-    def after(self, former: TableState) -> TableState:
-        files = {path: file for path, file in former.files.items() if path not in self.gone}
-        files |= {file.path: file for file in self.added}
-        return TableState(former.version + 1, self.generation, files)
-
-
-class LakeTable(Protocol):
-    """A table in the format of other programs, of one map. `kind` and `name` are its identity.
-    `place`: where programs find it, a path, a URL or a name in a catalog."""
-
-    kind: str
-    place: str
-
-    @property
-    def name(self) -> str: ...
-
-    def make(self) -> bool:
-        """Make an empty table, if there was none at the last `read` and its identity needs one.
-        True: read again."""
-        ...
-
-    def read(self) -> TableState:
-        """Raises `InvalidSetting` for a table that is not of this map or that another program has
-        changed, and `CorruptLog`."""
-        ...
-
-    def commit(self, former: TableState, following: NextVersion, keep: int) -> TableState:
-        """Publish the version after `former`, so that the last `keep` ones stay readable. A commit
-        whose answer was lost is found. Raises `AlreadyExists` if another process has published."""
-        ...
-
-    def expire(self, keep: int) -> None:
-        """Remove versions whose files are not kept any more from the table. Raises nothing."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +63,6 @@ class PublishedTable:
     is_new: bool
     """Whether there is a new version: of a new snapshot, or because copies were lost."""
     live: Mapping[str, str]
-
-
-def folder_of(log: ClusterLog, name: str) -> str:
-    """The folder of a map's snapshots."""
-    return f"{log.folder}/snapshot/{map_component(name)}"
 
 
 def publish(
@@ -186,10 +96,12 @@ def publish(
                 "_delta_log), and publish again"
             )
         base = Base({}, {}, {name: snapshot}, {}, (name,), {})
-        lost = _lost_copies(log, folder, former)
+        lost = lost_copies(log, folder, former)
         is_new = snapshot.generation > former.generation or bool(lost)
         try:
-            present, new = _files(log, folder, name, snapshot, former, lost) if is_new else ([], [])
+            present, new = (
+                examined_files(log, folder, name, snapshot, former, lost) if is_new else ([], [])
+            )
         except NotFound as error:
             now = log.manifest().snapshots.get(name)
             if now is not None and now.generation == snapshot.generation:
@@ -250,17 +162,7 @@ def _is_of_a_later_log(folder: str, snapshot: Snapshot, former: TableState) -> b
     if snapshot.generation != former.generation:
         return snapshot.generation < former.generation
     files = {stored.path.removeprefix(f"{folder}/") for stored in snapshot.files}
-    return not {_source("", path) for path in former.files} <= files
-
-
-def _lost_copies(log: ClusterLog, folder: str, former: TableState) -> set[str]:
-    """The copies of the table that are not there, because they are in no backup, or were deleted
-    with another table of the map."""
-    copies = {path for path in former.files if _source("", path) != path}
-    if not copies:
-        return copies
-    there = {file.path.removeprefix(f"{folder}/") for file in log.store.list(f"{folder}/{COPIES}")}
-    return copies - there
+    return not {source_of("", path) for path in former.files} <= files
 
 
 def _advance(log: ClusterLog, folder: str, name: str, reader: Reader, change: Change) -> None:
@@ -272,7 +174,7 @@ def _advance(log: ClusterLog, folder: str, name: str, reader: Reader, change: Ch
     bases = [base for each in readers_of(log.store, log.folder).values() for base in each.bases]
     kept = [base.snapshots[name] for base in bases if name in base.snapshots]
     wanted = {path for snapshot in kept for path in snapshot.paths}
-    log.store.discard_all([path for path in copies if _source(folder, path) not in wanted])
+    log.store.discard_all([path for path in copies if source_of(folder, path) not in wanted])
 
 
 def _reader_name(table: LakeTable) -> str:
@@ -335,69 +237,6 @@ def _is_no_parquet(file: SnapshotFile) -> bool:
     return not file.path.endswith(".parquet")
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    """A file of a snapshot that becomes one of the table. `path`: in the folder. `rows`: without
-    `tombstones`; clears are among these."""
-
-    path: str
-    size: int
-    rows: int
-    tombstones: int
-    statistics: Mapping[str, Any]
-
-    @property
-    def is_copied(self) -> bool:
-        return self.tombstones > 0
-
-    def published(self, log: ClusterLog, folder: str, *, dry_run: bool) -> DataFile:
-        """The file of the table. One with tombstones is copied without them before, if this is no
-        `dry_run`."""
-        if not self.is_copied:
-            return DataFile(self.path, self.size, self.rows, self.statistics)
-        path, size, statistics = _copy_path(self.path, log.randomness), self.size, self.statistics
-        if not dry_run:
-            size, statistics = _copy(log, f"{folder}/{self.path}", f"{folder}/{path}")
-        return DataFile(path, size, self.rows, statistics)
-
-
-def _files(
-    log: ClusterLog,
-    folder: str,
-    name: str,
-    snapshot: Snapshot,
-    former: TableState,
-    lost: Collection[str],
-) -> tuple[list[str], list[_File]]:
-    """Splits the files of a snapshot: the paths, in the table, of those that it has already, and
-    the other files with live entries. `lost`: see `_lost_copies`."""
-    there = {_source("", path): path for path in former.files if path not in lost}
-    present, new = list[str](), list[_File]()
-    for stored in snapshot.files:
-        path = stored.path.removeprefix(f"{folder}/")
-        if path in there:
-            present.append(there[path])
-            continue
-        file = _examined(log, name, stored, path, several_nodes=len(snapshot.marks) > 1)
-        if file.rows:
-            new.append(file)
-    return present, new
-
-
-def _copy_path(path: str, randomness: Randomness) -> str:
-    """A new path for a copy. No two publications use the same one, so none deletes a copy at a path
-    that another one writes to."""
-    stem = path.removesuffix(".parquet").replace("/", "-")
-    return f"{COPIES}/{stem}-{randomness.token().hex()}.parquet"
-
-
-def _source(folder: str, path: str) -> str:
-    """The path of the file of which this is a copy; `path` if it is none."""
-    start = f"{folder}/" if folder else ""
-    matched = _COPY.fullmatch(path.removeprefix(start))
-    return path if matched is None else f"{start}{matched[1]}/{matched[2]}.parquet"
-
-
 def _following(
     snapshot: Snapshot, former: TableState, present: Sequence[str], added: Sequence[DataFile]
 ) -> NextVersion:
@@ -408,78 +247,6 @@ def _following(
     }
     gone = sorted(former.files.keys() - set(present))
     return NextVersion(snapshot.generation, added, gone, parameters)
-
-
-def _examined(
-    log: ClusterLog, name: str, stored: SnapshotFile, path: str, *, several_nodes: bool
-) -> _File:
-    """Reads the footer; if there may be tombstones, their column too; and of several nodes the
-    keys, because two of them may claim one. Raises `InvalidSetting` for such a key, `NotFound`,
-    and `CorruptLog`."""
-    tombstones, former = 0, None  # the last key of the batch before
-    with reading(log.context, stored.path, 0, "") as parquet:
-        for rows in (stored.rows, parquet.metadata.num_rows):
-            demand_rows(parquet, stored.path, rows)
-        deletions = any(upper is not False for _, upper in _bounds(parquet.metadata, DELETED))
-        columns = [DELETED] * deletions
-        if several_nodes:
-            columns = [KEY, DELETED, EXPIRES]
-        for batch in parquet.iter_batches(columns=columns) if columns else ():
-            tombstones += batch[DELETED].true_count
-            if several_nodes:
-                keys = batch[KEY].filter(pc.invert(are_clears(batch)))  # which have the same key
-                twice = pc.any(pc.equal(keys[1:], keys[:-1])).as_py()
-                if twice or (former is not None and keys and former == keys[0].as_py()):
-                    raise InvalidSetting(
-                        f"map {name!r} has keys that two nodes claim, so a key has several rows: "
-                        "decide with `imap-wal rewrite --resolve` first"
-                    )
-                former = keys[-1].as_py() if keys else former
-        statistics = _statistics(parquet.metadata)
-    return _File(path, stored.size, stored.rows - tombstones, tombstones, statistics)
-
-
-def _bounds(metadata: Any, column: str) -> Iterator[tuple[Any, Any]]:
-    """The lowest and the highest value of a column in each row group; None: unknown."""
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        for at in range(group.num_columns):
-            chunk = group.column(at)
-            if chunk.path_in_schema == column:
-                bounds = chunk.statistics
-                has = bounds is not None and bounds.has_min_max
-                yield (bounds.min, bounds.max) if has else (None, None)
-
-
-def _statistics(metadata: Any) -> Mapping[str, Any]:
-    """Of the columns of numbers, as Delta has them."""
-    lows: dict[str, int] = {}
-    highs: dict[str, int] = {}
-    for column, kind in COLUMNS.items():
-        bounds = [*_bounds(metadata, column)] if kind == "long" else []
-        if bounds and all(low is not None for low, _ in bounds):
-            lows[column] = min(low for low, _ in bounds)
-            highs[column] = max(high for _, high in bounds)
-    return {"minValues": lows, "maxValues": highs, "nullCount": dict.fromkeys(lows, 0)}
-
-
-def _copy(log: ClusterLog, path: str, copy: str) -> tuple[int, Mapping[str, Any]]:
-    """Write a copy of a file without its tombstones, one row group after the other. Returns its
-    size and statistics."""
-    with (
-        TemporaryDirectory(prefix="imap-wal-") as scratch,
-        reading(log.context, path, 0, "") as file,
-    ):
-        made = f"{scratch}/copy.parquet"
-        schema = file.schema.to_arrow_schema().remove_metadata()
-        with pq.ParquetWriter(made, schema, compression="zstd") as writer:
-            for number in range(file.num_row_groups):
-                for batch in file.iter_batches(row_groups=[number]):
-                    live = plain(batch.filter(pc.invert(batch[DELETED])))
-                    writer.write_batch(pa.record_batch(live.columns, schema=schema))
-        statistics = _statistics(pq.read_metadata(made))
-        log.store.create_from(copy, made)
-    return log.store.size(copy), statistics
 
 
 def _report(

@@ -14,7 +14,7 @@ from imap_wal.read.cluster import ClusterLog
 from storage_backends.location import without_secrets
 
 if TYPE_CHECKING:  # it needs pyarrow
-    from imap_wal.publish.publication import LakeTable
+    from imap_wal.publish.lake_table import LakeTable
 
 
 @dataclass(frozen=True, slots=True)

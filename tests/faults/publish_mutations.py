@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.faults.mutation import Mutation
 
 _PUBLICATION, _LOG = "imap_wal/publish/publication.py", "imap_wal/publish/delta_log.py"
-_ICEBERG = "imap_wal/publish/iceberg.py"
+_ICEBERG, _FILES = "imap_wal/publish/iceberg.py", "imap_wal/publish/snapshot_files.py"
 _TESTS, _OF_ICEBERG = "tests/publish/test_delta.py", "tests/publish/test_iceberg.py"
 _PROCESSES = "tests/publish/test_several_processes.py"
 
@@ -28,7 +28,7 @@ OF_PUBLISHED = (
     ),
     Mutation(
         "tombstones are rows of a table",
-        _PUBLICATION,
+        _FILES,
         "        return self.tombstones > 0\n",
         "        return False\n",
         f"{_TESTS}::test_tombstones_are_no_rows",
@@ -87,7 +87,7 @@ OF_PUBLISHED = (
     ),
     Mutation(
         "two clears are keys that two nodes claim",
-        _PUBLICATION,
+        _FILES,
         "batch[KEY].filter(pc.invert(are_clears(batch)))",
         "batch[KEY]",
         f"{_TESTS}::test_clears_are_not_claimed_by_two_nodes",
@@ -213,7 +213,7 @@ OF_PUBLISHED = (
     ),
     Mutation(
         "copies that are lost count as files of a table",
-        _PUBLICATION,
+        _FILES,
         "    return copies - there\n",
         "    return copies - there - copies\n",
         f"{_OF_ICEBERG}::test_copies_that_were_deleted_are_made_again",
@@ -221,7 +221,7 @@ OF_PUBLISHED = (
     Mutation(
         "a table has what a restored log has lost",
         _PUBLICATION,
-        '    return not {_source("", path) for path in former.files} <= files\n',
+        '    return not {source_of("", path) for path in former.files} <= files\n',
         "    return not files\n",
         f"{_OF_ICEBERG}::test_another_history_with_the_same_generation_is_refused",
     ),

@@ -21,7 +21,7 @@ from imap_wal.manifest.list_files import Listed
 from imap_wal.manifest.readers import Reader
 from imap_wal.publish import delta_log
 from imap_wal.publish.delta_log import DeltaLog
-from imap_wal.publish.publication import COLUMNS
+from imap_wal.publish.lake_table import COLUMNS
 from imap_wal.retention.kept import DAY_MS, kept_for_readers
 from imap_wal.retention.snapshots import unfinished
 from imap_wal.rewrite.conflicts import Resolution

@@ -17,7 +17,7 @@ from imap_wal.context import Context
 from imap_wal.errors import InvalidSetting, StorageUnavailable
 from imap_wal.publish.delta import DeltaTable
 from imap_wal.publish.publication import PublishedTable, publish
-from imap_wal.publish.recorded import record
+from imap_wal.publish.recorded import default_name, record
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
@@ -57,7 +57,8 @@ def published(store: SegmentStore, *, table: str = "", **options: Any) -> Publis
     from imap_wal.publish.iceberg import IcebergTable
 
     log = log_of(store)
-    return publish(log, "orders", IcebergTable(log, "orders", "lake", table), **options)
+    target = IcebergTable(log, "orders", "lake", table or default_name(log, "orders"))
+    return publish(log, "orders", target, **options)
 
 
 def log_of(store: SegmentStore) -> ClusterLog:

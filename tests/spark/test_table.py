@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from imap_wal.publish.publication import LIVE
+from imap_wal.publish.lake_table import LIVE
 from pyspark_imap_wal.session import configuration
 from storage_backends import open_store
 from tests.histories import put

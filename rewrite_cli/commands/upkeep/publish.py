@@ -16,7 +16,8 @@ from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import iso
 
 if TYPE_CHECKING:  # it needs pyarrow
-    from imap_wal.publish.publication import LakeTable, PublishedTable
+    from imap_wal.publish.lake_table import LakeTable
+    from imap_wal.publish.publication import PublishedTable
 
 
 @click.command()
@@ -161,8 +162,9 @@ def _table(log: ClusterLog, name: str, catalog: str | None, table: str) -> LakeT
 
         return DeltaTable(log, name)
     from imap_wal.publish.iceberg import IcebergTable
+    from imap_wal.publish.recorded import default_name
 
-    return IcebergTable(log, name, catalog, table)
+    return IcebergTable(log, name, catalog, table or default_name(log, name))
 
 
 def _show(published: Sequence[tuple[str, PublishedTable]], dry_run: bool, output: str) -> None:
