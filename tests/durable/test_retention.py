@@ -55,8 +55,10 @@ def test_size_limit_removes_the_oldest_first() -> None:
 
 
 def archived(root: Path, rounds: int, **settings: Any) -> dict[bytes, bytes]:
-    """A log of this many archives, with a second map that is never rewritten."""
+    """A log of this many archives, with a second map that is never rewritten. A compaction, which
+    runs by itself when it is time, would remove some or all of them."""
     expected = {}
+    settings = {"auto_rewrite_percentage": 0, **settings}
     with imap_wal.open(root.as_uri(), node="n", **settings) as store:
         for number in range(rounds):
             chance = Random(number)
