@@ -20,6 +20,8 @@ class DeltaTable:
     """The Delta table of a map. See `imap_wal.publish.lake_table.LakeTable`."""
 
     kind = "delta"
+    id, is_missing = "", False
+    """Its folder is that of the map, and the first commit makes it."""
 
     def __init__(self, log: ClusterLog, name: str) -> None:
         self.name, self._log = name, log
@@ -29,9 +31,8 @@ class DeltaTable:
         self._read = DeltaState()
         """What the last `read` has found."""
 
-    def make(self) -> bool:
+    def make(self) -> None:
         """The first commit makes the table."""
-        return False
 
     def expire(self, keep: int) -> None:
         """`commit` deletes old versions."""

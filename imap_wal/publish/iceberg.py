@@ -9,8 +9,9 @@ Source: iceberg.apache.org/spec and iceberg.apache.org/docs/latest/configuration
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,8 @@ with needs("iceberg"):
     # manifests.
     from pyiceberg.table.update.snapshot import _OverwriteFiles
     from pyiceberg.types import BinaryType, BooleanType, LongType, NestedField, StringType
+
+_log = logging.getLogger("imap_wal")
 
 OURS = "imap-wal."
 """Prefix of our properties of tables and snapshots."""
@@ -107,13 +110,8 @@ class IcebergTable:
                 f"the Iceberg table {table!r} has no namespace: write NAMESPACE.NAME, such as "
                 "shop.orders"
             )
-        if "." in catalog or " " in catalog:
-            raise InvalidSetting(
-                f"the name of catalog {catalog!r} has a dot or a space: give it another name in "
-                "the configuration of pyiceberg"
-            )
         self._names = tuple(names)
-        self.place = ".".join((catalog, *names))
+        self.name = self.place = f"{catalog}.{table}"
         self._folder = f"{_location(log.store.url)}/{folder_of(log, name)}/"
         self._catalog = _opened(catalog)
         self._map, self._log = name, log
@@ -122,17 +120,17 @@ class IcebergTable:
         """What the last `read` has found, by path."""
 
     @property
-    def name(self) -> str:
-        """With a part of the table's id: a name may be that of another table later, or in the
-        configuration of another machine."""
-        return f"{self.place} {self._table.metadata.table_uuid.hex[:8]}" if self._table else ""
+    def id(self) -> str:
+        """A name may be that of another table later, or in the configuration of another machine."""
+        return self._table.metadata.table_uuid.hex[:8] if self._table else ""
 
-    def make(self) -> bool:
-        if self._table is not None:
-            return False
+    @property
+    def is_missing(self) -> bool:
+        return self._table is None
+
+    def make(self) -> None:
         with self._reaching():
             self._create()
-        return True
 
     def read(self) -> TableState:
         with self._reaching():
@@ -173,9 +171,9 @@ class IcebergTable:
 
     def commit(self, former: TableState, following: NextVersion, keep: int) -> TableState:
         with self._reaching():
-            return self._committed(following)
+            return self._committed(former, following)
 
-    def _committed(self, following: NextVersion) -> TableState:
+    def _committed(self, former: TableState, following: NextVersion) -> TableState:
         table = self._table
         assert table is not None, "it was made"
         unique = {f"{OURS}publication": self._log.randomness.name()}
@@ -215,7 +213,7 @@ class IcebergTable:
                     raise AlreadyExists(why, self.place) from error
                 raise
             return after
-        return self._state()
+        return following.after(former)
 
     def _added(self, table: Table, file: DataFile) -> IcebergFile:
         location = f"{self._folder}{file.path}"
@@ -244,25 +242,37 @@ class IcebergTable:
             try:
                 create()
             except exceptions.NoSuchNamespaceError:
-                with suppress(Exception):  # another process may make it; the next error says why
-                    self._catalog.create_namespace(self._names[:-1])
+                self._create_namespace()
                 create()
         except exceptions.TableAlreadyExistsError:
             return  # another process has made it
 
+    def _create_namespace(self) -> None:
+        try:
+            self._catalog.create_namespace(self._names[:-1])
+        except Exception:  # each catalog has its own error for one that another process makes now
+            if not self._catalog.namespace_exists(self._names[:-1]):
+                raise
+
     def expire(self, keep: int) -> None:
         """Forget the snapshots whose files are not kept any more. What another process forgets at
         the same time, or a catalog that fails, is left to the next publication."""
-        with suppress(Exception):
-            table = self._catalog.load_table(self._names)
-            named = {reference.snapshot_id for reference in table.refs().values()}
-            old = sorted(table.snapshots(), key=lambda each: each.sequence_number or 0)[:-keep]
-            expiry = table.maintenance.expire_snapshots()
-            for snapshot in old:
-                if snapshot.snapshot_id not in named:
-                    expiry = expiry.by_id(snapshot.snapshot_id)
-            if old:
-                expiry.commit()
+        try:
+            with self._reaching():
+                self._forget_snapshots(keep)
+        except (ImapWalError, StorageError) as error:
+            _log.warning("old snapshots stay until the next publication: %s", error)
+
+    def _forget_snapshots(self, keep: int) -> None:
+        table = self._catalog.load_table(self._names)
+        named = {reference.snapshot_id for reference in table.refs().values()}
+        by_age = sorted(table.snapshots(), key=lambda snapshot: snapshot.sequence_number or 0)
+        expiry = table.maintenance.expire_snapshots()
+        old = [one.snapshot_id for one in by_age[:-keep] if one.snapshot_id not in named]
+        for snapshot_id in old:
+            expiry = expiry.by_id(snapshot_id)
+        if old:
+            expiry.commit()
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:

@@ -11,8 +11,6 @@ from imap_wal.parquet.columns import DECODED_FIELDS, SNAPSHOT_SCHEMA
 from imap_wal.read.cluster import ClusterLog
 
 KEY, DELETED, EXPIRES = "key", "deleted", "expires_at_ms"
-NO_VERSION = 0
-"""The highest version of a table that has none yet: -1 of Delta, 0 of Iceberg."""
 LIVE: Mapping[str, str] = {
     "Spark": f"{EXPIRES} = 0 OR {EXPIRES} > unix_millis(current_timestamp())",
     "DuckDB": f"{EXPIRES} = 0 OR {EXPIRES} > epoch_ms(now())",
@@ -63,19 +61,25 @@ class NextVersion:
 
 
 class LakeTable(Protocol):
-    """A table in the format of other programs, of one map. `kind` and `name` are its identity.
-    `place`: where programs find it, a path, a URL or a name in a catalog."""
+    """A table in the format of other programs, of one map. `place`: where programs find it, a path,
+    a URL or a name in a catalog. `kind` and `name` are what people call it."""
 
     kind: str
+    name: str
     place: str
 
     @property
-    def name(self) -> str: ...
-
-    def make(self) -> bool:
-        """Make an empty table, if there was none at the last `read` and its identity needs one.
-        True: read again."""
+    def id(self) -> str:
+        """What no other table of that name has; "" if there can be no other one."""
         ...
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the last `read` found no table, and `make` has to make an empty one first, which
+        has the id. Then `read` again."""
+        ...
+
+    def make(self) -> None: ...
 
     def read(self) -> TableState:
         """Raises `InvalidSetting` for a table that is not of this map or that another program has

@@ -2,7 +2,7 @@
 rewrite that was published is one version of the table; `delta` and `iceberg` write these versions.
 
 Rows of the table are the live entries: if a file has tombstones, the table has a copy of it without
-them. Entries that have expired since are still rows; the conditions in `LIVE` leave them out.
+them. Expired entries can still be rows; the conditions in `LIVE` leave them out.
 
     examine   can the files be a table? What is refused changes nothing
     propose   a reader (`imap_wal.manifest.readers`) keeps the files of the new snapshot too
@@ -25,7 +25,6 @@ from imap_wal.manifest.snapshots import Snapshot, SnapshotFile
 from imap_wal.names import NAME_BYTES_MAX, encode
 from imap_wal.publish.lake_table import (
     LIVE,
-    NO_VERSION,
     DataFile,
     LakeTable,
     NextVersion,
@@ -39,6 +38,8 @@ from imap_wal.security.encryption_keys import NO_KEYS
 from storage_backends import AlreadyExists, NotFound
 
 KEEP = 3
+ID_BYTES = len("%20") + 8
+"""Of a space and an id in the name of a reader's folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +109,10 @@ def publish(
                 raise log.lost(error) from error
             continue
         if not dry_run:
-            if not again and former.version <= NO_VERSION:
-                _demand_first(log, table)
-            if table.make():
+            if table.is_missing:
+                if not again:
+                    _demand_first(log, table)
+                table.make()
                 continue
             reader = Reader(log.store, log.folder, _reader_name(table), log.clock, log.randomness)
             reader.keep(_proposed(name, base), DAY_MS, files_only=True)
@@ -146,7 +148,7 @@ def publish(
 def _demand_first(log: ClusterLog, table: LakeTable) -> None:
     """`InvalidSetting` if a table of this place was published before: a program whose catalog is
     another one, or was lost, must not begin a second table on its own."""
-    start = f"{table.kind} {table.place} "
+    start = f"{_known_as(table)} "
     former = [name for name in readers_of(log.store, log.folder) if name.startswith(start)]
     if former:
         raise InvalidSetting(
@@ -171,18 +173,28 @@ def _advance(log: ClusterLog, folder: str, name: str, reader: Reader, change: Ch
     # Those of other tables of this map are in the same folder.
     copies = [file.path for file in log.store.list(f"{folder}/{COPIES}")]
     reader.keep(change, DAY_MS, files_only=True)
-    bases = [base for each in readers_of(log.store, log.folder).values() for base in each.bases]
-    kept = [base.snapshots[name] for base in bases if name in base.snapshots]
-    wanted = {path for snapshot in kept for path in snapshot.paths}
+    wanted = {
+        path
+        for manifest in readers_of(log.store, log.folder).values()
+        for base in manifest.bases
+        if name in base.snapshots
+        for path in base.snapshots[name].paths
+    }
     log.store.discard_all([path for path in copies if source_of(folder, path) not in wanted])
 
 
 def _reader_name(table: LakeTable) -> str:
-    """The reader that keeps the files of a table. Its folder name is bounded, as that of a map."""
-    reader = f"{table.kind} {table.name}"
-    if len(encode(reader)) <= NAME_BYTES_MAX:
-        return reader
-    return f"{reader[:12]}~{sha256(table.name.encode()).hexdigest()}"
+    """The reader that keeps the files of a table."""
+    return " ".join(filter(None, (_known_as(table), table.id)))
+
+
+def _known_as(table: LakeTable) -> str:
+    """What the readers of all tables of this kind and name begin with. It is bounded, as the folder
+    of a map, and leaves room for an id."""
+    called = f"{table.kind} {table.name}"
+    if len(encode(called)) <= NAME_BYTES_MAX - ID_BYTES:
+        return called
+    return f"{called[:12]}~{sha256(table.name.encode()).hexdigest()}"
 
 
 def _proposed(name: str, new: Base) -> Change:

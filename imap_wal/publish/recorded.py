@@ -32,9 +32,15 @@ class RewrittenTable:
 
 
 def text_of(log: ClusterLog, name: str, catalog: str | None = None, table: str = "") -> str:
-    """A table of a map as it is recorded: `delta`, or `iceberg CATALOG.NAMESPACE.NAME`."""
+    """A table of a map as it is recorded: `delta`, or `iceberg CATALOG.NAMESPACE.NAME`. Raises
+    `InvalidSetting` for a name of a catalog that `table_of` could not find in it."""
     if catalog is None:
         return "delta"
+    if "." in catalog or " " in catalog:
+        raise InvalidSetting(
+            f"the name of catalog {catalog!r} has a dot or a space: give it another name in the "
+            "configuration of pyiceberg"
+        )
     return f"iceberg {catalog}.{table or default_name(log, name)}"
 
 

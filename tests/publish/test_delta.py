@@ -340,5 +340,4 @@ def test_files_have_the_bounds_of_each_column_that_is_compared(memory: MemorySto
     (path,) = snapshot(memory).paths
     group = pq.read_metadata(io.BytesIO(memory.read(path))).row_group(0)
     columns = [group.column(at) for at in range(group.num_columns)]
-    without = {each.path_in_schema for each in columns if not each.is_stats_set}
-    assert without == {"value"}
+    assert {column.path_in_schema for column in columns if not column.is_stats_set} == {"value"}

@@ -17,7 +17,7 @@ from imap_wal.context import Context
 from imap_wal.errors import InvalidSetting, StorageUnavailable
 from imap_wal.publish.delta import DeltaTable
 from imap_wal.publish.publication import PublishedTable, publish
-from imap_wal.publish.recorded import default_name, record
+from imap_wal.publish.recorded import default_name, record, text_of
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
@@ -112,12 +112,10 @@ def test_versions_that_are_kept_stay_readable(catalog: Catalog, store: SegmentSt
         run(store, now())
         published(store, keep=2)
         prune(cluster(store, now()))
-    kept = table(catalog).snapshots()
-    assert [snapshot.sequence_number for snapshot in kept] == [4, 5]
-    assert [rows(catalog, snapshot_id=each.snapshot_id) for each in kept] == [
-        {"a": "3"},
-        {"a": "4"},
-    ]
+    snapshots = table(catalog).snapshots()
+    assert [snapshot.sequence_number for snapshot in snapshots] == [4, 5]
+    read = [rows(catalog, snapshot_id=snapshot.snapshot_id) for snapshot in snapshots]
+    assert read == [{"a": "3"}, {"a": "4"}]
 
 
 def test_copies_stay_while_any_table_of_the_map_needs_them(
@@ -286,7 +284,7 @@ def test_a_tag_in_the_table_ends_no_publication(catalog: Catalog, store: Segment
         if number == 0:
             (first,) = table(catalog).snapshots()
             table(catalog).manage_snapshots().create_tag(first.snapshot_id, "first").commit()
-    assert [each.sequence_number for each in table(catalog).snapshots()] == [1, 4]
+    assert [one.sequence_number for one in table(catalog).snapshots()] == [1, 4]
     assert rows(catalog) == {"a": "3"}
 
 
@@ -375,6 +373,44 @@ def test_a_rewrite_makes_no_second_table(
     written(log, 3, a="3")
     (second,) = run(store, now()).tables
     assert (second.version, second.error) == (2, "")
+
+
+def test_a_long_name_is_known_again(
+    catalog: Catalog, store: SegmentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of its reader is shortened, and has the id."""
+    long = ".".join(letter * 100 for letter in "abc")
+    written(node(store), 1, a="1")
+    record(cluster(store, now()), "orders", f"iceberg lake.{long}", 3)
+    (first,) = run(store, now()).tables
+    assert first.error == ""
+    (tmp_path / "other").mkdir()
+    with monkeypatch.context() as patch:
+        iceberg_catalog(tmp_path / "other", patch)
+        (failed,) = run(store, now()).tables
+    assert "was published before" in failed.error
+
+
+def test_a_namespace_that_cannot_be_made_is_named(
+    catalog: Catalog, store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*words: Any) -> Any:
+        raise exceptions().ForbiddenError("no right to make c")
+
+    written(node(store), 1, a="1")
+    run(store, now())
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog, "create_namespace", forbidden)
+        with pytest.raises(InvalidSetting, match="no right to make c"):
+            published(store)
+    made = catalog.create_namespace
+
+    def beaten(*words: Any) -> Any:
+        made(*words)
+        raise RuntimeError("a key is not unique")
+
+    monkeypatch.setattr(catalog, "create_namespace", beaten)
+    assert published(store).version == 1
 
 
 def test_a_busy_catalog_keeps_old_snapshots_until_later(
@@ -484,6 +520,7 @@ def test_the_command_publishes(catalog: Catalog, store: SegmentStore) -> None:
         ([], "--delta or --iceberg"),
         (["--delta", "--iceberg", "lake"], "exclude each other"),
         (["--delta", "--table", "a.b"], "--table needs a name"),
+        (["--iceberg", "lake", "--table", ""], "--table needs a name"),
     ):
         refused = CliRunner().invoke(group, [*words, *wrong])
         assert (refused.exit_code, why in refused.output) == (2, True), refused.output
@@ -522,6 +559,12 @@ def test_a_password_in_an_address_is_not_shown(
     with pytest.raises(InvalidSetting, match=r"cannot be opened: .*host/lake") as error:
         published(store)
     assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["lake.eu", "my lake"])
+def test_a_name_of_a_catalog_that_would_be_read_otherwise(store: SegmentStore, name: str) -> None:
+    with pytest.raises(InvalidSetting, match="has a dot or a space: give it another name"):
+        text_of(log_of(store), "orders", name)
 
 
 def test_a_catalog_that_is_not_configured_is_named(store: SegmentStore) -> None:

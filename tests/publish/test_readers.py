@@ -57,7 +57,7 @@ import duckdb, polars
 from pyiceberg.catalog import load_catalog
 
 table = load_catalog("lake").load_table("embedded.orders")
-number = [each.snapshot_id for each in table.snapshots()][int(sys.argv[1])]
+number = table.snapshots()[int(sys.argv[1])].snapshot_id
 names = ("key_text", "value_json")
 data = table.scan(snapshot_id=number).to_arrow()
 seen = dict(zip(*(data[name].to_pylist() for name in names)))

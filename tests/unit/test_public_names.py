@@ -45,6 +45,7 @@ def test_every_public_name_has_one_place() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'imap_wal' has no attribute 'opne'"):
+        # A comment that ignores nothing is an error: so a type checker refuses the name too.
         _ = imap_wal.opne  # type: ignore[attr-defined]
     with pytest.raises(ImportError, match="cannot import name 'opne'"):
         exec("from imap_wal import opne")

@@ -16,7 +16,6 @@ from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import iso
 
 if TYPE_CHECKING:  # it needs pyarrow
-    from imap_wal.publish.lake_table import LakeTable
     from imap_wal.publish.publication import PublishedTable
 
 
@@ -93,7 +92,7 @@ def command(
     if table is not None and (not table or delta or len(selection.maps) > 1):
         raise click.UsageError("--table needs a name, --iceberg and one --map")
     from imap_wal.publish.publication import publish
-    from imap_wal.publish.recorded import record, text_of
+    from imap_wal.publish.recorded import record, table_of, text_of
 
     published: list[tuple[str, PublishedTable]] = []
     ended: list[dict[str, str]] = []
@@ -110,7 +109,7 @@ def command(
                             audit("published by hand", log=str(view), map=name, table=text)
                         ended.append({"cluster": str(view), "map": name, "table": text})
                     elif name in there:
-                        target = _table(log, name, iceberg, table or "")
+                        target = table_of(log, name, text)
                         done = publish(log, name, target, keep=keep, dry_run=dry_run)
                         published.append((str(view), done))
                         if each_rewrite and not dry_run:
@@ -122,7 +121,7 @@ def command(
     if each_rewrite is False:
         _show_ended(ended, dry_run, output)
         return
-    with_snapshot = {each.map for _, each in published}
+    with_snapshot = {done.map for _, done in published}
     if left := [name for name in selection.maps if name not in with_snapshot]:
         raise Failed(
             f"{selection.url}: map {', '.join(map(repr, left))} has no snapshot to publish: run "
@@ -152,19 +151,8 @@ def _show_ended(ended: list[dict[str, str]], dry_run: bool, output: str) -> None
         return
     if dry_run:
         out.note("dry run: nothing was changed")
-    for each in ended:
-        out.note("{cluster}: rewrites of map {map!r} no longer publish {table}".format(**each))
-
-
-def _table(log: ClusterLog, name: str, catalog: str | None, table: str) -> LakeTable:
-    if catalog is None:
-        from imap_wal.publish.delta import DeltaTable
-
-        return DeltaTable(log, name)
-    from imap_wal.publish.iceberg import IcebergTable
-    from imap_wal.publish.recorded import default_name
-
-    return IcebergTable(log, name, catalog, table or default_name(log, name))
+    for line in ended:
+        out.note("{cluster}: rewrites of map {map!r} no longer publish {table}".format(**line))
 
 
 def _show(published: Sequence[tuple[str, PublishedTable]], dry_run: bool, output: str) -> None:
