@@ -12,7 +12,8 @@ from collections.abc import Iterator
 def gateway(target: str) -> Iterator[str]:
     """A `tcp://` endpoint in front of an agent's `ipc://` one that accepts connections also while
     the agent does not run, as the port of a restarting container does. It keeps them open until the
-    agent listens, and closes them when the agent ends."""
+    agent serves, and closes them when the agent ends. A process that is being killed may accept a
+    connection after it has closed the others; only an agent that serves sends a greeting."""
     path = target.removeprefix("ipc://")
     server = socket.create_server(("127.0.0.1", 0))
     closing = threading.Event()
@@ -28,11 +29,15 @@ def gateway(target: str) -> Iterator[str]:
     def serve(near: socket.socket) -> None:
         while not closing.wait(0.01):
             far = socket.socket(socket.AF_UNIX)
-            try:
+            greeting = b""
+            with contextlib.suppress(OSError):
                 far.connect(path)
-            except OSError:
+                greeting = far.recv(65536)
+            if not greeting:
                 far.close()
                 continue
+            with contextlib.suppress(OSError):
+                near.sendall(greeting)
             threading.Thread(target=pump, args=(far, near), daemon=True).start()
             pump(near, far)
             return

@@ -93,7 +93,9 @@ def test_a_silent_connection_ends_at_the_deadline(stack: ExitStack) -> None:
         slow.sendall(b"GET /page HT")
         eventually(lambda: server._open, "it was accepted")
         clock.advance(listener.DEADLINE_S)
-        assert slow.recv(1) == b""
+        # The system says "reset" if the server had not read the bytes before the deadline.
+        with suppress(ConnectionResetError):
+            assert slow.recv(1) == b""
 
 
 def test_no_more_connections_are_accepted_than_there_is_room(stack: ExitStack) -> None:
