@@ -66,6 +66,10 @@ class MemoryHeld:
         self._closed = True
 
 
+_RESERVED_BYTES_MAX = 64 * 1024
+"""Of a file. No disk has to find room for it: more would only use memory, 64 MiB for each log."""
+
+
 class MemoryAppender(MemoryHeld):
     """A growing file in memory. Methods raise `Unavailable` after `close`; `truncate` raises
     `StorageError` for more bytes than there are."""
@@ -180,7 +184,7 @@ class MemoryStore:
             self._medium.files[check_path(path)] = bytearray(data)
 
     def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
-        data = bytearray(preallocate_bytes)
+        data = bytearray(min(preallocate_bytes, _RESERVED_BYTES_MAX))
         with self._medium.mutex:
             self._add(path, data)
         return MemoryAppender(self._medium, path, data)

@@ -189,7 +189,7 @@ def test_a_partial_open_that_ended_at_any_call_is_repeated(tmp_path: Path, kind:
     class Crash(Exception):
         """The process ends here."""
 
-    for at in range(0, 200, 1 if kind == "append" else 3):
+    for at in range(0, 200, min(step(), 3) if kind == "append" else 3):
         store = (
             MemoryStore(f"{tmp_path}-{at}")
             if kind == "append"

@@ -502,7 +502,7 @@ def refused(original: Place, scratch: Path, reason: Reason) -> tuple[set[str], d
     return accepted, changed
 
 
-@every(5)
+@every(9)
 @pytest.mark.parametrize("reason", REASONS)
 def test_a_refused_call_changes_nothing(killed: Place, tmp_path: Path, reason: str) -> None:
     accepted, changed = refused(killed, tmp_path, REASONS[reason])

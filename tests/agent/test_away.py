@@ -19,7 +19,7 @@ from storage_backends.faults import AwayStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
 from tests.agent.harness import Plugin, config, plugin, serving
-from tests.kit.effort import every
+from tests.kit.effort import every, step
 from tests.support import eventually
 
 LEASE_MS = 200
@@ -186,7 +186,7 @@ def test_a_reopen_succeeds_after_a_failure_of_any_call(
     with serving(settings) as agent, plugin(settings) as member:
         at = 0
         while store.calls >= at:  # it failed
-            at += 1
+            at += min(step(), 3)
             store.at, store.calls, store.write_fails = at, 0, True
             assert member.put(lost="1")[0] == "error"
             eventually(

@@ -151,7 +151,7 @@ def test_kill_at_any_operation_keeps_what_was_acknowledged(
     """A kill at any operation of a process keeps all acknowledged changes."""
     counted = FaultyStore(MemoryStore(f"count-kill-{when}"))
     workload(counted, {})
-    for at in range(1, counted.count + 1, 3):
+    for at in range(1, counted.count + 1, 3 * min(step(), 3)):
         inner = MemoryStore(f"kill-{when}-{at}-{memory.url}")
         acked: dict[str, Any] = {}
         faulty = FaultyStore(inner, Plan((Fault("kill", at=at, when=when),), seed))

@@ -146,7 +146,7 @@ def test_interrupted_change_leaves_a_working_or_failed_store(
     doubtful = {"k": "x" * 500 if "seals" in name else "new"}
     at, lines, failed = 0, 1, 0
     while at <= lines:
-        at += min(step(), 5)
+        at += min(step(), 11)
         store = embedded(MemoryStore(f"{memory.url}-{name}-{at}"), segment_bytes=400)
         lines, is_usable = play(store, at, before, work, **doubtful)
         failed += not is_usable
@@ -238,7 +238,7 @@ def test_interrupted_object_write_commits_or_fails_clearly(
 def test_close_after_an_interrupted_close_frees_the_lock(memory: MemoryStore) -> None:
     at, lines = 0, 1
     while at <= lines:
-        at += min(step(), 5)
+        at += min(step(), 11)
         store = embedded(where := MemoryStore(f"{memory.url}-close-{at}"))
         store.map("m")["a"] = 1
         interrupted = Interrupted(at)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import imap_wal
@@ -35,7 +35,7 @@ from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
 from tests.kit.actors import Interrupted, compact, log_of
-from tests.kit.effort import every
+from tests.kit.effort import every, share
 from tests.kit.nth_call import AtCall, counted, replaced
 from tests.support import Threads, embedded, eventually, segments
 
@@ -252,6 +252,7 @@ def of_node(node: int, state: State) -> State:
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
+@settings(max_examples=share(100, ci=3))
 @given(seed=st.integers(0, 2**32))
 def test_a_reader_shows_only_states_that_the_log_had(nodes: int, seed: int) -> None:
     """Between two calls of the storage by the reader, writers act. What it shows is always a state

@@ -226,7 +226,7 @@ def test_a_writer_replaced_before_any_operation_acknowledges_nothing(
     at = operations_of_an_open() + 1
     while replaced_before(at):
         cases(1)
-        at += min(step(), 3)
+        at += min(step(), 7)
     assert at > 50
 
 
@@ -236,7 +236,7 @@ def test_a_late_writer_never_fences_its_successor_silently(
     """It is replaced after it takes the lock and before it reads the manifest.
     Fault 12: it reads the manifest of its successor and continues from there; the successor must
     then be fenced, or it acknowledges changes in a file that was replaced."""
-    for at in range(2, operations_of_an_open() + 1):
+    for at in range(2, operations_of_an_open() + 1, min(step(), 3)):
         inner = MemoryStore(f"writers-{next(_names)}")
         with embedded(inner) as store:
             store.map("m")["a"] = 0

@@ -21,7 +21,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.configuration import logged_map
 from tests.cluster.processes import Agent
 from tests.cluster.waiting import until
-from tests.kit.effort import every, thorough
+from tests.kit.effort import thorough
 from tests.kit.ports import free_ports
 
 pytestmark = [
@@ -274,7 +274,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory, classpath: str) -> Iterator[
     world.tap.close()
 
 
-@every(7)
+@thorough
 @pytest.mark.parametrize("map", UNUSABLE)
 def test_secrets_that_cannot_be_used_are_named(wrong: World, map: str) -> None:
     with pytest.raises(Exception) as caught:

@@ -22,7 +22,7 @@ from imap_wal.segment.reader import SegmentReader
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore, forget
 from storage_backends.objects import LocalObjects
-from tests.kit.effort import every, share
+from tests.kit.effort import every, share, step
 from tests.kit.nth_call import AtCall, counted, replaced
 from tests.kit.repairs import frames
 from tests.kit.standalone import create, fill, reading, reopen, texts_of
@@ -167,7 +167,7 @@ def test_given_up_positions_are_refused_after_any_crash(
             fill(opened, value, value + 1)
     places = [record.position for record in reading(original).read()]
     how(original)
-    for number in count():
+    for number in count(step=min(step(), 3)):
         place = copy_files(original)
         images: list[MemoryStore] = []
         gate = AtCall(place, number, lambda place=place, to=images: to.append(copy_files(place)))

@@ -131,7 +131,7 @@ def test_a_killed_publication_is_repeated(memory: MemoryStore, begin: Begin) -> 
 def test_two_publications_at_once_make_one_version_each(memory: MemoryStore, begin: Begin) -> None:
     """Another process rewrites and publishes at any operation of a publication: the table never
     goes back to an older snapshot."""
-    for at in range(1, 60):
+    for at in range(1, 80, sparse(3)):
         store = MemoryStore(f"{memory.url}-{at}")
         log = begin(store)
         run(store)
@@ -159,7 +159,7 @@ def test_a_publication_beside_a_prune_names_no_missing_file(
 ) -> None:
     """At any operation of a publication, another process rewrites, and a prune has decided what to
     delete. It deletes at the end of the publication."""
-    for at in range(1, 60):
+    for at in range(1, 80, sparse(3)):
         store = MemoryStore(f"{memory.url}-{at}")
         log = begin(store)
         run(store)

@@ -31,7 +31,7 @@ from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from storage_backends.memory import MemoryStore
 from tests.kit.actors import NODE, log_of
-from tests.kit.effort import share
+from tests.kit.effort import share, step
 from tests.kit.nth_call import AtCall, counted
 from tests.kit.repairs import repaired
 from tests.support import copy_files
@@ -218,7 +218,7 @@ def test_opens_killed_at_any_call_open_again(memory: MemoryStore) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(epochs, "EPOCHS_MAX", 2)
         imap_wal.open("memory://", node="n1", storage=whole).close()
-        for at in range(whole.calls):
+        for at in range(0, whole.calls, min(step(), 3)):
             store = copy_files(memory)
             for _ in range(2):
                 store = open_at(store, at)

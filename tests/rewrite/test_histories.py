@@ -15,7 +15,7 @@ _numbers = itertools.count()
 
 
 @settings(
-    max_examples=share(200, ci=5),
+    max_examples=share(200, ci=3),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],

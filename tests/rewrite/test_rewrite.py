@@ -353,10 +353,10 @@ def test_a_rewrite_keeps_within_its_memory(memory: MemoryStore, tmp_path: Path) 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", ["create", "list", "read", "delete"])
 def test_failed_publishing_leaves_a_restorable_log(kind: str, when: Any) -> None:
-    """Publishing fails at each operation, in `make test` at every third. Whether the manifest names
+    """Publishing fails at each operation, in `make test` at every fifth. Whether the manifest names
     the new files is not known then: they must be kept, or a published snapshot would name missing
     files."""
-    between = min(step(), 3)
+    between = min(step(), 5)
     at = 1 - between
     before = MemoryStore(f"before-publishing-{kind}-{when}")
     with embedded(before) as store:

@@ -12,7 +12,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -177,8 +177,9 @@ def _chosen(choose: Any) -> Any:
     return chosen
 
 
-def modules() -> list[ModuleType]:
-    found = []
+@cache
+def modules() -> tuple[ModuleType, ...]:
+    found: list[ModuleType] = []
     for name in PACKAGES:
         package = importlib.import_module(name)
         found.append(package)
@@ -188,8 +189,7 @@ def modules() -> list[ModuleType]:
             for each in names
             if not any(part in each for part in _LEFT_OUT)
         ]
-    found += [importlib.import_module(name) for name in MODULES]
-    return found
+    return (*found, *(importlib.import_module(name) for name in MODULES))
 
 
 def _quicken(put: Callable[[Any, str, Any], None]) -> None:

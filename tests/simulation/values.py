@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterable, Iterator
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -30,6 +31,7 @@ def frozen_classes(modules: Iterable[ModuleType]) -> list[type]:
     return list(found)
 
 
+@cache
 def quick_init(kind: type) -> Any:
     """An `__init__` like the class's own, which assigns the fields."""
     signature = inspect.signature(kind.__init__)
@@ -80,7 +82,7 @@ def replace(value: Any, /, **changes: Any) -> Any:
     return found(value, **changes)
 
 
-def patches(modules: list[ModuleType]) -> Iterator[tuple[Any, str, Any]]:
+def patches(modules: Iterable[ModuleType]) -> Iterator[tuple[Any, str, Any]]:
     """Replacements in these modules. `None`: remove it."""
     for kind in frozen_classes(modules):
         yield kind, "__init__", quick_init(kind)

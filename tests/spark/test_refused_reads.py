@@ -20,19 +20,19 @@ from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from pyspark_imap_wal.batch import ImapWalReader
 from pyspark_imap_wal.data_source import LATEST, Options
-from tests.kit.effort import every, thorough
+from tests.kit.effort import thorough
 from tests.kit.logs import SMALL
+from tests.kit.spark_reads import read
 
 pytestmark = pytest.mark.spark
 READS = [{"mode": "raw"}, {"mode": "latest"}, {"changes": "images"}, {"table": "history"}]
 
 
-@every(5)
 @pytest.mark.parametrize("how", [*READS, {"table": "files"}, {"table": "nodes"}], ids=str)
-def test_a_path_without_a_log_is_refused(spark: Any, tmp_path: Path, how: dict[str, str]) -> None:
+def test_a_path_without_a_log_is_refused(tmp_path: Path, how: dict[str, str]) -> None:
     """No rows would look like an empty log."""
     with pytest.raises(Exception, match=f"there is no log under {tmp_path}: check the path"):
-        count(spark, str(tmp_path), **how)
+        count(str(tmp_path), **how)
 
 
 @pytest.fixture
@@ -50,21 +50,19 @@ def soon() -> str:
     return str(SystemClock().now_ms() + 60_000)
 
 
-def count(spark: Any, url: str, **options: str) -> int:
-    return int(spark.read.format("imap_wal").options(**options).load(url).count())
+def count(url: str, **options: str) -> int:
+    return len(read(url, **options))
 
 
-@every(8)
 @pytest.mark.parametrize("how", [*READS, {"table": "files"}], ids=str)
-def test_a_map_that_no_log_has_is_refused(spark: Any, orders: str, how: dict[str, str]) -> None:
+def test_a_map_that_no_log_has_is_refused(orders: str, how: dict[str, str]) -> None:
     """Also beside a map that exists. The command line refuses it with the same text."""
     for names in ("order", "order,orders"):
         with pytest.raises(Exception, match="no map 'order'; found: orders, sessions; did you mea"):
-            count(spark, orders, map=names, **how)
-    assert count(spark, orders, map="orders", **how) == (how.get("table") != "files")
+            count(orders, map=names, **how)
+    assert count(orders, map="orders", **how) == (how.get("table") != "files")
 
 
-@every(2)
 @pytest.mark.parametrize(
     ("below", "up"),
     [
@@ -73,31 +71,28 @@ def test_a_map_that_no_log_has_is_refused(spark: Any, orders: str, how: dict[str
         ("default/embedded/nodes/n1", "the folder of one node; pass the root, four levels up"),
     ],
 )
-def test_a_path_below_the_root_names_the_root(spark: Any, orders: str, below: str, up: str) -> None:
+def test_a_path_below_the_root_names_the_root(orders: str, below: str, up: str) -> None:
     """A manifest of a node there is no damaged one of a cluster."""
     with pytest.raises(Exception, match=up):
-        count(spark, f"{orders}/{below}")
+        count(f"{orders}/{below}")
 
 
-@thorough
-def test_unknown_clusters_and_nodes_are_refused(spark: Any, orders: str) -> None:
+def test_unknown_clusters_and_nodes_are_refused(orders: str) -> None:
     with pytest.raises(Exception, match=r"select no log under .*; found: default/embedded"):
-        count(spark, orders, cluster="embeded")
+        count(orders, cluster="embeded")
     for table in ("entries", "nodes"):
         with pytest.raises(Exception, match=r"there is no node 'n2' under .*; found: n1"):
-            count(spark, orders, table=table, node="n1,n2")
-    assert count(spark, orders, cluster="embedded", node="n1") == 2
+            count(orders, table=table, node="n1,n2")
+    assert count(orders, cluster="embedded", node="n1") == 2
 
 
-@every(2)
 @pytest.mark.parametrize("mode", ["raw", "latest"])
-def test_an_as_of_before_all_entries_is_refused(spark: Any, orders: str, mode: str) -> None:
+def test_an_as_of_before_all_entries_is_refused(orders: str, mode: str) -> None:
     with pytest.raises(Exception, match=r"no entry of 1970-01-01T00:00:01.000Z or before"):
-        count(spark, orders, mode=mode, as_of="1000")
-    assert count(spark, orders, mode=mode, as_of=soon()) == 2
+        count(orders, mode=mode, as_of="1000")
+    assert count(orders, mode=mode, as_of=soon()) == 2
 
 
-@every(3)
 @pytest.mark.parametrize("mode", ["raw", "latest"])
 @pytest.mark.parametrize(
     ("as_of", "text"),
@@ -110,20 +105,20 @@ def test_an_as_of_before_all_entries_is_refused(spark: Any, orders: str, mode: s
     ],
 )
 def test_an_as_of_that_can_be_no_moment_is_refused(
-    spark: Any, orders: str, mode: str, as_of: str, text: str
+    orders: str, mode: str, as_of: str, text: str
 ) -> None:
     with pytest.raises(Exception, match=text):
-        count(spark, orders, mode=mode, as_of=as_of)
+        count(orders, mode=mode, as_of=as_of)
 
 
-def test_an_as_of_before_a_younger_cluster_is_allowed(spark: Any, orders: str) -> None:
+def test_an_as_of_before_a_younger_cluster_is_allowed(orders: str) -> None:
     import imap_wal
 
     with imap_wal.open(orders, cluster="young", clock=SystemClock(3_600_000)) as store:
         store.map("orders")["k"] = 1
-    assert count(spark, orders, mode="latest", as_of=soon()) == 2
+    assert count(orders, mode="latest", as_of=soon()) == 2
     with pytest.raises(Exception, match=r"there is no entry of .* or before"):
-        count(spark, orders, mode="latest", as_of=soon(), cluster="young")
+        count(orders, mode="latest", as_of=soon(), cluster="young")
 
 
 def test_a_filtered_read_needs_no_other_cluster(orders: str) -> None:
@@ -144,7 +139,7 @@ def test_a_filtered_read_needs_no_other_cluster(orders: str) -> None:
         tasks("1000")
 
 
-@every(2)
+@thorough
 @pytest.mark.parametrize("pushed", ["true", "false"])
 def test_a_filter_that_no_row_passes_gives_no_rows(spark: Any, orders: str, pushed: str) -> None:
     """A filter is no option: it is about rows."""
@@ -162,8 +157,7 @@ def test_a_filter_that_no_row_passes_gives_no_rows(spark: Any, orders: str, push
         spark.conf.set(name, before)
 
 
-@thorough
-def test_empty_logs_and_maps_give_no_rows(spark: Any, tmp_path: Path) -> None:
+def test_empty_logs_and_maps_give_no_rows(tmp_path: Path) -> None:
     """A log without entries; a map whose entries were deleted, rewritten and pruned; and one that
     was dropped. These names exist."""
     import imap_wal
@@ -171,21 +165,21 @@ def test_empty_logs_and_maps_give_no_rows(spark: Any, tmp_path: Path) -> None:
     with imap_wal.open(str(tmp_path / "empty"), node="n1", preallocate=False):
         pass
     for how in READS:
-        assert count(spark, str(tmp_path / "empty"), map="orders", **how) == 0
-    assert count(spark, str(tmp_path / "empty"), mode="latest", as_of=soon()) == 0
+        assert count(str(tmp_path / "empty"), map="orders", **how) == 0
+    assert count(str(tmp_path / "empty"), mode="latest", as_of=soon()) == 0
     url = str(tmp_path / "log")
     with imap_wal.open(url, node="n1", preallocate=False) as store:
         for name in ("orders", "dropped"):
             store.map(name)["k"] = 1
             del store.map(name)["k"]
-    assert count(spark, url, mode="latest", map="orders") == 0
+    assert count(url, mode="latest", map="orders") == 0
     log = ClusterLog(open_context(url), "default", "embedded")
     rewrite(log, LocalEngine(SMALL), skew_ms_max=2**60)
     drop_map(log, "dropped")
     prune(log)
     for mode in ("raw", "latest"):
-        assert count(spark, url, mode=mode, map="dropped") == 0
-        assert count(spark, url, mode=mode, map="orders") == 0
+        assert count(url, mode=mode, map="dropped") == 0
+        assert count(url, mode=mode, map="orders") == 0
 
 
 @pytest.mark.parametrize(

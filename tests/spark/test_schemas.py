@@ -17,6 +17,7 @@ from imap_wal.errors import InvalidSetting, NotReadable
 from imap_wal.sql.types import parsed
 from pyspark_imap_wal.data_source import ImapWalDataSource
 from pyspark_imap_wal.tables.catalog import columns_of
+from tests.kit.spark_reads import rows_of
 
 pytestmark = pytest.mark.spark
 SCHEMA = "id bigint, node string, paid decimal(9,2), at timestamp, tags array<string>"
@@ -46,20 +47,6 @@ def source(root: Path, **options: str) -> ImapWalDataSource:
     return ImapWalDataSource({"path": str(root), "map": "orders", "schema": SCHEMA, **options})
 
 
-def read(
-    made: ImapWalDataSource, *filters: Any, schema: StructType | None = None
-) -> list[dict[str, Any]]:
-    """What a batch reads. `schema`: of the user."""
-    reader = made.reader(schema or made.schema())
-    reader.pushFilters(list(filters))
-    found: list[dict[str, Any]] = []
-    for part in reader.partitions():
-        for batch in reader.read(part):
-            batch.validate(full=True)  # type: ignore[union-attr]
-            found += batch.to_pylist()  # type: ignore[union-attr]
-    return found
-
-
 def streamed(made: ImapWalDataSource, schema: StructType | None = None) -> list[dict[str, Any]]:
     """What a stream has from its start until now. `schema`: of the user."""
     stream: Any = made.streamReader(schema or made.schema())
@@ -80,20 +67,20 @@ O1_BEFORE = (1, "x", Decimal("12.50"), None, None, None)
 
 
 def test_each_kind_of_read_has_typed_columns(root: Path) -> None:
-    latest = read(source(root, mode="latest"))
+    latest = rows_of(source(root, mode="latest"))
     assert [*latest[0]] == ["key", *FIELDS]
     assert values(latest) == sorted([O1, O2, O3], key=repr)
-    some_keys = read(source(root, mode="latest", buckets="3"), EqualTo(("key",), b"\xa2o1"))
+    some_keys = rows_of(source(root, mode="latest", buckets="3"), EqualTo(("key",), b"\xa2o1"))
     assert values(some_keys) == [O1]
-    raw = read(source(root))
+    raw = rows_of(source(root))
     assert [*raw[0]] == ["key", "deleted", *FIELDS]
     untagged = [line for line in raw if line["tags"] is None]
     assert {O1, O3, GONE, O1_BEFORE} <= {*values(untagged)}
-    images = read(source(root, changes="images"))
+    images = rows_of(source(root, changes="images"))
     assert [*images[0]][:3] == ["key", "_change_type", "_commit_version"]
     assert O1 in values([each for each in images if each["_change_type"] == "update_postimage"])
     assert O1_BEFORE in values([each for each in images if each["_change_type"] == "insert"])
-    history = read(source(root, table="history"), EqualTo(("key",), b"\xa2o1"))
+    history = rows_of(source(root, table="history"), EqualTo(("key",), b"\xa2o1"))
     assert values(history) == sorted([O1, O1_BEFORE], key=repr)
 
 
@@ -106,7 +93,7 @@ def test_streams_have_typed_columns(root: Path) -> None:
 
 def test_named_columns_are_read_beside_typed_ones(root: Path) -> None:
     made = source(root, mode="latest", columns="id,map,_rescued,key_text", decode="true")
-    lines = read(made)
+    lines = rows_of(made)
     assert {"id": 11, "map": "orders", "_rescued": None, "key_text": '"o1"'} in lines
     made = source(root, mode="latest", schema="Key string", columns="map,Key,partition")
     assert [field.name for field in made.schema().fields] == ["map", "Key", "partition"]
@@ -115,8 +102,8 @@ def test_named_columns_are_read_beside_typed_ones(root: Path) -> None:
 def test_a_filter_on_a_typed_column_hides_no_row(root: Path) -> None:
     """The log has a column `node` of its own."""
     for pushed in (EqualTo(("node",), "y"), Not(EqualTo(("node",), "embedded"))):
-        assert len(read(source(root, mode="latest"), pushed)) == 3
-        assert len(read(source(root), pushed)) == 6
+        assert len(rows_of(source(root, mode="latest"), pushed)) == 3
+        assert len(rows_of(source(root), pushed)) == 6
 
 
 def test_a_filter_by_text_of_a_key_is_pushed(root: Path) -> None:
@@ -128,20 +115,22 @@ def test_a_filter_by_text_of_a_key_is_pushed(root: Path) -> None:
             reader.pushFilters([pushed])
             scans = [scan for part in reader.partitions() for scan in part.scans]  # type: ignore[attr-defined]
             assert all(b"\xa2o1" in scan.keys and b"\xa2o2" not in scan.keys for scan in scans)
-            assert {line["id"] for line in read(made, pushed) if line["key_text"] == '"o1"'} >= {11}
-        assert read(made, EqualTo(("key_text",), '"o1"'), EqualTo(("key",), b"\xa2o2")) == []
-        assert read(made, EqualTo(("key_text",), "o1")) == []
-        assert len(read(made, Not(EqualTo(("key_text",), '"o1"')))) >= 3
+            assert {line["id"] for line in rows_of(made, pushed) if line["key_text"] == '"o1"'} >= {
+                11
+            }
+        assert rows_of(made, EqualTo(("key_text",), '"o1"'), EqualTo(("key",), b"\xa2o2")) == []
+        assert rows_of(made, EqualTo(("key_text",), "o1")) == []
+        assert len(rows_of(made, Not(EqualTo(("key_text",), '"o1"')))) >= 3
 
 
 @pytest.mark.parametrize("key", ["o1", '"o1"', f"hex:{imap_wal.key_bytes('o1').hex()}"])
 def test_a_read_of_one_key_has_no_other(root: Path, key: str) -> None:
-    assert values(read(source(root, mode="latest", key=key))) == [O1]
-    assert len(read(source(root, mode="latest", key=key), EqualTo(("key",), b"\xa2o2"))) == 0
-    assert O1 in values(read(source(root, key=key)))
-    assert {line["key"] for line in read(source(root, key=key))} == {b"\xa2o1"}
-    assert {line["key"] for line in read(source(root, key=key, changes="images"))} == {b"\xa2o1"}
-    history = read(source(root, key=key, table="history"))
+    assert values(rows_of(source(root, mode="latest", key=key))) == [O1]
+    assert len(rows_of(source(root, mode="latest", key=key), EqualTo(("key",), b"\xa2o2"))) == 0
+    assert O1 in values(rows_of(source(root, key=key)))
+    assert {line["key"] for line in rows_of(source(root, key=key))} == {b"\xa2o1"}
+    assert {line["key"] for line in rows_of(source(root, key=key, changes="images"))} == {b"\xa2o1"}
+    history = rows_of(source(root, key=key, table="history"))
     assert {line["key"] for line in history} == {b"\xa2o1"}
     made = source(root, available_now="unused", key=key)
     assert {line["key"] for line in streamed(made)} == {b"\xa2o1"}
@@ -153,7 +142,7 @@ def test_a_key_may_be_a_number_or_a_word(tmp_path: Path) -> None:
 
     def found(key: str) -> set[bytes]:
         options = {"path": str(tmp_path), "mode": "latest", "columns": "key", "key": key}
-        return {line["key"] for line in read(ImapWalDataSource(options))}
+        return {line["key"] for line in rows_of(ImapWalDataSource(options))}
 
     assert found("7") == {imap_wal.key_bytes(7), imap_wal.key_bytes("7")}
     assert found("7.5") == {imap_wal.key_bytes(7.5)}
@@ -175,12 +164,12 @@ def test_spark_has_the_types_of_the_schema(root: Path) -> None:
     assert {name: found[name] for name in parsed(types)} == {
         name: kind.name for name, kind in parsed(types).items()
     }
-    assert len(read(source(root, schema=types))) == 6
+    assert len(rows_of(source(root, schema=types))) == 6
 
 
 def test_misfits_fail_if_asked(root: Path) -> None:
     with pytest.raises(NotReadable, match='the value of key "o3" does not fit the schema'):
-        read(source(root, misfits="fail"))
+        rows_of(source(root, misfits="fail"))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +212,7 @@ def test_a_query_of_spark_has_typed_columns(spark: Any, root: Path) -> None:
 def asked(root: Path, columns: str, **options: str) -> list[dict[str, Any]]:
     """What a batch reads for a schema of the user."""
     made = ImapWalDataSource({"path": str(root), "map": "orders", **options})
-    return read(made, schema=of_text(columns))
+    return rows_of(made, schema=of_text(columns))
 
 
 def of_text(columns: str) -> StructType:

@@ -11,6 +11,7 @@ from imap_wal.publish.lake_table import LIVE
 from pyspark_imap_wal.session import configuration
 from storage_backends import open_store
 from tests.histories import put
+from tests.kit.effort import share
 from tests.kit.logs import append, node
 
 pytestmark = pytest.mark.spark
@@ -45,7 +46,7 @@ def test_filters_are_pushed_to_the_files_and_checked_again(spark: Any, root: Pat
         "namespace = 'ns' and cluster = 'none'": 0,
         "value is null": 4,
     }
-    for pushdown in ("true", "false"):
+    for pushdown in ("true", "false")[: share(2, ci=50)]:
         spark.conf.set(PUSHDOWN, pushdown)
         found = {query: read.where(query).count() for query in queries}
         assert found == queries, pushdown

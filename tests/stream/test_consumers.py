@@ -31,7 +31,7 @@ from imap_wal.stream import (
 )
 from imap_wal.stream.marks import Marks
 from storage_backends.memory import MemoryStore
-from tests.kit.effort import every
+from tests.kit.effort import every, share
 from tests.support import Threads, eventually
 
 NO_RETRY = Retries(attempts=0)
@@ -272,7 +272,7 @@ for number in range(int(sys.argv[2]), 10**6):
 def test_a_kill_between_any_two_steps_loses_and_repeats_nothing(tmp_path: Path) -> None:
     """The author repeats its last request. `kill -9` of the process, with its consumer."""
     last = 1
-    for round_number in range(4):
+    for round_number in range(share(4, ci=50)):
         command = [sys.executable, "-c", _KILLED, str(tmp_path), str(last)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None

@@ -185,7 +185,7 @@ def test_kill_at_any_operation_keeps_acknowledged_entries(seed: int, preallocate
     assert len(run(whole)) == 14
     for action in ("kill", "power-loss"):
         for tear in ("prefix", "sectors"):
-            for at in range(1, whole.count + 1, min(step(), 3)):
+            for at in range(1, whole.count + 1, min(step(), 7)):
                 inner = MemoryStore(f"{action}-{tear}-{seed}-{preallocate}-{at}")
                 plan = Plan((Fault(action, at=at),), seed=seed + at, tear=tear)
                 acked = run(FaultyStore(inner, plan))

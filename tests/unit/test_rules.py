@@ -197,7 +197,7 @@ def by_columns(
     )
 
 
-@settings(deadline=None, max_examples=share(600, ci=25))
+@settings(deadline=None, max_examples=share(600, ci=12))
 @given(
     st.lists(changes, max_size=12),
     st.fixed_dictionaries(dict.fromkeys(NODES, limits)),
