@@ -116,10 +116,9 @@ class Consumer:
 
     @property
     def status(self) -> ConsumerStatus:
+        newest = {source.number: source.mark.id for source in self._sources}  # may ask a server
         with self._changed:
-            lag = sum(
-                max(0, source.mark.id - self._at[source.number].id) for source in self._sources
-            )
+            lag = sum(max(0, newest[number] - at.id) for number, at in self._at.items())
             failure = "" if self._failure is None else _text(self._failure)
             return ConsumerStatus(self._applied, self._skipped, dict(self._at), lag, failure)
 

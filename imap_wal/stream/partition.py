@@ -25,6 +25,7 @@ from imap_wal.errors import (
     Conflict,
     Fenced,
     ImapWalError,
+    InvalidSetting,
     NotAppended,
     OtherHistory,
     OutcomeUnknown,
@@ -43,12 +44,17 @@ from imap_wal.stream.transaction import (
     REQUESTS,
     TRANSACTIONS,
     Header,
+    Logged,
     Mark,
+    StoredTransaction,
     StreamRecord,
     Transaction,
     entry_of,
     key_of,
     packed,
+    partition_of,
+    record_of,
+    stored_of,
 )
 
 OpenLog = Callable[[bool, bool], Log]
@@ -134,19 +140,37 @@ class Partition:
             Fenced: another process writes this partition.
             Closed: the stream was closed.
         """
-        names = (*transaction.write, *transaction.read)
-        checked = [(name, key_of(self.number, name)) for name in names]
         if seen is not None and not request:  # before it is serialised
-            self._ready().demand_seen(checked, seen.id)
+            self._ready().demand_seen(self._checked(transaction), seen.id)
         value = packed(header, transaction, request, self._serializer)
+        return self._append_value(value, transaction, seen, request)
+
+    def append_packed(self, value: bytes, seen: Mark | None, partitions: int) -> Mark:
+        """`append` of what another process has packed, for one of so many partitions. Raises also
+        `InvalidSetting` and `NotReadable`: it has packed something else."""
+        stored = stored_of(value)
+        if partition_of(stored.header, partitions) != self.number:
+            raise InvalidSetting(f"header {stored.header!r} is not of partition {self.number}")
+        if seen is None and (stored.read or stored.write):
+            raise InvalidSetting(
+                "a transaction with read or write locks needs the mark of its view"
+            )
+        return self._append_value(value, stored, seen, stored.request)
+
+    def _append_value(
+        self, value: bytes, locks: Transaction | StoredTransaction, seen: Mark | None, request: str
+    ) -> Mark:
+        checked = self._checked(locks)
         written = [
-            key_of(self.number, name)
-            for name in dict.fromkeys((*transaction.write, *transaction.append))
+            key_of(self.number, name) for name in dict.fromkeys((*locks.write, *locks.append))
         ] or [key_of(self.number, ANY_LOCK)]
         return self._tried(
             lambda opened: self._append(opened, value, checked, written, seen, request),
             repeats=bool(request),
         )
+
+    def _checked(self, locks: Transaction | StoredTransaction) -> Sequence[tuple[str, bytes]]:
+        return [(name, key_of(self.number, name)) for name in (*locks.write, *locks.read)]
 
     def _tried(self, work: Callable[[_OpenLog], T], *, repeats: bool) -> T:
         """The result of `work` on the log, which is opened again after a failure. `repeats`: also
@@ -268,22 +292,52 @@ class Partition:
     def records(self, after: Mark) -> Iterator[StreamRecord | None]:
         """The acknowledged transactions after a mark, and None whenever there is no further one
         now. Raises the errors of `follow`, and `Closed`."""
+        for logged in self.logged(after):
+            yield None if logged is None else record_of(logged, self._serializer)
+
+    def logged(self, after: Mark) -> Iterator[Logged | None]:
+        """`records`, not decoded."""
+        last: Logged | None = None
         while True:
+            if last is not None:
+                after = last.mark
             opened = self._ready()
             try:
                 reader = opened.log.reader(TRANSACTIONS)
             except Closed:
                 continue  # it is being opened again
-            for record in follow(reader, after, self._serializer, lambda: self.mark.id):
-                if record is not None:
-                    after = record.mark
-                yield record
+            for logged in follow(reader, after, lambda: self.mark.id):
+                last = logged or last
+                yield logged
                 if opened.is_stale or opened is not self._opened:
                     break  # it is opened again
 
     @property
     def closed(self) -> bool:
         return self._closed
+
+    @property
+    def replaced(self) -> Fenced | None:
+        """Why this process can write the partition no more: another one does."""
+        failure = self._opened.log.committer.failure
+        return failure if isinstance(failure, Fenced) else None
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Bytes that may wait for a commit, and those of the largest value."""
+        settings = self._opened.log.settings
+        return settings.ring_bytes, settings.max_value_bytes
+
+    def has(self, mark: Mark) -> bool:
+        """Whether the log has the transaction of a mark. Raises `StorageUnavailable`."""
+        if mark.id > self.mark.id:
+            return False
+        try:
+            if mark.position:
+                self._ready().log.demand(Position.parse(mark.position))
+        except OtherHistory:
+            return False
+        return True
 
     def wait(self, after: int, seconds: float, stop: threading.Event) -> None:
         """Wait until there is an acknowledged transaction after this id, or `stop` is set before

@@ -27,6 +27,7 @@ from imap_wal.stream.transaction import (
     REQUESTS,
     TRANSACTIONS,
     Header,
+    Logged,
     Mark,
     StreamRecord,
     Transaction,
@@ -65,12 +66,15 @@ class ReadPartition:
         while True:
             reader = LogReader.of(self.logs, self.node, only=TRANSACTIONS)
             try:
-                for record in follow(reader, after, self._serializer):
+                for logged in follow(reader, after):
                     if self._ended.is_set():
                         raise Closed("this stream was closed; open it again")
-                    if record is not None and record.id > self._newest.id:
-                        self._newest = record.mark
-                    yield record
+                    if logged is None:
+                        yield None
+                        continue
+                    if logged.id > self._newest.id:
+                        self._newest = logged.mark
+                    yield record_of(logged, self._serializer)
             except NoSuchLog:
                 if after.id or self._newest.id:
                     raise
@@ -144,9 +148,8 @@ def _note(rows: Sequence[Row], locks: LockTable, requests: RequestWindow) -> int
 def follow(
     reader: LogReader,
     after: Mark,
-    serializer: Serializer[Any, Any],
     newest: Callable[[], int] = lambda: 0,
-) -> Iterator[StreamRecord | None]:
+) -> Iterator[Logged | None]:
     """The transactions after a mark in the order of their ids, and None whenever there is no
     further one now. `reader`: of the map `TRANSACTIONS`. `newest`: an id that it must have found
     by then.
@@ -164,7 +167,7 @@ def follow(
         if logged is None:
             if reader.looks > looks:  # files may have been removed since
                 looks = reader.looks
-                for record in _rewritten(reader, partition, last, at, serializer):
+                for record in _rewritten(reader, partition, last, at):
                     last = record.id
                     yield record
             if last < expected:
@@ -179,14 +182,13 @@ def follow(
         if id <= last:  # the mark had no position, or the snapshot had it
             continue
         if id > last + 1:
-            for record in _rewritten(reader, partition, last, START, serializer):
+            for record in _rewritten(reader, partition, last, START):
                 if record.id < id:
                     last = record.id
                     yield record
             if id > last + 1:
                 raise _gone(partition, last + 1, f"that of transaction {id}")
-        time_ms = entry.timestamp_ms
-        yield record_of(partition, id, entry.value, time_ms, at, serializer)
+        yield Logged(partition, id, entry.value, entry.timestamp_ms, at)
         last = id
 
 
@@ -194,9 +196,7 @@ def _gone(partition: int, id: int, oldest: str) -> PositionGone:
     return PositionGone(f"transaction {id} of partition {partition}", oldest or "not known")
 
 
-def _rewritten(
-    reader: LogReader, partition: int, last: int, at: Position, serializer: Serializer[Any, Any]
-) -> Iterator[StreamRecord]:
+def _rewritten(reader: LogReader, partition: int, last: int, at: Position) -> Iterator[Logged]:
     """The transactions after an id that are in the snapshot: a rewrite and a prune may have removed
     them from the log. None if the snapshot has only what is at or before the position `at`."""
     logs, node = reader.logs, reader.node
@@ -215,9 +215,7 @@ def _rewritten(
                     for row in changes.rows:
                         if row[VALUE] is not None and id_of(row[KEY]) == last + 1:
                             last += 1
-                            yield record_of(
-                                partition, last, row[VALUE], row[TIMESTAMP_MS], place, serializer
-                            )
+                            yield Logged(partition, last, row[VALUE], row[TIMESTAMP_MS], place)
                 return
             except NotFound as error:
                 if attempt == ATTEMPTS - 1:

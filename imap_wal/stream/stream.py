@@ -7,10 +7,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from imap_wal.errors import Closed, Conflict, InvalidSetting
-from imap_wal.stream.consumer import BATCH, RETRIES, Consumer, ConsumerStatus, OnError, Retries
+from imap_wal.stream.consumer import (
+    BATCH,
+    RETRIES,
+    Consumer,
+    ConsumerStatus,
+    OnError,
+    ReadablePartition,
+    Retries,
+)
 from imap_wal.stream.marks import Marks
 from imap_wal.stream.partition import Partition
 from imap_wal.stream.reading import ReadPartition
@@ -27,6 +35,20 @@ from imap_wal.stream.transaction import (
 F = TypeVar("F", bound=Callable[..., object])
 
 
+class AnyPartition(ReadablePartition, Protocol):
+    """A partition that this process writes or reads, or that another process serves."""
+
+    def append(
+        self, header: Header, transaction: Transaction, seen: Mark | None, request: str = ""
+    ) -> Mark: ...
+
+    def known(self, request: str) -> Mark | None: ...
+
+    def archive(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
 WAIT_S = 0.5
 """How long a submit waits for a view before it tries again."""
 
@@ -37,7 +59,7 @@ class Stream:
     def __init__(
         self,
         url: str,
-        partitions: Sequence[Partition | ReadPartition],
+        partitions: Sequence[AnyPartition],
         at_end: Callable[[], object] = lambda: None,
     ) -> None:
         """`at_end`: called by `close`."""
@@ -170,6 +192,11 @@ class Stream:
             raise InvalidSetting("this stream was not opened with read_only=True")
         return source
 
+    @property
+    def writing(self) -> Sequence[Partition]:
+        """The partitions, if this process writes them."""
+        return [partition for partition in self._partitions if isinstance(partition, Partition)]
+
     def consumer(
         self,
         name: str,
@@ -225,7 +252,7 @@ class Stream:
             raise InvalidSetting(f"there is no consumer {name!r} in this process")
         return consumer
 
-    def _partition(self, number: int) -> Partition | ReadPartition:
+    def _partition(self, number: int) -> AnyPartition:
         if not 0 <= number < len(self._partitions):
             raise InvalidSetting(
                 f"there is no partition {number}; they are numbered from 0 to "

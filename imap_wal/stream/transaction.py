@@ -98,9 +98,26 @@ class StreamRecord:
         return Mark(self.partition, self.id, self.position)
 
 
-class _Stored(msgspec.Struct, omit_defaults=True, frozen=True):
+class Logged(NamedTuple):
+    """A transaction as the log has it, not decoded."""
+
+    partition: int
+    id: int
+    value: bytes
+    time_ms: int
+    place: Position
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(self.partition, self.id, str(self.place))
+
+
+class StoredTransaction(msgspec.Struct, omit_defaults=True, frozen=True):
+    """The value of a transaction."""
+
     header: str | int
     data: msgspec.Raw
+    """As the serializer wrote it."""
     kind: str = ""
     """The name of a serializer that does not write msgpack; `data` is then its bytes."""
     read: tuple[str, ...] = ()
@@ -110,7 +127,7 @@ class _Stored(msgspec.Struct, omit_defaults=True, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Stored).decode
+_decode = msgspec.msgpack.Decoder(StoredTransaction).decode
 _unpack_key = msgspec.msgpack.Decoder(tuple[int, int | str]).decode
 
 
@@ -204,7 +221,7 @@ def packed(
     data = serializer.dump(transaction.data)
     is_embedded = is_msgpack(serializer.name)
     return _encode(
-        _Stored(
+        StoredTransaction(
             header,
             msgspec.Raw(data if is_embedded else msgpack.packb(data)),
             "" if is_embedded else serializer.name,
@@ -216,6 +233,21 @@ def packed(
     )
 
 
+def stored_of(value: bytes) -> StoredTransaction:
+    """What `packed` has packed. Raises `NotReadable`, and `NotSerializable` for a name that cannot
+    be one."""
+    try:
+        stored = _decode(value)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise NotReadable(f"this is not a transaction of a stream: {error}", value) from error
+    check_header(stored.header)
+    for lock in (*stored.read, *stored.write, *stored.append):
+        check_name(lock, "a lock")
+    if stored.request:
+        check_name(stored.request, "a request")
+    return stored
+
+
 def entry_of(name: str, key: bytes, value: bytes, now_ms: int, expires_at_ms: int = 0) -> DataEntry:
     """An entry whose order the log sets."""
     return DataEntry(
@@ -223,15 +255,9 @@ def entry_of(name: str, key: bytes, value: bytes, now_ms: int, expires_at_ms: in
     )
 
 
-def record_of(
-    partition: int,
-    id: int,
-    value: bytes,
-    time_ms: int,
-    place: Position,
-    serializer: Serializer[Any, Any],
-) -> StreamRecord:
+def record_of(logged: Logged, serializer: Serializer[Any, Any]) -> StreamRecord:
     """Raises `NotReadable`: another program wrote it, or another serializer."""
+    partition, id, value, time_ms, place = logged
     try:
         stored = _decode(value)
         data = bytes(stored.data)

@@ -18,7 +18,7 @@ from imap_wal.embedded.sorted_keys import Prefix
 from imap_wal.embedded.store import Store
 from imap_wal.embedded.views import time_left
 from imap_wal.serializer import K, Serializer, SerializerName, V
-from imap_wal.workers.client import RemoteReads, reading
+from imap_wal.workers.map_client import RemoteReads, reading
 from imap_wal.workers.store import TIMEOUT_S, ConnectedStore, connect
 
 T = TypeVar("T")

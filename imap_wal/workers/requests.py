@@ -27,7 +27,7 @@ from imap_wal.embedded.changes import WriteBatch
 from imap_wal.embedded.decisions import Choice, Decision, OutlookOf
 from imap_wal.embedded.store import Store
 from imap_wal.errors import NotAppended
-from imap_wal.workers.messages import Acknowledged, result_of
+from imap_wal.workers.map_messages import Acknowledged, result_of
 
 REQUESTS = "imap-wal.requests"
 FORGOTTEN = b""

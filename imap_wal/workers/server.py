@@ -1,5 +1,5 @@
-"""Serves the maps of an open store to other processes: a thread for each connection, so all changes
-that wait share a commit."""
+"""Serves what this process has open to other processes: a thread for each connection, so all
+changes that wait share a commit."""
 
 from __future__ import annotations
 
@@ -8,18 +8,11 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import astuple
-from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
-from imap_wal.embedded import decisions
-from imap_wal.embedded.changes import MapState
-from imap_wal.embedded.store import Store
-from imap_wal.entry import is_msgpack
-from imap_wal.errors import ImapWalError, InvalidSetting
-from imap_wal.serializer import MsgpackSerializer, known_serializers
+from imap_wal.errors import ImapWalError
 from imap_wal.workers.endpoint import Endpoint, Sockets, is_same_user
 from imap_wal.workers.messages import (
     ANSWER_BYTES_MAX,
@@ -27,15 +20,12 @@ from imap_wal.workers.messages import (
     PART_BYTES,
     SMALL_BYTES,
     VERSION,
-    MapName,
     NotUnderstood,
-    RequestMaps,
     error_fields,
     read_hello,
     receive,
     send,
 )
-from imap_wal.workers.requests import REQUESTS, Requests
 from storage_backends import Lock
 
 CONNECTIONS_MAX = 1000
@@ -48,24 +38,60 @@ STOP_S = 5.0
 _log = logging.getLogger("imap_wal")
 
 
-class Server:
-    """Serves a store at an endpoint whose lock it has, until `stop`, which also closes the store.
-    It stops by itself when the store can write no more: then another process may serve."""
+Parts = Callable[[Iterable[Any]], list[Any]]
+"""Sends the values of an answer in parts, except the last part, which it returns."""
 
-    def __init__(self, store: Store, endpoint: Endpoint, lock: Lock) -> None:
+
+class Served(Protocol):
+    """What a process serves. Thread-safe. Methods may raise the errors of imap-wal."""
+
+    kind: str
+    """What a client must expect, as its hello says."""
+    url: str
+    limits: tuple[int, int]
+    """The bytes of the largest request, and of the largest value."""
+
+    def lacks(self, acknowledged: Any) -> bool:
+        """Whether the log lacks what it acknowledged to a process. Raises `NotUnderstood`."""
+        ...
+
+    def prepare(self) -> object:
+        """Called for each new connection."""
+        ...
+
+    def answer(self, client: bytes, number: int, request: list[Any], parts: Parts) -> Any:
+        """The answer to a request of a client. Raises `NotUnderstood`."""
+        ...
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why it can write no more."""
+        ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    def end_waits(self) -> object:
+        """Requests that wait for something are answered now."""
+        ...
+
+    def close(self) -> object: ...
+
+
+class Server:
+    """Serves at an endpoint whose lock it has, until `stop`, which also closes what is served. It
+    stops by itself when that can write no more: then another process may serve."""
+
+    def __init__(self, served: Served, endpoint: Endpoint, lock: Lock) -> None:
         """Raises `InvalidSetting` if it cannot listen there."""
-        self.store, self._endpoint, self._lock = store, endpoint, lock
-        self._settings = store.writer.log.settings
-        self._clock = store.writer.log.clock
-        self._requests = Requests(store)
-        self._states: dict[MapName, MapState] = {}
-        self._room = _Room(self._settings.ring_bytes)
+        self.served, self._endpoint, self._lock = served, endpoint, lock
+        self._room = _Room(served.limits[0])
         self._connections: set[socket.socket] = set()
         self._threads: set[threading.Thread] = set()
         self._mutex = threading.Lock()
         self._stopping: bool = False
         self.stopped = threading.Event()
-        """Set when the store is closed."""
+        """Set when it is closed."""
         self._listening = endpoint.listen()
         self._accepting = threading.Thread(target=self._accept, name="imap-wal-serve", daemon=True)
         self._accepting.start()
@@ -75,9 +101,9 @@ class Server:
         return not self._stopping
 
     def stop(self, *, wait: bool = True) -> None:
-        """Answer the requests that are being served, close the store, and let another process
+        """Answer the requests that are being served, close what is served, and let another process
         serve. Safe to call twice, and from any thread; `wait`: for another thread that does it.
-        Raises the errors of `Store.close`."""
+        Raises the errors of closing it."""
         with self._mutex:
             first, self._stopping = not self._stopping, True
         if not first:
@@ -94,11 +120,12 @@ class Server:
             for connection in connections:
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RD)  # after the answer, it reads the end
+            self.served.end_waits()
             end = time.monotonic() + STOP_S
             for thread in threads:
                 if thread is not threading.current_thread():
                     thread.join(max(0.0, end - time.monotonic()))
-            self.store.close()
+            self.served.close()
         finally:
             with suppress(Exception):
                 self._lock.release()
@@ -142,36 +169,37 @@ class Server:
             _log.exception("a connection was closed after an error that was not expected")
         finally:
             self._forget(connection, threading.current_thread())
-            if self.store.committer.failure is not None:
+            if self.served.failure is not None:
                 self._give_up()
 
     def _give_up(self) -> None:
-        """The store can write no more. Another process opens the log again."""
-        _log.error(
-            "this process serves %s no longer: %s", self.store.url, self.store.committer.failure
-        )
+        """It can write no more. Another process opens the log again."""
+        _log.error("this process serves %s no longer: %s", self.served.url, self.served.failure)
         with suppress(Exception):
             self.stop(wait=False)  # who stops it waits for this thread
 
     def _converse(self, connection: socket.socket) -> None:
         connection.settimeout(SLOW_S)
-        client, acknowledged = read_hello(receive(connection, HELLO_BYTES_MAX))
-        largest = self._settings.ring_bytes
-        limits = largest, self._settings.max_value_bytes
-        if self._requests.lacks(acknowledged):
+        served = self.served
+        client, kind, acknowledged = read_hello(receive(connection, HELLO_BYTES_MAX))
+        if kind != served.kind:
+            text = f"this socket serves {served.kind}, not {kind}: use another socket"
+            send(connection, ["other", text], ANSWER_BYTES_MAX)
+            return
+        largest, _ = served.limits
+        if served.lacks(acknowledged):
             text = (
-                f"the log at {self.store.url} lacks changes that it acknowledged to this "
-                "process: its folder was replaced by an older copy. Stop all processes, and bring "
-                "the former folder back; or close this store, and connect again to continue "
-                "without these changes"
+                f"the log at {served.url} lacks changes that it acknowledged to this process: its "
+                "folder was replaced by an older copy. Stop all processes, and bring the former "
+                "folder back; or close this, and connect again to continue without these changes"
             )
             send(connection, ["replaced", text], ANSWER_BYTES_MAX)
             return
         try:
-            self._requests.forget_oldest()
+            served.prepare()
         except ImapWalError as error:  # reads are served without it
             _log.warning("old records of requests were not removed: %s", error)
-        send(connection, ["welcome", VERSION, os.getpid(), *limits], ANSWER_BYTES_MAX)
+        send(connection, ["welcome", VERSION, os.getpid(), *served.limits], ANSWER_BYTES_MAX)
         while self.is_serving:
             connection.settimeout(None)  # it may be idle
             with self._room.entered() as enter:
@@ -190,76 +218,29 @@ class Server:
         number, fields = request[0], request[1:]
         if type(number) is not int or not fields:
             raise NotUnderstood("a request does not begin with its number and kind")
+
+        def in_parts(values: Iterable[Any]) -> list[Any]:
+            part: list[Any] = []
+            size = 0
+            for value in values:
+                if size >= PART_BYTES:
+                    send(connection, [number, "part", part], ANSWER_BYTES_MAX)
+                    part, size = [], 0
+                part.append(value)
+                size += 16 + (len(value) if isinstance(value, bytes) else 0)
+            return part
+
         try:
-            answer = self._do(connection, client, number, fields)
+            answer = self.served.answer(client, number, fields, in_parts)
         except NotUnderstood:
             raise
         except Exception as error:  # noqa: BLE001  # the client gets it
-            if self.store.committer.failure is not None or self.store.closed:
+            if self.served.failure is not None or self.served.closed:
                 return False  # whether it is in the log is decided by the next open
             send(connection, [number, "error", *error_fields(error)], ANSWER_BYTES_MAX)
         else:
             send(connection, [number, "ok", answer], ANSWER_BYTES_MAX)
         return True
-
-    # ---- requests ----
-
-    def _do(self, connection: socket.socket, client: bytes, number: int, fields: list[Any]) -> Any:
-        now = self._clock.now_ms()
-        match fields:
-            case ["change", maps, changes]:
-                known_only = not self.store.changes.knows_all
-                steps = RequestMaps(maps, self._state).changes(changes, known_only=known_only)
-                decision = self._requests.once(steps, client, number)
-                self.store.changes.evaluate([decision])
-                return decision.answer
-            case ["read", maps, reads]:
-                results = RequestMaps(maps, self._state).reads(reads, now)
-                return self._in_parts(connection, number, results)
-            case ["keys", [str(name), str(label)]]:
-                return self._in_parts(connection, number, self._state((name, label)).rows(now)[0])
-            case ["pairs", [str(name), str(label)]]:
-                pairs = zip(*self._state((name, label)).rows(now), strict=True)
-                return self._in_parts(connection, number, chain.from_iterable(pairs))
-            case ["label", [str(name), str(label)]]:
-                return self._state((name, label)).serializer.name
-            case ["maps"]:
-                return [name for name in self.store.maps() if name != REQUESTS]
-            case ["forget", [*clients]]:
-                return self._requests.forget([name for name in clients if type(name) is bytes])
-            case ["sync"]:
-                return self.store.sync()
-            case ["archive"]:
-                return self.store.archive()
-            case ["compact"]:
-                return astuple(self.store.compact())
-        raise NotUnderstood(f"{fields[0]!r} is not a request of version {VERSION}")
-
-    def _in_parts(
-        self, connection: socket.socket, number: int, values: Iterable[bytes | int | None]
-    ) -> list[Any]:
-        """Send the values, except the last part of them, which is returned."""
-        part: list[Any] = []
-        size = 0
-        for value in values:
-            if size >= PART_BYTES:
-                send(connection, [number, "part", part], ANSWER_BYTES_MAX)
-                part, size = [], 0
-            part.append(value)
-            size += 16 + (len(value) if isinstance(value, bytes) else 0)
-        return part
-
-    def _state(self, name: MapName) -> MapState:
-        state = self._states.get(name)
-        if state is None:
-            of, label = name
-            if of == REQUESTS:
-                raise InvalidSetting(f"map {REQUESTS!r} is for imap-wal; choose another name")
-            other = _Numbers(label) if is_msgpack(label) else _Opaque(label)
-            known = known_serializers(self.store.serializer)
-            serializer = known.get(label, other) if label else None
-            state = self._states[name] = self.store.map(of, serializer=serializer)._state
-        return state
 
 
 class _Room:
@@ -290,31 +271,3 @@ class _Room:
                 with self._changed:
                     self._free += taken
                     self._changed.notify_all()
-
-
-class _Opaque:
-    """Takes the place of a serializer that only the clients have: a value is its bytes."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def load(self, data: bytes) -> Any:
-        return data
-
-    dump = load_key = dump_key = load
-
-
-class _Numbers(_Opaque):
-    """The same for a map with types, where numbers are numbers: `add` adds them."""
-
-    def load(self, data: bytes) -> Any:
-        with suppress(ValueError):
-            value = _msgpack.load(data)
-            return value if decisions.is_number(value) else data
-        return data
-
-    def dump(self, value: Any) -> bytes:
-        return value if type(value) is bytes else _msgpack.dump(value)
-
-
-_msgpack = MsgpackSerializer()

@@ -1,18 +1,14 @@
-"""The store of a process that asks another one, and the election of the process that serves."""
+"""The store of a process that asks another one."""
 
 from __future__ import annotations
 
-import atexit
 import os
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from html import escape
 from typing import Any, NoReturn, Unpack
-from weakref import WeakSet
 
 from imap_wal.checks import check_seconds, location
-from imap_wal.clock import Clock, SystemClock, SystemRandomness
+from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.embedded import opening
 from imap_wal.embedded.durable_map import DurableMap
 from imap_wal.embedded.labels import missing
@@ -26,83 +22,30 @@ from imap_wal.serializer import (
     Serializer,
     serializer_of,
 )
-from imap_wal.workers.client import Client, RemoteState, RemoteWriter
+from imap_wal.workers.election import Serving
 from imap_wal.workers.endpoint import Endpoint, default_path
-from imap_wal.workers.server import Server
-from imap_wal.write.opening import holder_text
-from storage_backends import Locked
+from imap_wal.workers.map_client import MapClient, RemoteState, RemoteWriter
+from imap_wal.workers.map_server import ServedMaps
 from storage_backends.location import Place
 
 TIMEOUT_S = 30.0
-PATIENCE_S = 1.0
-"""How long a log may still be locked by a process that has died. On other storages than local files
-its lock expires only later."""
 
 
-class Serving:
-    """Serves the maps of a URL from this process, as soon as no other process does. Thread-safe."""
+def serving_maps(url: Place, endpoint: Endpoint, options: OpenOptions) -> Serving:
+    """The election of the process that serves the maps of a URL."""
 
-    def __init__(self, url: Place, endpoint: Endpoint, options: OpenOptions) -> None:
-        self._url, self._endpoint = url, endpoint
+    def open_maps() -> ServedMaps:
         # Whoever serves next can compact: the others wait for it meanwhile.
-        self._options: OpenOptions = {"auto_rewrite_close_s": 0, **options}
-        self.url = str(location(url))
-        self._mutex = threading.Lock()
-        self._clock: Clock = options.get("clock") or SystemClock()
-        self._process = os.getpid()
-        self.server: Server | None = None
-        _serving.add(self)
+        given: OpenOptions = {"auto_rewrite_close_s": 0, **options}
+        store = opening.open(url, **given)
+        store.is_closed_at_exit()
+        try:
+            return ServedMaps(store)
+        except BaseException:
+            store.close()
+            raise
 
-    @property
-    def is_local(self) -> bool:
-        """Whether the kernel releases the lock of the log when its holder dies."""
-        text = str(location(self._url))
-        return "://" not in text or text.startswith("file:")
-
-    @property
-    def is_serving(self) -> bool:
-        """Whether this process serves."""
-        return self.server is not None and self.server.is_serving
-
-    def elect(self) -> bool:
-        """Serve, unless another process does. Returns whether this process serves now. Raises the
-        errors of `imap_wal.open`."""
-        with self._mutex:
-            if self.is_serving:
-                return True
-            try:
-                lock = self._endpoint.lock(holder_text(f"the server of {self._url}", self._clock))
-            except Locked:
-                return False
-            try:
-                store = opening.open(self._url, **self._options)
-                store.is_closed_at_exit()
-                try:
-                    self.server = Server(store, self._endpoint, lock)
-                except BaseException:
-                    store.close()
-                    raise
-            except BaseException:
-                lock.release()
-                raise
-            return True
-
-    def stop(self) -> None:
-        """Serve no longer. Safe to call twice. Raises the errors of `Store.close`."""
-        if self.server is not None and os.getpid() == self._process:
-            self.server.stop()
-
-
-_serving: WeakSet[Serving] = WeakSet()
-
-
-def _stop_all() -> None:
-    for serving in list(_serving):
-        with suppress(Exception):
-            serving.stop()
-
-
-atexit.register(_stop_all)
+    return Serving(url, endpoint, options.get("clock") or SystemClock(), open_maps)
 
 
 def connect(
@@ -153,7 +96,7 @@ def connect(
     serializer_of(options.get("serializer"))
     namespace, cluster = options.get("namespace", "default"), options.get("cluster", "embedded")
     endpoint = Endpoint(socket or default_path(url, namespace, cluster))
-    return ConnectedStore(Serving(url, endpoint, options), endpoint, timeout_s, options, serve)
+    return ConnectedStore(serving_maps(url, endpoint, options), endpoint, timeout_s, options, serve)
 
 
 class ConnectedStore(Store):
@@ -169,10 +112,10 @@ class ConnectedStore(Store):
     ) -> None:
         self._serving, self.url = serving, serving.url
         elect: Callable[[], object] = serving.elect if serves else lambda: None
-        self._client = Client(
+        self._client = MapClient(
             endpoint,
             timeout_s,
-            PATIENCE_S if serving.is_local else timeout_s,
+            serving.patience_s(timeout_s),
             elect,
             options.get("randomness") or SystemRandomness(),
         )
@@ -248,7 +191,9 @@ class ConnectedStore(Store):
         server = self._serving.server
         if server is None or not self._serving.is_serving:
             raise InvalidSetting("the statistics of the log are in the process that serves it")
-        return server.store.statistics
+        served = server.served
+        assert isinstance(served, ServedMaps)
+        return served.store.statistics
 
     def close(self) -> None:
         """Close the connections. If this process serves, it stops that, and another one may serve.

@@ -139,10 +139,10 @@ def test_the_event_loop_does_not_wait_for_the_server(aconnect: Connect) -> None:
             m = await store.map("m")
             await m.put("a", 1)
             go_on = threading.Event()
-            evaluate = store._store._serving.server.store.changes.evaluate  # type: ignore[union-attr]
+            evaluate = store._store._serving.server.served.store.changes.evaluate  # type: ignore[union-attr]
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(
-                    store._store._serving.server.store.changes,  # type: ignore[union-attr]
+                    store._store._serving.server.served.store.changes,  # type: ignore[union-attr]
                     "evaluate",
                     lambda steps: go_on.wait() and evaluate(steps),
                 )

@@ -346,10 +346,19 @@ NONSENSE: list[bytes] = [
         for data in map(
             msgpack.packb,
             [
-                *([], 7, ["hello", 99, b"x" * 16, RECORD], ["hello", 1, b"short", RECORD]),
-                *(["hello", 1], ["hello", 1, b"x" * 16, 0], ["welcome", 1, b"x" * 16, RECORD]),
                 *(
-                    ["hello", 1, b"x" * 16, record]
+                    [],
+                    7,
+                    ["hello", 99, b"x" * 16, "maps", RECORD],
+                    ["hello", 1, b"short", "maps", RECORD],
+                ),
+                *(
+                    ["hello", 1],
+                    ["hello", 1, b"x" * 16, "maps", 0],
+                    ["welcome", 1, b"x" * 16, "maps", RECORD],
+                ),
+                *(
+                    ["hello", 1, b"x" * 16, "maps", record]
                     for record in ([], [-1, b"x" * 16, 0], [0, b"", 0], [0, b"x" * 16, "0"])
                 ),
             ],
@@ -405,7 +414,7 @@ def test_nonsense_ends_no_server(stores: Callable[..., Any], tmp_path: Path) -> 
             demand_end(raw)
     for request in REQUESTS_OF_OTHERS:
         with connection() as raw:
-            messages.send(raw, ["hello", 1, b"x" * 16, RECORD], 1000)
+            messages.send(raw, ["hello", 1, b"x" * 16, "maps", RECORD], 1000)
             messages.receive(raw, 1000)
             messages.send(raw, [1, *request], 1000)
             demand_end(raw)

@@ -152,7 +152,7 @@ def test_records_of_requests_are_bounded(
     m["a"] = 1
     for number in range(20):
         stores().map("m")[number] = number
-    records = served._serving.server._requests._state
+    records = served._serving.server.served._requests._state
     assert len(records.values) <= 8 and FORGOTTEN in records.values
     disconnect(store)
     put_in_place = copied(tmp_path / "log")
@@ -166,7 +166,7 @@ def test_close_removes_the_record_of_its_requests(stores: Stores, tmp_path: Path
     served, store = stores(), stores()
     m = store.map("m")
     m["a"] = 1
-    records = served._serving.server._requests._state
+    records = served._serving.server.served._requests._state
     with stores() as other:
         other.map("m")["b"] = 1
         [line] = other._client._free

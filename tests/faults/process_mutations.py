@@ -65,7 +65,7 @@ OF_PROCESSES = (
     Mutation(
         "a process continues in a log that lost what it acknowledged to it",
         "imap_wal/workers/server.py",
-        "        if self._requests.lacks(acknowledged):\n",
+        "        if served.lacks(acknowledged):\n",
         "        if False:\n",
         f"{_COPIES}::test_a_log_that_lost_acknowledged_changes_is_noticed[short]",
     ),
@@ -79,14 +79,14 @@ OF_PROCESSES = (
     Mutation(
         "a connection demands only what was acknowledged on itself",
         "imap_wal/workers/client.py",
-        'hello = ["hello", VERSION, line.client, self._acknowledged]\n',
-        'hello = ["hello", VERSION, line.client, self._acknowledged '
-        "if self._acknowledged[1] == line.client else NO_RECORD]\n",
+        "self._kind, self.acknowledged()]\n",
+        "self._kind, self.acknowledged() if self.acknowledged()[1] == line.client "
+        "else [0, bytes(16), 0]]\n",
         f"{_COPIES}::test_a_change_of_another_connection_is_demanded_too",
     ),
     Mutation(
         "the answer that was read last counts as that of the newest change",
-        "imap_wal/workers/client.py",
+        "imap_wal/workers/map_client.py",
         "self._acknowledged = max(self._acknowledged, record)",
         "self._acknowledged = record",
         f"{_COPIES}::test_the_order_of_answers_is_not_that_of_changes",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.faults.mutation import Mutation
 
+_PROCESSES = "tests/stream/test_processes.py"
+_SERVED = "imap_wal/stream/served.py"
 _PARTITION = "imap_wal/stream/partition.py"
 _READING = "imap_wal/stream/reading.py"
 _SUBMIT, _CONSUMERS = "tests/stream/test_submit.py", "tests/stream/test_consumers.py"
@@ -21,15 +23,15 @@ OF_STREAMS = (
     Mutation(
         "a lock that is only read is not checked",
         _PARTITION,
-        "    names = (*transaction.write, *transaction.read)\n",
-        "    names = transaction.write\n",
+        "for name in (*locks.write, *locks.read)]",
+        "for name in locks.write]",
         f"{_COMPATIBLE}[read-write]",
     ),
     Mutation(
         "an append does not count as written",
         _PARTITION,
-        "            for name in dict.fromkeys((*transaction.write, *transaction.append))\n",
-        "            for name in transaction.write\n",
+        "for name in dict.fromkeys((*locks.write, *locks.append))",
+        "for name in locks.write",
         f"{_COMPATIBLE}[read-append]",
     ),
     Mutation(
@@ -103,5 +105,40 @@ OF_STREAMS = (
         "elif self._on_error is None or not self._on_error(record, failed.error):\n",
         "elif False:\n",
         f"{_CONSUMERS}::test_a_transaction_that_cannot_be_applied_stops_the_consumer",
+    ),
+    Mutation(
+        "a submit without a name is sent again",
+        "imap_wal/workers/client.py",
+        "                if once and sent:\n",
+        "                if False:\n",
+        f"{_PROCESSES}::test_without_a_request_a_lost_answer_is_unknown",
+    ),
+    Mutation(
+        "a process continues on a stream that lost what it acknowledged to it",
+        _SERVED,
+        "return any(not self._partition(mark.partition).has(mark) for mark in marks)",
+        "return False",
+        f"{_PROCESSES}::test_a_log_that_lost_acknowledged_transactions_is_noticed",
+    ),
+    Mutation(
+        "the next batch of a read begins where the last one did",
+        _SERVED,
+        "            self._reads[end] = read\n",
+        "            self._reads[after] = read\n",
+        f"{_PROCESSES}::test_long_reads_have_each_transaction_once",
+    ),
+    Mutation(
+        "a transaction of another process may be in a wrong partition",
+        _PARTITION,
+        "        if partition_of(stored.header, partitions) != self.number:\n",
+        "        if False:\n",
+        f"{_PROCESSES}::test_a_transaction_of_another_partition_is_refused",
+    ),
+    Mutation(
+        "an error of the process that serves has no attributes",
+        "imap_wal/workers/messages.py",
+        "            setattr(with_fields, field, value)\n",
+        "            setattr(with_fields, field, None)\n",
+        f"{_PROCESSES}::test_errors_are_those_of_the_process_that_serves",
     ),
 )

@@ -29,7 +29,7 @@ from imap_wal.serializer import MsgpackSerializer
 from imap_wal.stream import Mark, StreamRecord, Transaction
 from imap_wal.stream.partition import Partition
 from imap_wal.stream.reading import follow
-from imap_wal.stream.transaction import LOCKS, REQUESTS, TRANSACTIONS, key_of
+from imap_wal.stream.transaction import LOCKS, REQUESTS, TRANSACTIONS, key_of, record_of
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.memory import MemoryStore, forget
 from tests.kit.effort import share
@@ -172,8 +172,10 @@ class Reference(RuleBasedStateMachine):
             node="0-of-1",
             only=TRANSACTIONS,
         )
-        others = iter(follow(reader, Mark(0), MsgpackSerializer()).__next__, None)
-        assert [self.content(record) for record in others if record] == expected
+        others = iter(follow(reader, Mark(0)).__next__, None)
+        serializer = MsgpackSerializer()
+        found = [record_of(logged, serializer) for logged in others if logged]
+        assert [self.content(record) for record in found] == expected
         partition = self.bank._partitions[0]
         assert isinstance(partition, Partition)
         locks = partition._opened.locks

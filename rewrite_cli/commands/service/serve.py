@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +13,10 @@ from imap_wal.errors import WriterLocked
 from rewrite_cli.console import output as out
 from rewrite_cli.console.selection import Url
 from storage_backends.location import Location
+
+if TYPE_CHECKING:
+    from imap_wal.embedded.opening import OpenOptions
+    from imap_wal.workers.election import Serving
 
 LOOK_S = 1.0
 
@@ -40,20 +45,25 @@ def command(url: Location, namespace: str, cluster: str, node: str, socket: Path
       imap-wal serve s3://bucket/maps --socket /run/app/maps.sock
     """
     from imap_wal.workers.endpoint import Endpoint, default_path
-    from imap_wal.workers.store import Serving
+    from imap_wal.workers.store import serving_maps
 
     endpoint = Endpoint(socket or default_path(url, namespace, cluster))
-    serving = Serving(url, endpoint, {"namespace": namespace, "cluster": cluster, "node": node})
+    options: OpenOptions = {"namespace": namespace, "cluster": cluster, "node": node}
+    serve(serving_maps(url, endpoint, options), node, endpoint.path)
+
+
+def serve(serving: Serving, node: str, path: str) -> None:
+    """Serve at the path of a socket until a signal. `node`: whose log another process may have."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     if not serving.elect():
-        raise WriterLocked(node, f"another process, which serves at {endpoint.path}")
+        raise WriterLocked(node, f"another process, which serves at {path}")
     try:
-        out.note(f"serving {url} at {endpoint.path}")
+        out.note(f"serving {serving.url} at {path}")
         while serving.is_serving and not stop.wait(LOOK_S):
             pass
-        if serving.server is not None and serving.server.store.committer.failure is not None:
-            raise serving.server.store.committer.failure
+        if serving.failure is not None:
+            raise serving.failure
     finally:
         serving.stop()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from heapq import merge
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,9 +15,12 @@ import imap_wal.stream as streams
 from imap_wal.encoder import plain
 from imap_wal.errors import NoSuchLog, WriterLocked
 from imap_wal.stream import Mark, Stream, StreamRecord, Transaction
+from imap_wal.stream import connect as connected
 from imap_wal.stream.reading import ReadPartition, read_tables
+from imap_wal.stream.served import endpoint_of, serving_stream
 from imap_wal.stream.transaction import name_in
 from rewrite_cli.commands.reading.tail import closed_within
+from rewrite_cli.commands.service.serve import serve as run_server
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import url_argument
@@ -42,17 +46,34 @@ def _stream_argument(command: Callable[..., Any]) -> Callable[..., Any]:
     return url_argument(command)
 
 
-def _opened(url: Location, name: str, namespace: str, **options: Any) -> Stream:
+_socket_option = click.option(
+    "--socket",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where the stream is served; the same in all processes that connect. Otherwise it is "
+    "derived from the URL.",
+)
+
+
+def _opened(
+    url: Location,
+    name: str,
+    namespace: str,
+    open: Callable[..., Stream] = streams.open,
+    **options: Any,
+) -> Stream:
     where: dict[str, Any] = {"name": name, "namespace": namespace, "wal_dir": url.wal_dir or ""}
     try:
-        return streams.open(url, **where, **options)
+        return open(url, **where, **options)
     except NoSuchLog:
         raise Failed(
             f"{url} has no stream {name!r} in namespace {namespace!r}; to create it: imap-wal "
             "stream create URL --partitions 8"
         ) from None
     except WriterLocked as error:
-        advice = "submit in the program that writes the stream, or stop it"
+        advice = (
+            "the program that writes the stream does not serve it: submit there, or let it use "
+            "imap_wal.stream.connect, or stop it"
+        )
         raise WriterLocked(error.node, error.holder, advice) from None
 
 
@@ -77,6 +98,26 @@ def create(url: Location, name: str, namespace: str, partitions: int) -> None:
 
 @command.command()
 @_stream_argument
+@_socket_option
+def serve(url: Location, name: str, namespace: str, socket: Path | None) -> None:
+    """Serve a stream to all processes of this user on this machine, which call
+    imap_wal.stream.connect.
+
+    Without this command, one of these processes serves the others. SIGTERM or SIGINT closes the log
+    and exits with 0. If another process has the log or serves it, the exit code is 4.
+
+    \b
+    Examples:
+      imap-wal stream serve /var/lib/bank
+    """
+    endpoint = endpoint_of(url, namespace, name, socket)
+    options = {"name": name, "namespace": namespace, "wal_dir": url.wal_dir or ""}
+    _opened(url, name, namespace, read_only=True).close()  # whether there is a stream
+    run_server(serving_stream(url, endpoint, **options), name, endpoint.path)
+
+
+@command.command()
+@_stream_argument
 @click.argument("header")
 @click.argument("data")
 @click.option("--read", multiple=True, help="A lock on which the data depends; may be repeated.")
@@ -93,6 +134,7 @@ def create(url: Location, name: str, namespace: str, partitions: int) -> None:
     default="",
     help="A name for the transaction. If it is sent again with the same name, it counts once.",
 )
+@_socket_option
 @out.output_option
 def submit(
     url: Location,
@@ -105,12 +147,13 @@ def submit(
     append: tuple[str, ...],
     seen: int | None,
     request: str,
+    socket: Path | None,
     output: str,
 ) -> None:
     """Append one transaction. HEADER decides its partition: text, or a whole number. DATA is JSON.
 
-    No other process may write the stream. If a newer transaction than --seen wrote a lock, nothing
-    is appended, and the exit code is 4.
+    Programs that use the stream at the same time must have opened it with imap_wal.stream.connect.
+    If a newer transaction than --seen wrote a lock, nothing is appended, and the exit code is 4.
 
     \b
     Examples:
@@ -124,7 +167,7 @@ def submit(
     if seen is None and (read or write):
         raise click.UsageError("--read and --write need --seen")
     of: str | int = int(header) if header.lstrip("-").isdecimal() else header
-    with _opened(url, name, namespace) as stream:
+    with _opened(url, name, namespace, connected, socket=socket) as stream:
         mark = None if seen is None else Mark(stream.partition_of(of), seen)
         appended = stream.submit(
             of, Transaction(value, read, write, append), mark=mark, request=request

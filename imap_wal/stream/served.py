@@ -1,0 +1,324 @@
+"""A stream for several processes: one of them has it open and serves it, and the others ask.
+
+    append  ─▶ packed by the author ─▶ checked and appended by the process that serves
+    read    ─▶ batches of what is acknowledged, not decoded; consumers run in their own processes
+    wait    ─▶ answered when there is a newer transaction
+
+The connections, the election and what happens when the process that serves dies are those of
+`imap_wal.workers`. A request with a name counts once, because the log has its name; one without is
+not sent again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from imap_wal.checks import check_seconds, location
+from imap_wal.clock import Randomness, SystemClock, SystemRandomness
+from imap_wal.errors import InvalidSetting
+from imap_wal.format import Position
+from imap_wal.serializer import MsgpackSerializer, Serializer, SerializerName, serializer_of
+from imap_wal.stream.opening import open as open_stream
+from imap_wal.stream.partition import Partition
+from imap_wal.stream.stream import Stream
+from imap_wal.stream.transaction import (
+    Header,
+    Logged,
+    Mark,
+    StreamRecord,
+    Transaction,
+    packed,
+    record_of,
+)
+from imap_wal.workers.client import Client
+from imap_wal.workers.election import Serving
+from imap_wal.workers.endpoint import Endpoint, default_path
+from imap_wal.workers.messages import PART_BYTES, VERSION, NotUnderstood
+from imap_wal.workers.server import Parts
+from storage_backends.location import Place
+
+STREAM = "a stream"
+"""The kind in a hello."""
+BATCH = 1000
+"""Transactions in an answer."""
+WAIT_S_MAX = 1.0
+"""How long one request waits for a newer transaction."""
+READS_MAX = 64
+"""How many reads are kept open for the next request of a consumer."""
+TIMEOUT_S = 30.0
+
+
+class ServedStream:
+    """An open stream, as `imap_wal.workers.server.Served`."""
+
+    kind = STREAM
+
+    def __init__(self, stream: Stream, partitions: Sequence[Partition]) -> None:
+        self._stream, self._partitions, self.url = stream, partitions, stream.url
+        self.limits = partitions[0].limits
+        self._ending = threading.Event()
+        self._mutex = threading.Lock()
+        self._reads: OrderedDict[Mark, Iterator[Logged | None]] = OrderedDict()
+
+    def lacks(self, acknowledged: Any) -> bool:
+        try:
+            marks = [_mark(number, at) for number, *at in acknowledged]
+            return any(not self._partition(mark.partition).has(mark) for mark in marks)
+        except (TypeError, ValueError):
+            raise NotUnderstood("the first message is not a hello of a stream") from None
+
+    def prepare(self) -> None:
+        pass
+
+    @property
+    def failure(self) -> Exception | None:
+        return next(filter(None, (partition.replaced for partition in self._partitions)), None)
+
+    @property
+    def closed(self) -> bool:
+        return any(partition.closed for partition in self._partitions)
+
+    def end_waits(self) -> None:
+        self._ending.set()
+        for partition in self._partitions:
+            partition.wake()
+
+    def close(self) -> None:
+        with self._mutex:
+            self._reads.clear()
+        self._stream.close()
+
+    def answer(self, client: bytes, number: int, request: list[Any], parts: Parts) -> Any:
+        match request:
+            case ["partitions"]:
+                return len(self._partitions)
+            case ["append", int(of), bytes(value), seen]:
+                partition = self._partition(of)
+                mark = None if seen is None else _mark(of, seen)
+                return partition.append_packed(value, mark, len(self._partitions))
+            case ["known", int(of), str(name)]:
+                return self._partition(of).known(name)
+            case ["mark", int(of)]:
+                return self._partition(of).mark
+            case ["read", int(of), at]:
+                return self._batch(self._partition(of), _mark(of, at))
+            case ["wait", int(of), int(after), int() | float() as seconds]:
+                partition = self._partition(of)
+                partition.wait(after, min(max(seconds, 0.0), WAIT_S_MAX), self._ending)
+                return partition.mark
+            case ["archive", int(of)]:
+                return self._partition(of).archive()
+        raise NotUnderstood(f"{request[0]!r} is not a request of version {VERSION}")
+
+    def _partition(self, number: Any) -> Partition:
+        if type(number) is not int or not 0 <= number < len(self._partitions):
+            raise NotUnderstood(f"there is no partition {number!r}")
+        return self._partitions[number]
+
+    def _batch(self, partition: Partition, after: Mark) -> list[Any]:
+        """The next transactions after a mark. The read is kept open for the next batch."""
+        with self._mutex:
+            read = self._reads.pop(after, None)
+        read = partition.logged(after) if read is None else read
+        answer: list[Any] = []
+        size = 0
+        for logged in read:
+            if logged is None:
+                break
+            answer.append([logged.id, logged.value, logged.time_ms, str(logged.place)])
+            size += len(logged.value)
+            if len(answer) >= BATCH or size >= PART_BYTES:
+                break
+        end = Mark(after.partition, answer[-1][0], answer[-1][3]) if answer else after
+        with self._mutex:
+            self._reads[end] = read
+            if len(self._reads) > READS_MAX:
+                self._reads.popitem(last=False)
+        return answer
+
+
+def _mark(partition: int, at: Any) -> Mark:
+    if isinstance(at, list) and [*map(type, at)] == [int, str] and at[0] >= 0:
+        return Mark(partition, *at)
+    raise NotUnderstood(f"{at!r} is not a mark")
+
+
+class StreamClient(Client):
+    """Requests about a stream."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        timeout_s: float,
+        patience_s: float,
+        elect: Callable[[], object],
+        randomness: Randomness,
+    ) -> None:
+        super().__init__(STREAM, endpoint, timeout_s, patience_s, elect, randomness)
+        self._marks: dict[int, Mark] = {}
+        """The newest transaction of each partition that was acknowledged to this process."""
+
+    def acknowledged(self) -> list[Mark]:
+        return list(self._marks.values())
+
+    def noted(self, client: bytes, number: int, answer: Any) -> Mark:
+        mark = Mark(*answer)
+        self._marks[mark.partition] = max(mark, self._marks.get(mark.partition, mark))
+        return mark
+
+
+class RemotePartition:
+    """One partition of a stream that another process serves. Thread-safe. Methods do what those of
+    `Partition` do; all of them raise the errors of `Client.ask` too."""
+
+    def __init__(self, number: int, client: StreamClient, serializer: Serializer[Any, Any]) -> None:
+        self.number, self._client, self._serializer = number, client, serializer
+
+    def append(
+        self, header: Header, transaction: Transaction, seen: Mark | None, request: str = ""
+    ) -> Mark:
+        value = packed(header, transaction, request, self._serializer)
+        at = None if seen is None else seen[1:]
+        appended: Mark = self._client.ask(
+            "append", self.number, value, at, changes=True, once=not request
+        )
+        return appended
+
+    def known(self, request: str) -> Mark | None:
+        mark = self._client.ask("known", self.number, request)
+        return None if mark is None else Mark(*mark)
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(*self._client.ask("mark", self.number))
+
+    def records(self, after: Mark) -> Iterator[StreamRecord | None]:
+        while True:
+            batch = self._client.ask("read", self.number, after[1:])
+            for id, value, time_ms, position in batch:
+                logged = Logged(self.number, id, value, time_ms, Position.parse(position))
+                yield record_of(logged, self._serializer)
+            if batch:
+                after = Mark(self.number, batch[-1][0], batch[-1][3])
+            else:
+                yield None
+
+    def wait(self, after: int, seconds: float, stop: threading.Event) -> None:
+        if not stop.is_set():
+            self._client.ask("wait", self.number, after, seconds)
+
+    def wake(self) -> None:
+        """A wait ends soon by itself."""
+
+    def archive(self) -> int:
+        return int(self._client.ask("archive", self.number))
+
+    @property
+    def closed(self) -> bool:
+        return self._client.openness.closed
+
+    def close(self) -> None:
+        """`Stream.close` closes the client."""
+
+
+def serving_stream(url: Place, endpoint: Endpoint, **options: Any) -> Serving:
+    """The election of the process that serves the stream of a URL. `options`: of `open`."""
+
+    def open() -> ServedStream:
+        stream = open_stream(url, **options)
+        return ServedStream(stream, stream.writing)
+
+    return Serving(url, endpoint, options.get("clock") or SystemClock(), open)
+
+
+def endpoint_of(
+    url: Place, namespace: str, name: str, socket: str | os.PathLike[str] | None = None
+) -> Endpoint:
+    """Where a stream is served. Raises `InvalidSetting`."""
+    return Endpoint(socket or default_path(url, namespace, f"stream {name}"))
+
+
+def connect(
+    url: Place,
+    *,
+    partitions: int | None = None,
+    name: str = "stream",
+    namespace: str = "default",
+    serializer: Serializer[Any, Any] | SerializerName | None = None,
+    socket: str | os.PathLike[str] | None = None,
+    serve: bool = True,
+    timeout_s: float = TIMEOUT_S,
+    **options: Any,
+) -> Stream:
+    """A stream that several processes of one machine use at the same time: each of them can submit,
+    read, and run consumers. One of them has the log open and serves the others over a Unix socket.
+    If it ends or is killed, another one takes its place.
+
+    Args:
+        url: a folder or URL, the same in all processes.
+        partitions: as for `open`.
+        name: as for `open`.
+        namespace: as for `open`.
+        serializer: as for `open`. Each process may have its own.
+        socket: the path of the socket; None: in a folder of this user for temporary files, derived
+            from `url`, `namespace` and `name`.
+        serve: this process may serve. With False it waits for another one, such as
+            `imap-wal stream serve`.
+        timeout_s: how long a request may take, with all its repetitions, in seconds.
+        **options: other options of `open`, for the process that serves; the same in all processes.
+
+    Returns:
+        The stream. A submit with `request` is repeated if the connection is lost, and counts once.
+        One without `request` may end with `OutcomeUnknown`.
+
+    Raises:
+        InvalidSetting: an option is not valid, or other users can write to the folder of the
+            socket.
+        WriterLocked: another program has the stream open, and does not serve it.
+        StorageUnavailable: no process answered in time.
+        Others: those of `open`, from a process that could not open the stream.
+    """
+    if not isinstance(serve, bool):
+        raise InvalidSetting(f"serve is {serve!r}; it takes True or False")
+    check_seconds(timeout_s, "timeout_s")
+    place = location(url, options=options.get("storage_options"))
+    if place.url.startswith("memory:"):
+        raise InvalidSetting(
+            "other processes cannot see a memory:// storage; pass a folder or another URL"
+        )
+    for option in ("read_only", "storage", "takeover"):
+        if options.get(option):
+            raise InvalidSetting(f"{option} is an option of imap_wal.stream.open, not of connect")
+    made = serializer_of(serializer) or MsgpackSerializer()
+    endpoint = endpoint_of(url, namespace, name, socket)
+    serving = serving_stream(
+        url, endpoint, partitions=partitions, name=name, namespace=namespace, **options
+    )
+    client = StreamClient(
+        endpoint,
+        timeout_s,
+        serving.patience_s(timeout_s),
+        serving.elect if serve else lambda: None,
+        options.get("randomness") or SystemRandomness(),
+    )
+
+    def end() -> None:
+        client.close()
+        serving.stop()
+
+    try:
+        count = client.ask("partitions")
+        if partitions not in (None, count):
+            raise InvalidSetting(f"the stream has {count} partitions, not {partitions}")
+    except BaseException:
+        with suppress(Exception):
+            end()
+        raise
+    return Stream(
+        place.url, [RemotePartition(number, client, made) for number in range(count)], end
+    )
