@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from imap_wal.checks import check_seconds
 from imap_wal.errors import ImapWalError, InvalidSetting, LostRace, StorageUnavailable
 from imap_wal.stream.marks import Marks
+from imap_wal.stream.shares import ASK_S
 from imap_wal.stream.transaction import Mark, StreamRecord
 
 BATCH = 1000
 """How many transactions share a commit of the consumer."""
+SHARED_LOOK_S = 0.05
+"""How often a process that waits for a partition of another one looks at its mark."""
 LOOK_S = 0.5
 """How often an idle consumer checks whether it was stopped, in seconds."""
 
@@ -46,6 +51,16 @@ class ReadablePartition(Protocol):
     def wait(self, after: int, seconds: float, stop: threading.Event) -> None: ...
 
     def wake(self) -> None: ...
+
+
+class Share(Protocol):
+    """The share of this process of a consumer that several processes run."""
+
+    def ask(self, consumer: str, applied: Sequence[int]) -> list[int]:
+        """The partitions that this process may apply, when it applies these."""
+        ...
+
+    def leave(self, consumer: str) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +108,13 @@ class Consumer:
         on_error: OnError | None = None,
         retries: Retries = RETRIES,
         batch: int = BATCH,
+        share: Share | None = None,
     ) -> None:
+        """`share`: None if this process applies all partitions."""
         self.name, self.marks, self._sources = name, marks, sources
+        self._share = share
+        self._allowed = {source.number for source in sources} if share is None else set[int]()
+        self._applied_now: set[int] = set()
         self._function, self._on_error = function, on_error
         self._retries, self._batch = retries, batch
         self._stopping = threading.Event()
@@ -106,6 +126,9 @@ class Consumer:
             threading.Thread(target=self._run, args=(source,), name=f"consumer-{name}", daemon=True)
             for source in sources
         ]
+        if share is not None:
+            name = f"consumer-{name}-share"
+            self._threads.append(threading.Thread(target=self._ask, name=name, daemon=True))
         for thread in self._threads:
             thread.start()
 
@@ -118,22 +141,29 @@ class Consumer:
     def status(self) -> ConsumerStatus:
         newest = {source.number: source.mark.id for source in self._sources}  # may ask a server
         with self._changed:
-            lag = sum(max(0, newest[number] - at.id) for number, at in self._at.items())
+            lag = sum(max(0, newest[of] - self._at[of].id) for of in self._allowed)
             failure = "" if self._failure is None else _text(self._failure)
             return ConsumerStatus(self._applied, self._skipped, dict(self._at), lag, failure)
 
     def wait(self, mark: Mark, seconds: float) -> bool:
         """Wait until the transaction of the mark is applied. Returns whether it is. Raises the
         error that has stopped the consumer."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._failure is not None or self._at[mark.partition].id >= mark.id, seconds
-            )
-            if self._at[mark.partition].id >= mark.id:
-                return True
-            if self._failure is not None:
-                raise self._failure
-            return False
+        end = time.monotonic() + seconds
+        while True:
+            left = end - time.monotonic()
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._failure is not None or self._at[mark.partition].id >= mark.id,
+                    left if self._share is None else min(left, SHARED_LOOK_S),
+                )
+                if self._at[mark.partition].id >= mark.id:
+                    return True
+                if self._failure is not None:
+                    raise self._failure
+            if left <= 0:
+                return False
+            if mark.partition not in self._allowed:  # another process applies it
+                self._reached(self.marks.load(self.name, mark.partition), 0)
 
     def stop(self) -> None:
         """Returns when no transaction is being applied."""
@@ -149,7 +179,11 @@ class Consumer:
     def _run(self, source: ReadablePartition) -> None:
         pause, left, before = self._retries.pause_s, self._retries.attempts, -1
         while not self._stopping.is_set():
+            if source.number not in self._allowed:
+                self._stopping.wait(LOOK_S)
+                continue
             try:
+                self._applied_now.add(source.number)
                 self._follow(source)
             except Exception as error:  # noqa: BLE001  # it is shown, and raised by `wait`
                 if source.closed or self._stopping.is_set():
@@ -172,6 +206,17 @@ class Consumer:
                     pause, left = min(2 * pause, self._retries.pause_s_max), left - (not passes)
                 else:
                     self._fail(source, error)
+            finally:
+                self._applied_now.discard(source.number)
+
+    def _ask(self) -> None:
+        """Keep the share of this process."""
+        assert self._share is not None
+        while not self._stopping.is_set():
+            with suppress(ImapWalError, OSError):  # no process serves: as before
+                self._allowed = {*self._share.ask(self.name, sorted(self._applied_now))}
+            self._stopping.wait(ASK_S)
+        self._share.leave(self.name)
 
     def _fail(self, source: ReadablePartition, error: Exception) -> None:
         _log.error(
@@ -198,6 +243,8 @@ class Consumer:
                 waiting.append(record)
             if waiting and (record is None or len(waiting) >= self._batch):
                 at, waiting = self._apply(at, waiting), []
+            if source.number not in self._allowed:
+                return
             if record is None:
                 source.wait(at.id, LOOK_S, self._stopping)
 

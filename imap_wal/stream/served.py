@@ -19,13 +19,14 @@ from contextlib import suppress
 from typing import Any
 
 from imap_wal.checks import check_seconds, location
-from imap_wal.clock import Randomness, SystemClock, SystemRandomness
+from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.serializer import MsgpackSerializer, Serializer, SerializerName, serializer_of
 from imap_wal.stream.opening import open as open_stream
 from imap_wal.stream.partition import Partition
-from imap_wal.stream.stream import Stream
+from imap_wal.stream.shares import Shares
+from imap_wal.stream.stream import Stream, check_consumer
 from imap_wal.stream.transaction import (
     Header,
     Logged,
@@ -50,6 +51,7 @@ WAIT_S_MAX = 1.0
 """How long one request waits for a newer transaction."""
 READS_MAX = 64
 """How many reads are kept open for the next request of a consumer."""
+CONSUMERS_MAX = 1000
 TIMEOUT_S = 30.0
 
 
@@ -58,8 +60,11 @@ class ServedStream:
 
     kind = STREAM
 
-    def __init__(self, stream: Stream, partitions: Sequence[Partition]) -> None:
+    def __init__(self, stream: Stream, partitions: Sequence[Partition], clock: Clock) -> None:
         self._stream, self._partitions, self.url = stream, partitions, stream.url
+        self._clock = clock
+        self._shares: dict[str, Shares] = {}
+        """Of each consumer."""
         self.limits = partitions[0].limits
         self._ending = threading.Event()
         self._mutex = threading.Lock()
@@ -113,12 +118,28 @@ class ServedStream:
                 return partition.mark
             case ["archive", int(of)]:
                 return self._partition(of).archive()
+            case ["share", str(consumer), bytes(process), list(applied)] if len(process) == 16:
+                numbers = [self._partition(each).number for each in applied]
+                return self._shares_of(consumer).ask(process, numbers)
+            case ["leave", str(consumer), bytes(process)]:
+                return self._shares_of(consumer).leave(process)
         raise NotUnderstood(f"{request[0]!r} is not a request of version {VERSION}")
 
     def _partition(self, number: Any) -> Partition:
         if type(number) is not int or not 0 <= number < len(self._partitions):
             raise NotUnderstood(f"there is no partition {number!r}")
         return self._partitions[number]
+
+    def _shares_of(self, consumer: str) -> Shares:
+        check_consumer(consumer)
+        with self._mutex:
+            shares = self._shares.get(consumer)
+            if shares is None:
+                if len(self._shares) >= CONSUMERS_MAX:
+                    raise InvalidSetting(f"at most {CONSUMERS_MAX} consumers can be shared")
+                shares = Shares(len(self._partitions), self._clock)
+                self._shares[consumer] = shares
+            return shares
 
     def _batch(self, partition: Partition, after: Mark) -> list[Any]:
         """The next transactions after a mark. The read is kept open for the next batch."""
@@ -170,6 +191,21 @@ class StreamClient(Client):
         mark = Mark(*answer)
         self._marks[mark.partition] = max(mark, self._marks.get(mark.partition, mark))
         return mark
+
+
+class RemoteShare:
+    """The share of this process of a consumer that several processes run."""
+
+    def __init__(self, client: StreamClient, process: bytes) -> None:
+        self._client, self._process = client, process
+
+    def ask(self, consumer: str, applied: Sequence[int]) -> list[int]:
+        """The partitions that this process may apply. Raises the errors of `Client.ask`."""
+        return list(self._client.ask("share", consumer, self._process, applied))
+
+    def leave(self, consumer: str) -> None:
+        """Other processes need not wait until its lease expires. Raises no error."""
+        self._client.tell("leave", consumer, self._process)
 
 
 class RemotePartition:
@@ -231,9 +267,10 @@ def serving_stream(url: Place, endpoint: Endpoint, **options: Any) -> Serving:
 
     def open() -> ServedStream:
         stream = open_stream(url, **options)
-        return ServedStream(stream, stream.writing)
+        return ServedStream(stream, stream.writing, clock)
 
-    return Serving(url, endpoint, options.get("clock") or SystemClock(), open)
+    clock = options.get("clock") or SystemClock()
+    return Serving(url, endpoint, clock, open)
 
 
 def endpoint_of(
@@ -299,12 +336,13 @@ def connect(
     serving = serving_stream(
         url, endpoint, partitions=partitions, name=name, namespace=namespace, **options
     )
+    randomness = options.get("randomness") or SystemRandomness()
     client = StreamClient(
         endpoint,
         timeout_s,
         serving.patience_s(timeout_s),
         serving.elect if serve else lambda: None,
-        options.get("randomness") or SystemRandomness(),
+        randomness,
     )
 
     def end() -> None:
@@ -319,6 +357,5 @@ def connect(
         with suppress(Exception):
             end()
         raise
-    return Stream(
-        place.url, [RemotePartition(number, client, made) for number in range(count)], end
-    )
+    remote = [RemotePartition(number, client, made) for number in range(count)]
+    return Stream(place.url, remote, end, RemoteShare(client, randomness.token()))

@@ -51,7 +51,11 @@ class SqlMarks:
             sql.Column("id", sql.BigInteger, nullable=False),
             sql.Column("position", sql.String(255), nullable=False),
         )
-        self._table.metadata.create_all(engine)
+        try:
+            self._table.metadata.create_all(engine)
+        except sql.exc.DBAPIError:  # another process may have created it meanwhile
+            if not sql.inspect(engine).has_table(table):
+                raise
 
     def load(self, consumer: str, partition: int) -> Mark:
         with self._engine.connect() as connection:

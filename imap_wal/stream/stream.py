@@ -18,6 +18,7 @@ from imap_wal.stream.consumer import (
     OnError,
     ReadablePartition,
     Retries,
+    Share,
 )
 from imap_wal.stream.marks import Marks
 from imap_wal.stream.partition import Partition
@@ -61,9 +62,11 @@ class Stream:
         url: str,
         partitions: Sequence[AnyPartition],
         at_end: Callable[[], object] = lambda: None,
+        share: Share | None = None,
     ) -> None:
-        """`at_end`: called by `close`."""
+        """`at_end`: called by `close`. `share`: with the other processes of the stream."""
         self.url, self._partitions, self._at_end = url, partitions, at_end
+        self._share = share
         self._consumers: dict[str, Consumer] = {}
         self._mutex = threading.Lock()
         self._closed = False
@@ -205,6 +208,7 @@ class Stream:
         on_error: OnError | None = None,
         retries: Retries = RETRIES,
         batch: int = BATCH,
+        shared: bool = False,
     ) -> Callable[[F], F]:
         """A decorator: the function is called for each transaction, in the order of their ids, from
         the stored mark on, until the stream is closed. Each partition has a thread.
@@ -216,10 +220,19 @@ class Stream:
                 passes over it. Otherwise the consumer stops with the error.
             retries: how often a transaction that failed is applied again.
             batch: how many transactions share a commit.
+            shared: with `connect`, the processes that run this consumer share the partitions: each
+                is applied by one of them. Their marks must be in one database or store.
+
+        Raises:
+            InvalidSetting: an argument is not valid, or there is a consumer of this name.
+            Closed: the stream was closed.
         """
         check_consumer(name)
         if not all(hasattr(marks, method) for method in ("load", "apply", "view")):
             raise InvalidSetting(f"marks is {marks!r}; it takes SqlMarks, MapMarks or FileMarks")
+        if shared and self._share is None:
+            raise InvalidSetting("shared=True is for a stream of imap_wal.stream.connect")
+        share = self._share if shared else None
 
         def start(function: F) -> F:
             with self._mutex:
@@ -228,7 +241,7 @@ class Stream:
                 if name in self._consumers:
                     raise InvalidSetting(f"there is a consumer {name!r} already")
                 self._consumers[name] = Consumer(
-                    name, self._partitions, marks, function, on_error, retries, batch
+                    name, self._partitions, marks, function, on_error, retries, batch, share
                 )
             return function
 

@@ -110,6 +110,22 @@ class Client:
             if self.openness.closed:
                 self.close()
 
+    def tell(self, kind: str, *fields: Any) -> None:
+        """Send a request if there is a connection now. Nothing waits for the answer."""
+        with self._mutex:
+            line = next((line for line in self._free if line.connection is not None), None)
+            if line is None:
+                return
+            self._free.remove(line)
+        try:
+            assert line.connection is not None
+            send(line.connection, [next(line.numbers), kind, *fields], self._largest)
+        except OSError:
+            line.close()
+        finally:
+            with self._mutex:
+                self._free.append(line)
+
     def _asked(self, line: ClientLine, request: list[Any], changes: bool, once: bool) -> Any:
         begin = time.monotonic()
         pause, sent = PAUSE_S, False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.faults.mutation import Mutation
 
 _PROCESSES = "tests/stream/test_processes.py"
+_SHARES = "tests/stream/test_shares.py"
 _SERVED = "imap_wal/stream/served.py"
 _PARTITION = "imap_wal/stream/partition.py"
 _READING = "imap_wal/stream/reading.py"
@@ -140,5 +141,26 @@ OF_STREAMS = (
         "            setattr(with_fields, field, value)\n",
         "            setattr(with_fields, field, None)\n",
         f"{_PROCESSES}::test_errors_are_those_of_the_process_that_serves",
+    ),
+    Mutation(
+        "a partition is given away while its process still applies it",
+        "imap_wal/stream/shares.py",
+        "                if number not in applied:\n",
+        "                if True:\n",
+        f"{_SHARES}::test_each_partition_has_one_process_in_the_end",
+    ),
+    Mutation(
+        "a process that has died keeps its partitions",
+        "imap_wal/stream/shares.py",
+        "                if now - seen >= LEASE_S:\n",
+        "                if False:\n",
+        f"{_SHARES}::test_each_partition_has_one_process_in_the_end",
+    ),
+    Mutation(
+        "two processes cannot both create the table of marks",
+        "imap_wal/stream/sql_marks.py",
+        "            if not sql.inspect(engine).has_table(table):\n",
+        "            if True:\n",
+        f"{_CONSUMERS}::test_several_processes_create_the_table_of_marks",
     ),
 )

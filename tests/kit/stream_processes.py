@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ def engine_of(folder: Path, name: str) -> sql.Engine:
     with engine.begin() as connection:
         connection.execute(sql.text("create table if not exists counts (name text, amount int)"))
         connection.execute(sql.text("create table if not exists seen (of int, id int)"))
+        connection.execute(
+            sql.text("create table if not exists applied (of int, id int, who text)")
+        )
     return engine
 
 
@@ -61,4 +65,22 @@ def add(folder: str, name: str, times: int) -> None:
                 print(json.dumps({"begin": request}), file=journal, flush=True)
                 bank.submit(counter, built, marks="counts", request=request)
                 print(json.dumps({"end": request}), file=journal, flush=True)
+    engine.dispose()
+
+
+def follow_shared(folder: str, name: str) -> None:
+    """Run a consumer that several processes share, until there is a file `stop`. Its table has who
+    has applied each transaction."""
+    engine = engine_of(Path(folder), "shared")
+    with connected(Path(folder), partitions=6, serve=False) as bank:
+
+        @bank.consumer("shared", marks=SqlMarks(engine), shared=True)
+        def note(record: StreamRecord, connection: Connection) -> None:
+            connection.execute(
+                sql.text("insert into applied values (:of, :id, :who)"),
+                {"of": record.partition, "id": record.id, "who": name},
+            )
+
+        while not (Path(folder) / "stop").exists():
+            time.sleep(0.05)
     engine.dispose()

@@ -269,6 +269,21 @@ for number in range(int(sys.argv[2]), 10**6):
 """
 
 
+def test_several_processes_create_the_table_of_marks(engine: Engine) -> None:
+    """Another one creates it between the look and the creation. Other errors are raised."""
+    create_all = sql.MetaData.create_all
+
+    def late(metadata: sql.MetaData, bind: Engine) -> None:
+        create_all(metadata, bind)
+        create_all(metadata, bind, checkfirst=False)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sql.MetaData, "create_all", late)
+        assert SqlMarks(engine).load("c", 0) == Mark(0)
+    with pytest.raises(sql.exc.OperationalError):
+        SqlMarks(sql.create_engine("sqlite:////none/of/these.db"))
+
+
 def test_a_kill_between_any_two_steps_loses_and_repeats_nothing(tmp_path: Path) -> None:
     """The author repeats its last request. `kill -9` of the process, with its consumer."""
     last = 1
