@@ -224,6 +224,11 @@ class Log:
         """Raises `OtherHistory` unless the position is of the history of this log."""
         self._log.demand(position)
 
+    def has(self, position: Position) -> bool:
+        """Whether the position is of the history of this log, or of an epoch that is older than all
+        that the log knows."""
+        return self._log.has(position)
+
     @property
     def logs(self) -> ClusterLog:
         """All logs of the cluster."""

@@ -168,6 +168,8 @@ class Consumer:
     def stop(self) -> None:
         """Returns when no transaction is being applied."""
         self._stopping.set()
+        if self._share is not None:
+            self._share.leave(self.name)  # before a wake ends the connection
         for source in self._sources:
             source.wake()
         for thread in self._threads:
@@ -216,7 +218,6 @@ class Consumer:
             with suppress(ImapWalError, OSError):  # no process serves: as before
                 self._allowed = {*self._share.ask(self.name, sorted(self._applied_now))}
             self._stopping.wait(ASK_S)
-        self._share.leave(self.name)
 
     def _fail(self, source: ReadablePartition, error: Exception) -> None:
         _log.error(

@@ -329,15 +329,10 @@ class Partition:
         return settings.ring_bytes, settings.max_value_bytes
 
     def has(self, mark: Mark) -> bool:
-        """Whether the log has the transaction of a mark. Raises `StorageUnavailable`."""
+        """Whether the log has the transaction of a mark, or cannot know it any more."""
         if mark.id > self.mark.id:
             return False
-        try:
-            if mark.position:
-                self._ready().log.demand(Position.parse(mark.position))
-        except OtherHistory:
-            return False
-        return True
+        return not mark.position or self._opened.log.has(Position.parse(mark.position))
 
     def wait(self, after: int, seconds: float, stop: threading.Event) -> None:
         """Wait until there is an acknowledged transaction after this id, or `stop` is set before

@@ -23,6 +23,7 @@ from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.serializer import MsgpackSerializer, Serializer, SerializerName, serializer_of
+from imap_wal.settings import choose
 from imap_wal.stream.opening import open as open_stream
 from imap_wal.stream.partition import Partition
 from imap_wal.stream.shares import Shares
@@ -51,7 +52,12 @@ WAIT_S_MAX = 1.0
 """How long one request waits for a newer transaction."""
 READS_MAX = 64
 """How many reads are kept open for the next request of a consumer."""
+IDLE_S = 10.0
+"""A read that was not continued for so long is closed."""
+SLOW_S, LATE_MAX = 1.0, 8
 CONSUMERS_MAX = 1000
+_NO_SETTINGS = ("lock_table_bytes", "wal_dir", "storage_options", "clock", "randomness")
+"""Options of `open` besides its settings."""
 TIMEOUT_S = 30.0
 
 
@@ -68,11 +74,18 @@ class ServedStream:
         self.limits = partitions[0].limits
         self._ending = threading.Event()
         self._mutex = threading.Lock()
-        self._reads: OrderedDict[Mark, Iterator[Logged | None]] = OrderedDict()
+        self._reads: OrderedDict[Mark, tuple[float, Iterator[Logged | None]]] = OrderedDict()
+        """Where it continues → when it was used, and the read."""
+        self._late: dict[Mark, list[Any]] = {}
+        """Answers that took long, by the mark that was asked for."""
 
     def lacks(self, acknowledged: Any) -> bool:
+        """`acknowledged`: how many partitions it had, and marks."""
         try:
-            marks = [_mark(number, at) for number, *at in acknowledged]
+            count, newest = acknowledged
+            if count and count != len(self._partitions):
+                return True
+            marks = [_mark(number, at) for number, *at in newest]
             return any(not self._partition(mark.partition).has(mark) for mark in marks)
         except (TypeError, ValueError):
             raise NotUnderstood("the first message is not a hello of a stream") from None
@@ -112,9 +125,9 @@ class ServedStream:
                 return self._partition(of).mark
             case ["read", int(of), at]:
                 return self._batch(self._partition(of), _mark(of, at))
-            case ["wait", int(of), int(after), int() | float() as seconds]:
+            case ["wait", int(of), int(after), int() | float() as seconds] if seconds >= 0:
                 partition = self._partition(of)
-                partition.wait(after, min(max(seconds, 0.0), WAIT_S_MAX), self._ending)
+                partition.wait(after, min(seconds, WAIT_S_MAX), self._ending)
                 return partition.mark
             case ["archive", int(of)]:
                 return self._partition(of).archive()
@@ -143,9 +156,14 @@ class ServedStream:
 
     def _batch(self, partition: Partition, after: Mark) -> list[Any]:
         """The next transactions after a mark. The read is kept open for the next batch."""
+        begin = self._clock.monotonic()
         with self._mutex:
-            read = self._reads.pop(after, None)
-        read = partition.logged(after) if read is None else read
+            late = self._late.pop(after, None)
+            if late is not None:
+                return late
+            _, read = self._reads.pop(after, (0.0, partition.logged(after)))
+            for of in [of for of, (used, _) in self._reads.items() if begin - used > IDLE_S]:
+                del self._reads[of]
         answer: list[Any] = []
         size = 0
         for logged in read:
@@ -156,8 +174,13 @@ class ServedStream:
             if len(answer) >= BATCH or size >= PART_BYTES:
                 break
         end = Mark(after.partition, answer[-1][0], answer[-1][3]) if answer else after
+        now = self._clock.monotonic()
         with self._mutex:
-            self._reads[end] = read
+            self._reads[end] = now, read
+            if now - begin > SLOW_S:  # its author may have stopped waiting, and asks again
+                self._late[after] = answer
+                while len(self._late) > LATE_MAX:
+                    self._late.pop(next(iter(self._late)))
             if len(self._reads) > READS_MAX:
                 self._reads.popitem(last=False)
         return answer
@@ -177,19 +200,26 @@ class StreamClient(Client):
         endpoint: Endpoint,
         timeout_s: float,
         patience_s: float,
-        elect: Callable[[], object],
+        elect: Callable[[], bool],
         randomness: Randomness,
     ) -> None:
         super().__init__(STREAM, endpoint, timeout_s, patience_s, elect, randomness)
+        self.wait_s = timeout_s / 2
+        """How long a request may wait for a newer transaction."""
         self._marks: dict[int, Mark] = {}
-        """The newest transaction of each partition that was acknowledged to this process."""
+        """The newest transaction of each partition that was acknowledged to this process. One with
+        a position counts more: an older copy may have as many transactions."""
+        self.partitions = 0
+        """How many there are; 0: not known yet."""
 
-    def acknowledged(self) -> list[Mark]:
-        return list(self._marks.values())
+    def acknowledged(self) -> Any:
+        return self.partitions, list(self._marks.values())
 
     def noted(self, client: bytes, number: int, answer: Any) -> Mark:
         mark = Mark(*answer)
-        self._marks[mark.partition] = max(mark, self._marks.get(mark.partition, mark))
+        known = self._marks.get(mark.partition)
+        if known is None or (mark.id >= known.id and (mark.position or not known.position)):
+            self._marks[mark.partition] = mark
         return mark
 
 
@@ -246,10 +276,10 @@ class RemotePartition:
 
     def wait(self, after: int, seconds: float, stop: threading.Event) -> None:
         if not stop.is_set():
-            self._client.ask("wait", self.number, after, seconds)
+            self._client.ask("wait", self.number, after, min(seconds, self._client.wait_s))
 
     def wake(self) -> None:
-        """A wait ends soon by itself."""
+        self._client.end()
 
     def archive(self) -> int:
         return int(self._client.ask("archive", self.number))
@@ -331,6 +361,7 @@ def connect(
     for option in ("read_only", "storage", "takeover"):
         if options.get(option):
             raise InvalidSetting(f"{option} is an option of imap_wal.stream.open, not of connect")
+    choose({name: value for name, value in options.items() if name not in _NO_SETTINGS}, ())
     made = serializer_of(serializer) or MsgpackSerializer()
     endpoint = endpoint_of(url, namespace, name, socket)
     serving = serving_stream(
@@ -341,7 +372,7 @@ def connect(
         endpoint,
         timeout_s,
         serving.patience_s(timeout_s),
-        serving.elect if serve else lambda: None,
+        serving.elect if serve else lambda: False,
         randomness,
     )
 
@@ -350,7 +381,7 @@ def connect(
         serving.stop()
 
     try:
-        count = client.ask("partitions")
+        count = client.partitions = client.ask("partitions")
         if partitions not in (None, count):
             raise InvalidSetting(f"the stream has {count} partitions, not {partitions}")
     except BaseException:

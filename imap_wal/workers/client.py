@@ -61,12 +61,13 @@ class Client:
         endpoint: Endpoint,
         timeout_s: float,
         patience_s: float,
-        elect: Callable[[], object],
+        elect: Callable[[], bool],
         randomness: Randomness,
     ) -> None:
         self._patience_s, self._randomness = patience_s, randomness
         self._endpoint, self._timeout_s, self._elect = endpoint, timeout_s, elect
         self._free: list[ClientLine] = []
+        self._busy: set[ClientLine] = set()
         self._mutex = threading.Lock()
         self.max_value_bytes = 0
         self._largest = HELLO_BYTES_MAX
@@ -93,11 +94,13 @@ class Client:
             StorageUnavailable: there was no answer in time; nothing was changed.
             Fenced: the log lacks changes that it acknowledged to this process.
         """
-        self.openness.check()
         if self._fenced is not None:
+            self.openness.check()
             raise self._fenced
         with self._mutex:
+            self.openness.check()  # with the lock: `end` sees each busy connection
             line = self._free.pop() if self._free else ClientLine(self._randomness.token())
+            self._busy.add(line)
         try:
             return self._asked(line, [next(line.numbers), kind, *fields], changes, once)
         except BaseException as error:
@@ -106,6 +109,7 @@ class Client:
             raise
         finally:
             with self._mutex:
+                self._busy.discard(line)
                 self._free.append(line)
             if self.openness.closed:
                 self.close()
@@ -126,21 +130,34 @@ class Client:
             with self._mutex:
                 self._free.append(line)
 
+    def end(self) -> None:
+        """Requests that wait fail soon, also if the process that serves does not answer."""
+        self.openness.end()
+        with self._mutex:
+            connections = [line.connection for line in self._busy]
+        for connection in connections:
+            if connection is not None:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
     def _asked(self, line: ClientLine, request: list[Any], changes: bool, once: bool) -> Any:
-        begin = time.monotonic()
+        end = time.monotonic() + self._timeout_s
         pause, sent = PAUSE_S, False
         refused_since = 0.0
         failure: Exception | None = None
-        while (left := begin + self._timeout_s - time.monotonic()) > 0:
-            if not sent:
+        while (left := end - time.monotonic()) > 0:
+            if not (sent and changes):
                 self.openness.check()
+            elif self.openness.closed:
+                break
             try:
                 connection = self._connected(line, left)
                 refused_since = 0.0
                 connection.settimeout(left)
-                sent = True
                 line.has_record |= changes
+                # After an error here, the process that serves has not got the whole message.
                 send(connection, request, self._largest)
+                sent = True
                 answer = self._answer(connection, request[0])
                 if not changes:
                     return answer
@@ -152,6 +169,9 @@ class Client:
                     text = f"the change may be in the log: {error}"
                     raise OutcomeUnknown(text) from self._fenced
                 raise self._fenced from None
+            except _Elected as elected:
+                end += elected.seconds
+                continue
             except OSError as error:
                 failure = error
                 line.close()
@@ -188,8 +208,10 @@ class Client:
         try:
             connection = self._endpoint.connect(left_s)
         except (FileNotFoundError, ConnectionRefusedError) as error:
+            begin = time.monotonic()
             try:
-                self._elect()
+                if self._elect():
+                    raise _Elected(time.monotonic() - begin) from None
             except ImapWalError as refused:
                 raise _Refused(refused) from refused
             raise error
@@ -201,12 +223,20 @@ class Client:
                 raise _Replaced(fields[0])
             if kind == "other":
                 raise InvalidSetting(fields[0])
+            if kind == "failed":
+                reason = error_of(*fields)
+                if not isinstance(reason, ImapWalError):
+                    reason = StorageUnavailable(str(reason))
+                raise _Refused(reason)
             _, _, largest, max_value = fields
             self._largest, self.max_value_bytes = largest, max_value
         except BaseException:
             connection.close()
             raise
-        line.connection = connection
+        with self._mutex:
+            if self.openness.closed:
+                connection.close()
+            line.connection = connection
         return connection
 
     def _answer(self, connection: socket.socket, number: int) -> Any:
@@ -236,12 +266,21 @@ class Client:
         """Called before these connections are closed."""
 
 
+class _Elected(Exception):  # never shown
+    """This process serves now. Opening the log took so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
 class _Replaced(Exception):  # an answer, never shown
     """The log that is served lacks changes that it acknowledged to this process."""
 
 
 class _Refused(Exception):  # an answer, never shown
-    """This process could not open the log to serve it. `may_pass`: perhaps it can soon."""
+    """This process could not open the log to serve it, or another one cannot serve this process.
+    `may_pass`: perhaps it can soon."""
 
     def __init__(self, cause: ImapWalError) -> None:
         super().__init__(str(cause))

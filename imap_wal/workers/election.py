@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 from imap_wal.checks import location
 from imap_wal.clock import Clock
+from imap_wal.errors import Closed
 from imap_wal.workers.endpoint import Endpoint
 from imap_wal.workers.server import Served, Server
 from imap_wal.write.opening import holder_text
@@ -33,6 +34,7 @@ class Serving:
         self.url = str(location(url))
         self._mutex = threading.Lock()
         self._process = os.getpid()
+        self._ended = False
         self.server: Server | None = None
         _serving.add(self)
 
@@ -56,6 +58,8 @@ class Serving:
         """Serve, unless another process does. Returns whether this process serves now. Raises the
         errors of opening the log."""
         with self._mutex:
+            if self._ended:
+                raise Closed("this was closed; connect again")
             if self.is_serving:
                 return True
             try:
@@ -75,9 +79,15 @@ class Serving:
             return True
 
     def stop(self) -> None:
-        """Serve no longer. Safe to call twice. Raises the errors of closing the log."""
-        if self.server is not None and os.getpid() == self._process:
-            self.server.stop()
+        """Serve no longer, also not later. Safe to call twice. Raises the errors of closing the
+        log."""
+        self._ended = True
+        if os.getpid() != self._process:
+            return
+        with self._mutex:  # a request of another thread may just be opening the log
+            server = self.server
+        if server is not None:
+            server.stop()
 
 
 _serving: WeakSet[Serving] = WeakSet()

@@ -42,7 +42,7 @@ class MapClient(Client):
         endpoint: Endpoint,
         timeout_s: float,
         patience_s: float,
-        elect: Callable[[], object],
+        elect: Callable[[], bool],
         randomness: Randomness,
     ) -> None:
         super().__init__(MAPS, endpoint, timeout_s, patience_s, elect, randomness)

@@ -4,9 +4,9 @@ A map is [name, label]; the label is that of its serializer, "" if the client pa
 values are as the log has them. Several operations are one request, so that the tasks of a
 process share it: ["change" or "read", maps, operations]. In an operation, a map is its place among
 `maps`. The answer of reads is a list of values. That of changes is [place, results], a result being
-[answer] or [class, text, fields]; `place`: that of the record of the request in the log, 0 without
-one that is durable. The hello has the newest record of the process, of any of its sockets: [place,
-client, number of the request].
+[answer] or [class, text, attributes]; `place`: that of the record of the request in the log, 0
+without one that is durable. The hello has the newest record of the process, of any of its sockets:
+[place, client, number of the request].
 """
 
 from __future__ import annotations

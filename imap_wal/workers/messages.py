@@ -2,10 +2,10 @@
 
     hello     ["hello", VERSION, client, kind, acknowledged]    client: 16 random bytes for each
               socket; kind: what it expects there, such as maps
-    welcome   ["welcome", VERSION, pid, largest message, largest value], or ["replaced" or "other",
-              text]
+    welcome   ["welcome", VERSION, pid, largest message, largest value], or ["replaced", text],
+              ["other", text], ["failed", class, text, attributes]
     request   [number, kind, …]                           one at a time on each socket
-    answer    [number, "ok", value] or [number, "error", class, text, fields];
+    answer    [number, "ok", value] or [number, "error", class, text, attributes];
               before it, any number of [number, "part", value]
 
 `acknowledged` is what the log must have because it was acknowledged to this process; what it is
@@ -22,7 +22,7 @@ from typing import Any
 import msgpack
 
 from imap_wal import errors
-from imap_wal.errors import ImapWalError, TooLarge
+from imap_wal.errors import ImapWalError, StorageUnavailable, TooLarge
 
 VERSION = 1
 HELLO_BYTES_MAX = 256 * 1024
@@ -94,33 +94,30 @@ def read_hello(message: list[Any]) -> tuple[bytes, str, Any]:
 # ---- errors ----
 
 _BUILT_IN: Mapping[str, type[Exception]] = {"TypeError": TypeError, "ValueError": ValueError}
-_FROM_TEXT = (
-    *("NotAppended", "NotSerializable", "TooLarge", "OutcomeUnknown", "Fenced", "LostRace"),
-    *("Closed", "MissingNode", "InvalidSetting", "StorageUnavailable"),
-)
-_WITH_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "Conflict": ("lock", "partition", "newest", "seen"),
-    "PositionGone": ("asked", "oldest"),
-    "OtherHistory": ("asked", "oldest"),
-}
+_TEXT_MAX = 1000
+"""A longer attribute of an error, such as the value that cannot be read, is cut."""
 
 
 def error_fields(error: Exception) -> list[Any]:
-    """The class, the text and the attributes of an error."""
-    name = type(error).__name__
-    values = [getattr(error, field) for field in _WITH_FIELDS.get(name, ())]
-    return [name, str(error), values]
+    """The class, the text and the plain attributes of an error."""
+    if isinstance(error, OSError):
+        error = StorageUnavailable(str(error))
+    attributes = {
+        name: value[:_TEXT_MAX] if isinstance(value, str | bytes) else value
+        for name, value in vars(error).items()
+        if type(value) in (str, bytes, int, bool)
+    }
+    return [type(error).__name__, str(error), attributes]
 
 
-def error_of(name: Any, text: Any, values: Any = ()) -> Exception:
+def error_of(name: Any, text: Any, attributes: Any = None) -> Exception:
     """The error of an answer."""
-    if name in _FROM_TEXT:
-        made: Exception = getattr(errors, name)(str(text))
-        return made
-    if name in _WITH_FIELDS and len(values) == len(_WITH_FIELDS[name]):
-        kind: type[ImapWalError] = getattr(errors, name)
-        with_fields = kind.__new__(kind, str(text))
-        for field, value in zip(_WITH_FIELDS[name], values, strict=True):
-            setattr(with_fields, field, value)
-        return with_fields
-    return _BUILT_IN.get(name, ImapWalError)(str(text))
+    if name == NotUnderstood.__name__:
+        return NotUnderstood(str(text))
+    kind = getattr(errors, str(name), None)
+    if not (isinstance(kind, type) and issubclass(kind, ImapWalError)):
+        return _BUILT_IN.get(name, ImapWalError)(str(text))
+    made = kind.__new__(kind, str(text))
+    made.args = (str(text),)
+    vars(made).update(attributes or {})
+    return made

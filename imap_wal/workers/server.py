@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from imap_wal.errors import ImapWalError
+from imap_wal.errors import ImapWalError, StorageUnavailable
 from imap_wal.workers.endpoint import Endpoint, Sockets, is_same_user
 from imap_wal.workers.messages import (
     ANSWER_BYTES_MAX,
@@ -149,9 +149,28 @@ class Server:
                 if accepted:
                     self._connections.add(connection)
                     self._threads.add(thread)
-                    thread.start()  # with the lock: `stop` cannot join a thread before its start
+                    # With the lock: `stop` cannot join a thread before its start.
+                    accepted = self._started(thread, connection)
             if not accepted:
+                if full and not self._stopping:
+                    self._refuse(connection)
                 connection.close()
+
+    def _started(self, thread: threading.Thread, connection: socket.socket) -> bool:
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no more threads
+            _log.error("a connection was closed: %s", error)
+            self._connections.discard(connection)
+            self._threads.discard(thread)
+            return False
+        return True
+
+    def _refuse(self, connection: socket.socket) -> None:
+        text = f"the process that serves {self.served.url} has {CONNECTIONS_MAX} connections"
+        connection.settimeout(1)
+        with suppress(OSError):
+            send(connection, ["failed", *error_fields(StorageUnavailable(text))], ANSWER_BYTES_MAX)
 
     def _forget(self, connection: socket.socket, thread: threading.Thread) -> None:
         connection.close()
@@ -187,7 +206,14 @@ class Server:
             send(connection, ["other", text], ANSWER_BYTES_MAX)
             return
         largest, _ = served.limits
-        if served.lacks(acknowledged):
+        try:
+            lacks = served.lacks(acknowledged)
+        except ImapWalError as error:
+            if isinstance(error, NotUnderstood):
+                raise
+            send(connection, ["failed", *error_fields(error)], ANSWER_BYTES_MAX)
+            return
+        if lacks:
             text = (
                 f"the log at {served.url} lacks changes that it acknowledged to this process: its "
                 "folder was replaced by an older copy. Stop all processes, and bring the former "
@@ -232,7 +258,8 @@ class Server:
 
         try:
             answer = self.served.answer(client, number, fields, in_parts)
-        except NotUnderstood:
+        except NotUnderstood as error:
+            send(connection, [number, "error", *error_fields(error)], ANSWER_BYTES_MAX)
             raise
         except Exception as error:  # noqa: BLE001  # the client gets it
             if self.served.failure is not None or self.served.closed:

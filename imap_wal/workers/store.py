@@ -111,7 +111,7 @@ class ConnectedStore(Store):
         serves: bool,
     ) -> None:
         self._serving, self.url = serving, serving.url
-        elect: Callable[[], object] = serving.elect if serves else lambda: None
+        elect: Callable[[], bool] = serving.elect if serves else lambda: False
         self._client = MapClient(
             endpoint,
             timeout_s,

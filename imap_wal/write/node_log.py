@@ -30,6 +30,7 @@ from imap_wal.errors import (
     LogError,
     LostRace,
     NotAppended,
+    OtherHistory,
     StorageUnavailable,
 )
 from imap_wal.format import Position, SegmentHeader
@@ -124,6 +125,17 @@ class NodeLog:
         """A position without its id. Raises `OtherHistory` if it is of another history; not if it
         was forgotten because what followed it was removed before this open."""
         return epochs.demand(self._epochs, position, str(self), self._removed)
+
+    def has(self, position: Position) -> bool:
+        """Whether a position is of this history, or of an epoch that is older than all that the log
+        knows."""
+        if position.epoch < min((epoch.number for epoch in self._epochs), default=0):
+            return True
+        try:
+            self.demand(position)
+        except OtherHistory:
+            return False
+        return True
 
     # ---- writing ----
 

@@ -417,6 +417,7 @@ def test_nonsense_ends_no_server(stores: Callable[..., Any], tmp_path: Path) -> 
             messages.send(raw, ["hello", 1, b"x" * 16, "maps", RECORD], 1000)
             messages.receive(raw, 1000)
             messages.send(raw, [1, *request], 1000)
+            assert messages.receive(raw, 1000)[1:3] == ["error", "NotUnderstood"]
             demand_end(raw)
     assert dict(m.items()) == {"a": 1} and store.is_serving
 

@@ -65,7 +65,7 @@ OF_PROCESSES = (
     Mutation(
         "a process continues in a log that lost what it acknowledged to it",
         "imap_wal/workers/server.py",
-        "        if served.lacks(acknowledged):\n",
+        "        if lacks:\n",
         "        if False:\n",
         f"{_COPIES}::test_a_log_that_lost_acknowledged_changes_is_noticed[short]",
     ),

@@ -124,8 +124,8 @@ OF_STREAMS = (
     Mutation(
         "the next batch of a read begins where the last one did",
         _SERVED,
-        "            self._reads[end] = read\n",
-        "            self._reads[after] = read\n",
+        "            self._reads[end] = now, read\n",
+        "            self._reads[after] = now, read\n",
         f"{_PROCESSES}::test_long_reads_have_each_transaction_once",
     ),
     Mutation(
@@ -138,8 +138,8 @@ OF_STREAMS = (
     Mutation(
         "an error of the process that serves has no attributes",
         "imap_wal/workers/messages.py",
-        "            setattr(with_fields, field, value)\n",
-        "            setattr(with_fields, field, None)\n",
+        "    vars(made).update(attributes or {})\n",
+        "",
         f"{_PROCESSES}::test_errors_are_those_of_the_process_that_serves",
     ),
     Mutation(
@@ -162,5 +162,55 @@ OF_STREAMS = (
         "            if not sql.inspect(engine).has_table(table):\n",
         "            if True:\n",
         f"{_CONSUMERS}::test_several_processes_create_the_table_of_marks",
+    ),
+    Mutation(
+        "the time of an open counts as that of the request",
+        "imap_wal/workers/client.py",
+        "                end += elected.seconds\n",
+        "                pass\n",
+        f"{_PROCESSES}::test_a_slow_open_takes_no_time_of_a_request",
+    ),
+    Mutation(
+        "a request that could not be sent counts as sent",
+        "imap_wal/workers/client.py",
+        "                send(connection, request, self._largest)\n                sent = True\n",
+        "                sent = True\n                send(connection, request, self._largest)\n",
+        f"{_PROCESSES}::test_a_broken_idle_connection_is_no_doubt",
+    ),
+    Mutation(
+        "a stream that was closed is served by a late request",
+        "imap_wal/workers/election.py",
+        "        with self._mutex:  # a request of another thread may just be opening the log\n"
+        "            server = self.server\n",
+        "        server = self.server\n",
+        f"{_PROCESSES}::test_a_closed_stream_serves_no_more",
+    ),
+    Mutation(
+        "an epoch that the log forgot is another history",
+        "imap_wal/write/node_log.py",
+        "        if position.epoch < min((epoch.number for epoch in self._epochs), default=0):\n",
+        "        if False:\n",
+        f"{_PROCESSES}::test_a_mark_of_a_forgotten_epoch_is_no_older_copy",
+    ),
+    Mutation(
+        "a mark without a position replaces one with it",
+        _SERVED,
+        "(mark.id >= known.id and (mark.position or not known.position))",
+        "mark.id >= known.id",
+        f"{_PROCESSES}::test_an_older_copy_is_noticed_after_a_repeated_request",
+    ),
+    Mutation(
+        "a stream with another number of partitions is taken for the same",
+        _SERVED,
+        "            if count and count != len(self._partitions):\n",
+        "            if False:\n",
+        f"{_PROCESSES}::test_a_stream_with_other_partitions_is_another_one",
+    ),
+    Mutation(
+        "a close waits for a server that does not answer",
+        _SERVED,
+        "        self._client.end()\n",
+        "        pass\n",
+        f"{_PROCESSES}::test_a_close_does_not_wait_for_a_server",
     ),
 )

@@ -159,7 +159,7 @@ def test_a_publication_beside_a_prune_names_no_missing_file(
 ) -> None:
     """At any operation of a publication, another process rewrites, and a prune has decided what to
     delete. It deletes at the end of the publication."""
-    for at in range(1, 80, sparse(3)):
+    for at in range(1, 80):
         store = MemoryStore(f"{memory.url}-{at}")
         log = begin(store)
         run(store)
