@@ -125,10 +125,10 @@ def process_state() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_segments() -> Iterator[None]:
-    """A file system in memory clears the space that a segment reserves: 20 ms of a processor for
-    each open of a log. With `TMPDIR=/dev/shm`, as in `make test`, the space of a segment of the
-    default size is a hole in its file."""
+def sparse_segments() -> Iterator[None]:
+    """In /dev/shm, `posix_fallocate` fills the reserved space with zeros, which takes 20 ms of
+    processor time at each open of a log. So with `TMPDIR=/dev/shm`, as in `make test`, segments of
+    the default size are sparse files."""
     if not tempfile.gettempdir().startswith("/dev/shm"):
         yield
         return

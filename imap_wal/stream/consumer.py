@@ -25,7 +25,8 @@ from imap_wal.stream.transaction import Mark, StreamRecord
 BATCH = 1000
 """How many transactions share a commit of the consumer."""
 SHARED_LOOK_S = 0.05
-"""How often a process that waits for a partition of another one looks at its mark."""
+"""The interval in seconds at which a process looks at the mark of a partition that another one
+applies, while it waits for it."""
 LOOK_S = 0.5
 """How often an idle consumer checks whether it was stopped, in seconds."""
 
@@ -54,10 +55,10 @@ class ReadablePartition(Protocol):
 
 
 class Share(Protocol):
-    """The share of this process of a consumer that several processes run."""
+    """Which partitions of a shared consumer this process applies."""
 
     def ask(self, consumer: str, applied: Sequence[int]) -> list[int]:
-        """The partitions that this process may apply, when it applies these."""
+        """The partitions that it may apply. `applied`: those that it applies now."""
         ...
 
     def leave(self, consumer: str) -> object: ...
@@ -86,8 +87,9 @@ RETRIES = Retries()
 class ConsumerStatus:
     """`applied`, `skipped`: transactions since it was started. `marks`: the last one that it has
     applied in each partition. `lag`: how many acknowledged transactions are not applied; of a
-    stream with `read_only`, of those that it has read. `failure`: why it stopped; "" while it
-    runs."""
+    stream with `read_only`, of those that it has read. With `shared=True`, `applied`, `skipped` and
+    `lag` are of the partitions that this process applies; `marks` of others may be old. `failure`:
+    why it stopped; "" while it runs."""
 
     applied: int
     skipped: int
@@ -165,11 +167,15 @@ class Consumer:
             if mark.partition not in self._allowed:  # another process applies it
                 self._reached(self.marks.load(self.name, mark.partition), 0)
 
+    def leave(self) -> None:
+        """Give the partitions to other processes, before `stop`."""
+        self._stopping.set()
+        if self._share is not None:
+            self._share.leave(self.name)
+
     def stop(self) -> None:
         """Returns when no transaction is being applied."""
         self._stopping.set()
-        if self._share is not None:
-            self._share.leave(self.name)  # before a wake ends the connection
         for source in self._sources:
             source.wake()
         for thread in self._threads:

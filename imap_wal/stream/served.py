@@ -20,7 +20,7 @@ from typing import Any
 
 from imap_wal.checks import check_seconds, location
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.errors import InvalidSetting
+from imap_wal.errors import InvalidSetting, WriterLocked
 from imap_wal.format import Position
 from imap_wal.serializer import MsgpackSerializer, Serializer, SerializerName, serializer_of
 from imap_wal.settings import choose
@@ -54,9 +54,12 @@ READS_MAX = 64
 """How many reads are kept open for the next request of a consumer."""
 IDLE_S = 10.0
 """A read that was not continued for so long is closed."""
-SLOW_S, LATE_MAX = 1.0, 8
+SLOW_S = 1.0
+"""A batch that took longer is kept: the client may have stopped waiting, and asks again."""
+LATE_MAX = 8
+"""How many such batches are kept."""
 CONSUMERS_MAX = 1000
-_NO_SETTINGS = ("lock_table_bytes", "wal_dir", "storage_options", "clock", "randomness")
+_OTHER_OPTIONS = ("lock_table_bytes", "wal_dir", "storage_options", "clock", "randomness")
 """Options of `open` besides its settings."""
 TIMEOUT_S = 30.0
 
@@ -80,7 +83,8 @@ class ServedStream:
         """Answers that took long, by the mark that was asked for."""
 
     def lacks(self, acknowledged: Any) -> bool:
-        """`acknowledged`: how many partitions it had, and marks."""
+        """`acknowledged`: how many partitions the client knows (0: not known yet), and the newest
+        mark of each that it was given."""
         try:
             count, newest = acknowledged
             if count and count != len(self._partitions):
@@ -224,7 +228,7 @@ class StreamClient(Client):
 
 
 class RemoteShare:
-    """The share of this process of a consumer that several processes run."""
+    """Which partitions of a shared consumer this process applies."""
 
     def __init__(self, client: StreamClient, process: bytes) -> None:
         self._client, self._process = client, process
@@ -279,6 +283,7 @@ class RemotePartition:
             self._client.ask("wait", self.number, after, min(seconds, self._client.wait_s))
 
     def wake(self) -> None:
+        """The stream is being closed: requests of all partitions end."""
         self._client.end()
 
     def archive(self) -> int:
@@ -296,7 +301,11 @@ def serving_stream(url: Place, endpoint: Endpoint, **options: Any) -> Serving:
     """The election of the process that serves the stream of a URL. `options`: of `open`."""
 
     def open() -> ServedStream:
-        stream = open_stream(url, **options)
+        try:
+            stream = open_stream(url, **options)
+        except WriterLocked as error:
+            advice = "let that program use imap_wal.stream.connect, or stop it"
+            raise WriterLocked(error.node, error.holder, advice) from None
         return ServedStream(stream, stream.writing, clock)
 
     clock = options.get("clock") or SystemClock()
@@ -331,12 +340,13 @@ def connect(
         partitions: as for `open`.
         name: as for `open`.
         namespace: as for `open`.
-        serializer: as for `open`. Each process may have its own.
+        serializer: as for `open`. The process that serves does not use it.
         socket: the path of the socket; None: in a folder of this user for temporary files, derived
             from `url`, `namespace` and `name`.
         serve: this process may serve. With False it waits for another one, such as
             `imap-wal stream serve`.
-        timeout_s: how long a request may take, with all its repetitions, in seconds.
+        timeout_s: how long one message to the process that serves may take, with all its
+            repetitions, in seconds.
         **options: other options of `open`, for the process that serves; the same in all processes.
 
     Returns:
@@ -361,7 +371,7 @@ def connect(
     for option in ("read_only", "storage", "takeover"):
         if options.get(option):
             raise InvalidSetting(f"{option} is an option of imap_wal.stream.open, not of connect")
-    choose({name: value for name, value in options.items() if name not in _NO_SETTINGS}, ())
+    choose({name: value for name, value in options.items() if name not in _OTHER_OPTIONS}, ())
     made = serializer_of(serializer) or MsgpackSerializer()
     endpoint = endpoint_of(url, namespace, name, socket)
     serving = serving_stream(

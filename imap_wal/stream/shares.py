@@ -4,9 +4,8 @@
     too much                     it ends the batch, and says next time that it applies less
     too little                   it gets partitions that no process applies
 
-The shares are in memory. A partition that two processes apply for a moment, because a process was
-stopped or another one serves now, is no fault: each replaces the mark of the consumer with a
-condition on the former one.
+The shares are in memory. If two processes apply one partition for a moment, because a process was
+stopped or another one serves now, marks in a database or a map let each transaction count once.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from imap_wal.clock import Clock
 LEASE_S = 5.0
 """A process that has not asked for this long loses its partitions."""
 ASK_S = 1.0
-"""How often a process asks."""
+"""The interval in seconds at which a process asks."""
 
 
 class Shares:
@@ -33,7 +32,7 @@ class Shares:
         self._owners: dict[int, bytes] = {}
 
     def ask(self, process: bytes, applied: Iterable[int]) -> list[int]:
-        """What a process may apply that applies these partitions now."""
+        """The partitions that a process may apply. `applied`: those that it applies now."""
         now, applied = self._clock.monotonic(), {*applied}
         with self._mutex:
             self._seen[process] = now
@@ -41,7 +40,7 @@ class Shares:
                 if now - seen >= LEASE_S:
                     self._forget(other)
             for number in applied & {*self._partitions}:
-                self._owners.setdefault(number, process)  # another process has served before
+                self._owners.setdefault(number, process)  # the former server gave it this partition
             own = [number for number in self._partitions if self._owners.get(number) == process]
             most = -(-len(self._partitions) // len(self._seen))
             for number in own[most:]:

@@ -113,7 +113,9 @@ class Stream:
             OtherHistory: the log does not have what the view has; nothing was appended.
             NotAppended: nothing was appended.
             OutcomeUnknown: it may be in the log. With `request`, submit it again.
-            Fenced: another process writes this partition.
+            Fenced: another process writes this partition; with `connect`, or the log lacks what it
+                acknowledged to this process.
+            StorageUnavailable: with `connect`: no process answered; nothing was appended.
             ReadOnly: the stream was opened with `read_only=True`.
             InvalidSetting: an argument is missing, or there is no such consumer.
             Closed: the stream was closed.
@@ -210,8 +212,9 @@ class Stream:
         batch: int = BATCH,
         shared: bool = False,
     ) -> Callable[[F], F]:
-        """A decorator: the function is called for each transaction, in the order of their ids, from
-        the stored mark on, until the stream is closed. Each partition has a thread.
+        """A decorator: the function is called for each transaction of the partitions that this
+        process applies, in the order of their ids, from the stored mark on, until the stream is
+        closed. Each partition has a thread.
 
         Args:
             name: of the consumer, under which its marks are stored.
@@ -253,9 +256,9 @@ class Stream:
         return {name: consumer.status for name, consumer in list(self._consumers.items())}
 
     def wait(self, consumer: str, mark: Mark, timeout_s: float = 30.0) -> bool:
-        """Wait until a consumer of this process has applied a transaction, for `timeout_s` at most.
-        Returns whether it has. Raises the error that has stopped the consumer, and
-        `InvalidSetting`: there is no such consumer."""
+        """Wait until a transaction is applied by a consumer that this process runs, for `timeout_s`
+        at most; with `shared=True`, by any process. Returns whether it is. Raises the error that
+        has stopped the consumer, and `InvalidSetting`: there is no such consumer."""
         self._partition(mark.partition)
         return self._consumer(consumer).wait(mark, timeout_s)
 
@@ -288,6 +291,8 @@ class Stream:
         with self._mutex:
             self._closed = True
             consumers = list(self._consumers.values())
+        for consumer in consumers:
+            consumer.leave()  # all of them, before the first stop ends the connection
         for consumer in consumers:
             consumer.stop()
         failures = []

@@ -53,7 +53,7 @@ class ClientLine:
 class Client:
     """Thread-safe. `kind`: of what is served. `timeout_s`: how long a request may take, with all
     its repetitions. `elect`: called while no process serves; it may make this process serve.
-    `patience_s`: how long it may raise an error until the request does."""
+    `patience_s`: how long errors of `elect` that may pass are retried."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Client:
         self._mutex = threading.Lock()
         self.max_value_bytes = 0
         self._largest = HELLO_BYTES_MAX
-        self.openness = Openness("store")
+        self.openness = Openness("stream" if "stream" in kind else "store")
         self._kind = kind
         self._fenced: Fenced | None = None
 
@@ -192,10 +192,10 @@ class Client:
     def _late(self, failure: Exception | None, *, sent: bool) -> ImapWalError:
         if isinstance(failure, ImapWalError) and not sent:
             return failure
-        text = f"no process serves the store at {self._endpoint.path}: {failure}"
+        text = f"no process serves at {self._endpoint.path}: {failure}"
         if isinstance(failure, TimeoutError):
             text = (
-                f"the process that serves the store at {self._endpoint.path} did not answer within "
+                f"the process that serves at {self._endpoint.path} did not answer within "
                 f"{self._timeout_s:g} s"
             )
         if sent:

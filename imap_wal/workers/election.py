@@ -59,7 +59,7 @@ class Serving:
         errors of opening the log."""
         with self._mutex:
             if self._ended:
-                raise Closed("this was closed; connect again")
+                raise Closed("this connection was closed; call connect again")
             if self.is_serving:
                 return True
             try:

@@ -1,4 +1,4 @@
-"""The socket at which a store is served, and the lock beside it.
+"""The socket at which a process serves, and the lock beside it.
 
     {folder}/{name}         the socket, mode 0600
     {folder}/{name}.lock    held by the process that serves; its line names that process
@@ -31,7 +31,8 @@ _PEER = struct.Struct("3i")
 
 
 def default_path(url: Place, namespace: str, cluster: str) -> str:
-    """The path of the socket of these maps, in a folder of this user for temporary files."""
+    """The path of the socket of these maps or this stream, in a folder of this user for temporary
+    files."""
     text = location(url).url
     if "://" not in text or text.startswith(("file:", "objects+file:")):
         text = os.path.realpath(os.path.expanduser(folder_of(text)))

@@ -45,7 +45,7 @@ def send(connection: socket.socket, message: Sequence[Any], bytes_max: int) -> N
     if len(data) > bytes_max:
         raise TooLarge(
             f"a request of {len(data)} bytes is larger than the {bytes_max} bytes that the process "
-            "that serves the store accepts; split it, or raise ring_bytes there"
+            "that serves accepts; split it, or raise ring_bytes there"
         )
     connection.sendall(_LENGTH.pack(len(data)) + data)
 

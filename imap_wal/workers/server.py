@@ -216,8 +216,8 @@ class Server:
         if lacks:
             text = (
                 f"the log at {served.url} lacks changes that it acknowledged to this process: its "
-                "folder was replaced by an older copy. Stop all processes, and bring the former "
-                "folder back; or close this, and connect again to continue without these changes"
+                "folder was replaced by an older copy. Stop all processes, and restore the former "
+                "folder; or close this, and connect again to continue without these changes"
             )
             send(connection, ["replaced", text], ANSWER_BYTES_MAX)
             return

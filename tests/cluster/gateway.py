@@ -1,4 +1,4 @@
-"""An endpoint in front of an agent that outlives it."""
+"""A TCP endpoint in front of an agent, which stays open when the agent ends."""
 
 from __future__ import annotations
 

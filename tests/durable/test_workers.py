@@ -256,7 +256,7 @@ def test_a_server_that_is_fenced_gives_way(stores: Callable[..., Any], tmp_path:
 
 
 def test_a_client_that_may_not_serve_needs_a_server(stores: Callable[..., Any]) -> None:
-    with pytest.raises(StorageUnavailable, match="no process serves the store at"):
+    with pytest.raises(StorageUnavailable, match="no process serves at"):
         stores(serve=False, timeout_s=0.2)
 
 

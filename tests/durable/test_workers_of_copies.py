@@ -45,7 +45,7 @@ def demand_refused(store: Any, m: Any) -> None:
     with pytest.raises((OutcomeUnknown, Fenced), match="replaced by an older copy"):
         m["c"] = 3
     for call in (lambda: m.get("a"), lambda: m.put("d", 4), store.maps):
-        with pytest.raises(Fenced, match="bring the former folder back"):
+        with pytest.raises(Fenced, match="restore the former folder"):
             call()
 
 

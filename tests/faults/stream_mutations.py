@@ -175,7 +175,7 @@ OF_STREAMS = (
         "imap_wal/workers/client.py",
         "                send(connection, request, self._largest)\n                sent = True\n",
         "                sent = True\n                send(connection, request, self._largest)\n",
-        f"{_PROCESSES}::test_a_broken_idle_connection_is_no_doubt",
+        f"{_PROCESSES}::test_a_request_on_a_broken_idle_connection_is_repeated",
     ),
     Mutation(
         "a stream that was closed is served by a late request",
@@ -204,7 +204,7 @@ OF_STREAMS = (
         _SERVED,
         "            if count and count != len(self._partitions):\n",
         "            if False:\n",
-        f"{_PROCESSES}::test_a_stream_with_other_partitions_is_another_one",
+        f"{_PROCESSES}::test_another_number_of_partitions_means_another_log",
     ),
     Mutation(
         "a close waits for a server that does not answer",

@@ -1,5 +1,5 @@
-"""Reads of the Spark data source in this process: planned and read by the calls that Spark makes.
-That rows and errors pass through Spark is what `tests/spark/test_spark.py` tests."""
+"""Reads with the Spark data source in this process, without a session of Spark: by the calls that
+Spark makes. That rows and errors pass through Spark is what `tests/spark/test_spark.py` tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark_imap_wal.data_source import ImapWalDataSource
 def rows_of(
     source: ImapWalDataSource, *filters: Any, schema: StructType | None = None
 ) -> list[dict[str, Any]]:
-    """What a batch reads. `schema`: of the user."""
+    """The rows of a batch read. `schema`: the one that the user passes, if any."""
     reader: Any = source.reader(schema or source.schema())
     if filters:
         reader.pushFilters(list(filters))

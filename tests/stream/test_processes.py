@@ -231,7 +231,10 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
         connected(tmp_path, partitions=None)
     with pytest.raises(StorageUnavailable, match="no process serves"):
         connected(tmp_path, serve=False, timeout_s=0.2)
-    with stream.open(tmp_path / "log", partitions=2), pytest.raises(WriterLocked):
+    with (
+        stream.open(tmp_path / "log", partitions=2),
+        pytest.raises(WriterLocked, match=r"use imap_wal\.stream\.connect"),
+    ):
         connected(tmp_path)
     with pytest.raises(InvalidSetting, match="memory://"):
         stream.connect("memory://x")
@@ -295,7 +298,9 @@ def test_a_transaction_of_another_partition_is_refused(two: tuple[Stream, Stream
     assert [list(serving.read(number)) for number in range(2)] == [[], []]
 
 
-def test_a_hello_of_nonsense_is_closed(two: tuple[Stream, Stream], tmp_path: Path) -> None:
+def test_a_connection_with_a_malformed_hello_is_closed(
+    two: tuple[Stream, Stream], tmp_path: Path
+) -> None:
     marks = ([5], [[0]], [[0, 1]], [[9, 1, ""]], [[0, "1", ""]], {"a": 1})
     for acknowledged in (None, 5, [], [0], *([0, nonsense] for nonsense in marks)):
         with socket.socket(socket.AF_UNIX) as raw:
@@ -308,7 +313,7 @@ def test_a_hello_of_nonsense_is_closed(two: tuple[Stream, Stream], tmp_path: Pat
 
 
 def test_a_close_does_not_wait_for_a_server(tmp_path: Path) -> None:
-    """Consumers wait for one that is gone, or that does not answer."""
+    """Although its consumers wait for a server that has ended or does not answer."""
     with connected(tmp_path) as first:
         second = connected(tmp_path, serve=False)
         second.consumer("c", marks=FileMarks(tmp_path / "marks"))(lambda record: None)
@@ -340,7 +345,7 @@ def test_a_slow_open_takes_no_time_of_a_request(
         assert bank.submit("a", Transaction(1)) is not None
 
 
-def test_a_broken_idle_connection_is_no_doubt(tmp_path: Path) -> None:
+def test_a_request_on_a_broken_idle_connection_is_repeated(tmp_path: Path) -> None:
     """A request that was never sent as a whole is sent again, also without a name."""
     with connected(tmp_path) as asking:
         with connected(tmp_path, serve=False) as second:
@@ -380,11 +385,12 @@ def test_a_closed_stream_serves_no_more(tmp_path: Path, monkeypatch: pytest.Monk
     go_on.set()
     thread.join(30)
     closing.join(30)
+    assert not thread.is_alive() and not closing.is_alive() and len(errors) <= 1
     monkeypatch.undo()
     stream.open(tmp_path / "log").close()  # no process has it
 
 
-def test_a_stream_with_other_partitions_is_another_one(tmp_path: Path) -> None:
+def test_another_number_of_partitions_means_another_log(tmp_path: Path) -> None:
     with connected(tmp_path) as first:
         asking = connected(tmp_path, serve=False)
         assert first.partitions == asking.partitions == 2
@@ -459,8 +465,11 @@ def test_an_answer_that_came_too_late_is_kept(tmp_path: Path) -> None:
 def test_a_stop_ends_waits(tmp_path: Path) -> None:
     """Of consumers, and of processes that ask."""
     with connected(tmp_path) as first:
-        with connected(tmp_path) as second:
-            second.consumer("c", marks=FileMarks(tmp_path / "marks"))(lambda record: None)
-            waiting = threading.Event()
-            waiting.wait(0.2)
-        first.submit("a", Transaction(1))
+        second = connected(tmp_path)
+        second.consumer("c", marks=FileMarks(tmp_path / "marks"))(lambda record: None)
+        mark = first.submit("a", Transaction(1))
+        assert mark is not None and second.wait("c", mark)
+        begin = time.monotonic()
+        first.close()
+        second.close()
+        assert time.monotonic() - begin < 10

@@ -6,15 +6,18 @@ import os
 import signal
 import sqlite3
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import imap_wal
 import imap_wal.stream as stream
 from imap_wal.errors import InvalidSetting
-from imap_wal.stream import FileMarks, Transaction
+from imap_wal.stream import FileMarks, MapMarks, Transaction
 from imap_wal.stream.shares import LEASE_S, Shares
 from storage_backends.memory import MemoryStore
 from tests.kit.stream_processes import CONTEXT, connected, engine_of, follow_shared
@@ -122,24 +125,29 @@ def test_processes_share_a_consumer_and_take_over(tmp_path: Path) -> None:
         assert ids == [(of, id) for of in range(6) for id in range(1, bank.mark(of).id + 1)]
 
 
-def test_a_share_needs_other_processes(memory: MemoryStore, tmp_path: Path) -> None:
+def test_shared_needs_connect(memory: MemoryStore, tmp_path: Path) -> None:
     marks = FileMarks(tmp_path / "marks")
     needs = pytest.raises(InvalidSetting, match=r"is for a stream of imap_wal\.stream\.connect")
     with stream.open("memory://s", partitions=1, storage=memory) as bank, needs:
         bank.consumer("c", marks=marks, shared=True)(print)
 
 
-def test_one_waits_for_what_another_applies(tmp_path: Path) -> None:
-    marks = FileMarks(tmp_path / "marks")
-    with connected(tmp_path, partitions=2) as first, connected(tmp_path, partitions=2) as second:
-        for bank in (first, second):
-            bank.consumer("c", marks=marks, shared=True)(lambda record: None)
+@pytest.mark.parametrize("kind", ["file", "map"])
+def test_one_waits_for_what_another_applies(tmp_path: Path, kind: str) -> None:
+    """With marks in files, or in maps that the processes share too."""
+    with ExitStack() as stack:
+        banks = [stack.enter_context(connected(tmp_path, partitions=2)) for _ in range(2)]
+        for bank in banks:
+            marks: Any = FileMarks(tmp_path / "marks")
+            if kind == "map":
+                maps = imap_wal.connect(tmp_path / "maps", socket=tmp_path / "maps-socket")
+                marks = MapMarks(stack.enter_context(maps))
+            bank.consumer("c", marks=marks, shared=True)(lambda *_: None)
+        first, second = banks
         for number in range(5):
             for of in ("a", "b", "c", "d"):
                 mark = first.submit(of, Transaction(number))
                 assert mark is not None and second.wait("c", mark) and first.wait("c", mark)
-        eventually(
-            lambda: first.consumers["c"].lag + second.consumers["c"].lag == 0, "both have no lag"
-        )
-        done = [bank.consumers["c"].applied for bank in (first, second)]
-        assert sum(done) == 20
+        eventually(lambda: sum(bank.consumers["c"].lag for bank in banks) == 0, "they have no lag")
+        assert sum(bank.consumers["c"].applied for bank in banks) == 20
+        stack.callback(lambda: [bank.close() for bank in banks])

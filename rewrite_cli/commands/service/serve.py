@@ -33,7 +33,7 @@ LOOK_S = 1.0
     "the URL.",
 )
 def command(url: Location, namespace: str, cluster: str, node: str, socket: Path | None) -> None:
-    """Serve the maps of a Python program to all processes of this user on this machine, which call
+    """Serve the maps of a Python program to the processes of this user on this machine that call
     imap_wal.connect.
 
     Without this command, one of these processes serves the others. SIGTERM or SIGINT closes the log
@@ -58,7 +58,7 @@ def serve(serving: Serving, node: str, path: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     if not serving.elect():
-        raise WriterLocked(node, f"another process, which serves at {path}")
+        raise WriterLocked(node, f"another process, which serves at {path}", "stop that process")
     try:
         out.note(f"serving {serving.url} at {path}")
         while serving.is_serving and not stop.wait(LOOK_S):

@@ -100,8 +100,8 @@ def create(url: Location, name: str, namespace: str, partitions: int) -> None:
 @_stream_argument
 @_socket_option
 def serve(url: Location, name: str, namespace: str, socket: Path | None) -> None:
-    """Serve a stream to all processes of this user on this machine, which call
-    imap_wal.stream.connect.
+    """Serve a stream to the processes of this user on this machine that call
+    imap_wal.stream.connect. The stream must exist. The processes should pass serve=False.
 
     Without this command, one of these processes serves the others. SIGTERM or SIGINT closes the log
     and exits with 0. If another process has the log or serves it, the exit code is 4.
@@ -152,8 +152,9 @@ def submit(
 ) -> None:
     """Append one transaction. HEADER decides its partition: text, or a whole number. DATA is JSON.
 
-    Programs that use the stream at the same time must have opened it with imap_wal.stream.connect.
-    If a newer transaction than --seen wrote a lock, nothing is appended, and the exit code is 4.
+    Programs that use the stream at the same time must have opened it with imap_wal.stream.connect;
+    otherwise the exit code is 4. If a newer transaction than --seen wrote a lock, nothing is
+    appended, and the exit code is 4 too.
 
     \b
     Examples:
