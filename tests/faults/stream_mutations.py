@@ -213,4 +213,18 @@ OF_STREAMS = (
         "        pass\n",
         f"{_PROCESSES}::test_a_close_does_not_wait_for_a_server",
     ),
+    Mutation(
+        "a server without room closes connections without a reason",
+        "imap_wal/workers/server.py",
+        "                    self._refuse(connection)\n",
+        "                    pass\n",
+        f"{_PROCESSES}::test_a_server_without_room_says_so",
+    ),
+    Mutation(
+        "a thread that cannot start ends the server",
+        "imap_wal/workers/server.py",
+        "        except RuntimeError as error:  # the system has no more threads\n",
+        "        except KeyError as error:\n",
+        f"{_PROCESSES}::test_a_server_survives_a_thread_that_cannot_start",
+    ),
 )

@@ -36,6 +36,7 @@ from imap_wal.errors import (
 from imap_wal.manifest import epochs
 from imap_wal.stream import FileMarks, Mark, Stream, StreamRecord, Transaction, served
 from imap_wal.stream.served import SLOW_S, ServedStream
+from imap_wal.workers import server
 from imap_wal.workers.messages import receive, send
 from imap_wal.workers.server import Server
 from tests.kit.effort import share
@@ -460,6 +461,32 @@ def test_an_answer_that_came_too_late_is_kept(tmp_path: Path) -> None:
         answer = subject._batch(partition, after)
         assert [line[0] for line in answer] == [3, 4, 5]
         assert subject._batch(partition, after) is answer
+
+
+def test_a_server_without_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connected(tmp_path):
+        monkeypatch.setattr(server, "CONNECTIONS_MAX", 1)
+        with pytest.raises(StorageUnavailable, match="has 1 connections"):
+            connected(tmp_path, serve=False, timeout_s=10)
+
+
+def test_a_server_survives_a_thread_that_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, failures = threading.Thread.start, 0
+
+    def fails_once(thread: threading.Thread) -> None:
+        nonlocal failures
+        if thread.name == "imap-wal-client" and not failures:
+            failures += 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with connected(tmp_path):
+        monkeypatch.setattr(threading.Thread, "start", fails_once)
+        with connected(tmp_path, serve=False) as asking:
+            assert asking.submit("a", Transaction(1)) is not None
+    assert failures == 1
 
 
 def test_a_stop_ends_waits(tmp_path: Path) -> None:
