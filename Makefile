@@ -28,8 +28,8 @@ LOWEST_EXTRAS := $(addprefix --extra ,agent spark s3 oss hdfs duckdb demo test)
 LOWEST_MARKS := not cluster and not storage and not torture
 LOWEST_TESTS := $(addprefix tests/,unit log restore archive rewrite storage cli spark monitoring)
 
-# Four at a time on two processors: tests with members mostly wait.
-WORKERS ?= $(shell nproc 2>/dev/null | awk '{print $$1 * 2}')
+# Three at a time on two processors: tests with members mostly wait. Four take 4 % longer.
+WORKERS ?= $(shell nproc 2>/dev/null | awk '{print int($$1 * 3 / 2)}')
 SPREAD := --numprocesses $(WORKERS) --dist loadscope
 # On a disk, a tenth of the time of the quick tests is that of syncs, and none of them needs it.
 # Only where there is enough memory: they need about 1 GB of it.
