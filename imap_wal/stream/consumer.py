@@ -141,9 +141,10 @@ class Consumer:
 
     @property
     def status(self) -> ConsumerStatus:
-        newest = {source.number: source.mark.id for source in self._sources}  # may ask a server
+        applied = [source for source in self._sources if source.number in self._allowed]
+        newest = {source.number: source.mark.id for source in applied}  # may ask a server
         with self._changed:
-            lag = sum(max(0, newest[of] - self._at[of].id) for of in self._allowed)
+            lag = sum(max(0, id - self._at[number].id) for number, id in newest.items())
             failure = "" if self._failure is None else _text(self._failure)
             return ConsumerStatus(self._applied, self._skipped, dict(self._at), lag, failure)
 
@@ -165,7 +166,9 @@ class Consumer:
             if left <= 0:
                 return False
             if mark.partition not in self._allowed:  # another process applies it
-                self._reached(self.marks.load(self.name, mark.partition), 0)
+                stored = self.marks.load(self.name, mark.partition)
+                with self._changed:  # this process may apply it by now, and be further
+                    self._at[mark.partition] = max(self._at[mark.partition], stored)
 
     def leave(self) -> None:
         """Give the partitions to other processes, before `stop`."""

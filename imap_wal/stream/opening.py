@@ -27,6 +27,25 @@ from storage_backends.location import Place
 LOCK_TABLE_BYTES = 256 * 2**20
 
 
+class StreamOptions(SettingsOptions, total=False):
+    """The keyword arguments of `open` that all processes of a stream pass."""
+
+    lock_table_bytes: int
+    wal_dir: Place
+    storage_options: Mapping[str, Any] | None
+    clock: Clock | None
+    randomness: Randomness | None
+
+
+def demand_options(options: StreamOptions) -> None:
+    """Raises `InvalidSetting` for an unknown option, and for a setting that is not valid."""
+    settings = {key: value for key, value in options.items() if key not in _OTHERS}
+    choose(settings, _OTHERS)
+
+
+_OTHERS = StreamOptions.__annotations__.keys() - SettingsOptions.__annotations__.keys()
+
+
 def open(  # the public name: imap_wal.stream.open
     url: Place,
     *,

@@ -151,16 +151,17 @@ class Partition:
         stored = stored_of(value)
         if partition_of(stored.header, partitions) != self.number:
             raise InvalidSetting(f"header {stored.header!r} is not of partition {self.number}")
-        if seen is None and (stored.read or stored.write):
-            raise InvalidSetting(
-                "a transaction with read or write locks needs the mark of its view"
-            )
         return self._append_value(value, stored, seen, stored.request)
 
     def _append_value(
         self, value: bytes, locks: Transaction | StoredTransaction, seen: Mark | None, request: str
     ) -> Mark:
         checked = self._checked(locks)
+        if checked and seen is None:
+            raise InvalidSetting(
+                "a transaction with read or write locks needs the mark of the view that it was "
+                "built from: pass mark=, or a function and marks="
+            )
         written = [
             key_of(self.number, name) for name in dict.fromkeys((*locks.write, *locks.append))
         ] or [key_of(self.number, ANY_LOCK)]

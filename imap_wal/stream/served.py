@@ -14,16 +14,17 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Unpack
 
 from imap_wal.checks import check_seconds, location
-from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
+from imap_wal.clock import Clock, SystemClock, SystemRandomness
 from imap_wal.errors import InvalidSetting, WriterLocked
 from imap_wal.format import Position
 from imap_wal.serializer import MsgpackSerializer, Serializer, SerializerName, serializer_of
-from imap_wal.settings import choose
+from imap_wal.stream.opening import StreamOptions, demand_options
 from imap_wal.stream.opening import open as open_stream
 from imap_wal.stream.partition import Partition
 from imap_wal.stream.shares import Shares
@@ -38,7 +39,7 @@ from imap_wal.stream.transaction import (
     record_of,
 )
 from imap_wal.workers.client import Client
-from imap_wal.workers.election import Serving
+from imap_wal.workers.election import Election
 from imap_wal.workers.endpoint import Endpoint, default_path
 from imap_wal.workers.messages import PART_BYTES, VERSION, NotUnderstood
 from imap_wal.workers.server import Parts
@@ -59,8 +60,6 @@ SLOW_S = 1.0
 LATE_MAX = 8
 """How many such batches are kept."""
 CONSUMERS_MAX = 1000
-_OTHER_OPTIONS = ("lock_table_bytes", "wal_dir", "storage_options", "clock", "randomness")
-"""Options of `open` besides its settings."""
 TIMEOUT_S = 30.0
 
 
@@ -136,7 +135,7 @@ class ServedStream:
             case ["archive", int(of)]:
                 return self._partition(of).archive()
             case ["share", str(consumer), bytes(process), list(applied)] if len(process) == 16:
-                numbers = [self._partition(each).number for each in applied]
+                numbers = [self._partition(number).number for number in applied]
                 return self._shares_of(consumer).ask(process, numbers)
             case ["leave", str(consumer), bytes(process)]:
                 return self._shares_of(consumer).leave(process)
@@ -196,33 +195,24 @@ def _mark(partition: int, at: Any) -> Mark:
     raise NotUnderstood(f"{at!r} is not a mark")
 
 
+@dataclass(eq=False)
 class StreamClient(Client):
     """Requests about a stream."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        timeout_s: float,
-        patience_s: float,
-        elect: Callable[[], bool],
-        randomness: Randomness,
-    ) -> None:
-        super().__init__(STREAM, endpoint, timeout_s, patience_s, elect, randomness)
-        self.wait_s = timeout_s / 2
-        """How long a request may wait for a newer transaction."""
-        self._marks: dict[int, Mark] = {}
-        """The newest transaction of each partition that was acknowledged to this process. One with
-        a position counts more: an older copy may have as many transactions."""
-        self.partitions = 0
-        """How many there are; 0: not known yet."""
+    kind, noun = STREAM, "stream"
+    partitions: int = field(default=0, init=False)
+    """How many there are; 0: not known yet."""
+    _marks: dict[int, Mark] = field(default_factory=dict, init=False)
+    """The newest transaction of each partition that was acknowledged to this process. One with a
+    position counts more: an older copy may have as many transactions."""
 
     def acknowledged(self) -> Any:
         return self.partitions, list(self._marks.values())
 
     def noted(self, client: bytes, number: int, answer: Any) -> Mark:
         mark = Mark(*answer)
-        known = self._marks.get(mark.partition)
-        if known is None or (mark.id >= known.id and (mark.position or not known.position)):
+        former = self._marks.get(mark.partition)
+        if former is None or (mark.id >= former.id and (mark.position or not former.position)):
             self._marks[mark.partition] = mark
         return mark
 
@@ -280,7 +270,7 @@ class RemotePartition:
 
     def wait(self, after: int, seconds: float, stop: threading.Event) -> None:
         if not stop.is_set():
-            self._client.ask("wait", self.number, after, min(seconds, self._client.wait_s))
+            self._client.ask("wait", self.number, after, min(seconds, self._client.timeout_s / 2))
 
     def wake(self) -> None:
         """The stream is being closed: requests of all partitions end."""
@@ -297,7 +287,7 @@ class RemotePartition:
         """`Stream.close` closes the client."""
 
 
-def serving_stream(url: Place, endpoint: Endpoint, **options: Any) -> Serving:
+def serving_stream(url: Place, endpoint: Endpoint, **options: Any) -> Election:
     """The election of the process that serves the stream of a URL. `options`: of `open`."""
 
     def open() -> ServedStream:
@@ -309,7 +299,7 @@ def serving_stream(url: Place, endpoint: Endpoint, **options: Any) -> Serving:
         return ServedStream(stream, stream.writing, clock)
 
     clock = options.get("clock") or SystemClock()
-    return Serving(url, endpoint, clock, open)
+    return Election(url, endpoint, clock, open)
 
 
 def endpoint_of(
@@ -329,7 +319,7 @@ def connect(
     socket: str | os.PathLike[str] | None = None,
     serve: bool = True,
     timeout_s: float = TIMEOUT_S,
-    **options: Any,
+    **options: Unpack[StreamOptions],
 ) -> Stream:
     """A stream that several processes of one machine use at the same time: each of them can submit,
     read, and run consumers. One of them has the log open and serves the others over a Unix socket.
@@ -369,9 +359,9 @@ def connect(
             "other processes cannot see a memory:// storage; pass a folder or another URL"
         )
     for option in ("read_only", "storage", "takeover"):
-        if options.get(option):
+        if option in options:
             raise InvalidSetting(f"{option} is an option of imap_wal.stream.open, not of connect")
-    choose({name: value for name, value in options.items() if name not in _OTHER_OPTIONS}, ())
+    demand_options(options)
     made = serializer_of(serializer) or MsgpackSerializer()
     endpoint = endpoint_of(url, namespace, name, socket)
     serving = serving_stream(

@@ -127,11 +127,6 @@ class Stream:
         if mark is not None:
             _demand_mark(mark, partition.number)
         if isinstance(transaction, Transaction):
-            if mark is None and transaction.checks:
-                raise InvalidSetting(
-                    "a transaction with read or write locks needs the mark of the view that it was "
-                    "built from: pass mark=, or a function and marks="
-                )
             return partition.append(header, transaction, mark, request)
         function: Any = transaction
         if not callable(function):

@@ -65,11 +65,6 @@ class Transaction:
             plain = [check_name(name, f"a lock of {mode}") for name in names]
             object.__setattr__(self, mode, tuple(dict.fromkeys(plain)))
 
-    @property
-    def checks(self) -> bool:
-        """Whether it may be refused."""
-        return bool(self.read or self.write)
-
 
 @dataclass(frozen=True, slots=True)
 class StreamRecord:
@@ -233,13 +228,21 @@ def packed(
     )
 
 
+def _decoded(value: bytes) -> StoredTransaction:
+    try:
+        return _decode(value)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise _not_a_transaction(error, value) from error
+
+
+def _not_a_transaction(error: Exception, value: bytes) -> NotReadable:
+    return NotReadable(f"this is not a transaction of a stream: {error}", value)
+
+
 def stored_of(value: bytes) -> StoredTransaction:
     """What `packed` has packed. Raises `NotReadable`, and `NotSerializable` for a name that cannot
     be one."""
-    try:
-        stored = _decode(value)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise NotReadable(f"this is not a transaction of a stream: {error}", value) from error
+    stored = _decoded(value)
     check_header(stored.header)
     for lock in (*stored.read, *stored.write, *stored.append):
         check_name(lock, "a lock")
@@ -258,13 +261,13 @@ def entry_of(name: str, key: bytes, value: bytes, now_ms: int, expires_at_ms: in
 def record_of(logged: Logged, serializer: Serializer[Any, Any]) -> StreamRecord:
     """Raises `NotReadable`: another program wrote it, or another serializer."""
     partition, id, value, time_ms, place = logged
-    try:
-        stored = _decode(value)
-        data = bytes(stored.data)
-        if stored.kind:
+    stored = _decoded(value)
+    data = bytes(stored.data)
+    if stored.kind:
+        try:
             data = msgpack.unpackb(data)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise NotReadable(f"this is not a transaction of a stream: {error}", value) from error
+        except ValueError as error:
+            raise _not_a_transaction(error, value) from error
     loads = serializer
     if stored.kind != ("" if is_msgpack(serializer.name) else serializer.name):
         loads = known_serializers(serializer).get(stored.kind or MSGPACK, serializer)

@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from imap_wal.clock import Randomness
 from imap_wal.errors import (
@@ -50,30 +51,31 @@ class ClientLine:
         self.connection = None
 
 
+@dataclass(eq=False)
 class Client:
-    """Thread-safe. `kind`: of what is served. `timeout_s`: how long a request may take, with all
-    its repetitions. `elect`: called while no process serves; it may make this process serve.
-    `patience_s`: how long errors of `elect` that may pass are retried."""
+    """Thread-safe. `timeout_s`: how long a request may take, with all its repetitions.
+    `patience_s`: how long errors of `elect` that may pass are retried. `elect`: called while no
+    process serves; it may make this process serve."""
 
-    def __init__(
-        self,
-        kind: str,
-        endpoint: Endpoint,
-        timeout_s: float,
-        patience_s: float,
-        elect: Callable[[], bool],
-        randomness: Randomness,
-    ) -> None:
-        self._patience_s, self._randomness = patience_s, randomness
-        self._endpoint, self._timeout_s, self._elect = endpoint, timeout_s, elect
-        self._free: list[ClientLine] = []
-        self._busy: set[ClientLine] = set()
-        self._mutex = threading.Lock()
-        self.max_value_bytes = 0
-        self._largest = HELLO_BYTES_MAX
-        self.openness = Openness("stream" if "stream" in kind else "store")
-        self._kind = kind
-        self._fenced: Fenced | None = None
+    kind: ClassVar[str]
+    """What it expects at the socket."""
+    noun: ClassVar[str] = "store"
+    """What it is, in errors."""
+
+    endpoint: Endpoint
+    timeout_s: float
+    patience_s: float
+    elect: Callable[[], bool]
+    randomness: Randomness
+    max_value_bytes: int = field(default=0, init=False)
+    _free: list[ClientLine] = field(default_factory=list, init=False)
+    _busy: set[ClientLine] = field(default_factory=set, init=False)
+    _mutex: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _largest: int = field(default=HELLO_BYTES_MAX, init=False)
+    _fenced: Fenced | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.openness = Openness(self.noun)
 
     def acknowledged(self) -> Any:
         """What the log must have."""
@@ -99,7 +101,7 @@ class Client:
             raise self._fenced
         with self._mutex:
             self.openness.check()  # with the lock: `end` sees each busy connection
-            line = self._free.pop() if self._free else ClientLine(self._randomness.token())
+            line = self._free.pop() if self._free else ClientLine(self.randomness.token())
             self._busy.add(line)
         try:
             return self._asked(line, [next(line.numbers), kind, *fields], changes, once)
@@ -141,7 +143,7 @@ class Client:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def _asked(self, line: ClientLine, request: list[Any], changes: bool, once: bool) -> Any:
-        end = time.monotonic() + self._timeout_s
+        end = time.monotonic() + self.timeout_s
         pause, sent = PAUSE_S, False
         refused_since = 0.0
         failure: Exception | None = None
@@ -180,7 +182,7 @@ class Client:
             except _Refused as error:
                 failure = error.cause
                 refused_since = refused_since or time.monotonic()
-                if time.monotonic() - refused_since >= self._patience_s or not error.may_pass:
+                if time.monotonic() - refused_since >= self.patience_s or not error.may_pass:
                     break
             except NotUnderstood:
                 line.close()
@@ -192,11 +194,11 @@ class Client:
     def _late(self, failure: Exception | None, *, sent: bool) -> ImapWalError:
         if isinstance(failure, ImapWalError) and not sent:
             return failure
-        text = f"no process serves at {self._endpoint.path}: {failure}"
+        text = f"no process serves at {self.endpoint.path}: {failure}"
         if isinstance(failure, TimeoutError):
             text = (
-                f"the process that serves at {self._endpoint.path} did not answer within "
-                f"{self._timeout_s:g} s"
+                f"the process that serves at {self.endpoint.path} did not answer within "
+                f"{self.timeout_s:g} s"
             )
         if sent:
             return OutcomeUnknown(f"{text}; the change may be in the log")
@@ -206,17 +208,17 @@ class Client:
         if line.connection is not None:
             return line.connection
         try:
-            connection = self._endpoint.connect(left_s)
+            connection = self.endpoint.connect(left_s)
         except (FileNotFoundError, ConnectionRefusedError) as error:
             begin = time.monotonic()
             try:
-                if self._elect():
+                if self.elect():
                     raise _Elected(time.monotonic() - begin) from None
             except ImapWalError as refused:
                 raise _Refused(refused) from refused
             raise error
         try:
-            hello = ["hello", VERSION, line.client, self._kind, self.acknowledged()]
+            hello = ["hello", VERSION, line.client, self.kind, self.acknowledged()]
             send(connection, hello, HELLO_BYTES_MAX)
             kind, *fields = receive(connection, ANSWER_BYTES_MAX)
             if kind == "replaced":
@@ -257,13 +259,9 @@ class Client:
         self.openness.end()
         with self._mutex:
             lines, self._free = self._free, []
-        self.forget(lines)
         for line in lines:
             with suppress(OSError):
                 line.close()
-
-    def forget(self, lines: list[ClientLine]) -> None:
-        """Called before these connections are closed."""
 
 
 class _Elected(Exception):  # never shown

@@ -23,7 +23,7 @@ PATIENCE_S = 1.0
 its lock expires only later."""
 
 
-class Serving:
+class Election:
     """Serves what `open` opens from this process, as soon as no other process does. Thread-safe.
     `url`: of the log."""
 
@@ -90,7 +90,7 @@ class Serving:
             server.stop()
 
 
-_serving: WeakSet[Serving] = WeakSet()
+_serving: WeakSet[Election] = WeakSet()
 
 
 def _stop_all() -> None:

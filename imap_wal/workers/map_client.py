@@ -4,11 +4,11 @@ ask."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Sequence
-from contextlib import suppress
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
-from imap_wal.clock import Clock, Randomness, SystemClock
+from imap_wal.clock import Clock, SystemClock
 from imap_wal.embedded.changes import NOTHING, MapState, WriteBatch
 from imap_wal.embedded.decisions import Choice, Decision, OutlookOf
 from imap_wal.embedded.held_keys import AsBytes
@@ -16,8 +16,7 @@ from imap_wal.embedded.map_writer import MapWriter
 from imap_wal.embedded.sorted_keys import EVERYTHING, Span
 from imap_wal.errors import InvalidSetting
 from imap_wal.serializer import Serializer
-from imap_wal.workers.client import Client, ClientLine
-from imap_wal.workers.endpoint import Endpoint
+from imap_wal.workers.client import Client
 from imap_wal.workers.map_messages import (
     MAPS,
     NO_RECORD,
@@ -26,7 +25,6 @@ from imap_wal.workers.map_messages import (
     set_result,
     written,
 )
-from imap_wal.workers.messages import NotUnderstood, send
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.ring import CommitRequest
 
@@ -34,20 +32,13 @@ OPERATIONS_MAX = 4096
 """How many operations of one process share a request."""
 
 
+@dataclass(eq=False)
 class MapClient(Client):
     """Requests about maps."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        timeout_s: float,
-        patience_s: float,
-        elect: Callable[[], bool],
-        randomness: Randomness,
-    ) -> None:
-        super().__init__(MAPS, endpoint, timeout_s, patience_s, elect, randomness)
-        self._acknowledged: Acknowledged = NO_RECORD
-        """The last record in the log of a change that any line was answered."""
+    kind = MAPS
+    _acknowledged: Acknowledged = field(default=NO_RECORD, init=False)
+    """The last record in the log of a change that any line was answered."""
 
     def acknowledged(self) -> Acknowledged:
         return self._acknowledged
@@ -75,15 +66,14 @@ class MapClient(Client):
         frames."""
         return OPERATIONS_MAX, self._largest // 4
 
-    def forget(self, lines: list[ClientLine]) -> None:
+    def close(self) -> None:
         """The records of its requests are removed from the log, if a process serves it; nothing
         waits for that."""
-        clients = [line.client for line in lines if line.has_record]
-        for line in lines:
-            if clients and line.connection is not None:
-                with suppress(OSError, NotUnderstood):
-                    send(line.connection, [next(line.numbers), "forget", clients], self._largest)
-                    clients = []
+        with self._mutex:
+            clients = [line.client for line in self._free if line.has_record]
+        if clients:
+            self.tell("forget", clients)
+        super().close()
 
 
 def reading(state: MapState, *call: Any) -> Decision:

@@ -22,7 +22,7 @@ from imap_wal.serializer import (
     Serializer,
     serializer_of,
 )
-from imap_wal.workers.election import Serving
+from imap_wal.workers.election import Election
 from imap_wal.workers.endpoint import Endpoint, default_path
 from imap_wal.workers.map_client import MapClient, RemoteState, RemoteWriter
 from imap_wal.workers.map_server import ServedMaps
@@ -31,7 +31,7 @@ from storage_backends.location import Place
 TIMEOUT_S = 30.0
 
 
-def serving_maps(url: Place, endpoint: Endpoint, options: OpenOptions) -> Serving:
+def serving_maps(url: Place, endpoint: Endpoint, options: OpenOptions) -> Election:
     """The election of the process that serves the maps of a URL."""
 
     def open_maps() -> ServedMaps:
@@ -45,7 +45,7 @@ def serving_maps(url: Place, endpoint: Endpoint, options: OpenOptions) -> Servin
             store.close()
             raise
 
-    return Serving(url, endpoint, options.get("clock") or SystemClock(), open_maps)
+    return Election(url, endpoint, options.get("clock") or SystemClock(), open_maps)
 
 
 def connect(
@@ -104,7 +104,7 @@ class ConnectedStore(Store):
 
     def __init__(
         self,
-        serving: Serving,
+        serving: Election,
         endpoint: Endpoint,
         timeout_s: float,
         options: OpenOptions,

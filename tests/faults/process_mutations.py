@@ -59,7 +59,7 @@ OF_PROCESSES = (
         "imap_wal/workers/client.py",
         "            except OSError as error:\n                failure = error\n",
         "            except OSError as error:\n                failure = error\n"
-        "                line.client = self._randomness.token()\n",
+        "                line.client = self.randomness.token()\n",
         _ONCE,
     ),
     Mutation(
@@ -73,14 +73,14 @@ OF_PROCESSES = (
         "the answer that a log was replaced is read only if it is short",
         "imap_wal/workers/client.py",
         "            kind, *fields = receive(connection, ANSWER_BYTES_MAX)\n",
-        "            kind, *fields = receive(connection, HELLO_BYTES_MAX)\n",
+        "            kind, *fields = receive(connection, 1024)\n",
         f"{_COPIES}::test_a_log_that_lost_acknowledged_changes_is_noticed[long]",
     ),
     Mutation(
         "a connection demands only what was acknowledged on itself",
         "imap_wal/workers/client.py",
-        "self._kind, self.acknowledged()]\n",
-        "self._kind, self.acknowledged() if self.acknowledged()[1] == line.client "
+        "self.kind, self.acknowledged()]\n",
+        "self.kind, self.acknowledged() if self.acknowledged()[1] == line.client "
         "else [0, bytes(16), 0]]\n",
         f"{_COPIES}::test_a_change_of_another_connection_is_demanded_too",
     ),

@@ -195,8 +195,8 @@ OF_STREAMS = (
     Mutation(
         "a mark without a position replaces one with it",
         _SERVED,
-        "(mark.id >= known.id and (mark.position or not known.position))",
-        "mark.id >= known.id",
+        "(mark.id >= former.id and (mark.position or not former.position))",
+        "mark.id >= former.id",
         f"{_PROCESSES}::test_an_older_copy_is_noticed_after_a_repeated_request",
     ),
     Mutation(

@@ -56,11 +56,11 @@ def lines(root: Path, table: str, **options: str) -> list[dict[str, Any]]:
 
 
 def test_files_are_those_that_a_reader_reads(tmp_path: Path, store: Any) -> None:
-    found = lines(tmp_path, "files")
+    listed = lines(tmp_path, "files")
     (state,) = [cluster(store).state()]
     scans = {scan.path: scan for scan in cluster_scans(state, covered=True)}
-    assert {line["path"] for line in found if line["state"] in ("current", "covered")} == {*scans}
-    for line in found:
+    assert {line["path"] for line in listed if line["state"] in ("current", "covered")} == {*scans}
+    for line in listed:
         scan = scans.get(line["path"])
         if scan is None:
             continue
@@ -73,18 +73,18 @@ def test_files_are_those_that_a_reader_reads(tmp_path: Path, store: Any) -> None
             )
         if scan.kind != "segment":
             assert (line["rows"], line["checksum"]) == (scan.records, scan.checksum)
-    kinds = [line["kind"] for line in found]
+    kinds = [line["kind"] for line in listed]
     assert {*kinds} == {"segment", "archive", "snapshot"}
-    assert {line["state"] for line in found} >= {"current", "covered"}
+    assert {line["state"] for line in listed} >= {"current", "covered"}
     assert {line["map"] for line in lines(tmp_path, "files", map="other")} == {"other"}
 
 
 def test_snapshots_have_their_marks(tmp_path: Path, store: Any) -> None:
     manifest = cluster(store).manifest()
-    found = {line["map"]: line for line in lines(tmp_path, "snapshots")}
-    assert found.keys() == manifest.snapshots.keys() == {"orders", "other"}
+    by_map = {line["map"]: line for line in lines(tmp_path, "snapshots")}
+    assert by_map.keys() == manifest.snapshots.keys() == {"orders", "other"}
     for name, snapshot in manifest.snapshots.items():
-        line = found[name]
+        line = by_map[name]
         assert line["generation"] == snapshot.generation and line["live"] == snapshot.live
         assert dict(line["marks"]) == {
             each: str(mark.position) for each, mark in snapshot.marks.items()
@@ -97,8 +97,8 @@ def test_former_snapshots_have_their_reader(tmp_path: Path, store: Any) -> None:
     keep_history(log, 3600)
     append(node(store, "n3"), put("new", 1, (1, 1, 3, 1)))
     rewrite(log, LocalEngine(SMALL), skew_ms_max=2**60)
-    kept = [line["kept_for"] for line in lines(tmp_path, "snapshots", map="orders")]
-    assert kept == ["history", None]
+    readers = [line["kept_for"] for line in lines(tmp_path, "snapshots", map="orders")]
+    assert readers == ["history", None]
 
 
 def test_nodes_have_their_state_and_readers(tmp_path: Path, store: Any) -> None:

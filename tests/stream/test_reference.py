@@ -174,8 +174,8 @@ class Reference(RuleBasedStateMachine):
         )
         others = iter(follow(reader, Mark(0)).__next__, None)
         serializer = MsgpackSerializer()
-        found = [record_of(logged, serializer) for logged in others if logged]
-        assert [self.content(record) for record in found] == expected
+        records = [record_of(logged, serializer) for logged in others if logged]
+        assert [self.content(record) for record in records] == expected
         partition = self.bank._partitions[0]
         assert isinstance(partition, Partition)
         locks = partition._opened.locks

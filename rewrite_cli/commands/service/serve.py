@@ -16,7 +16,7 @@ from storage_backends.location import Location
 
 if TYPE_CHECKING:
     from imap_wal.embedded.opening import OpenOptions
-    from imap_wal.workers.election import Serving
+    from imap_wal.workers.election import Election
 
 LOOK_S = 1.0
 
@@ -52,7 +52,7 @@ def command(url: Location, namespace: str, cluster: str, node: str, socket: Path
     serve(serving_maps(url, endpoint, options), node, endpoint.path)
 
 
-def serve(serving: Serving, node: str, path: str) -> None:
+def serve(serving: Election, node: str, path: str) -> None:
     """Serve at the path of a socket until a signal. `node`: whose log another process may have."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
