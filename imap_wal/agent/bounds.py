@@ -1,12 +1,12 @@
 """Limits on what an agent accepts from its peers: connections, requests, bytes.
 
-libzmq accepts connections on its own thread, and aborts the process if there is no file descriptor
-for the next one. So there must always be free descriptors:
+There must always be free descriptors:
 
-    own files │ connections_max │ connections that libzmq accepted and the door has not seen yet
+    own files │ connections_max │ TCP: connections that the door has not seen yet
 
-libzmq waits when UNSEEN_MAX of these are unseen, so a limit of open files above the sum is never
-reached. See decision 32 in docs/decisions/agents.md.
+libzmq accepts connections on its own thread, and waits when UNSEEN_MAX of these are unseen, so a
+limit of open files above the sum is never reached. The agent's own loop accepts those at a Unix
+socket, and closes at once what is above the limit. See decision 32 in docs/decisions/agents.md.
 """
 
 from __future__ import annotations
@@ -72,22 +72,17 @@ class Bounds:
 
 def bounds(connections_max: int, max_value_bytes: int, *, local: bool = True) -> Bounds:
     """The bounds of an agent under this process's limit of open files. `local`: it listens at a
-    Unix socket, where libzmq aborts the process if no descriptor is free; over TCP, libzmq waits
-    for one. Raises `InvalidSetting` if the limit is too low."""
+    Unix socket. Raises `InvalidSetting` if the limit is too low."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files == resource.RLIM_INFINITY:
         files = 2**31
     message_bytes = max_value_bytes + MESSAGE_ROOM_BYTES
-    room = files - OWN_FILES - UNSEEN_MAX
+    room = files - OWN_FILES - (0 if local else UNSEEN_MAX)
     if room >= min(connections_max, OWN_FILES_MIN):
         return Bounds(min(connections_max, room), True, files, message_bytes)
     few = (files - OWN_FILES_MIN) // 2
-    if local or few < CONNECTIONS_LEAST:
-        least = (
-            wanted_files(min(connections_max, OWN_FILES_MIN))
-            if local
-            else OWN_FILES_MIN + 2 * CONNECTIONS_LEAST
-        )
+    if few < CONNECTIONS_LEAST:
+        least = OWN_FILES_MIN + 2 * CONNECTIONS_LEAST
         raise InvalidSetting(
             f"this process may open {files} files (ulimit -n); an agent needs at least {least}, "
             f"and should have {wanted_files(connections_max)}"

@@ -323,7 +323,7 @@ class RequestHandler:
             "settling": True,
             "reports": True,
         }
-        self._router.door.greeted(sender)
+        self._router.greeted(sender)
         self._router.send(sender, ["welcome", hello.number, welcome])
 
     def _view(self, sender: bytes, number: int, wish: Wish, peer: Peer) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from imap_wal.agent.access.admission import ClientKeys
 from imap_wal.agent.access.peers import demand
 from imap_wal.agent.bounds import bounds
 from imap_wal.agent.config import AgentConfig
@@ -42,7 +43,8 @@ from imap_wal.agent.requests import (
 from imap_wal.agent.room import Room
 from imap_wal.agent.transport.endpoint import IPC, EndpointLock
 from imap_wal.agent.transport.gate import check_pair
-from imap_wal.agent.transport.router import Message, Router
+from imap_wal.agent.transport.listening import listen
+from imap_wal.agent.transport.router import Message
 from imap_wal.checks import mode
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.context import open_context
@@ -100,14 +102,14 @@ class Agent:
             endpoint = _endpoint(config, self._clock)
             opened.callback(endpoint.release)
             rules = config.access.rules(clock)
-            if rules is not None and rules.own is not None:
+            if isinstance(rules, ClientKeys):
                 check_pair(rules.own)
             self._agent_log = AgentLog(config, self._all_logs)
             opened.callback(self._log.close, clean=True)
             self._tail_server = self._serve_tail()
             if self._tail_server is not None:
                 opened.callback(self._tail_server.close)
-            self._router = Router(endpoint, self.bounds, rules, clock, self._lines)
+            self._router = listen(endpoint, self.bounds, rules, clock, self._lines)
             opened.pop_all()
         self._work = Work()
         self._view = MaterializedView(
@@ -144,7 +146,7 @@ class Agent:
         disk, access = self._all_logs.context.own_disk, self.config.tail_access
         if disk is None or disk.disk is None:
             return None
-        rules = access.rules(self._clock)
+        rules = access.client_keys(self._clock)
         return TailServer(disk, self.config.tail_endpoint, rules, self._clock, self._lines)
 
     def _reads_with(self, randomness: Randomness) -> Reads:
@@ -159,7 +161,7 @@ class Agent:
         )
         connections = Connections(
             self._router.outbox,
-            self._router.door.shut,
+            self._router.shut,
             lambda message: demand(self._router.peer(message.user), message.request),
         )
         return Reads(
@@ -301,7 +303,7 @@ class Agent:
         config, log, handler, reads = self.config, self._log, self._handler, self._reads
         committer, claims, start = log.writer.committer, log.sessions.claims, log.sessions.start
         failure, now = committer.failure, self._clock.monotonic()
-        gate, (members, superseded) = self._router.gate, log.sessions.connected()
+        router, (members, superseded) = self._router, log.sessions.connected()
         return AgentSnapshot(
             namespace=config.namespace,
             cluster=config.cluster,
@@ -325,9 +327,9 @@ class Agent:
             compaction=log.compactor.statistics,
             compaction_part=log.compactor.part,
             lease_age_s=committer.lease_age_s,
-            connections=self._router.door.statistics,
-            revoked=self._router.revoked,
-            peers_refused=gate.refused if gate is not None else 0,
+            connections=router.statistics,
+            revoked=router.revoked,
+            peers_refused=router.refused,
             incarnation=claims.known.newest,
             alive=start.alive(),
             absent=log.sessions.absent,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from imap_wal.agent.transport.router import parts
 from tests.agent.harness import config, plugin, serving
+from tests.kit.ports import free_port
 
 
 def test_an_answer_ends_with_the_last_requested_key(
@@ -32,9 +34,13 @@ def test_an_answer_ends_with_the_last_requested_key(
         assert looks == [2, 1]
 
 
-def test_a_request_with_a_third_frame_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+def test_a_request_with_a_third_frame_is_refused(tmp_path: Path, kind: str) -> None:
     """Its answer could be about either of two payloads."""
-    with serving(settings := config(tmp_path)), plugin(settings) as member:
+    settings = config(tmp_path)
+    if kind == "tcp":
+        settings = replace(settings, endpoint=f"tcp://127.0.0.1:{free_port()}")
+    with serving(settings), plugin(settings) as member:
         member.put(a="1")
         socket = member.client._socket
         payload = msgpack.packb(b"a")

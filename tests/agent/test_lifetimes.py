@@ -26,7 +26,7 @@ def test_a_welcome_counts_an_append_received_with_the_hello(settings: AgentConfi
             eventually(lambda: agent._turn(10) or old.session, "the first was welcomed")
             greeting.join()
             sent = Threads(lambda: old.send(1, {"a": "1"}))
-            assert agent._router._poller.poll(10_000)
+            eventually(lambda: _waits_there(agent), "it has arrived")
             welcomes: list[int] = []
             again = Threads(lambda: welcomes.append(new.hello()["last_request"]))
             messages = eventually(lambda: _both(agent), "both requests are there")
@@ -43,6 +43,12 @@ def test_a_welcome_counts_an_append_received_with_the_hello(settings: AgentConfi
 
 
 _held: list[Any] = []
+
+
+def _waits_there(agent: Agent) -> bool:
+    """Whether a request has arrived: the loop does not run, so another thread has read it."""
+    router: Any = agent._router
+    return bool(router._ready)
 
 
 def _both(agent: Agent) -> list[Any]:
@@ -150,7 +156,7 @@ def test_an_append_received_with_another_clusters_hello_is_not_void(settings: Ag
             greeting.join()
             _held.clear()
             sent = Threads(lambda: answers.append(old.send(1, {"a": "1"})))
-            assert agent._router._poller.poll(10_000)
+            eventually(lambda: _waits_there(agent), "it has arrived")
             eventually(
                 lambda: _held.extend(agent._router.receive(10)) or _held, "the append is there"
             )

@@ -15,7 +15,7 @@ from imap_wal import worker
 from imap_wal.agent import handler
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.reads import merges
-from imap_wal.agent.transport.router import Outbox
+from imap_wal.agent.transport.local import _Outbox
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.worker import Worker
 from imap_wal.write import maintenance
@@ -124,15 +124,15 @@ def test_a_read_whose_answer_fails_gets_an_error(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer cannot be sent; the error and the next read are answered."""
-    send = Outbox.send
+    send = _Outbox.send
     fails = [True]
 
-    def sends(outbox: Outbox, to: bytes, header: Any, payload: bytes = b"") -> None:
+    def sends(outbox: _Outbox, to: bytes, header: Any, payload: bytes = b"") -> None:
         if fails and fails.pop():
             raise OSError(errno.EMFILE, "Too many open files")
         send(outbox, to, header, payload)
 
-    monkeypatch.setattr(Outbox, "send", sends)
+    monkeypatch.setattr(_Outbox, "send", sends)
     with serving(settings), plugin(settings, timeout_ms=10_000) as member:
         header, _ = member.client.ask("keys", "orders", None, 10)
         assert header[2] == "restore-failed" and "Too many open files" in header[3]

@@ -13,12 +13,12 @@ import pytest
 
 from imap_wal.agent.access import keys
 from imap_wal.agent.access.peers import Peer, Right
+from imap_wal.agent.bounds import Bounds
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.own_disk.serving import TailServer
 from imap_wal.agent.own_disk.tails import AgentTails
 from imap_wal.agent.transport.client import AgentClient
-from imap_wal.agent.transport.endpoint import EndpointLock
-from imap_wal.agent.transport.router import Router
+from imap_wal.agent.transport.network import NetworkRouter
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.manifest.node import NodeManifest, node_manifests
 from imap_wal.placement.router import OwnDiskStore, Unasked
@@ -164,7 +164,7 @@ def test_an_answer_of_another_form_is_not_used(tmp_path: Path, header: list[Any]
     root, endpoint = LocalStore(str(tmp_path)), f"tcp://127.0.0.1:{free_port()}"
     manifest = NodeManifest(address=endpoint, directory="d")
     node_manifests(root, NODE, clock, randomness).publish(0, manifest)
-    other = Router(EndpointLock(endpoint, "", ""))
+    other = NetworkRouter(endpoint, Bounds(), None, SystemClock(), Lines(SystemClock()))
 
     def answer(worker: Worker) -> bool:
         for message in other.receive(50):

@@ -24,6 +24,7 @@ from tests.faults.reading_mutations import OF_READING
 from tests.faults.refusal_mutations import OF_REFUSALS
 from tests.faults.retention_mutations import OF_RETENTION
 from tests.faults.snapshot_mutations import OF_SNAPSHOTS
+from tests.faults.socket_mutations import OF_SOCKETS
 from tests.faults.stream_mutations import OF_STREAMS
 from tests.faults.working_copy import of_python
 
@@ -578,6 +579,7 @@ MUTATIONS = (
     *OF_OSS,
     *OF_CHART,
     *OF_COLUMNS,
+    *OF_SOCKETS,
 )
 
 

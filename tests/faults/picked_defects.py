@@ -226,14 +226,14 @@ PICKED = (
         "imap_wal/agent/transport/door.py",
         "            if connection is None:",
         "            if connection is not None:",
-        "tests/agent/test_append.py::test_a_change_is_acknowledged_when_it_is_in_the_log",
+        "tests/hostile/test_connect_without_a_key.py::test_a_member_with_its_key_reads_and_writes",
     ),
     Mutation(
         "a message of three frames counts as one of two",
-        "imap_wal/agent/transport/router.py",
+        "imap_wal/agent/transport/network.py",
         'payload, others = (part, 0) if others < 0 else (b"", others + 1)',
         'payload, others = (part, 0) if others <= 0 else (b"", others + 1)',
-        "tests/agent/test_answers.py::test_a_request_with_a_third_frame_is_refused",
+        "tests/agent/test_answers.py::test_a_request_with_a_third_frame_is_refused[tcp]",
     ),
     Mutation(
         "sealed segments are not uploaded",

@@ -163,7 +163,7 @@ def test_a_request_that_waits_is_dropped_with_its_connection(settings: AgentConf
                         lambda: agent._reads._taken is not None, "one is taken up, one waits"
                     )
                 eventually(lambda: agent._room.bytes > MB, "the other one waits")
-            eventually(lambda: agent._router.door.statistics.open == 1, "the connection is gone")
+            eventually(lambda: agent._router.statistics.open == 1, "the connection is gone")
             member.stat()
         eventually(lambda: agent._room.bytes == 0, "nothing waits")
         assert member.values() == {"a": "1"}

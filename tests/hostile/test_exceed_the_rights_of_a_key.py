@@ -44,11 +44,9 @@ def set_rights(agent: Agent, folder: Path, reader: set[Right]) -> None:
     """Returns when the agent uses them: a thread has the former ones while another reads the
     file."""
     write_clients(folder, member=set(Right), reader=reader)
+    router: Any = agent._router
     eventually(
-        lambda: (
-            ("reader", reader)
-            in [(each.name, each.rights) for each in agent._router._now().values()]
-        ),
+        lambda: ("reader", reader) in [(each.name, each.rights) for each in router._now().values()],
         "the file of clients is read again",
     )
 

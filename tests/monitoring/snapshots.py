@@ -6,7 +6,7 @@ from typing import Any
 
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.agent.own_disk.uploads import UploadStatistics
-from imap_wal.agent.transport.door import DoorStatistics
+from imap_wal.agent.transport.router import ConnectionStatistics
 from imap_wal.histogram import Distribution
 from imap_wal.read.merge import MergeProgress, MergeStatistics
 from imap_wal.rewrite.compaction import CompactionStatistics
@@ -49,7 +49,7 @@ def snapshot(**changes: Any) -> AgentSnapshot:
         "compaction": CompactionStatistics(),
         "compaction_part": 0.5,
         "lease_age_s": 4.0,
-        "connections": DoorStatistics(10, 1000, 6),
+        "connections": ConnectionStatistics(10, 1000, 6),
         "revoked": 1,
         "peers_refused": 8,
         "incarnation": 3,

@@ -30,7 +30,7 @@ def patches() -> list[tuple[Any, str, Any]]:
     from imap_wal.agent.reads import merges, reads
 
     return [
-        (server, "Router", SimRouter),
+        (server, "listen", SimRouter),
         (server, "open_context", lambda *_, **__: actor().context()),
         (server, "SystemClock", lambda *_: actor().process.clock),
         (server, "SystemRandomness", lambda: actor().process.randomness),

@@ -98,17 +98,16 @@ class Connection:
 
 
 class SimRouter:
-    """In place of `imap_wal.agent.transport.router.Router`."""
+    """A `Router` of the simulation, in which every process is admitted."""
 
     def __init__(self, lock: EndpointLock, *_: object) -> None:
         me, endpoint = actor(), lock.endpoint
         self.workers: list[Any] = []
-        self.door: Any = Open()
-        self.gate = None  # every process of the simulation is admitted
         self.endpoint, self.process, self.closed = endpoint, me.process, False
         self.inbox: collections.deque[Message] = collections.deque()
         self.connections: dict[bytes, Connection] = {}
-        self.sent = self.revoked = 0
+        self.sent = self.revoked = self.refused = 0
+        self.statistics = None
         self._drops = me.spec.drops
         me.stage.wires.routers[endpoint] = self
         threads._wake(me.stage.wires)
@@ -136,21 +135,15 @@ class SimRouter:
             connection.answers.append((named(plain), bytes(payload)))
         threads._wake(connection)
 
+    def greeted(self, sender: bytes) -> None: ...
+
+    def shut(self, sender: bytes, why: str) -> None: ...
+
     def gone(self) -> list[bytes]:
         return []
 
     def close(self, wait: bool = True) -> None:
         self.closed = True
-
-
-class Open:
-    """In place of a `Door`: nothing is closed here."""
-
-    worker, statistics = None, None
-
-    def greeted(self, sender: bytes) -> None: ...
-
-    def shut(self, sender: bytes, why: str) -> None: ...
 
 
 class SimQueue:

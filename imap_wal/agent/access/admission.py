@@ -5,7 +5,7 @@
     tcp:// without, loopback  every user of this machine
     tcp:// without, elsewhere the configuration is refused
 
-`gate.py` applies these rules to each new connection. See decision 30 in docs/decisions/agents.md.
+`transport` applies these rules to each new connection. See decision 30 in docs/decisions/agents.md.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from imap_wal.agent.access.keys import Clients, KeyPair, read_clients, read_secret
 from imap_wal.agent.access.peers import Peer
+from imap_wal.agent.lines import Lines
 from imap_wal.checks import check_port, mode
 from imap_wal.clock import Clock
 from imap_wal.errors import InvalidSetting
@@ -108,16 +108,18 @@ class Access:
             )
         return ""
 
-    def rules(self, clock: Clock) -> Rules | None:
-        """The rules; None: every peer that reaches the endpoint is admitted. Raises
+    def rules(self, clock: Clock) -> Users | ClientKeys | None:
+        """The rules: users of a Unix socket, or `client_keys`. None: every peer that reaches the
+        endpoint is admitted. Raises `InvalidSetting` if the files of keys cannot be used."""
+        if not self.endpoint.startswith("ipc://"):
+            return self.client_keys(clock)
+        # With a mode for the group and no list, the mode decides.
+        by_mode = int(self.endpoint_mode, 8) & 0o060 and not self.allow_uids
+        return None if by_mode else Users(frozenset({0, os.geteuid(), *self.allow_uids}))
+
+    def client_keys(self, clock: Clock) -> ClientKeys | None:
+        """The keys that may connect to a TCP address; None: every peer that reaches it. Raises
         `InvalidSetting` if the files of keys cannot be used."""
-        if self.endpoint.startswith("ipc://"):
-            # Older configurations have a mode for the group and no list: then the mode decides.
-            return (
-                None
-                if int(self.endpoint_mode, 8) & 0o060 and not self.allow_uids
-                else Users(frozenset({0, os.geteuid(), *self.allow_uids}))
-            )
         return ClientKeys(read_secret(self.key), Clients(self.clients, clock)) if self.key else None
 
     def own_key(self) -> KeyPair | None:
@@ -156,52 +158,28 @@ class Admission:
     user: str = ""
 
 
-class Rules(Protocol):
-    """Decides about connections. `own`: the agent's key, if connections are encrypted."""
-
-    @property
-    def own(self) -> KeyPair | None: ...
-
-    def judge(self, address: str, public: bytes) -> Admission:
-        """`address`: the peer's, as libzmq reports it. `public`: the public key that it has proven
-        to own; b"" without keys."""
-
-    def clients(self) -> Mapping[str, Peer]:
-        """The current clients by their public keys: the same object until the file of clients
-        changes. Empty without keys."""
-
-
 class Users:
     """Admits users, as the kernel reports them."""
-
-    own: KeyPair | None = None
 
     def __init__(self, uids: frozenset[int]) -> None:
         self._uids = uids
 
-    def judge(self, address: str, public: bytes) -> Admission:
-        # libzmq appends ":uid:gid:pid" to the address of a Unix socket.
-        parts = address.rsplit(":", 3)
-        try:
-            uid, pid = int(parts[1]), int(parts[3])
-        except (IndexError, ValueError):
-            return Admission("an unknown user", "the kernel did not report the user")
+    def judge(self, uid: int, pid: int) -> Admission:
         # The number: looking up a name may need a server, and other peers wait meanwhile.
         who = f"user {uid}, process {pid}"
         return Admission(who) if uid in self._uids else Admission(who, "not in allow_uids")
-
-    def clients(self) -> Mapping[str, Peer]:
-        return {}
 
 
 class ClientKeys:
     """Admits public keys."""
 
     def __init__(self, own: KeyPair, clients: Clients) -> None:
-        self.own: KeyPair | None = own
+        self.own = own
         self._clients = clients
 
     def judge(self, address: str, public: bytes) -> Admission:
+        """`address`: the peer's, as libzmq reports it. `public`: the public key that it has proven
+        to own."""
         peer = self.clients().get(public.hex())
         if peer is None:
             return Admission(
@@ -210,4 +188,17 @@ class ClientKeys:
         return Admission(f"{peer.name} at {address}", user=public.hex())
 
     def clients(self) -> Mapping[str, Peer]:
+        """The current clients by their public keys: the same object until the file of clients
+        changes."""
         return self._clients.known()
+
+
+def report(admission: Admission, endpoint: str, lines: Lines) -> None:
+    """Write a log line for audits."""
+    about = admission.who.partition(", process ")[0], admission.why
+    if admission.why:
+        lines.warning(
+            "peer refused", about, endpoint=endpoint, peer=admission.who, reason=admission.why
+        )
+    else:
+        lines.info("peer admitted", about, endpoint=endpoint, peer=admission.who)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from imap_wal.agent.own_disk.uploads import UploadStatistics
-from imap_wal.agent.transport.door import DoorStatistics
+from imap_wal.agent.transport.router import ConnectionStatistics
 from imap_wal.read.merge import MergeProgress, MergeStatistics
 from imap_wal.rewrite.compaction import CompactionStatistics
 from imap_wal.worker import WorkerState
@@ -68,7 +68,7 @@ class AgentSnapshot:
     compaction: CompactionStatistics
     compaction_part: float | None
     lease_age_s: float | None
-    connections: DoorStatistics
+    connections: ConnectionStatistics
     revoked: int
     peers_refused: int
     incarnation: int

@@ -8,7 +8,7 @@ import queue
 from functools import partial
 
 from imap_wal import layout
-from imap_wal.agent.access.admission import Rules
+from imap_wal.agent.access.admission import ClientKeys
 from imap_wal.agent.access.peers import demand
 from imap_wal.agent.bounds import (
     TAIL_CONNECTIONS_MAX,
@@ -18,9 +18,9 @@ from imap_wal.agent.bounds import (
 )
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.requests import Malformed, Tail, TailRead
-from imap_wal.agent.transport.endpoint import EndpointLock
+from imap_wal.agent.transport.network import NetworkRouter
 from imap_wal.agent.transport.payload import Payload
-from imap_wal.agent.transport.router import Message, Router
+from imap_wal.agent.transport.router import Message
 from imap_wal.clock import Clock
 from imap_wal.errors import NotAllowed
 from imap_wal.placement.router import OwnDiskStore
@@ -39,14 +39,14 @@ class TailServer:
         self,
         store: OwnDiskStore,
         endpoint: str,
-        rules: Rules | None,
+        rules: ClientKeys | None,
         clock: Clock,
         lines: Lines,
     ) -> None:
         assert store.disk is not None
         self._disk, self._node = store.disk, store.own
         bounds = Bounds(TAIL_CONNECTIONS_MAX, message_bytes=TAIL_REQUEST_BYTES_MAX)
-        self._router = Router(EndpointLock(endpoint, "", ""), bounds, rules, clock, lines)
+        self._router = NetworkRouter(endpoint, bounds, rules, clock, lines)
         self._left: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._unsent = 0
         self.served = 0
@@ -65,7 +65,7 @@ class TailServer:
         try:
             demand(self._router.peer(message.user), request)
             if isinstance(request, Tail):
-                self._router.door.greeted(sender)
+                self._router.greeted(sender)
                 self._router.send(sender, ["tail", number, self._listed(request.node)])
             elif isinstance(request, TailRead):
                 self._read(sender, request)

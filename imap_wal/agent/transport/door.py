@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from imap_wal.agent.lines import Lines
+from imap_wal.agent.transport.router import ConnectionStatistics
 from imap_wal.clock import Clock
 from imap_wal.worker import Worker
 
@@ -63,36 +64,25 @@ class _Known:
     reported: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class DoorStatistics:
-    """`open`: connections now. `most`: their limit. `refused`: connections that were closed because
-    they were too many or broke the protocol."""
-
-    open: int
-    most: int
-    refused: int
-
-
 class Door:
     """Counts and closes connections. `next_event` waits briefly for an event; it returns None if
-    there was none, and raises `Ended`. `place`: where libzmq listens, a path or a port, as
-    `getsockname` returns it for each accepted connection. `most`: the limit of connections.
-    `has_keys`: a peer without the right keys cannot send a message, and libzmq does not ask the
-    gate about it; its end is reported here."""
+    there was none, and raises `Ended`. `port`: where libzmq listens. `most`: the limit of
+    connections. `has_keys`: a peer without the right keys cannot send a message, and libzmq does
+    not ask the gate about it; its end is reported here."""
 
     def __init__(
         self,
         next_event: Callable[[], SocketEvent | None],
-        place: str | int,
+        port: int,
         most: int,
         clock: Clock,
         lines: Lines,
         *,
         has_keys: bool = False,
     ) -> None:
-        self._next_event, self._place, self._most, self._clock, self._lines = (
+        self._next_event, self._port, self._most, self._clock, self._lines = (
             next_event,
-            place,
+            port,
             most,
             clock,
             lines,
@@ -236,7 +226,7 @@ class Door:
             with socket.socket(fileno=self._spare) as peer_socket:
                 try:
                     name = peer_socket.getsockname()
-                    if (name[1] if isinstance(name, tuple) else name) != self._place:
+                    if not isinstance(name, tuple) or name[1] != self._port:
                         return 0, ""
                     inode = os.fstat(self._spare).st_ino
                     if inode == shut:
@@ -301,9 +291,9 @@ class Door:
             return senders
 
     @property
-    def statistics(self) -> DoorStatistics:
+    def statistics(self) -> ConnectionStatistics:
         with self._mutex:
-            return DoorStatistics(len(self._open), self._most, self._refused)
+            return ConnectionStatistics(len(self._open), self._most, self._refused)
 
     def close(self) -> None:
         """Release the descriptors. Call it after the thread has ended."""
@@ -312,12 +302,11 @@ class Door:
 
 
 def _address_of(connection: socket.socket) -> str:
-    """The peer's address without its port; "": it has left, or is a process of this machine."""
+    """The peer's address without its port; "": it has left."""
     try:
-        name = connection.getpeername()
+        return str(connection.getpeername()[0])
     except OSError:
         return ""
-    return str(name[0]) if isinstance(name, tuple) else ""
 
 
 def _later(sender: bytes, other: bytes) -> bool:

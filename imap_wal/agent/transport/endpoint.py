@@ -7,8 +7,8 @@ it.
 If the agent creates their folder, all users that may connect can enter it, but only the agent's
 user can write there, because a user with write permission could replace the socket.
 
-Before libzmq binds, it removes any file at the path of the endpoint, even the socket of a running
-process. So an agent binds only after it has the lock and has checked the path.
+A socket is bound in the place of the former one, which a killed process leaves, and which may be
+that of a running process. So an agent binds only after it has the lock and has checked the path.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import structlog
 
@@ -30,6 +29,9 @@ IPC = "ipc://"
 CONNECT_S = 1.0
 """How long to wait for a process that may listen at a socket without the lock. The kernel answers a
 local connect at once, unless the socket's queue is full."""
+
+BACKLOG = 128
+"""How many connections wait to be accepted."""
 
 _log = structlog.get_logger("imap_wal.agent")
 
@@ -144,20 +146,26 @@ class EndpointLock:
                 f"{self._path}; stop it, or give this agent another endpoint"
             )
 
-    @contextmanager
-    def private(self) -> Iterator[None]:
-        """Used around the bind: no other user can connect before the socket's mode is set."""
-        if self._lock is None:
-            yield
-            return
-        # The umask applies to the whole process. Files that other threads create have such modes
-        # anyway.
-        before = os.umask(0o077)
+    def listen(self) -> socket.socket:
+        """A non-blocking socket that listens at the path. Raises OSError."""
+        listening = socket.socket(socket.AF_UNIX)
         try:
-            yield
-        finally:
-            os.umask(before)
-        os.chmod(self._path, self._mode)  # a user needs write permission to connect
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)  # a socket, as `_check_place` has found
+            # No other user can connect before the socket's mode is set. The umask applies to the
+            # whole process. Files that other threads create have such modes anyway.
+            before = os.umask(0o077)
+            try:
+                listening.bind(self._path)
+            finally:
+                os.umask(before)
+            os.chmod(self._path, self._mode)  # a user needs write permission to connect
+            listening.listen(BACKLOG)
+            listening.setblocking(False)
+        except BaseException:
+            listening.close()
+            raise
+        return listening
 
     def release(self) -> None:
         """Release the lock. The files are kept: another agent may already use these paths."""

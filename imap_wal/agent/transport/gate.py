@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from imap_wal.agent.access.admission import Admission, Rules
+from imap_wal.agent.access.admission import Admission, ClientKeys, report
 from imap_wal.agent.access.keys import KeyPair, key_bytes
 from imap_wal.agent.lines import Lines
 from imap_wal.errors import InvalidSetting
@@ -34,7 +34,7 @@ class Gate:
     """Answers libzmq by `rules`. It must be created before the socket binds."""
 
     def __init__(
-        self, context: zmq.Context[Any], rules: Rules, endpoint: str, lines: Lines
+        self, context: zmq.Context[Any], rules: ClientKeys, endpoint: str, lines: Lines
     ) -> None:
         self._rules, self._endpoint, self._lines = rules, endpoint, lines
         self._socket = context.socket(zmq.REP)
@@ -47,10 +47,8 @@ class Gate:
     def guard(self, socket: zmq.Socket[bytes]) -> None:
         """Make libzmq ask for each connection of this socket. Call it before the bind."""
         socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
-        own = self._rules.own
-        if own is not None:
-            socket.setsockopt(zmq.CURVE_SERVER, 1)
-            socket.setsockopt(zmq.CURVE_SECRETKEY, bytes.fromhex(own.secret))
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, bytes.fromhex(self._rules.own.secret))
         self.worker.start()
 
     def close(self) -> None:
@@ -71,37 +69,18 @@ class Gate:
             self._socket.send_multipart(
                 [_VERSION, number, status, text, admission.user.encode(), b""]
             )
-        self._audit(admission)
+        self.refused += bool(admission.why)
+        report(admission, self._endpoint, self._lines)
         return True
 
     def _judge(self, frames: list[bytes]) -> Admission:
         address, mechanism, credentials = frames[3].decode(errors="replace"), frames[5], frames[6:]
-        expected = b"CURVE" if self._rules.own is not None else b"NULL"
-        if (
-            frames[0] != _VERSION
-            or mechanism != expected
-            or len(credentials) != (mechanism == b"CURVE")
-        ):
+        if frames[0] != _VERSION or mechanism != b"CURVE" or len(credentials) != 1:
             return Admission(
                 f"a peer at {address}",
-                f"it uses mechanism {mechanism!r}, and this endpoint accepts only {expected!r}",
+                f"it uses mechanism {mechanism!r}, and this endpoint accepts only CURVE",
             )
-        return self._rules.judge(address, *(credentials or [b""]))
-
-    def _audit(self, admission: Admission) -> None:
-        """Write a log line for audits."""
-        about = admission.who.partition(", process ")[0], admission.why
-        if admission.why:
-            self.refused += 1
-            self._lines.warning(
-                "peer refused",
-                about,
-                endpoint=self._endpoint,
-                peer=admission.who,
-                reason=admission.why,
-            )
-        else:
-            self._lines.info("peer admitted", about, endpoint=self._endpoint, peer=admission.who)
+        return self._rules.judge(address, *credentials)
 
 
 def new_pair(name: str) -> KeyPair:

@@ -1,50 +1,26 @@
-"""The agent's ZeroMQ socket. `docs/protocol.md` describes the messages."""
+"""What the loop of an agent needs from its socket, and the messages on it. `docs/protocol.md`
+describes them.
+
+    ipc://   `local`: the loop itself reads and writes the connections
+    tcp://   `network`: libzmq does, also for agents with keys
+"""
 
 from __future__ import annotations
 
 import struct
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import msgpack
 
-from imap_wal.agent.access.admission import Rules
-from imap_wal.agent.access.peers import LOCAL, UNKNOWN, Peer
-from imap_wal.agent.bounds import HEADER_MEMORY, RECEIVED_BYTES, REQUESTS_MAX, Bounds
-from imap_wal.agent.lines import Lines
+from imap_wal.agent.access.peers import Peer
+from imap_wal.agent.bounds import HEADER_MEMORY
 from imap_wal.agent.requests import Malformed, Request, kind_of, read, with_payload
-from imap_wal.agent.transport.door import Door, Ended, SocketEvent
-from imap_wal.agent.transport.endpoint import IPC, EndpointLock
-from imap_wal.agent.transport.gate import Gate
-from imap_wal.clock import Clock, SystemClock
-from imap_wal.errors import InvalidSetting
 from imap_wal.worker import Worker
-from storage_backends.extras import needs
 
-with needs("agent"):
-    import zmq
-
-_INBOX, _EVENTS = "inproc://answers", "inproc://events"
-_EVENT = struct.Struct("=HI")
 _HEADER = struct.Struct(">I")
 """An answer begins with the size of its header."""
-
-HANDSHAKE_MS = 3000
-"""A peer that has not completed the ZeroMQ handshake in this time is disconnected."""
-KEEPALIVE_S, KEEPALIVE_PROBES = 10, 3
-"""TCP keep-alive: the kernel probes a silent peer at this interval, and closes the connection after
-this many unanswered probes. ZeroMQ heartbeats do not work here, because the plug-in reads only
-while it waits for an answer."""
-CURVE_BYTES = 64
-"""CURVE adds 33 bytes to a frame, and libzmq counts them as a part of it."""
-SETTLED_S = 1.0
-"""When this time has passed after a change of the clients, connections are admitted by the new ones
-only."""
-REVOKED = "it has sent nothing, and a key was revoked, which may be its own"
-TRACKED_BYTES = 4096
-"""A larger answer is not copied. When its memory is released, it has left the agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,307 +50,74 @@ class Message:
         )
 
 
-class Router:
-    """The ROUTER socket, for the serving thread; other threads answer through `outbox()`."""
+@dataclass(frozen=True, slots=True)
+class ConnectionStatistics:
+    """`open`: connections now. `most`: their limit. `refused`: connections that were closed because
+    they were too many or broke the protocol."""
 
-    def __init__(
-        self,
-        lock: EndpointLock,
-        bounds: Bounds | None = None,
-        rules: Rules | None = None,
-        clock: Clock | None = None,
-        lines: Lines | None = None,
-    ) -> None:
-        """Bind to the endpoint of `lock`; `close` releases the lock. `rules` decide who may
-        connect; None: every peer that reaches the endpoint. Raises `InvalidSetting` if the bind
-        fails."""
-        self._clock = clock or SystemClock()
-        lines = lines or Lines(self._clock)
-        self.endpoint, self._lock = lock.endpoint, lock
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 200)
-        bounds = bounds or Bounds()
-        self._bound(bounds)
-        self.gate = Gate(self._context, rules, self.endpoint, lines) if rules is not None else None
-        self._rules = rules if rules is not None and rules.own is not None else None
-        """None if all connections have the same rights."""
-        has_keys = self._rules is not None
-        events = self._bind()
-        self.door = Door(
-            events, self._place(), bounds.connections, self._clock, lines, has_keys=has_keys
-        )
-        self.door.worker.start()
-        self._unanswered: dict[bytes, int] = {}
-        """Sender of at least one message → its unanswered requests."""
-        self._users: dict[bytes, str] = {}
-        """Sender of at least one message, with a key → its public key."""
-        self._silent_until = 0.0
-        self._clients = self._rules.clients() if self._rules is not None else {}
-        """The clients when the connections were last compared with them."""
-        self.revoked = 0
-        """The number of connections that were closed because their keys were revoked."""
-        self._late: list[bytes] = []
-        self._answers: deque[_Answer] = deque()
-        self._inbox = self._context.socket(zmq.PULL)
-        self._inbox.bind(_INBOX)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._inbox, zmq.POLLIN)
+    open: int
+    most: int
+    refused: int
 
-    @property
-    def workers(self) -> list[Worker]:
-        """The background threads that admit and close connections."""
-        return [self.door.worker, *([self.gate.worker] if self.gate is not None else [])]
 
-    def _bind(self) -> _Events:
-        """Bind the socket; returns the events of its connections. Raises `InvalidSetting`."""
-        events = _Events(self._context, self._socket)
-        try:
-            if self.gate is not None:
-                self.gate.guard(self._socket)
-            with self._lock.private():
-                self._socket.bind(self.endpoint)
-            self._name_peers()
-        except (zmq.ZMQError, OSError) as error:
-            events.close()
-            if self.gate is not None:
-                self.gate.close()
-            self._context.destroy(linger=0)
-            raise InvalidSetting(
-                f"endpoint {self.endpoint}: {error.strerror}; another agent may use it"
-            ) from error
-        return events
-
-    def _bound(self, bounds: Bounds) -> None:
-        """Set the limits that libzmq itself enforces."""
-        for option, value in (
-            (
-                zmq.MAXMSGSIZE,
-                bounds.message_bytes + CURVE_BYTES if bounds.message_bytes >= 0 else -1,
-            ),
-            (zmq.RCVHWM, 4),  # per connection; then its peer waits
-            (zmq.SNDHWM, 2 * REQUESTS_MAX),
-            (
-                zmq.ROUTER_MANDATORY,
-                1,
-            ),  # without room, sending an answer fails; it is not dropped silently
-            (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
-            (zmq.TCP_KEEPALIVE, 1),
-            (zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S),
-            (zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S),
-            (zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES),
-        ):
-            self._socket.setsockopt(option, value)
-        self._socket.copy_threshold = TRACKED_BYTES
-
-    def _name_peers(self) -> None:
-        """Make libzmq assign a routing id to each connection and ignore the id that a peer sends.
-        libzmq assigns ids by a counter, and aborts the process if a peer has already sent the same
-        id. In raw mode it ignores the ids of peers. If the option is set after the bind, it changes
-        only the routing ids, and that an answer has one frame: the listener keeps the options of
-        the bind and still reads ZMTP messages."""
-        self._socket.setsockopt(zmq.ROUTER_RAW, 1)
-
-    def _place(self) -> str | int:
-        """Where the socket listens, a path or a port, for the door."""
-        if self.endpoint.startswith(IPC):
-            return self.endpoint.removeprefix(IPC)
-        return int(
-            bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").rpartition(b":")[2]
-        )
-
-    def outbox(self) -> Outbox:
-        """An outbox for another thread. Call it in that thread."""
-        return Outbox(self._context, self._answers)
-
-    def receive(self, timeout_ms: int, most: int = 1024) -> list[Message]:
-        """All waiting requests, at most `most` and about `RECEIVED_BYTES`; waits up to `timeout_ms`
-        for the first one. Also sends the answers of other threads."""
-        messages: list[Message] = []
-        size = 0
-        for socket, _ in self._poller.poll(timeout_ms):
-            if socket is self._inbox:
-                self._pass_on()
-            else:
-                while (
-                    len(messages) < most
-                    and size < RECEIVED_BYTES
-                    and int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN
-                ):
-                    message = self._receive()
-                    if message is not None:
-                        messages.append(message)
-                        size += message.header_bytes + len(message.payload)
-        return messages
-
-    def _receive(self) -> Message | None:
-        """The next message; None if it is ignored: its connection is being closed."""
-        user = ""
-        if self._rules is None:
-            sender: bytes = self._socket.recv()
-        else:  # libzmq attaches the user to the frames
-            frame = self._socket.recv(copy=False)
-            sender, user = frame.bytes, str(frame.get("User-Id"))
-        unanswered = self._unanswered.get(sender)
-        first = (
-            self._socket.recv(copy=unanswered is not None)
-            if self._socket.getsockopt(zmq.RCVMORE)
-            else b""
-        )
-        header: bytes = first if isinstance(first, bytes) else first.bytes
-        payload, others = b"", -1
-        while self._socket.getsockopt(zmq.RCVMORE):
-            part = self._socket.recv()
-            payload, others = (part, 0) if others < 0 else (b"", others + 1)
-        if unanswered is None:
-            unanswered = 0
-            if not self.door.met(sender, -1 if isinstance(first, bytes) else first.get(zmq.SRCFD)):
-                self._late.append(sender)
-            elif user:
-                self._users[sender] = user
-        self._unanswered[sender] = unanswered + 1
-        if unanswered >= REQUESTS_MAX:
-            if unanswered == REQUESTS_MAX:
-                self.door.shut(
-                    sender,
-                    f"a peer sent more than {REQUESTS_MAX} requests without waiting for "
-                    "their answers",
-                )
-            return None
-        if user and user not in self._now():
-            self._end(sender)
-            return None
-        return replace(_decode(sender, header, payload, 2 + others), user=user)
-
-    def peer(self, user: str) -> Peer:
-        """The peer of a message's `user`, with its current rights. Thread-safe."""
-        return LOCAL if self._rules is None else self._now().get(user, UNKNOWN)
-
-    def _now(self) -> Mapping[str, Peer]:
-        return self._rules.clients() if self._rules is not None else {}
-
-    def _end_revoked(self) -> None:
-        """Close the connections of revoked keys. libzmq reports the key of a connection only with
-        its messages. So if a key is revoked, all connections without a message are closed too:
-        those that exist now, and later those that the gate admitted by the earlier list."""
-        now, before = self._now(), self._clients
-        if now is not before:
-            self._clients = now
-            for sender in [sender for sender, user in self._users.items() if user not in now]:
-                self._end(sender)
-            if not before.keys() <= now.keys():
-                self.door.shut_silent(REVOKED)
-                self._silent_until = self._clock.monotonic() + SETTLED_S
-        if self._silent_until and self._clock.monotonic() >= self._silent_until:
-            self._silent_until = 0.0
-            self.door.shut_silent(REVOKED)
-
-    def _end(self, sender: bytes) -> None:
-        if self._users.pop(sender, None) is not None:
-            self.revoked += 1
-            self.door.shut(sender, "its key was revoked")
-
-    def gone(self) -> list[bytes]:
-        """Close the connections of revoked keys, and return the senders whose connections have
-        ended since the last call."""
-        self._end_revoked()
-        senders, self._late = self._late + self.door.gone(), []
-        for sender in senders:
-            self._unanswered.pop(sender, None)
-            self._users.pop(sender, None)
-        return senders
-
-    def _pass_on(self) -> None:
-        while True:
-            try:
-                self._inbox.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            answer = self._answers.popleft()
-            self._send(answer.to, answer.frame)
+class Outbox(Protocol):
+    """Sends the answers of one thread."""
 
     def send(self, to: bytes, header: Sequence[Any], payload: bytes | bytearray = b"") -> None:
         """Send an answer. If the connection has ended, the answer is lost; the peer sends the
-        request again after its next hello."""
-        self._send(to, _joined(header, payload))
+        request again after its next hello. A bytearray is not copied; it is released when it has
+        left the agent."""
 
-    def _send(self, to: bytes, frame: bytes | bytearray) -> None:
-        unanswered = self._unanswered.get(to)
-        if unanswered:
-            self._unanswered[to] = unanswered - 1
-        try:
-            self._socket.send(to, zmq.NOBLOCK | zmq.SNDMORE)
-            self._socket.send(frame, zmq.NOBLOCK, copy=len(frame) < TRACKED_BYTES)
-        except zmq.Again:
-            self.door.shut(to, "a peer does not read its answers")
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
+    def close(self) -> None: ...
+
+
+class Router(Protocol):
+    """The socket of an agent, for the serving thread. Other threads answer through `outbox()`, and
+    may call `shut` and read the properties."""
+
+    endpoint: str
+    revoked: int
+    """The number of connections that were closed because their keys were revoked."""
+
+    @property
+    def refused(self) -> int:
+        """How many peers the access rules refused."""
+
+    @property
+    def statistics(self) -> ConnectionStatistics: ...
+
+    @property
+    def workers(self) -> list[Worker]:
+        """The background threads."""
+
+    def outbox(self) -> Outbox:
+        """An outbox for another thread. Call it in that thread."""
+
+    def receive(self, timeout_ms: int, most: int = 1024) -> list[Message]:
+        """All waiting requests, at most `most` and about `RECEIVED_BYTES`; waits up to `timeout_ms`
+        for the first one."""
+
+    def peer(self, user: str) -> Peer:
+        """The peer of a message's `user`, with its current rights. Thread-safe."""
+
+    def send(self, to: bytes, header: Sequence[Any], payload: bytes | bytearray = b"") -> None:
+        """As that of an `Outbox`."""
+
+    def greeted(self, sender: bytes) -> None:
+        """The hello of this connection was accepted, so it is not closed to make room."""
+
+    def shut(self, sender: bytes, why: str) -> None:
+        """Close the connection of this sender, and log the reason."""
+
+    def gone(self) -> list[bytes]:
+        """The senders whose connections have ended since the last call."""
 
     def close(self, wait: bool = True) -> None:
         """Send the remaining answers for a short time, and close. `wait=False`: another thread may
         be stuck in an outbox, which then ends with the process."""
-        self._inbox.close(0)
-        self._socket.close()  # the door still reads, because libzmq waits if its events are unread
-        if self.gate is not None:
-            self.gate.close()
-        if wait:
-            self._context.term()
-            if self.door.worker.stop(1):
-                self.door.close()
-        self._lock.release()
 
 
-class _Events:
-    """The events of libzmq about the connections of a socket. For one thread."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], of: zmq.Socket[bytes]) -> None:
-        of.monitor(_EVENTS, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-        self._socket = context.socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.RCVHWM, 1)  # `UNSEEN_MAX` depends on this
-        self._socket.connect(_EVENTS)
-
-    def __call__(self) -> SocketEvent | None:
-        try:
-            while self._socket.poll(100):
-                number, value = _EVENT.unpack(self._socket.recv_multipart()[0])
-                if number in (zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED):
-                    return SocketEvent(number == zmq.EVENT_ACCEPTED, value)
-        except zmq.ContextTerminated:
-            self.close()
-            raise Ended from None
-        return None
-
-    def close(self) -> None:
-        self._socket.close(0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    to: bytes
-    frame: bytes | bytearray
-
-
-class Outbox:
-    """Sends the answers of another thread. A bytearray is not copied; it is released when it has
-    left the agent."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], answers: deque[_Answer]) -> None:
-        self._answers = answers
-        self._socket = context.socket(zmq.PUSH)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.connect(_INBOX)
-
-    def send(self, to: bytes, header: Sequence[Any], payload: bytes | bytearray = b"") -> None:
-        self._answers.append(_Answer(to, _joined(header, payload)))
-        self._socket.send(b"")
-
-    def close(self) -> None:
-        self._socket.close(0)
-
-
-def _decode(sender: bytes, header: bytes, payload: bytes, frames: int) -> Message:
+def decode(sender: bytes, header: bytes, payload: bytes, frames: int) -> Message:
     if frames != 2:
         text = (
             f"a message has a header [kind, number, ...] and a payload; this one has {frames} "
@@ -385,7 +128,7 @@ def _decode(sender: bytes, header: bytes, payload: bytes, frames: int) -> Messag
     return Message(sender, request, b"" if isinstance(request, Malformed) else payload, len(header))
 
 
-def _joined(header: Sequence[Any], payload: bytes | bytearray) -> bytes | bytearray:
+def joined(header: Sequence[Any], payload: bytes | bytearray) -> bytes | bytearray:
     """The frame of an answer. A bytearray is extended in place. The text of an error may quote a
     name that is not valid Unicode."""
     packed: bytes = msgpack.packb(header, unicode_errors="backslashreplace")

@@ -14,7 +14,7 @@ import java.util.function.Supplier;
  * Watches one agent over a separate connection, at least twice a second.
  *
  * <pre>
- * ZMTP PING   ZeroMQ's own thread in the agent answers it, also while the agent waits for its
+ * ZMTP PING   another thread of the agent answers it while the loop is busy or waits for its
  *             storage. No answer within agent-timeout-ms: the agent hangs. All connections to it
  *             are closed, and none is opened until it answers again
  * beat        shows that a member of this cluster is alive, how many of its partitions are not
@@ -29,10 +29,10 @@ import java.util.function.Supplier;
 public final class Pulse {
     private static final long PAUSE_MS_MAX = 500;
     /**
-     * The most beats without an answer. The agent's ZeroMQ takes four messages of a connection in
-     * advance, and frees their space in pairs. If a PING waits after more messages, and the
-     * connection is closed then, ZeroMQ ends the agent's process when the process continues (libzmq
-     * 4.3.5, issues 3937 and 4767).
+     * The most beats without an answer. A busy agent takes four messages of a connection in
+     * advance; over TCP, ZeroMQ frees their space in pairs. If a PING waits after more messages,
+     * and the connection is closed then, ZeroMQ ends the agent's process when the process continues
+     * (libzmq 4.3.5, issues 3937 and 4767).
      */
     private static final int UNANSWERED_MAX = 3;
 
@@ -225,8 +225,8 @@ public final class Pulse {
     }
 
     /**
-     * ZeroMQ's own thread sends the greeting. The agent itself admits the connection, and may be
-     * busy.
+     * The greeting also comes from an agent that is busy. Over TCP, the agent itself admits the
+     * connection later.
      */
     private void connect() throws IOException {
         boolean[] lives = {false};

@@ -104,7 +104,7 @@ public final class ZmtpConnection implements Closeable {
     }
 
     /**
-     * Connects. The other end's greeting must arrive in time: ZeroMQ's own thread sends it.
+     * Connects. The other end's greeting must arrive in time: a busy agent sends it too.
      *
      * @param greeted returns the patience for the rest of the handshake, and for what follows: the
      *                agent itself decides whether it admits this connection, and may be busy
@@ -193,8 +193,7 @@ public final class ZmtpConnection implements Closeable {
     }
 
     /**
-     * Asks for a PONG, which ZeroMQ at the other end sends without the agent. {@link #receive}
-     * counts it.
+     * Asks for a PONG, which an agent sends even if its loop is busy. {@link #receive} counts it.
      */
     void ping(long deadlineNanos) throws IOException {
         sendCommand(ascii("\4PING\0\0"), deadlineNanos);
@@ -324,7 +323,7 @@ public final class ZmtpConnection implements Closeable {
                     + text(answer));
         }
         if (startsWith(answer, ascii("\5ERROR"))) {
-            // In this form ZeroMQ sends the decision of the agent's access rules.
+            // In this form the decision of the agent's access rules arrives.
             throw new AgentError(AgentError.NOT_ALLOWED, (curve == null
                     ? "the agent does not admit the user of this process: see allow_uids in"
                     + " agent.toml"

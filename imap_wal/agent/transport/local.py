@@ -1,0 +1,490 @@
+"""The agent's Unix socket. The loop itself reads and writes the connections, without a thread or a
+queue in between: what arrives during a sync is the next commit. It speaks ZMTP (`zmtp`).
+
+While the loop is busy with one request, a thread stands in for it: it accepts connections, answers
+pings, and reads a few messages of each connection in advance. So a member can tell an agent that is
+busy from one that hangs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import select
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from imap_wal.agent.access.admission import Admission, Users, report
+from imap_wal.agent.access.peers import LOCAL, Peer
+from imap_wal.agent.bounds import RECEIVED_BYTES, REQUESTS_MAX, Bounds
+from imap_wal.agent.lines import Lines
+from imap_wal.agent.transport import zmtp
+from imap_wal.agent.transport.endpoint import EndpointLock
+from imap_wal.agent.transport.router import ConnectionStatistics, Message, decode, joined
+from imap_wal.clock import Clock
+from imap_wal.errors import InvalidSetting
+from imap_wal.worker import Worker
+
+HANDSHAKE_S = 3.0
+"""A peer that has not completed the handshake in this time is disconnected."""
+GREETING_S = 1.0
+"""Above the limit, the oldest connection that has not said hello within this time is closed."""
+READ_BYTES = 128 * 1024
+"""How much is read at once. The rest of a larger frame is read into its own buffer."""
+BODY_BYTES = 2 * 1024 * 1024
+"""The first size of such a buffer. It grows with what arrives, so that a wrong size in a frame does
+not take memory."""
+AHEAD_MAX = 4
+"""How many messages of a connection are read while the loop is busy."""
+UNSENT_MAX = 2 * REQUESTS_MAX
+"""A connection with more answers that its peer does not read is closed."""
+ACCEPTED_AT_ONCE = 64
+STAND_IN_S = 0.05
+"""When the loop has not turned for this time, the other thread stands in for it."""
+RETRY_S = 0.1
+"""The pause after a connection could not be accepted, because no descriptor is free."""
+LINGER_S = 0.2
+"""How long the remaining answers are sent at a stop."""
+
+NOT_READ = "a peer does not read its answers"
+
+_IN, _OUT = select.EPOLLIN | select.EPOLLRDHUP, select.EPOLLOUT
+_PEER = struct.Struct("3i")
+"""What the kernel reports of a peer: process, user, group."""
+
+
+class _Connection:
+    """One connection. `sender` names it, and is never used twice. `since`: when it was accepted, in
+    monotonic seconds."""
+
+    __slots__ = (
+        "admission",
+        "body",
+        "filled",
+        "flags",
+        "frames",
+        "greeted",
+        "header",
+        "payload",
+        "queued",
+        "rest",
+        "sender",
+        "since",
+        "size",
+        "socket",
+        "state",
+        "unanswered",
+        "unsent",
+    )
+
+    def __init__(
+        self, accepted: socket.socket, sender: bytes, since: float, admission: Admission | None
+    ) -> None:
+        self.socket, self.sender, self.since, self.admission = accepted, sender, since, admission
+        self.state = "greeting"
+        """`greeting`, `ready` or `open`: what the next bytes are; `closed`."""
+        self.greeted = False
+        """Whether its hello was accepted."""
+        self.rest = b""
+        """The beginning of a frame that has not arrived as a whole."""
+        self.body: bytearray | None = None
+        """Of a large frame that has not arrived as a whole: its beginning. `filled`: how many bytes
+        of it have arrived; `size`, `flags`: as the frame says."""
+        self.filled = self.size = self.flags = 0
+        self.header = self.payload = b""
+        self.frames = 0
+        """How many frames of the next message have arrived."""
+        self.queued = 0
+        """Messages that the loop has not received yet."""
+        self.unanswered = 0
+        self.unsent: deque[memoryview] = deque()
+
+
+class LocalRouter:
+    """A `Router` at the path of a Unix socket."""
+
+    def __init__(
+        self, lock: EndpointLock, bounds: Bounds, rules: Users | None, clock: Clock, lines: Lines
+    ) -> None:
+        """Listen at the endpoint of `lock`; `close` releases it. `rules` decide who may connect;
+        None: everyone that can open the socket. Raises `InvalidSetting` if it cannot listen."""
+        self.endpoint, self._lock, self._rules = lock.endpoint, lock, rules
+        self._most, self._clock, self._lines = bounds.connections, clock, lines
+        self._frame_max = bounds.message_bytes if bounds.message_bytes >= 0 else 2**62
+        try:
+            self._listening = lock.listen()
+        except OSError as error:
+            raise InvalidSetting(
+                f"endpoint {self.endpoint}: {error.strerror}; another agent may use it"
+            ) from error
+        self._epoll = select.epoll()
+        self._listens_at = self._listening.fileno()
+        self._epoll.register(self._listens_at, select.EPOLLIN)
+        self._accept_at = 0.0
+        """When connections are accepted again; 0: now."""
+        self._mutex = threading.Lock()
+        """Protects all that follows."""
+        self._open: dict[int, _Connection] = {}
+        """By descriptor; the oldest first."""
+        self._by_sender: dict[bytes, _Connection] = {}
+        self._shaking: deque[_Connection] = deque()
+        """Those that were accepted last and may not have completed the handshake; oldest first."""
+        self._arrived = memoryview(bytearray(READ_BYTES))
+        self._ready: deque[Message] = deque()
+        self._gone: list[bytes] = []
+        self._names = itertools.count(1)
+        self._refused = 0
+        self.refused = self.revoked = 0
+        self._waits, self._turned = False, clock.monotonic()
+        self._stand_in = Worker("imap-wal-socket", self._stand_in_turn)
+        self._stand_in.start()
+
+    @property
+    def workers(self) -> list[Worker]:
+        return [self._stand_in]
+
+    @property
+    def statistics(self) -> ConnectionStatistics:
+        return ConnectionStatistics(len(self._open), self._most, self._refused)
+
+    def outbox(self) -> _Outbox:
+        return _Outbox(self)
+
+    def peer(self, user: str) -> Peer:
+        return LOCAL
+
+    # ---- the loop ----
+
+    def receive(self, timeout_ms: int, most: int = 1024) -> list[Message]:
+        self._waits = True
+        events = self._epoll.poll(0 if self._ready else timeout_ms / 1000)
+        self._waits = False
+        with self._mutex:
+            self._turned = self._clock.monotonic()
+            self._serve(events, 2**62)
+            messages: list[Message] = []
+            size = 0
+            while self._ready and len(messages) < most and size < RECEIVED_BYTES:
+                message = self._ready.popleft()
+                connection = self._by_sender.get(message.sender)
+                if connection is not None:
+                    connection.queued -= 1
+                messages.append(message)
+                size += message.header_bytes + len(message.payload)
+            return messages
+
+    def gone(self) -> list[bytes]:
+        if not self._gone:
+            return []
+        with self._mutex:
+            senders, self._gone = self._gone, []
+            return senders
+
+    def send(self, to: bytes, header: Sequence[Any], payload: bytes | bytearray = b"") -> None:
+        frame = joined(header, payload)
+        with self._mutex:
+            connection = self._by_sender.get(to)
+            if connection is None:
+                return
+            connection.unanswered = max(0, connection.unanswered - 1)
+            front = zmtp.front(len(frame))
+            if len(frame) < READ_BYTES:
+                self._write(connection, front + frame)
+            else:
+                self._write(connection, front)
+                self._write(connection, frame)
+
+    def greeted(self, sender: bytes) -> None:
+        with self._mutex:
+            if connection := self._by_sender.get(sender):
+                connection.greeted = True
+
+    def shut(self, sender: bytes, why: str) -> None:
+        with self._mutex:
+            if connection := self._by_sender.get(sender):
+                self._shut(connection, why)
+
+    def close(self, wait: bool = True) -> None:
+        self._stand_in.stop(1)
+        until = self._clock.monotonic() + LINGER_S
+        with self._mutex:
+            while any(connection.unsent for connection in self._open.values()):
+                left = until - self._clock.monotonic()
+                if left <= 0:
+                    break
+                for fd, event in self._epoll.poll(left):
+                    if event & _OUT and (connection := self._open.get(fd)) is not None:
+                        self._flush(connection)
+            for connection in list(self._open.values()):
+                self._end(connection)
+            self._listening.close()
+            self._epoll.close()
+        self._lock.release()
+
+    # ---- the other thread ----
+
+    def _stand_in_turn(self, worker: Worker) -> bool:
+        worker.stopping.wait(STAND_IN_S)
+        if not self._waits and self._clock.monotonic() - self._turned >= STAND_IN_S:
+            with self._mutex:
+                if not worker.stopping.is_set():
+                    self._serve(self._epoll.poll(0), AHEAD_MAX)
+        return True
+
+    # ---- connections; with the mutex ----
+
+    def _serve(self, events: list[tuple[int, int]], ahead: int) -> None:
+        """Accept, read and write what is ready. `ahead`: how many messages of a connection may wait
+        for the loop."""
+        for fd, event in events:
+            if fd == self._listens_at:
+                self._accept()
+                continue
+            connection = self._open.get(fd)
+            if connection is None:
+                continue
+            if event & _OUT:
+                self._flush(connection)
+            if event & ~_OUT and connection.queued < ahead:
+                self._read(connection)
+        if self._shaking:
+            self._end_unfinished()
+        if self._accept_at and self._clock.monotonic() >= self._accept_at:
+            self._accept_at = 0.0
+            self._epoll.register(self._listens_at, select.EPOLLIN)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                accepted, _ = self._listening.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # no descriptor is free
+                self._lines.warning("connection not accepted", error.errno, error=str(error))
+                self._epoll.unregister(self._listens_at)
+                self._accept_at = self._clock.monotonic() + RETRY_S
+                return
+            self._enter(accepted)
+
+    def _enter(self, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        sender = b"\0" + (next(self._names) % 2**32).to_bytes(4)
+        connection = _Connection(accepted, sender, self._clock.monotonic(), self._judged(accepted))
+        fd = accepted.fileno()
+        self._open[fd] = self._by_sender[sender] = connection
+        self._epoll.register(fd, _IN)
+        if len(self._open) > self._most:
+            self._make_room(connection)
+        if connection.state != "closed":
+            self._shaking.append(connection)
+            self._write(connection, zmtp.GREETING)
+
+    def _judged(self, accepted: socket.socket) -> Admission | None:
+        if self._rules is None:
+            return None
+        credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        pid, uid, _ = _PEER.unpack(credentials)
+        return self._rules.judge(uid, pid)
+
+    def _make_room(self, new: _Connection) -> None:
+        """Close the oldest silent connection, or the new one."""
+        before = new.since - GREETING_S
+        silent = (
+            connection
+            for connection in self._open.values()
+            if not connection.greeted and connection.since < before
+        )
+        self._refused += 1
+        self._end(next(silent, new))
+        self._lines.warning("too many connections", most=self._most, refused=self._refused)
+
+    def _end_unfinished(self) -> None:
+        """Close the connections whose handshake takes too long."""
+        before = self._clock.monotonic() - HANDSHAKE_S
+        while self._shaking:
+            connection = self._shaking[0]
+            if connection.state in ("greeting", "ready"):
+                if connection.since > before:
+                    return
+                self._end(connection)
+            self._shaking.popleft()
+
+    def _shut(self, connection: _Connection, why: str) -> None:
+        self._lines.warning("connection closed", why, reason=why)
+        self._refused += 1
+        self._end(connection)
+
+    def _end(self, connection: _Connection) -> None:
+        if connection.state == "closed":
+            return
+        connection.state = "closed"
+        fd = connection.socket.fileno()
+        self._epoll.unregister(fd)
+        connection.socket.close()
+        connection.unsent.clear()
+        connection.body = None
+        del self._open[fd], self._by_sender[connection.sender]
+        self._gone.append(connection.sender)
+
+    # ---- what arrives ----
+
+    def _read(self, connection: _Connection) -> None:
+        """Read what a connection has sent. `READ_BYTES` are read at once; the rest waits for the
+        next turn, except that of a large frame."""
+        try:
+            if connection.body is None:
+                data = self._arrived[: connection.socket.recv_into(self._arrived)].tobytes()
+                if data:
+                    self._parse(connection, connection.rest + data if connection.rest else data)
+                else:
+                    self._end(connection)
+            while connection.body is not None:
+                self._fill(connection, connection.body)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._end(connection)
+        except zmtp.NotZmtp as error:
+            self._shut(connection, f"a peer broke the protocol: {error}")
+
+    def _fill(self, connection: _Connection, body: bytearray) -> None:
+        """Read more of a large frame. Raises OSError."""
+        if connection.filled == len(body):
+            body.extend(bytes(min(len(body), connection.size - len(body))))
+        with memoryview(body) as view:
+            count = connection.socket.recv_into(view[connection.filled :])
+        connection.filled += count
+        if not count:
+            self._end(connection)
+        elif connection.filled == connection.size:
+            connection.body = None
+            self._frame(connection, connection.flags, bytes(body))
+
+    def _parse(self, connection: _Connection, data: bytes) -> None:
+        """Take the whole frames from `data`, and keep the rest. Raises `zmtp.NotZmtp`."""
+        at, end = 0, len(data)
+        if connection.state == "greeting":
+            if end < zmtp.GREETING_BYTES:
+                connection.rest = data
+                return
+            zmtp.check_greeting(data)
+            connection.state, at = "ready", zmtp.GREETING_BYTES
+        while end - at >= 2 and connection.state != "closed":
+            flags = data[at]
+            if flags & zmtp.LONG:
+                if end - at < 9:
+                    break
+                size, begin = zmtp.long_size(data, at), at + 9
+            else:
+                size, begin = data[at + 1], at + 2
+            if size > self._frame_max or (
+                size > zmtp.COMMAND_BYTES_MAX
+                and (flags & zmtp.COMMAND or connection.state != "open")
+            ):
+                raise zmtp.NotZmtp(f"a frame of {size} bytes is larger than it may be")
+            if begin + size > end:
+                if size > READ_BYTES:
+                    connection.body = bytearray(data[begin:])
+                    connection.body.extend(bytes(min(size, BODY_BYTES) - len(connection.body)))
+                    connection.filled, connection.size = end - begin, size
+                    connection.flags, connection.rest = flags, b""
+                    return
+                break
+            at = begin + size
+            self._frame(connection, flags, data[begin:at])
+        connection.rest = data[at:]
+
+    def _frame(self, connection: _Connection, flags: int, body: bytes) -> None:
+        if flags & zmtp.COMMAND or connection.state != "open":
+            self._command(connection, flags, body)
+            return
+        if connection.frames == 0:
+            connection.header = body
+        else:
+            connection.payload = body if connection.frames == 1 else b""
+        connection.frames += 1
+        if flags & zmtp.MORE:
+            return
+        if connection.unanswered >= REQUESTS_MAX:
+            self._shut(
+                connection,
+                f"a peer sent more than {REQUESTS_MAX} requests without waiting for their answers",
+            )
+            return
+        connection.unanswered += 1
+        connection.queued += 1
+        self._ready.append(
+            decode(connection.sender, connection.header, connection.payload, connection.frames)
+        )
+        connection.header = connection.payload = b""
+        connection.frames = 0
+
+    def _command(self, connection: _Connection, flags: int, body: bytes) -> None:
+        if connection.state == "open":
+            if answer := zmtp.pong(body):
+                self._write(connection, answer)
+            return
+        if not flags & zmtp.COMMAND:
+            raise zmtp.NotZmtp("it sent a message before its handshake")
+        zmtp.check_ready(body)
+        admission = connection.admission
+        if admission is not None:
+            report(admission, self.endpoint, self._lines)
+        if admission is None or not admission.why:
+            connection.state = "open"
+            self._write(connection, zmtp.READY)
+        else:
+            self.refused += 1
+            self._write(connection, zmtp.REFUSED)
+            self._end(connection)
+
+    # ---- what leaves ----
+
+    def _write(self, connection: _Connection, data: bytes | bytearray) -> None:
+        """Send now what the system accepts, and the rest when it accepts more."""
+        sent = 0
+        if not connection.unsent:
+            try:
+                sent = connection.socket.send(data)
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._end(connection)
+                return
+            if sent == len(data):
+                return
+            self._epoll.modify(connection.socket.fileno(), _IN | _OUT)
+        connection.unsent.append(memoryview(data)[sent:])
+        if len(connection.unsent) > UNSENT_MAX:
+            self._shut(connection, NOT_READ)
+
+    def _flush(self, connection: _Connection) -> None:
+        while connection.unsent:
+            data = connection.unsent[0]
+            try:
+                sent = connection.socket.send(data)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._end(connection)
+                return
+            if sent < len(data):
+                connection.unsent[0] = data[sent:]
+                return
+            connection.unsent.popleft()
+        self._epoll.modify(connection.socket.fileno(), _IN)
+
+
+class _Outbox:
+    """Writes to the connections at once."""
+
+    def __init__(self, router: LocalRouter) -> None:
+        self._router = router
+
+    def send(self, to: bytes, header: Sequence[Any], payload: bytes | bytearray = b"") -> None:
+        self._router.send(to, header, payload)
+
+    def close(self) -> None: ...
