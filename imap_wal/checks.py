@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -102,6 +103,15 @@ def check_port(port: int | str, name: str, value: str, least: int = 1) -> None:
         raise InvalidSetting(
             f"{name} is {value!r}; its port is {port}, and it takes one from {least} to {PORT_MAX}"
         )
+
+
+def is_loopback_host(host: str) -> bool:
+    """Whether only this machine can connect there. A name of a network interface does not count,
+    because its addresses are not known."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 KEY_SOURCES = ("file", "env", "command")

@@ -181,8 +181,12 @@ def all_marked(epochs: Sequence[Epoch], positions: list[Position]) -> list[Posit
     if not epochs:
         return positions
     if len(epochs) == 1:
-        epoch_id, of = epochs[0].id, MarkedPosition.of
-        return [of(position, epoch_id) for position in positions]
+        (epoch,), of = epochs, MarkedPosition.of
+        # An archive may also have entries of an epoch that the log has forgotten.
+        return [
+            of(position, epoch.id) if position.epoch == epoch.number else position
+            for position in positions
+        ]
     return [marked(epochs, position) for position in positions]
 
 

@@ -18,11 +18,13 @@ from imap_wal.stream.opening import open
 from imap_wal.stream.served import connect
 from imap_wal.stream.stream import Stream
 from imap_wal.stream.transaction import Mark, StreamRecord, Transaction
+from imap_wal.workers.network import Certificates
 
 if TYPE_CHECKING:
     from imap_wal.stream.sql_marks import SqlMarks
 
 __all__ = [
+    "Certificates",
     "ConsumerStatus",
     "FileMarks",
     "MapMarks",

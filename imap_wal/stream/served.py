@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Unpack
@@ -40,8 +40,9 @@ from imap_wal.stream.transaction import (
 )
 from imap_wal.workers.client import Client
 from imap_wal.workers.election import Election
-from imap_wal.workers.endpoint import Endpoint, default_path
+from imap_wal.workers.endpoint import Endpoint, LocalEndpoint, default_path
 from imap_wal.workers.messages import PART_BYTES, VERSION, NotUnderstood
+from imap_wal.workers.network import TCP, Certificates, NetworkEndpoint
 from imap_wal.workers.server import Parts
 from storage_backends.location import Place
 
@@ -306,7 +307,7 @@ def endpoint_of(
     url: Place, namespace: str, name: str, socket: str | os.PathLike[str] | None = None
 ) -> Endpoint:
     """Where a stream is served. Raises `InvalidSetting`."""
-    return Endpoint(socket or default_path(url, namespace, f"stream {name}"))
+    return LocalEndpoint(socket or default_path(url, namespace, f"stream {name}"))
 
 
 def connect(
@@ -318,15 +319,18 @@ def connect(
     serializer: Serializer[Any, Any] | SerializerName | None = None,
     socket: str | os.PathLike[str] | None = None,
     serve: bool = True,
+    certificates: Certificates | None = None,
     timeout_s: float = TIMEOUT_S,
     **options: Unpack[StreamOptions],
 ) -> Stream:
-    """A stream that several processes of one machine use at the same time: each of them can submit,
-    read, and run consumers. One of them has the log open and serves the others over a Unix socket.
-    If it ends or is killed, another one takes its place.
+    """A stream that several processes use at the same time: each of them can submit, read, and run
+    consumers. On one machine, one of them has the log open and serves the others over a Unix
+    socket; if it ends or is killed, another one takes its place. On other machines,
+    `imap-wal stream serve --listen` serves them.
 
     Args:
-        url: a folder or URL, the same in all processes.
+        url: a folder or URL, the same in all processes; or `tcp://host:port` of a server, or
+            `tcp://host:port,host:port` of several, one of which serves at a time.
         partitions: as for `open`.
         name: as for `open`.
         namespace: as for `open`.
@@ -335,9 +339,12 @@ def connect(
             from `url`, `namespace` and `name`.
         serve: this process may serve. With False it waits for another one, such as
             `imap-wal stream serve`.
+        certificates: for `tcp://`: of this process, and the authority of the servers. Not needed
+            for an address of this machine whose server has none.
         timeout_s: how long one message to the process that serves may take, with all its
             repetitions, in seconds.
         **options: other options of `open`, for the process that serves; the same in all processes.
+            With `tcp://`, there are none: the server decides, also about `name` and `namespace`.
 
     Returns:
         The stream. A submit with `request` is repeated if the connection is lost, and counts once.
@@ -346,6 +353,7 @@ def connect(
     Raises:
         InvalidSetting: an option is not valid, or other users can write to the folder of the
             socket.
+        NotAllowed: the server does not admit this certificate, or has one of another authority.
         WriterLocked: another program has the stream open, and does not serve it.
         StorageUnavailable: no process answered in time.
         Others: those of `open`, from a process that could not open the stream.
@@ -353,6 +361,21 @@ def connect(
     if not isinstance(serve, bool):
         raise InvalidSetting(f"serve is {serve!r}; it takes True or False")
     check_seconds(timeout_s, "timeout_s")
+    made = serializer_of(serializer) or MsgpackSerializer()
+    if isinstance(url, str) and url.startswith(TCP):
+        given = {"name": name != "stream", "namespace": namespace != "default", "socket": socket}
+        for option in [*options, *(option for option, is_given in given.items() if is_given)]:
+            raise InvalidSetting(f"{option} is decided by the server at {url}; leave it out")
+        client = StreamClient(
+            NetworkEndpoint(url, certificates),
+            timeout_s,
+            timeout_s,
+            lambda: False,
+            SystemRandomness(),
+        )
+        return _connected(url, client, lambda: None, made, partitions)
+    if certificates is not None:
+        raise InvalidSetting("certificates are for tcp:// addresses")
     place = location(url, options=options.get("storage_options"))
     if place.url.startswith("memory:"):
         raise InvalidSetting(
@@ -362,23 +385,32 @@ def connect(
         if option in options:
             raise InvalidSetting(f"{option} is an option of imap_wal.stream.open, not of connect")
     demand_options(options)
-    made = serializer_of(serializer) or MsgpackSerializer()
     endpoint = endpoint_of(url, namespace, name, socket)
     serving = serving_stream(
         url, endpoint, partitions=partitions, name=name, namespace=namespace, **options
     )
-    randomness = options.get("randomness") or SystemRandomness()
     client = StreamClient(
         endpoint,
         timeout_s,
         serving.patience_s(timeout_s),
         serving.elect if serve else lambda: False,
-        randomness,
+        options.get("randomness") or SystemRandomness(),
     )
+    return _connected(place.url, client, serving.stop, made, partitions)
+
+
+def _connected(
+    url: str,
+    client: StreamClient,
+    at_end: Callable[[], object],
+    serializer: Serializer[Any, Any],
+    partitions: int | None,
+) -> Stream:
+    """Raises the errors of `connect`."""
 
     def end() -> None:
         client.close()
-        serving.stop()
+        at_end()
 
     try:
         count = client.partitions = client.ask("partitions")
@@ -388,5 +420,5 @@ def connect(
         with suppress(Exception):
             end()
         raise
-    remote = [RemotePartition(number, client, made) for number in range(count)]
-    return Stream(place.url, remote, end, RemoteShare(client, randomness.token()))
+    remote = [RemotePartition(number, client, serializer) for number in range(count)]
+    return Stream(url, remote, end, RemoteShare(client, client.randomness.token()))

@@ -140,7 +140,7 @@ class Client:
         for connection in connections:
             if connection is not None:
                 with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def _asked(self, line: ClientLine, request: list[Any], changes: bool, once: bool) -> Any:
         end = time.monotonic() + self.timeout_s
@@ -194,10 +194,10 @@ class Client:
     def _late(self, failure: Exception | None, *, sent: bool) -> ImapWalError:
         if isinstance(failure, ImapWalError) and not sent:
             return failure
-        text = f"no process serves at {self.endpoint.path}: {failure}"
+        text = f"no process serves at {self.endpoint.name}: {failure}"
         if isinstance(failure, TimeoutError):
             text = (
-                f"the process that serves at {self.endpoint.path} did not answer within "
+                f"the process that serves at {self.endpoint.name} did not answer within "
                 f"{self.timeout_s:g} s"
             )
         if sent:
@@ -219,8 +219,13 @@ class Client:
             raise error
         try:
             hello = ["hello", VERSION, line.client, self.kind, self.acknowledged()]
-            send(connection, hello, HELLO_BYTES_MAX)
-            kind, *fields = receive(connection, ANSWER_BYTES_MAX)
+            try:
+                send(connection, hello, HELLO_BYTES_MAX)
+                kind, *fields = receive(connection, ANSWER_BYTES_MAX)
+            except OSError as error:
+                if refusal := self.endpoint.refusal(error):
+                    raise refusal from error
+                raise
             if kind == "replaced":
                 raise _Replaced(fields[0])
             if kind == "other":

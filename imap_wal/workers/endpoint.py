@@ -1,4 +1,4 @@
-"""The socket at which a process serves, and the lock beside it.
+"""Where a process serves: at a Unix socket with a lock beside it, or at a TCP address (`network`).
 
     {folder}/{name}         the socket, mode 0600
     {folder}/{name}.lock    held by the process that serves; its line names that process
@@ -16,12 +16,11 @@ import stat
 import struct
 import tempfile
 from contextlib import suppress
-from typing import ClassVar
+from typing import ClassVar, Protocol
 from weakref import WeakSet
 
 from imap_wal.checks import location
-from imap_wal.errors import InvalidSetting
-from storage_backends import Lock
+from imap_wal.errors import ImapWalError, InvalidSetting
 from storage_backends.local import LocalStore, folder_of
 from storage_backends.location import Place
 
@@ -41,12 +40,47 @@ def default_path(url: Place, namespace: str, cluster: str) -> str:
     return os.path.join(tempfile.gettempdir(), folder, f"{name.hexdigest()[:24]}.sock")
 
 
-class Endpoint:
-    """Raises `InvalidSetting` if the folder is not safe or the path is too long. The folder is
-    created if it does not exist."""
+class ServerLock(Protocol):
+    """The right to listen at an endpoint."""
+
+    def release(self) -> None: ...
+
+
+class Endpoint(Protocol):
+    """Where a process serves others."""
+
+    name: str
+    """For errors and messages."""
+
+    def lock(self, holder: str) -> ServerLock:
+        """Raises `Locked` while another process serves."""
+
+    def listen(self) -> socket.socket:
+        """With the lock held. Raises `InvalidSetting` if that is not possible."""
+
+    def admitted(self, accepted: socket.socket) -> socket.socket | None:
+        """The connection to read and write; None: the peer is not admitted. It does not wait."""
+
+    def greet(self, connection: socket.socket) -> None:
+        """What comes before the first message of an admitted connection. Raises OSError."""
+
+    def connect(self, timeout_s: float) -> socket.socket:
+        """Raises OSError: FileNotFoundError or ConnectionRefusedError if no process serves; and
+        `NotAllowed`."""
+
+    def refusal(self, error: OSError) -> ImapWalError | None:
+        """What an error of the first messages means, if the server does not admit this process."""
+
+    def remove(self) -> None:
+        """With the lock held: nothing listens any more."""
+
+
+class LocalEndpoint:
+    """A Unix socket. Raises `InvalidSetting` if the folder is not safe or the path is too long. The
+    folder is created if it does not exist."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.path.abspath(os.fspath(path))
+        self.name = self.path = os.path.abspath(os.fspath(path))
         size = len(os.fsencode(self.path))
         if size > PATH_BYTES_MAX:
             raise InvalidSetting(
@@ -63,12 +97,11 @@ class Endpoint:
                 "the socket; choose a folder that only this user can write to"
             )
 
-    def lock(self, holder: str) -> Lock:
-        """Raises `Locked` while another process serves."""
+    def lock(self, holder: str) -> ServerLock:
         return LocalStore(self._folder).lock(f"{self._name}.lock", holder)
 
     def listen(self) -> socket.socket:
-        """With the lock held. Raises `InvalidSetting` if there is something other than a socket."""
+        """Raises `InvalidSetting` if there is something other than a socket."""
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
                 raise InvalidSetting(
@@ -88,8 +121,14 @@ class Endpoint:
         listening.listen(128)
         return listening
 
+    def admitted(self, accepted: socket.socket) -> socket.socket | None:
+        """A process of this user, or of root."""
+        data = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        return accepted if _PEER.unpack(data)[1] in (os.geteuid(), 0) else None
+
+    def greet(self, connection: socket.socket) -> None: ...
+
     def connect(self, timeout_s: float) -> socket.socket:
-        """Raises OSError: FileNotFoundError or ConnectionRefusedError if no process serves."""
         connection = Sockets.kept(socket.socket(socket.AF_UNIX))
         try:
             connection.settimeout(timeout_s)
@@ -99,16 +138,12 @@ class Endpoint:
             raise
         return connection
 
+    def refusal(self, error: OSError) -> ImapWalError | None:
+        return None
+
     def remove(self) -> None:
-        """With the lock held: nothing listens any more."""
         with suppress(FileNotFoundError):
             os.unlink(self.path)
-
-
-def is_same_user(connection: socket.socket) -> bool:
-    """Whether the other end is a process of this user, or of root."""
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    return _PEER.unpack(data)[1] in (os.geteuid(), 0)
 
 
 class Sockets:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from imap_wal.errors import ImapWalError, StorageUnavailable
-from imap_wal.workers.endpoint import Endpoint, Sockets, is_same_user
+from imap_wal.workers.endpoint import Endpoint, ServerLock, Sockets
 from imap_wal.workers.messages import (
     ANSWER_BYTES_MAX,
     HELLO_BYTES_MAX,
@@ -26,7 +26,6 @@ from imap_wal.workers.messages import (
     receive,
     send,
 )
-from storage_backends import Lock
 
 CONNECTIONS_MAX = 1000
 """A connection takes a thread, and a process one connection for each of its threads that wait."""
@@ -82,11 +81,12 @@ class Server:
     """Serves at an endpoint whose lock it has, until `stop`, which also closes what is served. It
     stops by itself when that can write no more: then another process may serve."""
 
-    def __init__(self, served: Served, endpoint: Endpoint, lock: Lock) -> None:
+    def __init__(self, served: Served, endpoint: Endpoint, lock: ServerLock) -> None:
         """Raises `InvalidSetting` if it cannot listen there."""
         self.served, self._endpoint, self._lock = served, endpoint, lock
         self._room = _Room(served.limits[0])
-        self._connections: set[socket.socket] = set()
+        self._connections: dict[socket.socket, bool] = {}
+        """The oldest first → whether it has said hello."""
         self._threads: set[threading.Thread] = set()
         self._mutex = threading.Lock()
         self._stopping: bool = False
@@ -118,8 +118,7 @@ class Server:
             with self._mutex:
                 connections, threads = list(self._connections), list(self._threads)
             for connection in connections:
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RD)  # after the answer, it reads the end
+                _shut(connection, socket.SHUT_RD)  # after the answer, it reads the end
             self.served.end_waits()
             end = time.monotonic() + STOP_S
             for thread in threads:
@@ -136,32 +135,51 @@ class Server:
     def _accept(self) -> None:
         while self.is_serving:
             try:
-                connection = Sockets.kept(self._listening.accept()[0])
+                accepted = Sockets.kept(self._listening.accept()[0])
             except OSError:
                 self.stopped.wait(0.1)  # too many open files, or it stops
+                continue
+            try:
+                connection = self._endpoint.admitted(accepted)
+            except OSError:  # it has ended
+                connection = None
+            if connection is None:
+                accepted.close()
                 continue
             thread = threading.Thread(
                 target=self._serve, args=(connection,), name="imap-wal-client", daemon=True
             )
             with self._mutex:
-                full = self._stopping or len(self._connections) >= CONNECTIONS_MAX
-                accepted = not full and is_same_user(connection)
-                if accepted:
-                    self._connections.add(connection)
+                full = self._stopping or not self._has_room()
+                begun = False
+                if not full:
+                    self._connections[Sockets.kept(connection)] = False
                     self._threads.add(thread)
                     # With the lock: `stop` cannot join a thread before its start.
-                    accepted = self._started(thread, connection)
-            if not accepted:
+                    begun = self._started(thread, connection)
+            if not begun:
                 if full and not self._stopping:
                     self._refuse(connection)
                 connection.close()
+
+    def _has_room(self) -> bool:
+        """Above the limit, the oldest connection that has said no hello makes room. The thread of
+        such a connection ends soon."""
+        if len(self._connections) < CONNECTIONS_MAX:
+            return True
+        silent = next((of for of, greeted in self._connections.items() if not greeted), None)
+        if silent is None:
+            return False
+        del self._connections[silent]
+        _shut(silent, socket.SHUT_RDWR)
+        return True
 
     def _started(self, thread: threading.Thread, connection: socket.socket) -> bool:
         try:
             thread.start()
         except RuntimeError as error:  # the system has no more threads
             _log.error("a connection was closed: %s", error)
-            self._connections.discard(connection)
+            self._connections.pop(connection, None)
             self._threads.discard(thread)
             return False
         return True
@@ -170,12 +188,13 @@ class Server:
         text = f"the process that serves {self.served.url} has {CONNECTIONS_MAX} connections"
         connection.settimeout(1)
         with suppress(OSError):
+            self._endpoint.greet(connection)
             send(connection, ["failed", *error_fields(StorageUnavailable(text))], ANSWER_BYTES_MAX)
 
     def _forget(self, connection: socket.socket, thread: threading.Thread) -> None:
         connection.close()
         with self._mutex:
-            self._connections.discard(connection)
+            self._connections.pop(connection, None)
             self._threads.discard(thread)
 
     def _serve(self, connection: socket.socket) -> None:
@@ -198,6 +217,7 @@ class Server:
             self.stop(wait=False)  # who stops it waits for this thread
 
     def _converse(self, connection: socket.socket) -> None:
+        self._endpoint.greet(connection)
         connection.settimeout(SLOW_S)
         served = self.served
         client, kind, acknowledged = read_hello(receive(connection, HELLO_BYTES_MAX))
@@ -226,6 +246,10 @@ class Server:
         except ImapWalError as error:  # reads are served without it
             _log.warning("old records of requests were not removed: %s", error)
         send(connection, ["welcome", VERSION, os.getpid(), *served.limits], ANSWER_BYTES_MAX)
+        with self._mutex:
+            if connection not in self._connections:
+                return
+            self._connections[connection] = True
         while self.is_serving:
             connection.settimeout(None)  # it may be idle
             with self._room.entered() as enter:
@@ -268,6 +292,12 @@ class Server:
         else:
             send(connection, [number, "ok", answer], ANSWER_BYTES_MAX)
         return True
+
+
+def _shut(connection: socket.socket, how: int) -> None:
+    """Another thread may be reading. `SSLSocket.shutdown` would send the rest unencrypted."""
+    with suppress(OSError):
+        socket.socket.shutdown(connection, how)
 
 
 class _Room:

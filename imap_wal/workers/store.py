@@ -23,7 +23,7 @@ from imap_wal.serializer import (
     serializer_of,
 )
 from imap_wal.workers.election import Election
-from imap_wal.workers.endpoint import Endpoint, default_path
+from imap_wal.workers.endpoint import Endpoint, LocalEndpoint, default_path
 from imap_wal.workers.map_client import MapClient, RemoteState, RemoteWriter
 from imap_wal.workers.map_server import ServedMaps
 from storage_backends.location import Place
@@ -95,7 +95,7 @@ def connect(
             raise InvalidSetting(f"{name} is an option of imap_wal.open, not of connect")
     serializer_of(options.get("serializer"))
     namespace, cluster = options.get("namespace", "default"), options.get("cluster", "embedded")
-    endpoint = Endpoint(socket or default_path(url, namespace, cluster))
+    endpoint = LocalEndpoint(socket or default_path(url, namespace, cluster))
     return ConnectedStore(serving_maps(url, endpoint, options), endpoint, timeout_s, options, serve)
 
 

@@ -30,7 +30,7 @@ from imap_wal.errors import (
 )
 from imap_wal.serializer import MsgpackSerializer
 from imap_wal.workers import messages
-from imap_wal.workers.endpoint import Endpoint
+from imap_wal.workers.endpoint import LocalEndpoint
 from imap_wal.workers.requests import REQUESTS
 from imap_wal.workers.server import Server
 from tests.kit.effort import share, thorough
@@ -451,7 +451,7 @@ def test_a_folder_made_during_a_bind_can_be_entered(
         return before
 
     monkeypatch.setattr(os, "umask", made)
-    endpoint = Endpoint(tmp_path / "s")
+    endpoint = LocalEndpoint(tmp_path / "s")
     endpoint.listen().close()
     monkeypatch.undo()
     folders = list(tmp_path.glob("folder-*"))

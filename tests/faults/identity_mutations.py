@@ -18,6 +18,13 @@ ACCEPTED = (
 
 OF_IDENTITIES = (
     Mutation(
+        "a position of a forgotten epoch gets the id of another one",
+        "imap_wal/manifest/epochs.py",
+        "of(position, epoch.id) if position.epoch == epoch.number else position",
+        "of(position, epoch.id)",
+        "tests/log/test_other_histories.py::test_a_position_gets_the_id_of_its_own_epoch",
+    ),
+    Mutation(
         "a session continues after entries of its log were lost",
         "imap_wal/manifest/node.py",
         "return None if session in self.former else session",

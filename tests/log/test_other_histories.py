@@ -17,7 +17,15 @@ from imap_wal import log
 from imap_wal.errors import OtherHistory, PositionGone
 from imap_wal.format import ENTRIES, START
 from imap_wal.log import LogReader, Position
-from imap_wal.manifest.epochs import EPOCHS_MAX, Epoch, begun, forked, ids
+from imap_wal.manifest.epochs import (
+    EPOCHS_MAX,
+    Epoch,
+    all_marked,
+    begun,
+    forked,
+    id_in,
+    ids,
+)
 from imap_wal.segment.reader import SegmentReader
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore, forget
@@ -105,6 +113,17 @@ def test_a_limit_keeps_all_ids_of_an_epoch_or_none() -> None:
         epochs = begun(epochs, number, f"{number:012x}", START, 0)
         assert len(epochs) <= EPOCHS_MAX
         assert {len(ids(epochs, former.number)) for former in log_epochs} == {0, 2}
+
+
+@settings(max_examples=share(100, ci=50), deadline=None)
+@given(numbers=st.sets(st.integers(1, 4)), of=st.lists(st.integers(1, 4)))
+def test_a_position_gets_the_id_of_its_own_epoch(numbers: set[int], of: list[int]) -> None:
+    """An archive may have entries of an epoch that the log has forgotten."""
+    epochs = [Epoch(number, f"{number:012x}") for number in sorted(numbers)]
+    positions = [Position(number, 1, 0, 0) for number in of]
+    for position in all_marked(epochs, positions):
+        known = f"{position.epoch:012x}" if position.epoch in numbers else ""
+        assert id_in(position) == known
 
 
 @pytest.mark.parametrize("archived", [False, True])

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from urllib.parse import urlsplit
 from imap_wal.agent.access.keys import Clients, KeyPair, read_clients, read_secret
 from imap_wal.agent.access.peers import Peer
 from imap_wal.agent.lines import Lines
-from imap_wal.checks import check_port, mode
+from imap_wal.checks import check_port, is_loopback_host, mode
 from imap_wal.clock import Clock
 from imap_wal.errors import InvalidSetting
 
@@ -139,11 +138,9 @@ class Access:
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether only this machine can connect there. A name of a network interface does not count,
-    because its addresses are not known."""
+    """Whether only this machine can connect there."""
     try:
-        host = urlsplit(endpoint).hostname or ""
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return is_loopback_host(urlsplit(endpoint).hostname or "")
     except ValueError:
         return False
 

@@ -44,26 +44,46 @@ def command(url: Location, namespace: str, cluster: str, node: str, socket: Path
       imap-wal serve /var/lib/maps
       imap-wal serve s3://bucket/maps --socket /run/app/maps.sock
     """
-    from imap_wal.workers.endpoint import Endpoint, default_path
+    from imap_wal.workers.endpoint import LocalEndpoint, default_path
     from imap_wal.workers.store import serving_maps
 
-    endpoint = Endpoint(socket or default_path(url, namespace, cluster))
+    endpoint = LocalEndpoint(socket or default_path(url, namespace, cluster))
     options: OpenOptions = {"namespace": namespace, "cluster": cluster, "node": node}
-    serve(serving_maps(url, endpoint, options), node, endpoint.path)
+    serve(serving_maps(url, endpoint, options), node, endpoint.name)
 
 
-def serve(serving: Election, node: str, path: str) -> None:
-    """Serve at the path of a socket until a signal. `node`: whose log another process may have."""
+def serve(serving: Election, node: str, name: str, *, waits: bool = False) -> None:
+    """Serve at this endpoint until a signal. `node`: whose log another process may have; `waits`:
+    wait until that process has ended."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    if not serving.elect():
-        raise WriterLocked(node, f"another process, which serves at {path}", "stop that process")
     try:
-        out.note(f"serving {serving.url} at {path}")
+        if not _is_elected(serving, stop, waits=waits):
+            if stop.is_set():
+                return
+            holder = f"another process, which serves at {name}"
+            raise WriterLocked(node, holder, "stop that process")
+        out.note(f"serving {serving.url} at {name}")
         while serving.is_serving and not stop.wait(LOOK_S):
             pass
         if serving.failure is not None:
             raise serving.failure
     finally:
         serving.stop()
+
+
+def _is_elected(serving: Election, stop: threading.Event, *, waits: bool) -> bool:
+    """Whether this process serves now."""
+    holder = ""
+    while not stop.is_set():
+        try:
+            return serving.elect()
+        except WriterLocked as error:
+            if not waits:
+                raise
+            if error.holder != holder:
+                holder = error.holder
+                out.note(f"waiting: {holder} has the log")
+        stop.wait(LOOK_S)
+    return False

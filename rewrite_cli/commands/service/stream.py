@@ -19,6 +19,8 @@ from imap_wal.stream import connect as connected
 from imap_wal.stream.reading import ReadPartition, read_tables
 from imap_wal.stream.served import endpoint_of, serving_stream
 from imap_wal.stream.transaction import name_in
+from imap_wal.workers.endpoint import Endpoint
+from imap_wal.workers.network import Certificates, NetworkEndpoint
 from rewrite_cli.commands.reading.tail import closed_within
 from rewrite_cli.commands.service.serve import serve as run_server
 from rewrite_cli.console import output as out
@@ -27,6 +29,7 @@ from rewrite_cli.console.selection import url_argument
 from rewrite_cli.console.times import Duration
 from storage_backends.location import Location
 
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 PARTITION_HELP = "Only this partition."
 
 
@@ -99,21 +102,56 @@ def create(url: Location, name: str, namespace: str, partitions: int) -> None:
 @command.command()
 @_stream_argument
 @_socket_option
-def serve(url: Location, name: str, namespace: str, socket: Path | None) -> None:
-    """Serve a stream to the processes of this user on this machine that call
-    imap_wal.stream.connect. The stream must exist. The processes should pass serve=False.
+@click.option(
+    "--listen",
+    metavar="TCP_ADDRESS",
+    help="Serve other machines, at this address of this machine: tcp://host:port.",
+)
+@click.option("--certificate", type=_FILE, help="Of this server, for --listen. PEM.")
+@click.option("--key", type=_FILE, help="The private key of the certificate. PEM.")
+@click.option(
+    "--authority", type=_FILE, help="Clients whose certificates it has signed are admitted. PEM."
+)
+def serve(
+    url: Location,
+    name: str,
+    namespace: str,
+    socket: Path | None,
+    listen: str | None,
+    certificate: Path | None,
+    key: Path | None,
+    authority: Path | None,
+) -> None:
+    """Serve a stream to processes that call imap_wal.stream.connect. The stream must exist.
 
-    Without this command, one of these processes serves the others. SIGTERM or SIGINT closes the log
-    and exits with 0. If another process has the log or serves it, the exit code is 4.
+    Without --listen, to processes of this user on this machine, which should pass serve=False. If
+    another process has the log or serves it, the exit code is 4. Without this command, one of these
+    processes serves the others.
+
+    With --listen, to processes on other machines, which pass tcp://host:port. If another process
+    has the log, this one waits and takes its place, so several machines can run this command.
+
+    SIGTERM or SIGINT closes the log and exits with 0.
 
     \b
     Examples:
       imap-wal stream serve /var/lib/bank
+      imap-wal stream serve s3://bucket/bank --listen tcp://0.0.0.0:7790 --certificate bank-1.pem \\
+        --key bank-1.key --authority clients.pem
     """
-    endpoint = endpoint_of(url, namespace, name, socket)
+    files = [file for file in (certificate, key, authority) if file is not None]
+    if files and (listen is None or len(files) < 3):
+        raise click.UsageError("--listen, --certificate, --key and --authority belong together")
+    if listen is not None and socket is not None:
+        raise click.UsageError("pass --listen or --socket")
+    if listen is None:
+        endpoint: Endpoint = endpoint_of(url, namespace, name, socket)
+    else:
+        endpoint = NetworkEndpoint(listen, Certificates(*files) if files else None)
     options = {"name": name, "namespace": namespace, "wal_dir": url.wal_dir or ""}
     _opened(url, name, namespace, read_only=True).close()  # whether there is a stream
-    run_server(serving_stream(url, endpoint, **options), name, endpoint.path)
+    election = serving_stream(url, endpoint, **options)
+    run_server(election, name, endpoint.name, waits=listen is not None)
 
 
 @command.command()
