@@ -71,8 +71,8 @@ class Bounds:
 
 
 def bounds(connections_max: int, max_value_bytes: int, *, local: bool = True) -> Bounds:
-    """The bounds of an agent under this process's limit of open files. `local`: it listens at a
-    Unix socket. Raises `InvalidSetting` if the limit is too low."""
+    """The bounds of an agent under this process's limit of open files. `local`: it listens at Unix
+    sockets only, so not with libzmq. Raises `InvalidSetting` if the limit is too low."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files == resource.RLIM_INFINITY:
         files = 2**31

@@ -94,7 +94,7 @@ class Agent:
         self.bounds = bounds(
             config.connections_max,
             config.log.max_value_bytes,
-            local=config.endpoint.startswith(IPC),
+            local=config.endpoint.startswith(IPC) and not config.tail_endpoint,
         )
         with ExitStack() as opened:
             opened.callback(self._store.close)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -16,6 +18,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from imap_wal.agent.access.admission import Admission, Users
 from imap_wal.agent.bounds import Bounds
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.requests import Stat
@@ -26,7 +29,7 @@ from imap_wal.agent.transport.router import Message, parts
 from tests.agent.harness import config, plugin, serving
 from tests.hostile.peers import GREETING, RawPeer, connected, frame
 from tests.kit.effort import share
-from tests.support import FakeClock, eventually
+from tests.support import FakeClock, Threads, eventually
 
 READY = frame(b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER", 4)
 FRAME_MAX = 400_000
@@ -61,6 +64,15 @@ class Socket:
         messages: list[Message] = []
         for _ in range(3):
             messages += self.router.receive(0)
+        return messages
+
+    def wanted(self, count: int) -> list[Message]:
+        """The next messages, so many."""
+        messages: list[Message] = []
+        eventually(
+            lambda: len(messages) >= count or messages.extend(self.router.receive(10)),
+            "all have arrived",
+        )
         return messages
 
 
@@ -116,7 +128,7 @@ def test_messages_arrive_whole_however_they_are_cut(make: Callable[..., Socket],
             with suppress(BlockingIOError):  # until the router has read more
                 at += peer.send(data[at : at + step])
             messages += near.router.receive(0)
-        messages += near.turn()
+        messages += near.wanted(len(payloads) - len(messages))
         assert [message.payload for message in messages] == [
             bytes([number % 251]) * size for number, size in enumerate(payloads)
         ]
@@ -192,6 +204,74 @@ def test_a_ping_gets_its_context_back(make: Callable[..., Socket]) -> None:
     assert _read(peer, 14) == b"\x04\x0c\x04PONGcontext"
 
 
+def test_a_message_of_many_frames_ends_its_connection(make: Callable[..., Socket]) -> None:
+    """So do many commands at once: they would take the time of all."""
+    near = make()
+    for flood in (frame(b"", 1) * (local.FRAMES_MAX + 1), frame(b"", 4) * (local.COMMANDS_MAX + 1)):
+        peer = near.greeted()
+        peer.sendall(flood)
+        near.turn()
+        assert _is_closed(peer)
+
+
+def test_messages_that_wait_take_bounded_memory(
+    make: Callable[..., Socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "RECEIVED_BYTES", 1_000_000)
+    near = make(most=20)
+    peers = [near.greeted() for _ in range(20)]
+    for peer in peers:
+        peer.sendall(_load(1, 100_000))
+    messages = []
+    while len(messages) < len(peers):
+        messages += near.router.receive(0, most=1)
+        assert near.router._ready_bytes < 1_000_000 + FRAME_MAX
+
+
+def test_the_last_messages_of_a_connection_come_before_its_end(make: Callable[..., Socket]) -> None:
+    """The helper may read both while the loop is busy."""
+    near = make()
+    peer = near.greeted()
+    peer.sendall(_stat(1))
+    peer.close()
+    for _ in range(2):
+        near.router._serve(near.router._epoll.poll(0))
+    assert near.router.statistics.open == 0
+    assert near.router.gone() == []
+    (message,) = near.turn()
+    assert near.router.gone() == [message.sender]
+
+
+def test_messages_before_an_end_are_read_after_a_failed_answer(
+    make: Callable[..., Socket],
+) -> None:
+    near = make()
+    peer = near.greeted()
+    peer.sendall(_stat(1))
+    (message,) = near.turn()
+    peer.sendall(_stat(2))
+    peer.close()
+    near.router.send(message.sender, ["stat", 1])
+    assert [message.request.number for message in near.turn()] == [2]
+    assert near.router.gone() == [message.sender]
+
+
+def test_a_loop_that_waits_gets_a_large_request(make: Callable[..., Socket]) -> None:
+    near = make()
+    peer = near.greeted()
+    data = _load(1, 300_000)
+    peer.sendall(data[:200_000])
+    assert near.turn() == []
+    received: list[Message] = []
+    waits = Threads(lambda: received.extend(near.router.receive(60_000)))
+    eventually(lambda: near.router._waits, "the loop waits")
+    begin = time.monotonic()
+    peer.sendall(data[200_000:])
+    waits.join()
+    assert len(received[0].payload) == 300_000
+    assert time.monotonic() - begin < 30
+
+
 # ---- what leaves ---------------------------------------------------------------------------------
 
 
@@ -225,6 +305,15 @@ def test_answers_leave_whole_and_in_order(make: Callable[..., Socket], seed: int
     assert [payload for _, payload in received] == [
         bytes([number]) * size for number, size in enumerate(sizes)
     ]
+
+
+def test_a_large_answer_does_not_wait_for_the_loop(make: Callable[..., Socket]) -> None:
+    near = make()
+    peer = near.greeted()
+    peer.sendall(_stat(1))
+    (message,) = near.turn()
+    near.router.send(message.sender, ["load", 1], b"x" * 20_000_000)
+    assert len(_read(peer, 20_000_000)) == 20_000_000  # the loop makes no turn
 
 
 def test_a_peer_that_reads_no_answers_is_closed(make: Callable[..., Socket]) -> None:
@@ -280,6 +369,18 @@ def test_above_the_limit_a_silent_connection_makes_room(make: Callable[..., Sock
     assert len(near.turn()) == 1
 
 
+def test_a_large_number_of_a_user_is_read(make: Callable[..., Socket]) -> None:
+    router = make().router
+    router._rules = Users(frozenset({3_000_000_000}))
+
+    class Accepted:
+        def getsockopt(self, *_: int) -> bytes:
+            return struct.pack("iII", 7, 3_000_000_000, 0)
+
+    accepted: Any = Accepted()
+    assert router._judged(accepted) == Admission("user 3000000000, process 7")
+
+
 def test_an_unfinished_handshake_ends_in_time(make: Callable[..., Socket]) -> None:
     near = make()
     peers = [near.plain() for _ in range(3)]
@@ -308,6 +409,7 @@ def test_connections_wait_while_no_descriptor_is_free(
     monkeypatch.setattr(near.router, "_listening", Full(listening))
     peer = near.plain()
     near.turn()
+    near.router._serve([(near.router._listens_at, select.EPOLLIN)])  # an event of before
     monkeypatch.setattr(near.router, "_listening", listening)
     assert near.router.receive(0) == []
     near.clock.advance(2 * local.RETRY_S)

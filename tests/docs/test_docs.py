@@ -42,7 +42,7 @@ PAGES = [page for page in ALL_PAGES if page.parent.name != "tutorials"]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 PROGRAMS = ("imap-wal", ".venv/bin/imap-wal", "make")
 # These start services or run for a minute; here, only their options are parsed.
-ONLY_PARSED = {("node", "start"), ("agent",), ("serve",), ("keys",)}
+ONLY_PARSED = {("node", "start"), ("agent",), ("serve",), ("stream", "serve"), ("keys",)}
 
 
 def blocks(language: str) -> Iterator[tuple[str, str]]:
@@ -61,7 +61,7 @@ def commands() -> Iterator[tuple[str, str]]:
     for page in PAGES:
         for _, language, text in FENCE.findall(page.read_text(encoding="utf-8")):
             if language in ("", "sh", "bash", "console"):
-                for line in text.splitlines():
+                for line in re.sub(r"\\\n\s*", "", text).splitlines():
                     command = line.strip().removeprefix("$ ").partition(" #")[0].strip()
                     if command.split(" ")[0] in PROGRAMS:
                         yield f"{page.relative_to(ROOT)}: {command}", command

@@ -12,6 +12,7 @@ _READING = "imap_wal/stream/reading.py"
 _SUBMIT, _CONSUMERS = "tests/stream/test_submit.py", "tests/stream/test_consumers.py"
 _COMPATIBLE = f"{_SUBMIT}::test_which_locks_are_compatible"
 _PROPERTY = "tests/stream/test_locks.py::test_an_estimate_never_names_an_older_transaction"
+_NETWORK = "tests/stream/test_network.py"
 
 OF_STREAMS = (
     Mutation(
@@ -226,5 +227,55 @@ OF_STREAMS = (
         "        except RuntimeError as error:  # the system has no more threads\n",
         "        except KeyError as error:\n",
         f"{_PROCESSES}::test_a_server_survives_a_thread_that_cannot_start",
+    ),
+    Mutation(
+        "a server admits every certificate",
+        "imap_wal/workers/network.py",
+        "        context.verify_mode = ssl.CERT_REQUIRED\n",
+        "        context.verify_mode = ssl.CERT_REQUIRED if is_client else ssl.CERT_NONE\n",
+        f"{_NETWORK}::test_a_client_of_another_authority_is_refused",
+    ),
+    Mutation(
+        "a server of another name is trusted",
+        "imap_wal/workers/network.py",
+        "        context.minimum_version = ssl.TLSVersion.TLSv1_3\n",
+        "        context.minimum_version = ssl.TLSVersion.TLSv1_3\n"
+        "        context.check_hostname = False\n",
+        f"{_NETWORK}::test_a_server_of_another_name_is_refused",
+    ),
+    Mutation(
+        "an address of other machines needs no certificates",
+        "imap_wal/workers/network.py",
+        "not all(is_loopback_host(host)",
+        "not any(is_loopback_host(host)",
+        f"{_NETWORK}::test_a_wrong_address_is_named",
+    ),
+    Mutation(
+        "silent connections keep others out",
+        "imap_wal/workers/server.py",
+        "if not greeted), None)",
+        "if False), None)",
+        f"{_NETWORK}::test_silent_connections_make_room",
+    ),
+    Mutation(
+        "connections that have said hello make room",
+        "imap_wal/workers/server.py",
+        "            self._connections[connection] = True\n",
+        "            pass\n",
+        f"{_NETWORK}::test_silent_connections_make_room",
+    ),
+    Mutation(
+        "a stop ends the encryption of a connection",
+        "imap_wal/workers/server.py",
+        "        socket.socket.shutdown(connection, how)\n",
+        "        connection.shutdown(how)\n",
+        f"{_NETWORK}::test_an_answer_under_way_at_a_stop_is_encrypted",
+    ),
+    Mutation(
+        "only the first server is tried",
+        "imap_wal/workers/network.py",
+        "                failure = error\n",
+        "                raise\n",
+        f"{_NETWORK}::test_another_server_takes_over",
     ),
 )

@@ -28,6 +28,8 @@ from tests.kit.certificates import Authority, key_pem
 from tests.kit.ports import free_port
 from tests.support import Threads, eventually
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
@@ -240,7 +242,7 @@ def test_silent_connections_make_room(
         before = stack.enter_context(asking(url, authority.certificates("one")))
         for _ in range(10):
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-        late = stack.enter_context(asking(url, authority.certificates("two")))
+        late = stack.enter_context(asking(url, authority.certificates("two"), timeout_s=5))
         for bank in (before, late):
             assert bank.submit("a", Transaction("b")) is not None
 
@@ -261,6 +263,26 @@ def test_what_is_not_tls_ends_only_its_connection(
                     raise EOFError
         with asking(url, authority.certificates("one")) as bank:
             assert bank.partitions == 2
+
+
+def test_the_certificates_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs/how-to/streams.md").read_text()
+    commands = page.partition("```sh\nopenssl")[2].partition("```")[0]
+    # The servers of the page are other machines.
+    script = f"openssl{commands}".replace(
+        "subjectAltName=DNS:$name", "subjectAltName=DNS:localhost"
+    )
+    subprocess.run(["bash", "-ec", script], cwd=tmp_path, check=True, capture_output=True)
+    monkeypatch.chdir(tmp_path)
+    of_server = Certificates("bank-1.pem", "bank-1.key", "authority.pem")
+    port = free_port()
+    with (
+        served(tmp_path, f"tcp://127.0.0.1:{port}", of_server),
+        asking(
+            f"tcp://localhost:{port}", Certificates("app.pem", "app.key", "authority.pem")
+        ) as bank,
+    ):
+        assert bank.submit("a", Transaction("b")) is not None
 
 
 # ---- settings ------------------------------------------------------------------------------------

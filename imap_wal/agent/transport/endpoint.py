@@ -30,7 +30,7 @@ CONNECT_S = 1.0
 """How long to wait for a process that may listen at a socket without the lock. The kernel answers a
 local connect at once, unless the socket's queue is full."""
 
-BACKLOG = 128
+BACKLOG = 1024
 """How many connections wait to be accepted."""
 
 _log = structlog.get_logger("imap_wal.agent")

@@ -1,20 +1,23 @@
 """The agent's Unix socket. The loop itself reads and writes the connections, without a thread or a
 queue in between: what arrives during a sync is the next commit. It speaks ZMTP (`zmtp`).
 
-While the loop is busy with one request, a thread stands in for it: it accepts connections, answers
-pings, and reads a few messages of each connection in advance. So a member can tell an agent that is
-busy from one that hangs.
+A helper thread does what must not wait for the loop's next turn: it continues large requests and
+answers, of which the system takes a part at a time. And while the loop is busy with one request, it
+accepts connections, answers pings, and reads a few messages of each connection in advance. So a
+member can tell an agent that is busy from one that hangs.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import select
 import socket
 import struct
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from imap_wal.agent.access.admission import Admission, Users, report
@@ -38,12 +41,16 @@ BODY_BYTES = 2 * 1024 * 1024
 """The first size of such a buffer. It grows with what arrives, so that a wrong size in a frame does
 not take memory."""
 AHEAD_MAX = 4
-"""How many messages of a connection are read while the loop is busy."""
+"""A connection with so many messages that the loop has not received is not read."""
+COMMANDS_MAX = 64
+"""A connection with more commands in what is read at once is closed."""
+FRAMES_MAX = 16
+"""A connection with more frames in one message is closed."""
 UNSENT_MAX = 2 * REQUESTS_MAX
 """A connection with more answers that its peer does not read is closed."""
 ACCEPTED_AT_ONCE = 64
 STAND_IN_S = 0.05
-"""When the loop has not turned for this time, the other thread stands in for it."""
+"""When the loop has not turned for this time, the helper stands in for it."""
 RETRY_S = 0.1
 """The pause after a connection could not be accepted, because no descriptor is free."""
 LINGER_S = 0.2
@@ -52,7 +59,7 @@ LINGER_S = 0.2
 NOT_READ = "a peer does not read its answers"
 
 _IN, _OUT = select.EPOLLIN | select.EPOLLRDHUP, select.EPOLLOUT
-_PEER = struct.Struct("3i")
+_PEER = struct.Struct("iII")
 """What the kernel reports of a peer: process, user, group."""
 
 
@@ -68,6 +75,8 @@ class _Connection:
         "frames",
         "greeted",
         "header",
+        "helped",
+        "mute",
         "payload",
         "queued",
         "rest",
@@ -97,6 +106,10 @@ class _Connection:
         self.header = self.payload = b""
         self.frames = 0
         """How many frames of the next message have arrived."""
+        self.helped = 0
+        """The events for which the helper waits. While it waits for input, the loop does not."""
+        self.mute = False
+        """A write has failed. What the peer has sent before can still be read."""
         self.queued = 0
         """Messages that the loop has not received yet."""
         self.unanswered = 0
@@ -118,29 +131,41 @@ class LocalRouter:
             self._listening = lock.listen()
         except OSError as error:
             raise InvalidSetting(
-                f"endpoint {self.endpoint}: {error.strerror}; another agent may use it"
+                f"endpoint {self.endpoint}: {error.strerror or error}; another agent may use it"
             ) from error
-        self._epoll = select.epoll()
         self._listens_at = self._listening.fileno()
-        self._epoll.register(self._listens_at, select.EPOLLIN)
-        self._accept_at = 0.0
-        """When connections are accepted again; 0: now."""
         self._mutex = threading.Lock()
         """Protects all that follows."""
+        self._accept_at = 0.0
+        """When connections are accepted again; 0: now."""
         self._open: dict[int, _Connection] = {}
         """By descriptor; the oldest first."""
         self._by_sender: dict[bytes, _Connection] = {}
         self._shaking: deque[_Connection] = deque()
         """Those that were accepted last and may not have completed the handshake; oldest first."""
         self._arrived = memoryview(bytearray(READ_BYTES))
-        self._ready: deque[Message] = deque()
+        self._ready: deque[tuple[_Connection, Message]] = deque()
+        self._ready_bytes = 0
         self._gone: list[bytes] = []
         self._names = itertools.count(1)
         self._refused = 0
         self.refused = self.revoked = 0
         self._waits, self._turned = False, clock.monotonic()
-        self._stand_in = Worker("imap-wal-socket", self._stand_in_turn)
-        self._stand_in.start()
+        self._stand_in = Worker("imap-wal-socket", self._help)
+        with ExitStack() as opened:
+            opened.callback(self._listening.close)
+            self._epoll = select.epoll()
+            """What the loop waits for."""
+            opened.callback(self._epoll.close)
+            self._helper_epoll = select.epoll()
+            opened.callback(self._helper_epoll.close)
+            self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            """Ends the wait of the loop: there is a message."""
+            opened.callback(os.close, self._wake)
+            self._epoll.register(self._wake, select.EPOLLIN)
+            self._epoll.register(self._listens_at, select.EPOLLIN)
+            self._stand_in.start()
+            self._descriptors = opened.pop_all()
 
     @property
     def workers(self) -> list[Worker]:
@@ -159,24 +184,28 @@ class LocalRouter:
     # ---- the loop ----
 
     def receive(self, timeout_ms: int, most: int = 1024) -> list[Message]:
-        self._waits = True
-        events = self._epoll.poll(0 if self._ready else timeout_ms / 1000)
-        self._waits = False
+        with self._mutex:  # the helper wakes a loop that waits
+            self._waits = not self._ready and timeout_ms > 0
+            timeout_s = timeout_ms / 1000 if self._waits else 0
+        events = self._epoll.poll(timeout_s)
+        self._serve(events)
+        messages: list[Message] = []
+        size = 0
         with self._mutex:
+            self._waits = False
             self._turned = self._clock.monotonic()
-            self._serve(events, 2**62)
-            messages: list[Message] = []
-            size = 0
             while self._ready and len(messages) < most and size < RECEIVED_BYTES:
-                message = self._ready.popleft()
-                connection = self._by_sender.get(message.sender)
-                if connection is not None:
-                    connection.queued -= 1
+                connection, message = self._ready.popleft()
+                connection.queued -= 1
+                if not connection.queued and connection.state == "closed":
+                    self._gone.append(connection.sender)
                 messages.append(message)
-                size += message.header_bytes + len(message.payload)
-            return messages
+                size += _size(message)
+            self._ready_bytes -= size
+        return messages
 
     def gone(self) -> list[bytes]:
+        """As in `Router`; of a connection whose last messages have not been received yet: later."""
         if not self._gone:
             return []
         with self._mutex:
@@ -211,52 +240,85 @@ class LocalRouter:
         self._stand_in.stop(1)
         until = self._clock.monotonic() + LINGER_S
         with self._mutex:
-            while any(connection.unsent for connection in self._open.values()):
+            while unsent := [one for one in self._open.values() if one.unsent]:
                 left = until - self._clock.monotonic()
                 if left <= 0:
                     break
-                for fd, event in self._epoll.poll(left):
-                    if event & _OUT and (connection := self._open.get(fd)) is not None:
-                        self._flush(connection)
+                writable = select.poll()
+                for connection in unsent:
+                    writable.register(connection.socket, select.POLLOUT)
+                writable.poll(1000 * left)
+                for connection in unsent:
+                    self._flush(connection)
             for connection in list(self._open.values()):
                 self._end(connection)
-            self._listening.close()
-            self._epoll.close()
+            self._descriptors.close()
         self._lock.release()
 
-    # ---- the other thread ----
+    # ---- the helper ----
 
-    def _stand_in_turn(self, worker: Worker) -> bool:
-        worker.stopping.wait(STAND_IN_S)
-        if not self._waits and self._clock.monotonic() - self._turned >= STAND_IN_S:
+    def _help(self, worker: Worker) -> bool:
+        for fd, event in self._helper_epoll.poll(STAND_IN_S):
             with self._mutex:
-                if not worker.stopping.is_set():
-                    self._serve(self._epoll.poll(0), AHEAD_MAX)
+                if (connection := self._open.get(fd)) is None:
+                    continue
+                if event & ~_OUT and connection.body is not None:
+                    self._read(connection)
+                if event & ~_IN:
+                    self._flush(connection)
+        if not self._waits and self._clock.monotonic() - self._turned >= STAND_IN_S:
+            self._serve(self._epoll.poll(0))
+        if self._is_full():
+            worker.stopping.wait(RETRY_S)
         return True
+
+    def _is_full(self) -> bool:
+        """Whether so many messages wait for the loop that no more are read."""
+        return self._ready_bytes >= RECEIVED_BYTES
 
     # ---- connections; with the mutex ----
 
-    def _serve(self, events: list[tuple[int, int]], ahead: int) -> None:
-        """Accept, read and write what is ready. `ahead`: how many messages of a connection may wait
-        for the loop."""
-        for fd, event in events:
-            if fd == self._listens_at:
-                self._accept()
-                continue
-            connection = self._open.get(fd)
-            if connection is None:
-                continue
-            if event & _OUT:
-                self._flush(connection)
-            if event & ~_OUT and connection.queued < ahead:
-                self._read(connection)
-        if self._shaking:
-            self._end_unfinished()
-        if self._accept_at and self._clock.monotonic() >= self._accept_at:
-            self._accept_at = 0.0
-            self._epoll.register(self._listens_at, select.EPOLLIN)
+    def _serve(self, events: list[tuple[int, int]]) -> None:
+        """Accept and read what is ready. Without the mutex: others get it between connections."""
+        for fd, _ in events:
+            with self._mutex:
+                if fd == self._listens_at:
+                    self._accept()
+                elif fd == self._wake:
+                    with suppress(BlockingIOError):
+                        os.eventfd_read(fd)
+                elif (
+                    (connection := self._open.get(fd)) is not None
+                    and connection.queued < AHEAD_MAX
+                    and not self._is_full()
+                ):
+                    self._read(connection)
+        if self._shaking or self._accept_at:
+            with self._mutex:
+                self._end_unfinished()
+                if self._accept_at and self._clock.monotonic() >= self._accept_at:
+                    self._accept_at = 0.0
+                    self._epoll.register(self._listens_at, select.EPOLLIN)
+
+    def _await(self, connection: _Connection) -> None:
+        """Let the helper wait for the rest of a large request, and for room for answers."""
+        events = (_IN if connection.body is not None else 0) | (_OUT if connection.unsent else 0)
+        if events == connection.helped or connection.state == "closed":
+            return
+        fd = connection.socket.fileno()
+        if not connection.helped:
+            self._helper_epoll.register(fd, events)
+        elif events:
+            self._helper_epoll.modify(fd, events)
+        else:
+            self._helper_epoll.unregister(fd)
+        if (events ^ connection.helped) & _IN:
+            self._epoll.modify(fd, 0 if events & _IN else _IN)
+        connection.helped = events
 
     def _accept(self) -> None:
+        if self._accept_at:
+            return  # an older event
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 accepted, _ = self._listening.accept()
@@ -323,11 +385,15 @@ class LocalRouter:
         connection.state = "closed"
         fd = connection.socket.fileno()
         self._epoll.unregister(fd)
+        if connection.helped:
+            self._helper_epoll.unregister(fd)
         connection.socket.close()
         connection.unsent.clear()
         connection.body = None
+        connection.rest = connection.header = connection.payload = b""
         del self._open[fd], self._by_sender[connection.sender]
-        self._gone.append(connection.sender)
+        if not connection.queued:
+            self._gone.append(connection.sender)
 
     # ---- what arrives ----
 
@@ -349,6 +415,8 @@ class LocalRouter:
             self._end(connection)
         except zmtp.NotZmtp as error:
             self._shut(connection, f"a peer broke the protocol: {error}")
+        if connection.body is not None or connection.helped:
+            self._await(connection)
 
     def _fill(self, connection: _Connection, body: bytearray) -> None:
         """Read more of a large frame. Raises OSError."""
@@ -372,8 +440,12 @@ class LocalRouter:
                 return
             zmtp.check_greeting(data)
             connection.state, at = "ready", zmtp.GREETING_BYTES
+        commands = 0
         while end - at >= 2 and connection.state != "closed":
             flags = data[at]
+            commands += flags & zmtp.COMMAND
+            if commands > COMMANDS_MAX * zmtp.COMMAND:
+                raise zmtp.NotZmtp(f"it sent more than {COMMANDS_MAX} commands at once")
             if flags & zmtp.LONG:
                 if end - at < 9:
                     break
@@ -406,6 +478,8 @@ class LocalRouter:
         else:
             connection.payload = body if connection.frames == 1 else b""
         connection.frames += 1
+        if connection.frames > FRAMES_MAX:
+            raise zmtp.NotZmtp(f"it sent a message of more than {FRAMES_MAX} frames")
         if flags & zmtp.MORE:
             return
         if connection.unanswered >= REQUESTS_MAX:
@@ -416,11 +490,15 @@ class LocalRouter:
             return
         connection.unanswered += 1
         connection.queued += 1
-        self._ready.append(
-            decode(connection.sender, connection.header, connection.payload, connection.frames)
+        message = decode(
+            connection.sender, connection.header, connection.payload, connection.frames
         )
         connection.header = connection.payload = b""
         connection.frames = 0
+        self._ready.append((connection, message))
+        self._ready_bytes += _size(message)
+        if self._waits:
+            os.eventfd_write(self._wake, 1)
 
     def _command(self, connection: _Connection, flags: int, body: bytes) -> None:
         if connection.state == "open":
@@ -445,6 +523,8 @@ class LocalRouter:
 
     def _write(self, connection: _Connection, data: bytes | bytearray) -> None:
         """Send now what the system accepts, and the rest when it accepts more."""
+        if connection.mute:
+            return
         sent = 0
         if not connection.unsent:
             try:
@@ -452,30 +532,38 @@ class LocalRouter:
             except BlockingIOError:
                 pass
             except OSError:
-                self._end(connection)
+                self._silence(connection)
                 return
             if sent == len(data):
                 return
-            self._epoll.modify(connection.socket.fileno(), _IN | _OUT)
         connection.unsent.append(memoryview(data)[sent:])
         if len(connection.unsent) > UNSENT_MAX:
             self._shut(connection, NOT_READ)
+        self._await(connection)
 
     def _flush(self, connection: _Connection) -> None:
-        while connection.unsent:
-            data = connection.unsent[0]
-            try:
+        try:
+            while connection.unsent:
+                data = connection.unsent[0]
                 sent = connection.socket.send(data)
-            except BlockingIOError:
-                return
-            except OSError:
-                self._end(connection)
-                return
-            if sent < len(data):
-                connection.unsent[0] = data[sent:]
-                return
-            connection.unsent.popleft()
-        self._epoll.modify(connection.socket.fileno(), _IN)
+                if sent < len(data):
+                    connection.unsent[0] = data[sent:]
+                    return
+                connection.unsent.popleft()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._silence(connection)
+        self._await(connection)
+
+    def _silence(self, connection: _Connection) -> None:
+        """The peer reads no more. What it has sent before is read up to the end."""
+        connection.mute = True
+        connection.unsent.clear()
+
+
+def _size(message: Message) -> int:
+    return message.header_bytes + len(message.payload)
 
 
 class _Outbox:

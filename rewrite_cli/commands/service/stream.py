@@ -29,7 +29,7 @@ from rewrite_cli.console.selection import url_argument
 from rewrite_cli.console.times import Duration
 from storage_backends.location import Location
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FILE = click.Path(dir_okay=False, path_type=Path)
 PARTITION_HELP = "Only this partition."
 
 
