@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
-from contextlib import asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
@@ -24,7 +24,7 @@ from imap_wal.serializer import K, Serializer, SerializerName, V
 
 P = ParamSpec("P")
 R = TypeVar("R")
-S = TypeVar("S", bound="AnyAsyncStore")
+S = TypeVar("S", bound=AbstractAsyncContextManager[Any])
 
 
 class AnyAsyncStore(OfOneProcess):
@@ -207,8 +207,9 @@ class AsyncStore(AnyAsyncStore):
 class AsyncOpening(Generic[S]):
     """What `async with` and `await` take. `open` runs in another thread."""
 
-    def __init__(self, open: Callable[[], Store], kind: Callable[[Store], S]) -> None:
-        self._open, self._kind = open, kind
+    def __init__(self, open: Callable[[], R], kind: Callable[[R], S]) -> None:
+        self._open: Callable[[], Any] = open
+        self._kind: Callable[[Any], S] = kind
         self._store: S | None = None
 
     async def _opened(self) -> S:

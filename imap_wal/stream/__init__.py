@@ -12,6 +12,7 @@ check, `consumer` and `marks` the views, `served` a stream of several processes,
 
 from typing import TYPE_CHECKING
 
+from imap_wal.stream.asyncio_stream import AsyncStream, aconnect, aopen
 from imap_wal.stream.consumer import ConsumerStatus, Retries
 from imap_wal.stream.marks import FileMarks, MapMarks, Marks, StreamView
 from imap_wal.stream.opening import open
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from imap_wal.stream.sql_marks import SqlMarks
 
 __all__ = [
+    "AsyncStream",
     "Certificates",
     "ConsumerStatus",
     "FileMarks",
@@ -36,6 +38,8 @@ __all__ = [
     "Stream",
     "Transaction",
     "StreamView",
+    "aconnect",
+    "aopen",
     "connect",
     "open",
 ]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from imap_wal.checks import check_seconds
-from imap_wal.errors import ImapWalError, InvalidSetting, LostRace, StorageUnavailable
+from imap_wal.errors import Closed, ImapWalError, InvalidSetting, LostRace, StorageUnavailable
 from imap_wal.stream.marks import Marks
 from imap_wal.stream.shares import ASK_S
 from imap_wal.stream.transaction import Mark, StreamRecord
@@ -150,19 +150,21 @@ class Consumer:
 
     def wait(self, mark: Mark, seconds: float) -> bool:
         """Wait until the transaction of the mark is applied. Returns whether it is. Raises the
-        error that has stopped the consumer."""
+        error that has stopped the consumer, and `Closed`."""
         end = time.monotonic() + seconds
         while True:
             left = end - time.monotonic()
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._failure is not None or self._at[mark.partition].id >= mark.id,
+                    lambda: self._stopping.is_set() or self._at[mark.partition].id >= mark.id,
                     left if self._share is None else min(left, SHARED_LOOK_S),
                 )
                 if self._at[mark.partition].id >= mark.id:
                     return True
                 if self._failure is not None:
                     raise self._failure
+                if self._stopping.is_set():
+                    raise Closed("this stream was closed; open it again")
             if left <= 0:
                 return False
             if mark.partition not in self._allowed:  # another process applies it
@@ -172,18 +174,23 @@ class Consumer:
 
     def leave(self) -> None:
         """Give the partitions to other processes, before `stop`."""
-        self._stopping.set()
+        self._stop_soon()
         if self._share is not None:
             self._share.leave(self.name)
 
     def stop(self) -> None:
         """Returns when no transaction is being applied."""
-        self._stopping.set()
+        self._stop_soon()
         for source in self._sources:
             source.wake()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
+
+    def _stop_soon(self) -> None:
+        with self._changed:
+            self._stopping.set()
+            self._changed.notify_all()
 
     # ---- one partition ----
 
@@ -238,8 +245,7 @@ class Consumer:
         )
         with self._changed:
             self._failure = error
-            self._changed.notify_all()
-        self._stopping.set()
+        self._stop_soon()
 
     def _follow(self, source: ReadablePartition) -> None:
         at = self.marks.load(self.name, source.number)

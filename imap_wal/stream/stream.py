@@ -253,7 +253,7 @@ class Stream:
     def wait(self, consumer: str, mark: Mark, timeout_s: float = 30.0) -> bool:
         """Wait until a transaction is applied by a consumer that this process runs, for `timeout_s`
         at most; with `shared=True`, by any process. Returns whether it is. Raises the error that
-        has stopped the consumer, and `InvalidSetting`: there is no such consumer."""
+        has stopped the consumer; `InvalidSetting`: there is no such consumer; `Closed`."""
         self._partition(mark.partition)
         return self._consumer(consumer).wait(mark, timeout_s)
 

@@ -278,4 +278,25 @@ OF_STREAMS = (
         "                raise\n",
         f"{_NETWORK}::test_another_server_takes_over",
     ),
+    Mutation(
+        "a task misses a transaction between two batches",
+        "imap_wal/stream/asyncio_stream.py",
+        "lambda: [*islice(records, READ_RECORDS)]",
+        "lambda: [record for record, _ in zip(records, range(READ_RECORDS))]",
+        "tests/stream/test_asyncio.py::test_tasks_submit_and_read",
+    ),
+    Mutation(
+        "a forked child waits for threads that it does not have",
+        "imap_wal/stream/asyncio_stream.py",
+        "        if os.getpid() != self._process:\n            raise Fenced(",
+        "        if False:\n            raise Fenced(",
+        "tests/stream/test_asyncio.py::test_a_forked_child_is_refused",
+    ),
+    Mutation(
+        "a close waits for a free thread",
+        "imap_wal/stream/asyncio_stream.py",
+        "await asyncio.to_thread(self._stream.close)",
+        "await self._loop.run_in_executor(self._threads, self._stream.close)",
+        "tests/stream/test_asyncio.py::test_a_close_does_not_wait_for_a_thread",
+    ),
 )
