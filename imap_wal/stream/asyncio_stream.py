@@ -158,7 +158,7 @@ class AsyncStream:
         await self.close()
 
 
-class aopen(AsyncOpening[AsyncStream]):  # noqa: N801  # used as a function
+def aopen(url: Place, **options: Any) -> AsyncOpening[AsyncStream]:
     """`imap_wal.stream.open` for asyncio, with the same options and errors. Use `async with
     aopen(url) as bank:`, or `bank = await aopen(url)` with `await bank.close()` at the end.
 
@@ -166,12 +166,10 @@ class aopen(AsyncOpening[AsyncStream]):  # noqa: N801  # used as a function
         url: a folder or URL.
         **options: the options of `imap_wal.stream.open`.
     """
-
-    def __init__(self, url: Place, **options: Any) -> None:
-        super().__init__(partial(open_stream, url, **options), AsyncStream)
+    return AsyncOpening(partial(open_stream, url, **options), AsyncStream)
 
 
-class aconnect(AsyncOpening[AsyncStream]):  # noqa: N801  # used as a function
+def aconnect(url: Place, **options: Any) -> AsyncOpening[AsyncStream]:
     """`imap_wal.stream.connect` for asyncio, with the same options and errors; otherwise as
     `aopen`.
 
@@ -179,6 +177,4 @@ class aconnect(AsyncOpening[AsyncStream]):  # noqa: N801  # used as a function
         url: a folder or URL, or `tcp://host:port`.
         **options: the options of `imap_wal.stream.connect`.
     """
-
-    def __init__(self, url: Place, **options: Any) -> None:
-        super().__init__(partial(connect, url, **options), AsyncStream)
+    return AsyncOpening(partial(connect, url, **options), AsyncStream)

@@ -15,7 +15,7 @@ import imap_wal.stream as stream
 from imap_wal.errors import Closed, Conflict, Fenced, InvalidSetting
 from imap_wal.stream import AsyncStream, FileMarks, SqlMarks, StreamRecord, Transaction
 from tests.kit.ports import free_port
-from tests.stream.test_network import served
+from tests.kit.stream_servers import served
 
 
 @pytest.mark.parametrize("kind", ["open", "connect", "tcp"])

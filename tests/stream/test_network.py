@@ -10,8 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 import imap_wal.stream as stream
 from imap_wal.errors import Conflict, InvalidSetting, NotAllowed, StorageUnavailable
 from imap_wal.stream import Certificates, Stream, Transaction
-from imap_wal.stream.served import ServedStream, serving_stream
+from imap_wal.stream.served import ServedStream
 from imap_wal.workers import server
-from imap_wal.workers.network import NetworkEndpoint
 from tests.kit.certificates import Authority, key_pem
 from tests.kit.ports import free_port
+from tests.kit.stream_servers import served
 from tests.support import Threads, eventually
 
 ROOT = Path(__file__).parents[2]
@@ -34,18 +33,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path, "ours")
-
-
-@contextmanager
-def served(folder: Path, url: str, certificates: Certificates | None) -> Iterator[None]:
-    """By this process."""
-    stream.open(folder / "log", partitions=2).close()
-    election = serving_stream(folder / "log", NetworkEndpoint(url, certificates))
-    assert election.elect()
-    try:
-        yield
-    finally:
-        election.stop()
 
 
 @pytest.fixture
