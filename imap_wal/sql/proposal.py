@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 from msgpack import ExtType, Timestamp
 
 from imap_wal.decoder import Opaque, Pairs
+from imap_wal.encoder import plain
 from imap_wal.sql.types import RESCUED, WHOLE, quoted, written
 
 NAMES_MAX: Final = 1000
@@ -25,13 +26,14 @@ kinds of fields."""
 _NULL, _JSON, _STRING = ("null",), ("json",), ("string",)
 _BIGINT, _DOUBLE = ("bigint",), ("double",)
 _MOMENTS = {"date", "timestamp"}
+_WITHOUT_TEXT = ("timestamp", "without text")
+"""A moment that is no text in JSON: finer than a microsecond, or before the year 1 or after 9999."""
 _SIMPLE: Final[Mapping[type, _Kind]] = {
     type(None): _NULL,
     bool: ("boolean",),
     float: _DOUBLE,
     bytes: ("binary",),
     datetime: ("timestamp",),
-    Timestamp: ("timestamp",),
     date: ("date",),
 }
 
@@ -86,6 +88,8 @@ def _kind(value: Any, level: int = 0) -> _Kind:
     if level > _LEVELS_MAX or isinstance(value, ExtType):
         return _JSON
     match value:
+        case Timestamp():
+            return ("timestamp",) if isinstance(plain(value), str) else _WITHOUT_TEXT
         case int():
             if -(2**63) <= value < 2**63:
                 return _BIGINT
@@ -145,8 +149,8 @@ def _merged(one: _Kind, other: _Kind) -> _Kind:
         digits = [kind[1:] if kind[0] == "decimal" else (19, 0) for kind in (one, other)]
         return "decimal", *map(max, *digits)
     if kinds <= _MOMENTS:
-        return ("timestamp",)
-    if kinds <= {*_MOMENTS, "string"}:
+        return _WITHOUT_TEXT if _WITHOUT_TEXT in (one, other) else ("timestamp",)
+    if kinds <= {*_MOMENTS, "string"} and _WITHOUT_TEXT not in (one, other):
         return _STRING
     return _JSON
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from imap_wal import entry
@@ -108,6 +108,12 @@ BATCHES = st.one_of(
 )
 
 
+@example(
+    batches=[
+        [("upsert", "m", b"v")] * 3,
+        [("upsert", "m", b"v"), ("deleted with a value", "m", b"v"), ("upsert", "m", b"v")],
+    ]
+)
 @given(batches=st.lists(BATCHES, max_size=12))
 def test_batches_of_a_file_are_decoded_as_alone(
     batches: list[list[tuple[str, str, bytes]]],

@@ -291,6 +291,7 @@ def test_an_unknown_mode_for_misfits_is_refused() -> None:
 
 
 @example([{'"': 1, "\\": "x"}])
+@example([{"a": ["", msgpack.Timestamp(0, 1)]}])
 @given(st.lists(st.dictionaries(st.sampled_from("abcA") | TEXT, HOSTILE, max_size=4), max_size=5))
 def test_all_values_of_a_sample_fit_the_proposal(values: list[dict[str, Any]]) -> None:
     """Whatever dicts there are; except for moments that no column has."""
