@@ -278,7 +278,8 @@ class EngineFailed(ImapWalError):
 
 class NotAllowed(ImapWalError):
     """An agent refuses a connection or a request: the user, the key or the cluster's token lacks
-    the right. Nothing was changed. Ask the administrator of the agent."""
+    the right. Or a side of a stream's connection refuses the certificate of the other one. Nothing
+    was changed. Ask the administrator of the agent or the server."""
 
 
 class NotRepairable(ImapWalError):

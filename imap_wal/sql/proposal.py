@@ -27,7 +27,7 @@ _NULL, _JSON, _STRING = ("null",), ("json",), ("string",)
 _BIGINT, _DOUBLE = ("bigint",), ("double",)
 _MOMENTS = {"date", "timestamp"}
 _WITHOUT_TEXT = ("timestamp", "without text")
-"""A moment that is no text in JSON: finer than a microsecond, or before the year 1 or after 9999."""
+"""A moment that is no text in JSON: finer than a microsecond, or outside of the years 1 to 9999."""
 _SIMPLE: Final[Mapping[type, _Kind]] = {
     type(None): _NULL,
     bool: ("boolean",),

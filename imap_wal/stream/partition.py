@@ -34,6 +34,7 @@ from imap_wal.errors import (
 from imap_wal.forked import Openness
 from imap_wal.format import Position
 from imap_wal.log.open_log import Log
+from imap_wal.read.log_reader import storage_errors
 from imap_wal.rules.valid import demand_size
 from imap_wal.serializer import Serializer
 from imap_wal.stream.reading import follow, read_tables
@@ -322,6 +323,21 @@ class Partition:
         """Why this process can write the partition no more: another one does."""
         failure = self._opened.log.committer.failure
         return failure if isinstance(failure, Fenced) else None
+
+    @property
+    def lease_age_s(self) -> float:
+        """Seconds since the lock of the log was taken or renewed, if it is a lease."""
+        return self._opened.log.committer.lease_age_s or 0.0
+
+    def prove(self) -> None:
+        """Raises `Fenced` if another process has the log, and `StorageUnavailable` if that cannot
+        be known now."""
+        committer = self._opened.log.committer
+        with storage_errors("whether this process still has the log is not known"):
+            committer.renew_lease()
+            committer.look()
+        if (failure := self.replaced) is not None:
+            raise failure
 
     @property
     def limits(self) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from typing import Any, Unpack
 
 from imap_wal.checks import check_seconds, location
 from imap_wal.clock import Clock, SystemClock, SystemRandomness
-from imap_wal.errors import InvalidSetting, WriterLocked
+from imap_wal.errors import InvalidSetting, StorageUnavailable, WriterLocked
 from imap_wal.format import Position
 from imap_wal.serializer import MsgpackSerializer, Serializer, SerializerName, serializer_of
 from imap_wal.stream.opening import StreamOptions, demand_options
@@ -44,6 +44,7 @@ from imap_wal.workers.endpoint import Endpoint, LocalEndpoint, default_path
 from imap_wal.workers.messages import PART_BYTES, VERSION, NotUnderstood
 from imap_wal.workers.network import TCP, Certificates, NetworkEndpoint
 from imap_wal.workers.server import Parts
+from storage_backends.lease import DEFAULT_LEASE_MS
 from storage_backends.location import Place
 
 STREAM = "a stream"
@@ -90,7 +91,12 @@ class ServedStream:
             if count and count != len(self._partitions):
                 return True
             marks = [_mark(number, at) for number, *at in newest]
-            return any(not self._partition(mark.partition).has(mark) for mark in marks)
+            for mark in marks:
+                partition = self._partition(mark.partition)
+                if not partition.has(mark):
+                    partition.prove()  # otherwise it is in the log of the process that has it now
+                    return True
+            return False
         except (TypeError, ValueError):
             raise NotUnderstood("the first message is not a hello of a stream") from None
 
@@ -99,7 +105,15 @@ class ServedStream:
 
     @property
     def failure(self) -> Exception | None:
-        return next(filter(None, (partition.replaced for partition in self._partitions)), None)
+        for partition in self._partitions:
+            if partition.replaced is not None:
+                return partition.replaced
+            if (age := partition.lease_age_s) >= DEFAULT_LEASE_MS / 1000:
+                return StorageUnavailable(
+                    f"the lease of partition {partition.number} was not renewed for {age:.0f} s, "
+                    "so another process may have the log"
+                )
+        return None
 
     @property
     def closed(self) -> bool:
@@ -295,7 +309,10 @@ def serving_stream(url: Place, endpoint: Endpoint, **options: Any) -> Election:
         try:
             stream = open_stream(url, **options)
         except WriterLocked as error:
-            advice = "let that program use imap_wal.stream.connect, or stop it"
+            advice = (
+                "connect to the server at tcp://, if it is one; let a program use "
+                "imap_wal.stream.connect in place of open; or stop it"
+            )
             raise WriterLocked(error.node, error.holder, advice) from None
         return ServedStream(stream, stream.writing, clock)
 

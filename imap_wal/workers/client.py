@@ -17,6 +17,7 @@ from imap_wal.errors import (
     ImapWalError,
     InvalidSetting,
     LostRace,
+    NotAllowed,
     OutcomeUnknown,
     StorageUnavailable,
     WriterLocked,
@@ -34,6 +35,9 @@ from imap_wal.workers.messages import (
 )
 
 PAUSE_S, PAUSE_S_MAX = 0.005, 0.1
+TELL_S = 1.0
+UNFIT_MAX = 8
+"""How many servers that cannot serve this process are tried, if there are several addresses."""
 
 
 class ClientLine:
@@ -44,6 +48,8 @@ class ClientLine:
         self.numbers = itertools.count(1)
         self.connection: socket.socket | None = None
         self.has_record = False
+        self.server = 0
+        """The number of the process that serves, when it was connected."""
 
     def close(self) -> None:
         if self.connection is not None:
@@ -73,6 +79,8 @@ class Client:
     _mutex: threading.Lock = field(default_factory=threading.Lock, init=False)
     _largest: int = field(default=HELLO_BYTES_MAX, init=False)
     _fenced: Fenced | None = field(default=None, init=False)
+    _server: int = field(default=0, init=False)
+    """The number of the process that has welcomed this one last."""
 
     def __post_init__(self) -> None:
         self.openness = Openness(self.noun)
@@ -118,19 +126,25 @@ class Client:
 
     def tell(self, kind: str, *fields: Any) -> None:
         """Send a request if there is a connection now. Nothing waits for the answer."""
-        with self._mutex:
-            line = next((line for line in self._free if line.connection is not None), None)
-            if line is None:
-                return
-            self._free.remove(line)
-        try:
-            assert line.connection is not None
-            send(line.connection, [next(line.numbers), kind, *fields], self._largest)
-        except OSError:
-            line.close()
-        finally:
+        told = False
+        while not told:
             with self._mutex:
-                self._free.append(line)
+                line = next((line for line in self._free if line.connection is not None), None)
+                if line is None:
+                    return
+                self._free.remove(line)
+            try:
+                assert line.connection is not None
+                line.connection.settimeout(TELL_S)
+                send(line.connection, [next(line.numbers), kind, *fields], self._largest)
+                told = line.server == self._server
+            except OSError:
+                pass
+            finally:
+                if not told:  # of a process that does not serve any more
+                    line.close()
+                with self._mutex:
+                    self._free.append(line)
 
     def end(self) -> None:
         """Requests that wait fail soon, also if the process that serves does not answer."""
@@ -145,7 +159,7 @@ class Client:
     def _asked(self, line: ClientLine, request: list[Any], changes: bool, once: bool) -> Any:
         end = time.monotonic() + self.timeout_s
         pause, sent = PAUSE_S, False
-        refused_since = 0.0
+        refused_since, unfit = 0.0, 0
         failure: Exception | None = None
         while (left := end - time.monotonic()) > 0:
             if not (sent and changes):
@@ -165,22 +179,30 @@ class Client:
                     return answer
                 with self._mutex:
                     return self.noted(line.client, request[0], answer)
-            except _Replaced as error:
-                self._fenced = Fenced(str(error))
+            except _Unfit as error:
+                unfit += 1
+                if unfit < UNFIT_MAX and self.endpoint.skip():
+                    time.sleep(min(pause, max(left, 0)))
+                    continue
+                if isinstance(error.cause, Fenced):
+                    self._fenced = error.cause
                 if sent and changes:
-                    text = f"the change may be in the log: {error}"
-                    raise OutcomeUnknown(text) from self._fenced
-                raise self._fenced from None
+                    text = f"the change may be in the log: {error.cause}"
+                    raise OutcomeUnknown(text) from error.cause
+                raise error.cause from None
             except _Elected as elected:
                 end += elected.seconds
                 continue
             except OSError as error:
                 failure = error
+                if line.connection is None:
+                    self.endpoint.skip()
                 line.close()
                 if once and sent:
                     break
             except _Refused as error:
                 failure = error.cause
+                self.endpoint.skip()
                 refused_since = refused_since or time.monotonic()
                 if time.monotonic() - refused_since >= self.patience_s or not error.may_pass:
                     break
@@ -195,6 +217,8 @@ class Client:
         if isinstance(failure, ImapWalError) and not sent:
             return failure
         text = f"no process serves at {self.endpoint.name}: {failure}"
+        if isinstance(failure, OSError):
+            text += self.endpoint.advice(failure)
         if isinstance(failure, TimeoutError):
             text = (
                 f"the process that serves at {self.endpoint.name} did not answer within "
@@ -209,6 +233,8 @@ class Client:
             return line.connection
         try:
             connection = self.endpoint.connect(left_s)
+        except NotAllowed as error:
+            raise _Unfit(error) from error
         except (FileNotFoundError, ConnectionRefusedError) as error:
             begin = time.monotonic()
             try:
@@ -224,19 +250,20 @@ class Client:
                 kind, *fields = receive(connection, ANSWER_BYTES_MAX)
             except OSError as error:
                 if refusal := self.endpoint.refusal(error):
-                    raise refusal from error
+                    raise _Unfit(refusal) from error
                 raise
             if kind == "replaced":
-                raise _Replaced(fields[0])
+                raise _Unfit(Fenced(fields[0]))
             if kind == "other":
-                raise InvalidSetting(fields[0])
+                raise _Unfit(InvalidSetting(fields[0]))
             if kind == "failed":
                 reason = error_of(*fields)
                 if not isinstance(reason, ImapWalError):
                     reason = StorageUnavailable(str(reason))
                 raise _Refused(reason)
-            _, _, largest, max_value = fields
+            _, line.server, largest, max_value = fields
             self._largest, self.max_value_bytes = largest, max_value
+            self._server = line.server
         except BaseException:
             connection.close()
             raise
@@ -277,8 +304,13 @@ class _Elected(Exception):  # never shown
         self.seconds = seconds
 
 
-class _Replaced(Exception):  # an answer, never shown
-    """The log that is served lacks changes that it acknowledged to this process."""
+class _Unfit(Exception):  # never shown
+    """A server cannot serve this process: it does not admit it, or the log that it serves lacks
+    changes that were acknowledged to this process. At another address there may be another one."""
+
+    def __init__(self, cause: ImapWalError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
 
 
 class _Refused(Exception):  # an answer, never shown

@@ -26,7 +26,7 @@ from storage_backends.location import Place
 
 PATH_BYTES_MAX = 107
 """The kernel's limit for the path of a socket."""
-_PEER = struct.Struct("3i")
+_PEER = struct.Struct("iII")
 
 
 def default_path(url: Place, namespace: str, cluster: str) -> str:
@@ -70,6 +70,16 @@ class Endpoint(Protocol):
 
     def refusal(self, error: OSError) -> ImapWalError | None:
         """What an error of the first messages means, if the server does not admit this process."""
+
+    def advice(self, error: OSError) -> str:
+        """What may be the cause of an error, as the end of a sentence; "": not known."""
+
+    def skip(self) -> bool:
+        """The server that answered last cannot serve this process: begin with another address the
+        next time. Returns whether there is another one."""
+
+    def peer(self, connection: socket.socket) -> str:
+        """Who is at the other end, for messages."""
 
     def remove(self) -> None:
         """With the lock held: nothing listens any more."""
@@ -140,6 +150,15 @@ class LocalEndpoint:
 
     def refusal(self, error: OSError) -> ImapWalError | None:
         return None
+
+    def advice(self, error: OSError) -> str:
+        return ""
+
+    def skip(self) -> bool:
+        return False
+
+    def peer(self, connection: socket.socket) -> str:
+        return "a process of this machine"
 
     def remove(self) -> None:
         with suppress(FileNotFoundError):

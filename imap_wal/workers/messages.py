@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ SMALL_BYTES = 64 * 1024
 PART_BYTES = 1024 * 1024
 
 _LENGTH = struct.Struct(">I")
+_TLS = 0x1603
+"""The first bytes of a client that begins TLS."""
 
 
 class NotUnderstood(ImapWalError):
@@ -53,16 +56,20 @@ def send(connection: socket.socket, message: Sequence[Any], bytes_max: int) -> N
 def receive(
     connection: socket.socket,
     bytes_max: int,
-    has_begun: Callable[[int], object] = lambda size: None,
+    has_begun: Callable[[int], float | None] = lambda size: None,
 ) -> list[Any]:
-    """The next message. `has_begun` is called with its size before it is read. Raises
-    ConnectionError at the end of the connection, OSError, and `NotUnderstood`."""
+    """The next message. `has_begun` is called with its size before it is read, and may return the
+    time when it must have arrived, in monotonic seconds. Raises ConnectionError at the end of the
+    connection, OSError, and `NotUnderstood`."""
     (size,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
     if size > bytes_max:
-        raise NotUnderstood(f"a message of {size} bytes is too large; at most {bytes_max} are read")
-    has_begun(size)
+        raise NotUnderstood(
+            f"a message of {size} bytes is too large; at most {bytes_max} are read"
+            + (": the client uses TLS, and this server has no certificates" * (size >> 16 == _TLS))
+        )
+    end = has_begun(size)
     try:
-        message = msgpack.unpackb(_read(connection, size), use_list=True)
+        message = msgpack.unpackb(_read(connection, size, end), use_list=True)
     except (ValueError, msgpack.UnpackException) as error:
         raise NotUnderstood(f"a message is not msgpack: {error}") from None
     if not isinstance(message, list) or not message:
@@ -70,9 +77,11 @@ def receive(
     return message
 
 
-def _read(connection: socket.socket, size: int) -> bytes:
+def _read(connection: socket.socket, size: int, end: float | None = None) -> bytes:
     parts = []
     while size:
+        if end is not None and time.monotonic() >= end:
+            raise TimeoutError("the rest of a message did not arrive in time")
         part = connection.recv(min(size, 2**20))
         if not part:
             raise ConnectionResetError("the other process has closed the connection")

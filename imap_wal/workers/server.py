@@ -31,6 +31,10 @@ CONNECTIONS_MAX = 1000
 """A connection takes a thread, and a process one connection for each of its threads that wait."""
 SLOW_S = 30.0
 """A connection that does not send or take the rest of a message in this time is closed."""
+NOTE_S = 1.0
+"""The shortest time between two log lines that peers cause, in seconds."""
+BYTES_PER_S_MIN = 1024 * 1024
+"""A large message may take longer, at this speed."""
 STOP_S = 5.0
 """How long a stop waits for requests that are being served."""
 
@@ -90,6 +94,7 @@ class Server:
         self._threads: set[threading.Thread] = set()
         self._mutex = threading.Lock()
         self._stopping: bool = False
+        self._noted = -NOTE_S
         self.stopped = threading.Event()
         """Set when it is closed."""
         self._listening = endpoint.listen()
@@ -158,8 +163,8 @@ class Server:
                     # With the lock: `stop` cannot join a thread before its start.
                     begun = self._started(thread, connection)
             if not begun:
-                if full and not self._stopping:
-                    self._refuse(connection)
+                if full and not self._stopping and connection is accepted:
+                    self._refuse(connection)  # with TLS, that would wait for the peer
                 connection.close()
 
     def _has_room(self) -> bool:
@@ -188,7 +193,6 @@ class Server:
         text = f"the process that serves {self.served.url} has {CONNECTIONS_MAX} connections"
         connection.settimeout(1)
         with suppress(OSError):
-            self._endpoint.greet(connection)
             send(connection, ["failed", *error_fields(StorageUnavailable(text))], ANSWER_BYTES_MAX)
 
     def _forget(self, connection: socket.socket, thread: threading.Thread) -> None:
@@ -202,13 +206,20 @@ class Server:
             self._converse(connection)
         except (OSError, NotUnderstood) as error:
             if isinstance(error, NotUnderstood):
-                _log.warning("a connection was closed: %s", error)
+                self._note(f"a connection was closed: {error}")
         except Exception:  # noqa: BLE001  # it must not end the thread without a trace
             _log.exception("a connection was closed after an error that was not expected")
         finally:
             self._forget(connection, threading.current_thread())
             if self.served.failure is not None:
                 self._give_up()
+
+    def _note(self, text: str) -> None:
+        """Log it, unless there was another line a moment ago: peers can cause any number."""
+        now = time.monotonic()
+        if now - self._noted >= NOTE_S:
+            self._noted = now
+            _log.warning("%s", text)
 
     def _give_up(self) -> None:
         """It can write no more. Another process opens the log again."""
@@ -217,7 +228,11 @@ class Server:
             self.stop(wait=False)  # who stops it waits for this thread
 
     def _converse(self, connection: socket.socket) -> None:
-        self._endpoint.greet(connection)
+        try:
+            self._endpoint.greet(connection)
+        except OSError as error:
+            self._note(f"{self._endpoint.peer(connection)} was not admitted: {error}")
+            return
         connection.settimeout(SLOW_S)
         served = self.served
         client, kind, acknowledged = read_hello(receive(connection, HELLO_BYTES_MAX))
@@ -254,9 +269,10 @@ class Server:
             connection.settimeout(None)  # it may be idle
             with self._room.entered() as enter:
 
-                def begun(size: int) -> None:
+                def begun(size: int) -> float:
                     connection.settimeout(SLOW_S)
                     enter(size)
+                    return time.monotonic() + SLOW_S + size / BYTES_PER_S_MIN
 
                 request = receive(connection, largest, begun)
                 connection.settimeout(SLOW_S)
@@ -265,6 +281,9 @@ class Server:
 
     def _answer(self, connection: socket.socket, client: bytes, request: list[Any]) -> bool:
         """Whether the connection continues."""
+        if (failure := self.served.failure) is not None:
+            self._note(f"a request is not answered: {failure}")
+            return False  # another process may have the log
         number, fields = request[0], request[1:]
         if type(number) is not int or not fields:
             raise NotUnderstood("a request does not begin with its number and kind")

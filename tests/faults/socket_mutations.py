@@ -95,7 +95,7 @@ OF_SOCKETS = (
     Mutation(
         "a failed answer ends what the peer has sent",
         _LOCAL,
-        "        connection.mute = True\n        connection.unsent.clear()\n",
+        "        connection.unwritable = True\n        connection.unsent.clear()\n",
         "        self._end(connection)\n",
         f"{_TESTS}::test_messages_before_an_end_are_read_after_a_failed_answer",
     ),

@@ -118,8 +118,8 @@ OF_STREAMS = (
     Mutation(
         "a process continues on a stream that lost what it acknowledged to it",
         _SERVED,
-        "return any(not self._partition(mark.partition).has(mark) for mark in marks)",
-        "return False",
+        "                if not partition.has(mark):\n",
+        "                if False:\n",
         f"{_PROCESSES}::test_a_log_that_lost_acknowledged_transactions_is_noticed",
     ),
     Mutation(
@@ -217,8 +217,8 @@ OF_STREAMS = (
     Mutation(
         "a server without room closes connections without a reason",
         "imap_wal/workers/server.py",
-        "                    self._refuse(connection)\n",
-        "                    pass\n",
+        "                    self._refuse(connection)  #",
+        "                    pass  #",
         f"{_PROCESSES}::test_a_server_without_room_says_so",
     ),
     Mutation(
@@ -274,8 +274,8 @@ OF_STREAMS = (
     Mutation(
         "only the first server is tried",
         "imap_wal/workers/network.py",
-        "                failure = error\n",
-        "                raise\n",
+        "                failures.append(error)\n            else:\n                self._first",
+        "                raise\n            else:\n                self._first",
         f"{_NETWORK}::test_another_server_takes_over",
     ),
     Mutation(
@@ -298,5 +298,63 @@ OF_STREAMS = (
         "await asyncio.to_thread(self._stream.close)",
         "await self._loop.run_in_executor(self._threads, self._stream.close)",
         "tests/stream/test_asyncio.py::test_a_close_does_not_wait_for_a_thread",
+    ),
+    Mutation(
+        "a client that one server sends away asks no other",
+        "imap_wal/workers/client.py",
+        "if unfit < UNFIT_MAX and self.endpoint.skip():",
+        "if False:",
+        f"{_NETWORK}::test_a_server_that_has_lost_the_log_fences_no_client",
+    ),
+    Mutation(
+        "a server answers with an old lease",
+        "imap_wal/stream/served.py",
+        ">= DEFAULT_LEASE_MS / 1000:",
+        ">= DEFAULT_LEASE_MS:",
+        f"{_NETWORK}::test_a_server_whose_lease_is_old_answers_nothing",
+    ),
+    Mutation(
+        "a server that has lost the log says that the log was replaced",
+        "imap_wal/stream/served.py",
+        "                    partition.prove()  #",
+        "                    pass  #",
+        f"{_NETWORK}::test_a_server_proves_that_it_has_the_log",
+    ),
+    Mutation(
+        "a refusal after a change was sent says that nothing was changed",
+        "imap_wal/workers/client.py",
+        "                if sent and changes:\n"
+        '                    text = f"the change may be in the log: {error.cause}"\n',
+        "                if False:\n"
+        '                    text = f"the change may be in the log: {error.cause}"\n',
+        f"{_NETWORK}::test_a_refusal_after_a_change_was_sent_is_unknown",
+    ),
+    Mutation(
+        "the end of a share is told to a process that has ended",
+        "imap_wal/workers/client.py",
+        "told = line.server == self._server",
+        "told = True",
+        f"{_NETWORK}::test_a_message_goes_to_the_process_that_serves_now",
+    ),
+    Mutation(
+        "a storage that fails ends a server that waits",
+        "rewrite_cli/commands/service/serve.py",
+        "except (WriterLocked, LostRace, Fenced, StorageUnavailable) as error:",
+        "except WriterLocked as error:",
+        f"{_NETWORK}::test_a_server_that_waits_survives_a_storage_that_fails",
+    ),
+    Mutation(
+        "the first address takes the time of the others",
+        "imap_wal/workers/network.py",
+        "min(left / (len(targets) - index), ADDRESS_S)",
+        "min(left, ADDRESS_S)",
+        f"{_NETWORK}::test_the_next_address_is_tried",
+    ),
+    Mutation(
+        "any user may read the key of a certificate",
+        "imap_wal/workers/network.py",
+        "            read_secret_file(self.key)\n",
+        "            pass\n",
+        f"{_NETWORK}::test_a_key_that_others_can_read_is_refused",
     ),
 )

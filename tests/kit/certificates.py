@@ -37,6 +37,7 @@ class Authority:
         certificate = self._folder / f"{self._name}-{name}.pem"
         certificate.write_bytes(_pem(built.sign(self._key, hashes.SHA256())))
         key_file = certificate.with_suffix(".key")
+        key_file.touch(0o600)
         key_file.write_bytes(key_pem(key))
         return Certificates(certificate, key_file, (trusts or self).file)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import time
@@ -48,12 +49,15 @@ def apply(record: StreamRecord, connection: Connection) -> None:
 
 
 def add(folder: str, name: str, times: int) -> None:
-    """Add 1 to each counter so many times. The journal has each addition before and after it."""
+    """Add 1 to each counter, at least so many times and until there is a file `stop`. The journal
+    has each addition before and after it."""
     engine = engine_of(Path(folder), name)
     with (Path(folder) / f"{name}.journal").open("a") as journal, connected(Path(folder)) as bank:
         marks = SqlMarks(engine)
         bank.consumer("counts", marks=marks, retries=Retries(pause_s=0.01))(apply)
-        for number in range(times):
+        for number in itertools.count():
+            if number >= times and (Path(folder) / "stop").exists():
+                break
             for counter in COUNTERS:
 
                 def built(view: Any, counter: str = counter) -> Transaction:

@@ -15,13 +15,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import imap_wal.stream as stream
-from imap_wal.errors import Conflict, InvalidSetting, NotAllowed, StorageUnavailable
+from imap_wal.errors import (
+    Conflict,
+    Fenced,
+    InvalidSetting,
+    LostRace,
+    NotAllowed,
+    OutcomeUnknown,
+    StorageUnavailable,
+    WriterLocked,
+)
 from imap_wal.stream import Certificates, Stream, Transaction
+from imap_wal.stream.partition import Partition
 from imap_wal.stream.served import ServedStream
 from imap_wal.workers import server
+from imap_wal.workers.client import ClientLine
+from imap_wal.workers.network import NetworkEndpoint
+from rewrite_cli.commands.service import serve
+from rewrite_cli.commands.service.stream import command
 from tests.kit.certificates import Authority, key_pem
 from tests.kit.ports import free_port
 from tests.kit.stream_servers import served
@@ -175,9 +190,9 @@ def test_a_client_of_another_authority_is_refused(
     stranger = Authority(tmp_path, "theirs")
     with served(tmp_path, url, authority.certificates("server")):
         begin = time.monotonic()
-        with pytest.raises(NotAllowed, match="does not admit this certificate"):
+        with pytest.raises(NotAllowed, match="refused this certificate"):
             asking(url, stranger.certificates("stranger", trusts=authority))
-        with pytest.raises(NotAllowed, match=r"certificate of the server .* is not valid here"):
+        with pytest.raises(NotAllowed, match=r"certificate of a server .* was not accepted here"):
             asking(url, stranger.certificates("stranger"))
         assert time.monotonic() - begin < 20, "it is not tried again"
         with asking(url, authority.certificates("one")) as bank:
@@ -207,11 +222,9 @@ def test_a_server_of_another_name_is_refused(
 ) -> None:
     """Its authority is ours, and its certificate is for another machine."""
     port = free_port()
-    connect = socket.create_connection
+    resolve = socket.getaddrinfo
     monkeypatch.setattr(
-        socket,
-        "create_connection",
-        lambda address, *rest: connect(("127.0.0.1", address[1]), *rest),
+        socket, "getaddrinfo", lambda host, *rest, **kind: resolve("127.0.0.1", *rest, **kind)
     )
     with (
         served(tmp_path, f"tcp://127.0.0.1:{port}", authority.certificates("server")),
@@ -281,10 +294,10 @@ def test_the_certificates_of_the_page_work(tmp_path: Path, monkeypatch: pytest.M
         ("tcp://10.0.0.1:7790", "without certificates"),
         ("tcp://0.0.0.0:7790", "without certificates"),
         ("tcp://127.0.0.1:7790,bank.example:7790", "without certificates"),
-        ("tcp://127.0.0.1", "it takes tcp://host:port"),
+        ("tcp://127.0.0.1", "is not valid; use tcp://host:port"),
         ("tcp://127.0.0.1:0", "its port is 0"),
         ("tcp://127.0.0.1:70000", "its port is 70000"),
-        ("tcp://", "it takes tcp://host:port"),
+        ("tcp://", "is not valid; use tcp://host:port"),
     ],
 )
 def test_a_wrong_address_is_named(url: str, text: str) -> None:
@@ -304,6 +317,7 @@ def test_options_of_the_server_are_refused() -> None:
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, authority: Authority) -> None:
     good, other = authority.certificates("one"), authority.certificates("two")
     locked, rubbish = tmp_path / "locked.key", tmp_path / "rubbish"
+    locked.touch(0o600)
     locked.write_bytes(key_pem(ec.generate_private_key(ec.SECP256R1()), b"secret"))
     rubbish.write_text("rubbish")
     for files, text in (
@@ -333,3 +347,165 @@ def test_no_server_is_named(url: str) -> None:
     with pytest.raises(StorageUnavailable, match=f"no process serves at {url}"):
         asking(url, None, timeout_s=0.2)
     eventually(lambda: threading.active_count() < 50, "no thread is left")
+
+
+# ---- several addresses ---------------------------------------------------------------------------
+
+
+def _both(first: str, second: str) -> str:
+    return f"{first},{second.removeprefix('tcp://')}"
+
+
+@pytest.mark.parametrize("first", ["of another authority", "silent", "closed", "without TLS"])
+def test_the_next_address_is_tried(
+    tmp_path: Path, url: str, authority: Authority, first: str
+) -> None:
+    other = f"tcp://127.0.0.1:{free_port()}"
+    place = ("127.0.0.1", int(other.rpartition(":")[2]))
+    with ExitStack() as stack:
+        stack.enter_context(served(tmp_path, url, authority.certificates("server")))
+        if first == "of another authority":
+            stranger = Authority(tmp_path, "theirs").certificates("server", trusts=authority)
+            stack.enter_context(served(tmp_path / "other", other, stranger))
+        elif first == "silent":
+            stack.enter_context(socket.create_server(place))
+        elif first == "without TLS":
+            stack.enter_context(served(tmp_path / "other", other, None))
+        bank = stack.enter_context(
+            asking(_both(other, url), authority.certificates("one"), timeout_s=4)
+        )
+        begin = time.monotonic()
+        assert bank.submit("a", Transaction("b")) is not None
+        assert time.monotonic() - begin < 2, "the address that answered is tried first"
+
+
+@pytest.mark.parametrize("stale", ["it knows that", "it does not know that"])
+def test_a_server_that_has_lost_the_log_fences_no_client(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, stale: str
+) -> None:
+    """It lacks what its successor has acknowledged. The client goes on with the successor."""
+    other = f"tcp://127.0.0.1:{free_port()}"
+    old = tmp_path / "old"
+    with served(tmp_path, url, None), served(old, other, None):
+        lacks = ServedStream.lacks
+
+        def judged(stream_: ServedStream, acknowledged: Any) -> bool:
+            if "old" not in stream_.url:
+                return lacks(stream_, acknowledged)
+            if stale == "it knows that":
+                raise Fenced("another process has the log")
+            return True
+
+        monkeypatch.setattr(ServedStream, "lacks", judged)
+        with asking(_both(other, url), None) as bank:
+            marks = [bank.submit("a", Transaction(number)) for number in range(3)]
+            assert [mark.id for mark in marks if mark is not None] == [1, 2, 3]
+
+
+def test_a_server_whose_lease_is_old_answers_nothing(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may have the log already."""
+    with served(tmp_path, url, None), asking(url, None, timeout_s=2) as bank:
+        assert bank.submit("a", Transaction(1)) is not None
+        monkeypatch.setattr(Partition, "lease_age_s", 31.0)
+        with pytest.raises(StorageUnavailable):
+            bank.mark(0)
+
+
+def test_a_server_proves_that_it_has_the_log(tmp_path: Path, url: str) -> None:
+    """Before it says that the log was replaced."""
+    with served(tmp_path, url, None), asking(url, None, timeout_s=2) as bank:
+        client: Any = bank._share._client  # type: ignore[union-attr]
+        client._marks[0] = stream.Mark(0, 7)
+        for line in client._free:
+            line.close()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Partition, "prove", _cannot_know)
+            with pytest.raises(StorageUnavailable, match="cannot know"):
+                bank.mark(0)
+        with pytest.raises(Fenced, match="replaced by an older copy"):
+            bank.mark(0)
+
+
+def _cannot_know(partition: Partition) -> None:
+    raise StorageUnavailable("cannot know")
+
+
+def test_a_refusal_after_a_change_was_sent_is_unknown(
+    tmp_path: Path, url: str, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server was replaced by one of another authority before its answer."""
+    with (
+        served(tmp_path, url, authority.certificates("server")),
+        asking(url, authority.certificates("one")) as bank,
+    ):
+        answer = server.Server._answer
+
+        def lost(at: server.Server, *request: Any) -> bool:
+            own, other = socket.socketpair()
+            with own, other:
+                answer(at, own, *request[1:])
+            monkeypatch.setattr(NetworkEndpoint, "connect", _refused)
+            return False
+
+        monkeypatch.setattr(server.Server, "_answer", lost)
+        with pytest.raises(OutcomeUnknown, match="may be in the log"):
+            bank.submit("a", Transaction("b"), request="r")
+
+
+def _refused(endpoint: NetworkEndpoint, timeout_s: float) -> socket.socket:
+    raise NotAllowed("another authority")
+
+
+def test_a_message_goes_to_the_process_that_serves_now(tmp_path: Path, url: str) -> None:
+    """Other connections are to a process that has ended."""
+    with served(tmp_path, url, None), asking(url, None) as bank:
+        client: Any = bank._share._client  # type: ignore[union-attr]
+        dead = ClientLine(b"x" * 16)
+        dead.connection, other = socket.socketpair()
+        other.close()
+        quiet = ClientLine(b"y" * 16)
+        quiet.connection, far = socket.socketpair()
+        (line,) = client._free
+        line.server = client._server = 77
+        client._free[:0] = [dead, quiet]
+        number = next(line.numbers) + 1
+        client.tell("leave", "c", b"p" * 16)
+        assert next(line.numbers) == number + 1, "it was sent on this connection"
+        assert dead.connection is None
+        assert quiet.connection is None
+        far.close()
+
+
+# ---- servers that wait ---------------------------------------------------------------------------
+
+
+def test_a_server_that_waits_survives_a_storage_that_fails() -> None:
+    errors = [StorageUnavailable("503"), WriterLocked("n", "another one"), LostRace("x")]
+
+    class Elections:
+        def elect(self) -> bool:
+            if errors:
+                raise errors.pop()
+            return True
+
+    elections: Any = Elections()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serve, "LOOK_S", 0.0)
+        assert serve._is_elected(elections, threading.Event(), waits=True)
+
+
+@pytest.mark.parametrize("listen", ["tcp://192.0.2.1:7790", "127.0.0.1:7790", "tcp://a b:1"])
+def test_a_wrong_address_is_noticed_before_the_wait(tmp_path: Path, listen: str) -> None:
+    with stream.open(tmp_path / "log", partitions=1):
+        result = CliRunner().invoke(command, ["serve", str(tmp_path / "log"), "--listen", listen])
+    assert result.exit_code != 0
+    assert isinstance(result.exception, InvalidSetting)
+
+
+def test_a_key_that_others_can_read_is_refused(authority: Authority) -> None:
+    files = authority.certificates("one")
+    Path(files.key).chmod(0o644)
+    with pytest.raises(InvalidSetting, match="other users may open it"):
+        asking("tcp://127.0.0.1:7790", files)

@@ -156,6 +156,7 @@ def test_counters_are_right_when_processes_are_killed(tmp_path: Path, seed: int)
         os.kill(running[victim].pid, signal.SIGKILL)
         running.pop(victim).join()
         start()
+    (tmp_path / "stop").touch()
     for name, process in running.items():
         process.join(100)
         assert process.exitcode == 0, name

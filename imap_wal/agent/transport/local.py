@@ -2,9 +2,9 @@
 queue in between: what arrives during a sync is the next commit. It speaks ZMTP (`zmtp`).
 
 A helper thread does what must not wait for the loop's next turn: it continues large requests and
-answers, of which the system takes a part at a time. And while the loop is busy with one request, it
+answers, which the kernel transfers in parts. And while the loop is busy with one request, it
 accepts connections, answers pings, and reads a few messages of each connection in advance. So a
-member can tell an agent that is busy from one that hangs.
+member can distinguish a busy agent from one that hangs.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ GREETING_S = 1.0
 READ_BYTES = 128 * 1024
 """How much is read at once. The rest of a larger frame is read into its own buffer."""
 BODY_BYTES = 2 * 1024 * 1024
-"""The first size of such a buffer. It grows with what arrives, so that a wrong size in a frame does
-not take memory."""
+"""The initial size of the buffer of a large frame. It grows with what arrives, so that a wrong size
+in a frame does not take memory."""
 AHEAD_MAX = 4
-"""A connection with so many messages that the loop has not received is not read."""
+"""No more is read from a connection while this many of its messages wait for the loop."""
 COMMANDS_MAX = 64
-"""A connection with more commands in what is read at once is closed."""
+"""A connection that sends more commands than this at once is closed."""
 FRAMES_MAX = 16
-"""A connection with more frames in one message is closed."""
+"""A connection that sends a message of more frames than this is closed."""
 UNSENT_MAX = 2 * REQUESTS_MAX
-"""A connection with more answers that its peer does not read is closed."""
+"""A connection whose peer leaves more answers than this unread is closed."""
 ACCEPTED_AT_ONCE = 64
-STAND_IN_S = 0.05
-"""When the loop has not turned for this time, the helper stands in for it."""
+"""Connections that are accepted before others are read."""
+TAKE_OVER_S = 0.05
+"""When the loop has not turned for this time, the helper does its work, in seconds."""
 RETRY_S = 0.1
 """The pause after a connection could not be accepted, because no descriptor is free."""
 LINGER_S = 0.2
-"""How long the remaining answers are sent at a stop."""
+"""How long `close` tries to send the remaining answers, in seconds."""
 
 NOT_READ = "a peer does not read its answers"
 
@@ -76,7 +77,6 @@ class _Connection:
         "greeted",
         "header",
         "helped",
-        "mute",
         "payload",
         "queued",
         "rest",
@@ -87,6 +87,7 @@ class _Connection:
         "state",
         "unanswered",
         "unsent",
+        "unwritable",
     )
 
     def __init__(
@@ -94,7 +95,7 @@ class _Connection:
     ) -> None:
         self.socket, self.sender, self.since, self.admission = accepted, sender, since, admission
         self.state = "greeting"
-        """`greeting`, `ready` or `open`: what the next bytes are; `closed`."""
+        """`greeting` or `handshake`: what the next bytes are; `open`: messages; `closed`."""
         self.greeted = False
         """Whether its hello was accepted."""
         self.rest = b""
@@ -108,7 +109,7 @@ class _Connection:
         """How many frames of the next message have arrived."""
         self.helped = 0
         """The events for which the helper waits. While it waits for input, the loop does not."""
-        self.mute = False
+        self.unwritable = False
         """A write has failed. What the peer has sent before can still be read."""
         self.queued = 0
         """Messages that the loop has not received yet."""
@@ -130,9 +131,7 @@ class LocalRouter:
         try:
             self._listening = lock.listen()
         except OSError as error:
-            raise InvalidSetting(
-                f"endpoint {self.endpoint}: {error.strerror or error}; another agent may use it"
-            ) from error
+            raise InvalidSetting(f"endpoint {self.endpoint}: {error.strerror or error}") from error
         self._listens_at = self._listening.fileno()
         self._mutex = threading.Lock()
         """Protects all that follows."""
@@ -151,7 +150,7 @@ class LocalRouter:
         self._refused = 0
         self.refused = self.revoked = 0
         self._waits, self._turned = False, clock.monotonic()
-        self._stand_in = Worker("imap-wal-socket", self._help)
+        self._helper = Worker("imap-wal-socket", self._help)
         with ExitStack() as opened:
             opened.callback(self._listening.close)
             self._epoll = select.epoll()
@@ -164,12 +163,12 @@ class LocalRouter:
             opened.callback(os.close, self._wake)
             self._epoll.register(self._wake, select.EPOLLIN)
             self._epoll.register(self._listens_at, select.EPOLLIN)
-            self._stand_in.start()
+            self._helper.start()
             self._descriptors = opened.pop_all()
 
     @property
     def workers(self) -> list[Worker]:
-        return [self._stand_in]
+        return [self._helper]
 
     @property
     def statistics(self) -> ConnectionStatistics:
@@ -205,7 +204,8 @@ class LocalRouter:
         return messages
 
     def gone(self) -> list[bytes]:
-        """As in `Router`; of a connection whose last messages have not been received yet: later."""
+        """As in `Router`. A connection whose messages still wait is reported after they were
+        received."""
         if not self._gone:
             return []
         with self._mutex:
@@ -219,7 +219,7 @@ class LocalRouter:
             if connection is None:
                 return
             connection.unanswered = max(0, connection.unanswered - 1)
-            front = zmtp.front(len(frame))
+            front = zmtp.frame_header(len(frame))
             if len(frame) < READ_BYTES:
                 self._write(connection, front + frame)
             else:
@@ -237,7 +237,7 @@ class LocalRouter:
                 self._shut(connection, why)
 
     def close(self, wait: bool = True) -> None:
-        self._stand_in.stop(1)
+        self._helper.stop(1)
         until = self._clock.monotonic() + LINGER_S
         with self._mutex:
             while unsent := [one for one in self._open.values() if one.unsent]:
@@ -258,7 +258,7 @@ class LocalRouter:
     # ---- the helper ----
 
     def _help(self, worker: Worker) -> bool:
-        for fd, event in self._helper_epoll.poll(STAND_IN_S):
+        for fd, event in self._helper_epoll.poll(TAKE_OVER_S):
             with self._mutex:
                 if (connection := self._open.get(fd)) is None:
                     continue
@@ -266,7 +266,7 @@ class LocalRouter:
                     self._read(connection)
                 if event & ~_IN:
                     self._flush(connection)
-        if not self._waits and self._clock.monotonic() - self._turned >= STAND_IN_S:
+        if not self._waits and self._clock.monotonic() - self._turned >= TAKE_OVER_S:
             self._serve(self._epoll.poll(0))
         if self._is_full():
             worker.stopping.wait(RETRY_S)
@@ -279,7 +279,8 @@ class LocalRouter:
     # ---- connections; with the mutex ----
 
     def _serve(self, events: list[tuple[int, int]]) -> None:
-        """Accept and read what is ready. Without the mutex: others get it between connections."""
+        """Accept and read what is ready. Call it without the mutex, which it releases after each
+        connection."""
         for fd, _ in events:
             with self._mutex:
                 if fd == self._listens_at:
@@ -368,7 +369,7 @@ class LocalRouter:
         before = self._clock.monotonic() - HANDSHAKE_S
         while self._shaking:
             connection = self._shaking[0]
-            if connection.state in ("greeting", "ready"):
+            if connection.state in ("greeting", "handshake"):
                 if connection.since > before:
                     return
                 self._end(connection)
@@ -439,7 +440,7 @@ class LocalRouter:
                 connection.rest = data
                 return
             zmtp.check_greeting(data)
-            connection.state, at = "ready", zmtp.GREETING_BYTES
+            connection.state, at = "handshake", zmtp.GREETING_BYTES
         commands = 0
         while end - at >= 2 and connection.state != "closed":
             flags = data[at]
@@ -456,7 +457,7 @@ class LocalRouter:
                 size > zmtp.COMMAND_BYTES_MAX
                 and (flags & zmtp.COMMAND or connection.state != "open")
             ):
-                raise zmtp.NotZmtp(f"a frame of {size} bytes is larger than it may be")
+                raise zmtp.NotZmtp(f"a frame of {size} bytes; at most {self._frame_max} are read")
             if begin + size > end:
                 if size > READ_BYTES:
                     connection.body = bytearray(data[begin:])
@@ -523,7 +524,7 @@ class LocalRouter:
 
     def _write(self, connection: _Connection, data: bytes | bytearray) -> None:
         """Send now what the system accepts, and the rest when it accepts more."""
-        if connection.mute:
+        if connection.unwritable:
             return
         sent = 0
         if not connection.unsent:
@@ -558,7 +559,7 @@ class LocalRouter:
 
     def _silence(self, connection: _Connection) -> None:
         """The peer reads no more. What it has sent before is read up to the end."""
-        connection.mute = True
+        connection.unwritable = True
         connection.unsent.clear()
 
 

@@ -1,8 +1,7 @@
-"""What the loop of an agent needs from its socket, and the messages on it. `docs/protocol.md`
-describes them.
+"""The interface between an agent's loop and its socket. `docs/protocol.md` describes the messages.
 
-    ipc://   `local`: the loop itself reads and writes the connections
-    tcp://   `network`: libzmq does, also for agents with keys
+ipc://   `local`: the loop itself reads and writes the connections
+tcp://   `network`: libzmq does, also for agents with keys
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ class Outbox(Protocol):
 
     def send(self, to: bytes, header: Sequence[Any], payload: bytes | bytearray = b"") -> None:
         """Send an answer. If the connection has ended, the answer is lost; the peer sends the
-        request again after its next hello. A bytearray is not copied; it is released when it has
-        left the agent."""
+        request again after its next hello. A bytearray is extended in place, not copied; it is
+        released when it has left the agent."""
 
     def close(self) -> None: ...
 
@@ -101,7 +100,7 @@ class Router(Protocol):
         """The peer of a message's `user`, with its current rights. Thread-safe."""
 
     def send(self, to: bytes, header: Sequence[Any], payload: bytes | bytearray = b"") -> None:
-        """As that of an `Outbox`."""
+        """As `Outbox.send`."""
 
     def greeted(self, sender: bytes) -> None:
         """The hello of this connection was accepted, so it is not closed to make room."""

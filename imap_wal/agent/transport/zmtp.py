@@ -1,5 +1,5 @@
 """ZMTP 3.0 (https://rfc.zeromq.org/spec/23) as a ROUTER without keys speaks it: bytes ↔ frames. It
-knows no socket.
+does no input or output.
 
     greeting   FF, 8 bytes, 7F | major version, minor version | mechanism, 20 bytes | 32 bytes
     frame      flags(1): 1 more, 2 long, 4 command | size(1, or 8 big-endian when long) | body
@@ -33,7 +33,7 @@ def check_greeting(greeting: bytes) -> None:
 
 
 def check_ready(body: bytes) -> None:
-    """Raises `NotZmtp` unless this is the READY of a socket that may ask a ROUTER."""
+    """Raises `NotZmtp` unless this is the READY of a socket that may connect to a ROUTER."""
     if not body.startswith(b"\x05READY"):
         raise NotZmtp("its handshake has no READY")
     at, kind = 6, b""
@@ -57,7 +57,7 @@ def pong(body: bytes) -> bytes | None:
     return _command(b"\x04PONG" + body[7:23])
 
 
-def front(size: int) -> bytes:
+def frame_header(size: int) -> bytes:
     """What precedes the body of a message's only frame."""
     return bytes((0, size)) if size < 256 else b"\x02" + _SIZE.pack(size)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imap_wal.errors import WriterLocked
+from imap_wal.errors import Fenced, LostRace, StorageUnavailable, WriterLocked
 from rewrite_cli.console import output as out
 from rewrite_cli.console.selection import Url
 from storage_backends.location import Location
@@ -75,15 +75,16 @@ def serve(serving: Election, node: str, name: str, *, waits: bool = False) -> No
 
 def _is_elected(serving: Election, stop: threading.Event, *, waits: bool) -> bool:
     """Whether this process serves now."""
-    holder = ""
+    before = ""
     while not stop.is_set():
         try:
             return serving.elect()
-        except WriterLocked as error:
+        except (WriterLocked, LostRace, Fenced, StorageUnavailable) as error:
             if not waits:
                 raise
-            if error.holder != holder:
-                holder = error.holder
-                out.note(f"waiting: {holder} has the log")
+            reason = f"{error.holder} has it" if isinstance(error, WriterLocked) else str(error)
+            if reason != before:
+                before = reason
+                out.note(f"waiting for the log: {reason}")
         stop.wait(LOOK_S)
     return False

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import imap_wal.stream as streams
+from imap_wal.agent.bounds import raise_file_limit
 from imap_wal.encoder import plain
 from imap_wal.errors import NoSuchLog, WriterLocked
 from imap_wal.stream import Mark, Stream, StreamRecord, Transaction
@@ -21,6 +22,7 @@ from imap_wal.stream.served import endpoint_of, serving_stream
 from imap_wal.stream.transaction import name_in
 from imap_wal.workers.endpoint import Endpoint
 from imap_wal.workers.network import Certificates, NetworkEndpoint
+from imap_wal.workers.server import CONNECTIONS_MAX
 from rewrite_cli.commands.reading.tail import closed_within
 from rewrite_cli.commands.service.serve import serve as run_server
 from rewrite_cli.console import output as out
@@ -107,10 +109,12 @@ def create(url: Location, name: str, namespace: str, partitions: int) -> None:
     metavar="TCP_ADDRESS",
     help="Serve other machines, at this address of this machine: tcp://host:port.",
 )
-@click.option("--certificate", type=_FILE, help="Of this server, for --listen. PEM.")
-@click.option("--key", type=_FILE, help="The private key of the certificate. PEM.")
+@click.option("--certificate", type=_FILE, help="Certificate of this server, in PEM form.")
+@click.option("--key", type=_FILE, help="Private key of the certificate, mode 0600, in PEM form.")
 @click.option(
-    "--authority", type=_FILE, help="Clients whose certificates it has signed are admitted. PEM."
+    "--authority",
+    type=_FILE,
+    help="Certificate of the authority that signs the certificates of clients, in PEM form.",
 )
 def serve(
     url: Location,
@@ -124,12 +128,13 @@ def serve(
 ) -> None:
     """Serve a stream to processes that call imap_wal.stream.connect. The stream must exist.
 
-    Without --listen, to processes of this user on this machine, which should pass serve=False. If
-    another process has the log or serves it, the exit code is 4. Without this command, one of these
-    processes serves the others.
+    Without --listen, to processes of this user on this machine, which should pass serve=False to
+    connect. If another process has the log or serves it, the exit code is 4. Without this command,
+    one of these processes serves the others.
 
-    With --listen, to processes on other machines, which pass tcp://host:port. If another process
-    has the log, this one waits and takes its place, so several machines can run this command.
+    With --listen, to processes on other machines, which pass tcp://host:port to connect. The
+    connections use TLS; at 127.0.0.1, they may be without certificates. If another process has the
+    log, this one waits and takes its place, so several machines can run this command.
 
     SIGTERM or SIGINT closes the log and exits with 0.
 
@@ -137,17 +142,19 @@ def serve(
     Examples:
       imap-wal stream serve /var/lib/bank
       imap-wal stream serve s3://bucket/bank --listen tcp://0.0.0.0:7790 --certificate bank-1.pem \\
-        --key bank-1.key --authority clients.pem
+        --key bank-1.key --authority authority.pem
     """
     files = [file for file in (certificate, key, authority) if file is not None]
     if files and (listen is None or len(files) < 3):
-        raise click.UsageError("--listen, --certificate, --key and --authority belong together")
+        raise click.UsageError("pass --certificate, --key and --authority together, with --listen")
     if listen is not None and socket is not None:
         raise click.UsageError("pass --listen or --socket")
     if listen is None:
         endpoint: Endpoint = endpoint_of(url, namespace, name, socket)
     else:
         endpoint = NetworkEndpoint(listen, Certificates(*files) if files else None)
+        endpoint.demand_free()  # not only when it takes the place of another server
+        raise_file_limit(CONNECTIONS_MAX)
     options = {"name": name, "namespace": namespace, "wal_dir": url.wal_dir or ""}
     _opened(url, name, namespace, read_only=True).close()  # whether there is a stream
     election = serving_stream(url, endpoint, **options)

@@ -7,6 +7,7 @@ import java.util.function.BiFunction;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -42,6 +43,7 @@ class UserLoadTest {
         load.add(new EndsWhenAsked(new CompletableFuture<>()));
         UserLoad.Progress progress = load.progress();
         assertTrue(progress.done());
+        assertNotNull(progress.failure());
         assertEquals("the disk is gone", progress.failure().getMessage());
     }
 
