@@ -272,13 +272,6 @@ OF_STREAMS = (
         f"{_NETWORK}::test_an_answer_under_way_at_a_stop_is_encrypted",
     ),
     Mutation(
-        "only the first server is tried",
-        "imap_wal/workers/network.py",
-        "                failures.append(error)\n            else:\n                self._first",
-        "                raise\n            else:\n                self._first",
-        f"{_NETWORK}::test_another_server_takes_over",
-    ),
-    Mutation(
         "a task misses a transaction between two batches",
         "imap_wal/stream/asyncio_stream.py",
         "lambda: [*islice(records, READ_RECORDS)]",
