@@ -38,8 +38,8 @@ GREETING_S = 1.0
 READ_BYTES = 128 * 1024
 """How much is read at once. The rest of a larger frame is read into its own buffer."""
 BODY_BYTES = 2 * 1024 * 1024
-"""The initial size of the buffer of a large frame. It grows with what arrives, so that a wrong size
-in a frame does not take memory."""
+"""The initial size of the buffer of a large frame. When it is full, the rest is added: a wrong size
+in a frame takes no more memory than this."""
 AHEAD_MAX = 4
 """No more is read from a connection while this many of its messages wait for the loop."""
 COMMANDS_MAX = 64
@@ -48,6 +48,8 @@ FRAMES_MAX = 16
 """A connection that sends a message of more frames than this is closed."""
 UNSENT_MAX = 2 * REQUESTS_MAX
 """A connection whose peer leaves more answers than this unread is closed."""
+NEXT_PART_MS = 1
+"""How long to wait for the next part of a large frame, before the helper waits for it."""
 ACCEPTED_AT_ONCE = 64
 """Connections that are accepted before others are read."""
 TAKE_OVER_S = 0.05
@@ -143,6 +145,8 @@ class LocalRouter:
         self._shaking: deque[_Connection] = deque()
         """Those that were accepted last and may not have completed the handshake; oldest first."""
         self._arrived = memoryview(bytearray(READ_BYTES))
+        self._spare = bytearray()
+        """A buffer for the next large frame."""
         self._ready: deque[tuple[_Connection, Message]] = deque()
         self._ready_bytes = 0
         self._gone: list[bytes] = []
@@ -409,7 +413,11 @@ class LocalRouter:
                 else:
                     self._end(connection)
             while connection.body is not None:
-                self._fill(connection, connection.body)
+                try:
+                    self._fill(connection, connection.body)
+                except BlockingIOError:
+                    if not _arrives(connection.socket):
+                        raise
         except BlockingIOError:
             pass
         except OSError:
@@ -421,16 +429,22 @@ class LocalRouter:
 
     def _fill(self, connection: _Connection, body: bytearray) -> None:
         """Read more of a large frame. Raises OSError."""
-        if connection.filled == len(body):
-            body.extend(bytes(min(len(body), connection.size - len(body))))
+        if connection.filled == len(body):  # the peer does send a large frame
+            whole = bytearray(connection.size)
+            whole[: connection.filled] = body
+            body = connection.body = whole
         with memoryview(body) as view:
-            count = connection.socket.recv_into(view[connection.filled :])
+            count = connection.socket.recv_into(view[connection.filled : connection.size])
         connection.filled += count
         if not count:
             self._end(connection)
         elif connection.filled == connection.size:
             connection.body = None
-            self._frame(connection, connection.flags, bytes(body))
+            with memoryview(body) as view:
+                payload = view[: connection.size].tobytes()
+            if len(body) == BODY_BYTES:
+                self._spare = body  # new memory costs as much as reading into it
+            self._frame(connection, connection.flags, payload)
 
     def _parse(self, connection: _Connection, data: bytes) -> None:
         """Take the whole frames from `data`, and keep the rest. Raises `zmtp.NotZmtp`."""
@@ -460,8 +474,10 @@ class LocalRouter:
                 raise zmtp.NotZmtp(f"a frame of {size} bytes; at most {self._frame_max} are read")
             if begin + size > end:
                 if size > READ_BYTES:
-                    connection.body = bytearray(data[begin:])
-                    connection.body.extend(bytes(min(size, BODY_BYTES) - len(connection.body)))
+                    connection.body, self._spare = self._spare, bytearray()
+                    if len(connection.body) < min(size, BODY_BYTES):
+                        connection.body = bytearray(BODY_BYTES)
+                    connection.body[: end - begin] = data[begin:]
                     connection.filled, connection.size = end - begin, size
                     connection.flags, connection.rest = flags, b""
                     return
@@ -561,6 +577,14 @@ class LocalRouter:
         """The peer reads no more. What it has sent before is read up to the end."""
         connection.unwritable = True
         connection.unsent.clear()
+
+
+def _arrives(connection: socket.socket) -> bool:
+    """Whether more arrives at once: the peer is sending a large frame, and has to wait until what
+    it has sent was read."""
+    waiting = select.poll()
+    waiting.register(connection, select.POLLIN)
+    return bool(waiting.poll(NEXT_PART_MS))
 
 
 def _size(message: Message) -> int:
