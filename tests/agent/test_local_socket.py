@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import select
 import socket
 import struct
@@ -270,6 +271,16 @@ def test_a_loop_that_waits_gets_a_large_request(make: Callable[..., Socket]) -> 
     waits.join()
     assert len(received[0].payload) == 300_000
     assert time.monotonic() - begin < 30
+
+
+def test_a_loop_does_not_wake_itself(make: Callable[..., Socket]) -> None:
+    """Otherwise each of its waits ends at once."""
+    near = make()
+    peer = near.greeted()
+    peer.sendall(_stat(1))
+    assert len(near.router.receive(10_000)) == 1
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(near.router._wake)
 
 
 # ---- what leaves ---------------------------------------------------------------------------------

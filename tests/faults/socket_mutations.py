@@ -127,4 +127,11 @@ OF_SOCKETS = (
         "        if False:\n",
         f"{_TESTS}::test_a_message_of_many_frames_ends_its_connection",
     ),
+    Mutation(
+        "a loop wakes itself",
+        _LOCAL,
+        "        self._waits = False\n        self._serve(events)\n",
+        "        self._serve(events)\n        self._waits = False\n",
+        f"{_TESTS}::test_a_loop_does_not_wake_itself",
+    ),
 )

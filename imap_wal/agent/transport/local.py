@@ -56,6 +56,8 @@ TAKE_OVER_S = 0.05
 """When the loop has not turned for this time, the helper does its work, in seconds."""
 RETRY_S = 0.1
 """The pause after a connection could not be accepted, because no descriptor is free."""
+PAUSE_S = 0.005
+"""The pause of the helper while too many messages wait for the loop."""
 LINGER_S = 0.2
 """How long `close` tries to send the remaining answers, in seconds."""
 
@@ -79,6 +81,7 @@ class _Connection:
         "greeted",
         "header",
         "helped",
+        "is_large",
         "payload",
         "queued",
         "rest",
@@ -106,6 +109,9 @@ class _Connection:
         """Of a large frame that has not arrived as a whole: its beginning. `filled`: how many bytes
         of it have arrived; `size`, `flags`: as the frame says."""
         self.filled = self.size = self.flags = 0
+        self.is_large = False
+        """Whether its last frame was large. Then the helper reads the next one too, while the loop
+        syncs."""
         self.header = self.payload = b""
         self.frames = 0
         """How many frames of the next message have arrived."""
@@ -191,11 +197,11 @@ class LocalRouter:
             self._waits = not self._ready and timeout_ms > 0
             timeout_s = timeout_ms / 1000 if self._waits else 0
         events = self._epoll.poll(timeout_s)
+        self._waits = False
         self._serve(events)
         messages: list[Message] = []
         size = 0
         with self._mutex:
-            self._waits = False
             self._turned = self._clock.monotonic()
             while self._ready and len(messages) < most and size < RECEIVED_BYTES:
                 connection, message = self._ready.popleft()
@@ -262,18 +268,22 @@ class LocalRouter:
     # ---- the helper ----
 
     def _help(self, worker: Worker) -> bool:
-        for fd, event in self._helper_epoll.poll(TAKE_OVER_S):
+        events = self._helper_epoll.poll(TAKE_OVER_S)
+        pauses = bool(events)
+        for fd, event in events:
             with self._mutex:
                 if (connection := self._open.get(fd)) is None:
                     continue
-                if event & ~_OUT and connection.body is not None:
+                if event & ~_OUT and connection.is_large and connection.queued < AHEAD_MAX:
                     self._read(connection)
+                    pauses = False
                 if event & ~_IN:
                     self._flush(connection)
+                    pauses = False
         if not self._waits and self._clock.monotonic() - self._turned >= TAKE_OVER_S:
             self._serve(self._epoll.poll(0))
-        if self._is_full():
-            worker.stopping.wait(RETRY_S)
+        if pauses or self._is_full():  # until the loop has received what waits
+            worker.stopping.wait(PAUSE_S)
         return True
 
     def _is_full(self) -> bool:
@@ -307,7 +317,7 @@ class LocalRouter:
 
     def _await(self, connection: _Connection) -> None:
         """Let the helper wait for the rest of a large request, and for room for answers."""
-        events = (_IN if connection.body is not None else 0) | (_OUT if connection.unsent else 0)
+        events = (_IN if connection.is_large else 0) | (_OUT if connection.unsent else 0)
         if events == connection.helped or connection.state == "closed":
             return
         fd = connection.socket.fileno()
@@ -405,6 +415,7 @@ class LocalRouter:
     def _read(self, connection: _Connection) -> None:
         """Read what a connection has sent. `READ_BYTES` are read at once; the rest waits for the
         next turn, except that of a large frame."""
+        connection.is_large = connection.body is not None
         try:
             if connection.body is None:
                 data = self._arrived[: connection.socket.recv_into(self._arrived)].tobytes()
@@ -424,7 +435,7 @@ class LocalRouter:
             self._end(connection)
         except zmtp.NotZmtp as error:
             self._shut(connection, f"a peer broke the protocol: {error}")
-        if connection.body is not None or connection.helped:
+        if connection.is_large or connection.helped:
             self._await(connection)
 
     def _fill(self, connection: _Connection, body: bytearray) -> None:
@@ -479,6 +490,7 @@ class LocalRouter:
                         connection.body = bytearray(BODY_BYTES)
                     connection.body[: end - begin] = data[begin:]
                     connection.filled, connection.size = end - begin, size
+                    connection.is_large = True
                     connection.flags, connection.rest = flags, b""
                     return
                 break
