@@ -49,7 +49,7 @@ class ClientLine:
         self.connection: socket.socket | None = None
         self.has_record = False
         self.server = 0
-        """The number of the process that serves, when it was connected."""
+        """The number of the server to which it is connected."""
 
     def close(self) -> None:
         if self.connection is not None:
@@ -80,7 +80,7 @@ class Client:
     _largest: int = field(default=HELLO_BYTES_MAX, init=False)
     _fenced: Fenced | None = field(default=None, init=False)
     _server: int = field(default=0, init=False)
-    """The number of the process that has welcomed this one last."""
+    """The number of the server that has welcomed this process last."""
 
     def __post_init__(self) -> None:
         self.openness = Openness(self.noun)

@@ -2,8 +2,8 @@
 
     hello     ["hello", VERSION, client, kind, acknowledged]    client: 16 random bytes for each
               socket; kind: what it expects there, such as maps
-    welcome   ["welcome", VERSION, pid, largest message, largest value], or ["replaced", text],
-              ["other", text], ["failed", class, text, attributes]
+    welcome   ["welcome", VERSION, number of the server, largest message, largest value], or
+              ["replaced", text], ["other", text], ["failed", class, text, attributes]
     request   [number, kind, …]                           one at a time on each socket
     answer    [number, "ok", value] or [number, "error", class, text, attributes];
               before it, any number of [number, "part", value]

@@ -4,7 +4,6 @@ changes that wait share a commit."""
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import threading
 import time
@@ -95,6 +94,8 @@ class Server:
         self._mutex = threading.Lock()
         self._stopping: bool = False
         self._noted = -NOTE_S
+        self._number = time.monotonic_ns()
+        """Names this server to its clients. Processes of two machines may have one number."""
         self.stopped = threading.Event()
         """Set when it is closed."""
         self._listening = endpoint.listen()
@@ -260,7 +261,7 @@ class Server:
             served.prepare()
         except ImapWalError as error:  # reads are served without it
             _log.warning("old records of requests were not removed: %s", error)
-        send(connection, ["welcome", VERSION, os.getpid(), *served.limits], ANSWER_BYTES_MAX)
+        send(connection, ["welcome", VERSION, self._number, *served.limits], ANSWER_BYTES_MAX)
         with self._mutex:
             if connection not in self._connections:
                 return

@@ -453,7 +453,7 @@ class LocalRouter:
             connection.body = None
             with memoryview(body) as view:
                 payload = view[: connection.size].tobytes()
-            if len(body) == BODY_BYTES:
+            if len(self._spare) < len(body) <= BODY_BYTES:
                 self._spare = body  # new memory costs as much as reading into it
             self._frame(connection, connection.flags, payload)
 
@@ -486,8 +486,8 @@ class LocalRouter:
             if begin + size > end:
                 if size > READ_BYTES:
                     connection.body, self._spare = self._spare, bytearray()
-                    if len(connection.body) < min(size, BODY_BYTES):
-                        connection.body = bytearray(BODY_BYTES)
+                    if len(connection.body) < (first := min(size, BODY_BYTES)):
+                        connection.body = bytearray(first)
                     connection.body[: end - begin] = data[begin:]
                     connection.filled, connection.size = end - begin, size
                     connection.is_large = True
