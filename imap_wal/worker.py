@@ -1,7 +1,7 @@
 """A background thread that records its failures.
 
 Every background thread of an open log is a `Worker`: those of `imap_wal.write.maintenance`; in an
-agent also those of reads, mender, signs of life, door and gate. Only the timer that ends an idle
+agent also those of reads, mender, signs of life, and its sockets. Only the timer that ends an idle
 process (`imap_wal.retention.other_process`) is not one. A worker calls one function, the turn,
 repeatedly. An exception of a turn is logged, counted and kept in `state` until a later turn
 succeeds. After a pause, the next turn is tried.

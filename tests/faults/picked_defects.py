@@ -233,7 +233,7 @@ PICKED = (
         "imap_wal/agent/transport/network.py",
         'payload, others = (part, 0) if others < 0 else (b"", others + 1)',
         'payload, others = (part, 0) if others <= 0 else (b"", others + 1)',
-        "tests/agent/test_answers.py::test_a_request_with_a_third_frame_is_refused[tcp]",
+        "tests/agent/test_answers.py::test_a_request_with_a_third_frame_is_refused",
     ),
     Mutation(
         "sealed segments are not uploaded",
