@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,7 +13,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from imap_wal.embedded.asyncio_store import AsyncOpening
-from imap_wal.errors import Closed, Fenced, InvalidSetting
+from imap_wal.errors import InvalidSetting
+from imap_wal.forked import Openness
 from imap_wal.stream.consumer import ConsumerStatus
 from imap_wal.stream.marks import FileMarks, Marks
 from imap_wal.stream.opening import open as open_stream
@@ -42,7 +42,7 @@ class AsyncStream:
     def __init__(self, stream: Stream) -> None:
         self._stream, self._loop = stream, asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(THREADS_MAX, "imap-wal-stream")
-        self._process, self._closed = os.getpid(), False
+        self._openness = Openness("stream")
 
     @property
     def url(self) -> str:
@@ -126,10 +126,9 @@ class AsyncStream:
 
     async def close(self) -> None:
         """Stop the consumers, and close the logs. Safe to call twice. Calls of other tasks get
-        `Closed`."""
-        if os.getpid() != self._process:
-            return
-        self._closed = True
+        `Closed`. Raises `Fenced` in a forked child."""
+        self._openness.check_process()
+        self._openness.end()
         try:
             # In a thread of its own: all others may be in use by calls that wait.
             await asyncio.to_thread(self._stream.close)
@@ -137,13 +136,7 @@ class AsyncStream:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _called(self, function: Callable[[], R]) -> R:
-        if os.getpid() != self._process:
-            raise Fenced(
-                f"this stream was opened by process {self._process}, and this is a forked child of "
-                "it: open or connect here"
-            )
-        if self._closed:
-            raise Closed("this stream was closed; open it again")
+        self._openness.check()
         return await self._loop.run_in_executor(self._threads, function)
 
     async def __aenter__(self) -> Self:

@@ -105,15 +105,7 @@ class ServedStream:
 
     @property
     def failure(self) -> Exception | None:
-        for partition in self._partitions:
-            if partition.replaced is not None:
-                return partition.replaced
-            if (age := partition.lease_age_s) >= DEFAULT_LEASE_MS / 1000:
-                return StorageUnavailable(
-                    f"the lease of partition {partition.number} was not renewed for {age:.0f} s, "
-                    "so another process may have the log"
-                )
-        return None
+        return next(filter(None, map(_failure_of, self._partitions)), None)
 
     @property
     def closed(self) -> bool:
@@ -159,7 +151,10 @@ class ServedStream:
     def _partition(self, number: Any) -> Partition:
         if type(number) is not int or not 0 <= number < len(self._partitions):
             raise NotUnderstood(f"there is no partition {number!r}")
-        return self._partitions[number]
+        partition = self._partitions[number]
+        if (failure := _failure_of(partition)) is not None:
+            raise failure  # the server closes the connection, and gives up
+        return partition
 
     def _shares_of(self, consumer: str) -> Shares:
         check_consumer(consumer)
@@ -202,6 +197,16 @@ class ServedStream:
             if len(self._reads) > READS_MAX:
                 self._reads.popitem(last=False)
         return answer
+
+
+def _failure_of(partition: Partition) -> Exception | None:
+    """Why another process has the log of a partition, or may have it."""
+    if partition.replaced is None and (age := partition.lease_age_s) >= DEFAULT_LEASE_MS / 1000:
+        return StorageUnavailable(
+            f"the lease of partition {partition.number} was not renewed for {age:.0f} s, so "
+            "another process may have the log"
+        )
+    return partition.replaced
 
 
 def _mark(partition: int, at: Any) -> Mark:
@@ -380,8 +385,8 @@ def connect(
     check_seconds(timeout_s, "timeout_s")
     made = serializer_of(serializer) or MsgpackSerializer()
     if isinstance(url, str) and url.startswith(TCP):
-        given = {"name": name != "stream", "namespace": namespace != "default", "socket": socket}
-        for option in [*options, *(option for option, is_given in given.items() if is_given)]:
+        passed = {"name": name != "stream", "namespace": namespace != "default", "socket": socket}
+        for option in [*options, *(option for option, is_passed in passed.items() if is_passed)]:
             raise InvalidSetting(f"{option} is decided by the server at {url}; leave it out")
         client = StreamClient(
             NetworkEndpoint(url, certificates),

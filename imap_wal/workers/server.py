@@ -282,9 +282,6 @@ class Server:
 
     def _answer(self, connection: socket.socket, client: bytes, request: list[Any]) -> bool:
         """Whether the connection continues."""
-        if (failure := self.served.failure) is not None:
-            self._note(f"a request is not answered: {failure}")
-            return False  # another process may have the log
         number, fields = request[0], request[1:]
         if type(number) is not int or not fields:
             raise NotUnderstood("a request does not begin with its number and kind")

@@ -37,7 +37,7 @@ OF_SOCKETS = (
         f"{_TESTS}::test_the_size_in_a_frame_takes_no_memory",
     ),
     Mutation(
-        "no thread stands in for a busy loop",
+        "no thread helps a busy loop",
         _LOCAL,
         "        if not self._waits and ",
         "        if False and ",

@@ -281,8 +281,8 @@ OF_STREAMS = (
     Mutation(
         "a forked child waits for threads that it does not have",
         "imap_wal/stream/asyncio_stream.py",
-        "        if os.getpid() != self._process:\n            raise Fenced(",
-        "        if False:\n            raise Fenced(",
+        "        self._openness.check()\n",
+        "        pass\n",
         "tests/stream/test_asyncio.py::test_a_forked_child_is_refused",
     ),
     Mutation(

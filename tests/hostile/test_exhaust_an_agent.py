@@ -128,14 +128,14 @@ def test_an_agent_needs_enough_open_files(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("resource.getrlimit", lambda _: (limits[0], limits[0]))
     for local, unseen in ((True, 0), (False, bounds.UNSEEN_MAX)):
         limits[0] = 4096
-        found = bounds.bounds(1000, 1, local=local)
-        assert found.certain and found.connections == 1000
+        allowed = bounds.bounds(1000, 1, local=local)
+        assert allowed.certain and allowed.connections == 1000
         limits[0] = unseen + 1000
-        found = bounds.bounds(1000, 1, local=local)
-        assert found.certain and bounds.OWN_FILES + found.connections + unseen <= limits[0]
+        allowed = bounds.bounds(1000, 1, local=local)
+        assert allowed.certain and bounds.OWN_FILES + allowed.connections + unseen <= limits[0]
         limits[0] = 300
-        found = bounds.bounds(1000, 1, local=local)
-        assert not found.certain and found.connections < 150
+        allowed = bounds.bounds(1000, 1, local=local)
+        assert not allowed.certain and allowed.connections < 150
         limits[0] = 40
         with pytest.raises(
             InvalidSetting,

@@ -122,8 +122,8 @@ def test_a_position_gets_the_id_of_its_own_epoch(numbers: set[int], of: list[int
     epochs = [Epoch(number, f"{number:012x}") for number in sorted(numbers)]
     positions = [Position(number, 1, 0, 0) for number in of]
     for position in all_marked(epochs, positions):
-        known = f"{position.epoch:012x}" if position.epoch in numbers else ""
-        assert id_in(position) == known
+        of_epoch = f"{position.epoch:012x}" if position.epoch in numbers else ""
+        assert id_in(position) == of_epoch
 
 
 @pytest.mark.parametrize("archived", [False, True])

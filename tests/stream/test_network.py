@@ -101,8 +101,14 @@ def test_an_answer_under_way_at_a_stop_is_encrypted(
     tmp_path: Path, url: str, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server reads no more, and sends the answer that it is working on."""
-    entered, free = threading.Event(), threading.Event()
-    answer = ServedStream.answer
+    entered, shut, free = threading.Event(), threading.Event(), threading.Event()
+    answer, shut_down = ServedStream.answer, server._shut
+
+    def shuts(connection: socket.socket, how: int) -> None:
+        shut_down(connection, how)
+        shut.set()
+
+    monkeypatch.setattr(server, "_shut", shuts)
 
     def slow(
         served: ServedStream, client: bytes, number: int, request: list[Any], parts: Any
@@ -121,7 +127,7 @@ def test_an_answer_under_way_at_a_stop_is_encrypted(
         submits = Threads(lambda: marks.append(bank.submit("a", Transaction("b"))))
         assert entered.wait(60)
         stops = Threads(stopped.close)
-        time.sleep(0.2)  # so that the stop has shut down the connection, most of the time
+        assert shut.wait(60)
         free.set()
         stops.join()
         submits.join()
@@ -349,6 +355,10 @@ def test_no_server_is_named(url: str) -> None:
     eventually(lambda: threading.active_count() < 50, "no thread is left")
 
 
+def _client_of(bank: Any) -> Any:
+    return bank._share._client
+
+
 # ---- several addresses ---------------------------------------------------------------------------
 
 
@@ -416,7 +426,7 @@ def test_a_server_whose_lease_is_old_answers_nothing(
 def test_a_server_proves_that_it_has_the_log(tmp_path: Path, url: str) -> None:
     """Before it says that the log was replaced."""
     with served(tmp_path, url, None), asking(url, None, timeout_s=2) as bank:
-        client: Any = bank._share._client  # type: ignore[union-attr]
+        client = _client_of(bank)
         client._marks[0] = stream.Mark(0, 7)
         for line in client._free:
             line.close()
@@ -461,7 +471,7 @@ def _refused(endpoint: NetworkEndpoint, timeout_s: float) -> socket.socket:
 def test_a_message_goes_to_the_process_that_serves_now(tmp_path: Path, url: str) -> None:
     """Other connections are to a process that has ended."""
     with served(tmp_path, url, None), asking(url, None) as bank:
-        client: Any = bank._share._client  # type: ignore[union-attr]
+        client = _client_of(bank)
         dead = ClientLine(b"x" * 16)
         dead.connection, other = socket.socketpair()
         other.close()

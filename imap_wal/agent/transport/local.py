@@ -25,6 +25,7 @@ from imap_wal.agent.access.peers import LOCAL, Peer
 from imap_wal.agent.bounds import RECEIVED_BYTES, REQUESTS_MAX, Bounds
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.transport import zmtp
+from imap_wal.agent.transport.connection import LocalConnection
 from imap_wal.agent.transport.endpoint import EndpointLock
 from imap_wal.agent.transport.router import ConnectionStatistics, Message, decode, joined
 from imap_wal.clock import Clock
@@ -68,63 +69,6 @@ _PEER = struct.Struct("iII")
 """What the kernel reports of a peer: process, user, group."""
 
 
-class _Connection:
-    """One connection. `sender` names it, and is never used twice. `since`: when it was accepted, in
-    monotonic seconds."""
-
-    __slots__ = (
-        "admission",
-        "body",
-        "filled",
-        "flags",
-        "frames",
-        "greeted",
-        "header",
-        "helped",
-        "is_large",
-        "payload",
-        "queued",
-        "rest",
-        "sender",
-        "since",
-        "size",
-        "socket",
-        "state",
-        "unanswered",
-        "unsent",
-        "unwritable",
-    )
-
-    def __init__(
-        self, accepted: socket.socket, sender: bytes, since: float, admission: Admission | None
-    ) -> None:
-        self.socket, self.sender, self.since, self.admission = accepted, sender, since, admission
-        self.state = "greeting"
-        """`greeting` or `handshake`: what the next bytes are; `open`: messages; `closed`."""
-        self.greeted = False
-        """Whether its hello was accepted."""
-        self.rest = b""
-        """The beginning of a frame that has not arrived as a whole."""
-        self.body: bytearray | None = None
-        """Of a large frame that has not arrived as a whole: its beginning. `filled`: how many bytes
-        of it have arrived; `size`, `flags`: as the frame says."""
-        self.filled = self.size = self.flags = 0
-        self.is_large = False
-        """Whether its last frame was large. Then the helper reads the next one too, while the loop
-        syncs."""
-        self.header = self.payload = b""
-        self.frames = 0
-        """How many frames of the next message have arrived."""
-        self.helped = 0
-        """The events for which the helper waits. While it waits for input, the loop does not."""
-        self.unwritable = False
-        """A write has failed. What the peer has sent before can still be read."""
-        self.queued = 0
-        """Messages that the loop has not received yet."""
-        self.unanswered = 0
-        self.unsent: deque[memoryview] = deque()
-
-
 class LocalRouter:
     """A `Router` at the path of a Unix socket."""
 
@@ -145,15 +89,15 @@ class LocalRouter:
         """Protects all that follows."""
         self._accept_at = 0.0
         """When connections are accepted again; 0: now."""
-        self._open: dict[int, _Connection] = {}
+        self._open: dict[int, LocalConnection] = {}
         """By descriptor; the oldest first."""
-        self._by_sender: dict[bytes, _Connection] = {}
-        self._shaking: deque[_Connection] = deque()
+        self._by_sender: dict[bytes, LocalConnection] = {}
+        self._shaking: deque[LocalConnection] = deque()
         """Those that were accepted last and may not have completed the handshake; oldest first."""
         self._arrived = memoryview(bytearray(READ_BYTES))
         self._spare = bytearray()
         """A buffer for the next large frame."""
-        self._ready: deque[tuple[_Connection, Message]] = deque()
+        self._ready: deque[tuple[LocalConnection, Message]] = deque()
         self._ready_bytes = 0
         self._gone: list[bytes] = []
         self._names = itertools.count(1)
@@ -315,7 +259,7 @@ class LocalRouter:
                     self._accept_at = 0.0
                     self._epoll.register(self._listens_at, select.EPOLLIN)
 
-    def _await(self, connection: _Connection) -> None:
+    def _await(self, connection: LocalConnection) -> None:
         """Let the helper wait for the rest of a large request, and for room for answers."""
         events = (_IN if connection.is_large else 0) | (_OUT if connection.unsent else 0)
         if events == connection.helped or connection.state == "closed":
@@ -349,7 +293,9 @@ class LocalRouter:
     def _enter(self, accepted: socket.socket) -> None:
         accepted.setblocking(False)
         sender = b"\0" + (next(self._names) % 2**32).to_bytes(4)
-        connection = _Connection(accepted, sender, self._clock.monotonic(), self._judged(accepted))
+        connection = LocalConnection(
+            accepted, sender, self._clock.monotonic(), self._judged(accepted)
+        )
         fd = accepted.fileno()
         self._open[fd] = self._by_sender[sender] = connection
         self._epoll.register(fd, _IN)
@@ -366,7 +312,7 @@ class LocalRouter:
         pid, uid, _ = _PEER.unpack(credentials)
         return self._rules.judge(uid, pid)
 
-    def _make_room(self, new: _Connection) -> None:
+    def _make_room(self, new: LocalConnection) -> None:
         """Close the oldest silent connection, or the new one."""
         before = new.since - GREETING_S
         silent = (
@@ -389,12 +335,12 @@ class LocalRouter:
                 self._end(connection)
             self._shaking.popleft()
 
-    def _shut(self, connection: _Connection, why: str) -> None:
+    def _shut(self, connection: LocalConnection, why: str) -> None:
         self._lines.warning("connection closed", why, reason=why)
         self._refused += 1
         self._end(connection)
 
-    def _end(self, connection: _Connection) -> None:
+    def _end(self, connection: LocalConnection) -> None:
         if connection.state == "closed":
             return
         connection.state = "closed"
@@ -412,7 +358,7 @@ class LocalRouter:
 
     # ---- what arrives ----
 
-    def _read(self, connection: _Connection) -> None:
+    def _read(self, connection: LocalConnection) -> None:
         """Read what a connection has sent. `READ_BYTES` are read at once; the rest waits for the
         next turn, except that of a large frame."""
         connection.is_large = connection.body is not None
@@ -438,7 +384,7 @@ class LocalRouter:
         if connection.is_large or connection.helped:
             self._await(connection)
 
-    def _fill(self, connection: _Connection, body: bytearray) -> None:
+    def _fill(self, connection: LocalConnection, body: bytearray) -> None:
         """Read more of a large frame. Raises OSError."""
         if connection.filled == len(body):  # the peer does send a large frame
             whole = bytearray(connection.size)
@@ -457,7 +403,7 @@ class LocalRouter:
                 self._spare = body  # new memory costs as much as reading into it
             self._frame(connection, connection.flags, payload)
 
-    def _parse(self, connection: _Connection, data: bytes) -> None:
+    def _parse(self, connection: LocalConnection, data: bytes) -> None:
         """Take the whole frames from `data`, and keep the rest. Raises `zmtp.NotZmtp`."""
         at, end = 0, len(data)
         if connection.state == "greeting":
@@ -498,7 +444,7 @@ class LocalRouter:
             self._frame(connection, flags, data[begin:at])
         connection.rest = data[at:]
 
-    def _frame(self, connection: _Connection, flags: int, body: bytes) -> None:
+    def _frame(self, connection: LocalConnection, flags: int, body: bytes) -> None:
         if flags & zmtp.COMMAND or connection.state != "open":
             self._command(connection, flags, body)
             return
@@ -529,7 +475,7 @@ class LocalRouter:
         if self._waits:
             os.eventfd_write(self._wake, 1)
 
-    def _command(self, connection: _Connection, flags: int, body: bytes) -> None:
+    def _command(self, connection: LocalConnection, flags: int, body: bytes) -> None:
         if connection.state == "open":
             if answer := zmtp.pong(body):
                 self._write(connection, answer)
@@ -550,7 +496,7 @@ class LocalRouter:
 
     # ---- what leaves ----
 
-    def _write(self, connection: _Connection, data: bytes | bytearray) -> None:
+    def _write(self, connection: LocalConnection, data: bytes | bytearray) -> None:
         """Send now what the system accepts, and the rest when it accepts more."""
         if connection.unwritable:
             return
@@ -570,7 +516,7 @@ class LocalRouter:
             self._shut(connection, NOT_READ)
         self._await(connection)
 
-    def _flush(self, connection: _Connection) -> None:
+    def _flush(self, connection: LocalConnection) -> None:
         try:
             while connection.unsent:
                 data = connection.unsent[0]
@@ -585,7 +531,7 @@ class LocalRouter:
             self._silence(connection)
         self._await(connection)
 
-    def _silence(self, connection: _Connection) -> None:
+    def _silence(self, connection: LocalConnection) -> None:
         """The peer reads no more. What it has sent before is read up to the end."""
         connection.unwritable = True
         connection.unsent.clear()
