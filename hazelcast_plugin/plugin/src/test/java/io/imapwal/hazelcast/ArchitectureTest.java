@@ -44,6 +44,7 @@ class ArchitectureTest {
                 .layer("append").definedBy(ROOT + ".append")
                 .layer("settle").definedBy(ROOT + ".settle")
                 .layer("transactions").definedBy(ROOT + ".transactions")
+                .layer("structures").definedBy(ROOT + ".structures")
                 .layer("member").definedBy(ROOT + ".member")
                 .ensureAllClassesAreContainedInArchitecture()
                 .whereLayer("wire").mayNotAccessAnyLayer()
@@ -54,6 +55,8 @@ class ArchitectureTest {
                 .whereLayer("settle")
                 .mayOnlyAccessLayers("append", "read", "engine", "wire", "errors")
                 .whereLayer("transactions")
+                .mayOnlyAccessLayers("settle", "append", "read", "engine", "wire", "errors")
+                .whereLayer("structures")
                 .mayOnlyAccessLayers("settle", "append", "read", "engine", "wire", "errors")
                 .whereLayer("member").mayNotBeAccessedByAnyLayer()
                 .check(classes);

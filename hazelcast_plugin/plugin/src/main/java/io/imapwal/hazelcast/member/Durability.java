@@ -1,8 +1,11 @@
 package io.imapwal.hazelcast.member;
 
+import com.hazelcast.config.Config;
 import com.hazelcast.logging.ILogger;
 import com.hazelcast.spi.impl.NodeEngine;
 import io.imapwal.hazelcast.engine.ThisMember;
+import io.imapwal.hazelcast.structures.DurableStructures;
+import io.imapwal.hazelcast.structures.DurableStructures.Kind;
 import io.imapwal.wire.AgentSettings;
 import io.imapwal.wire.DurabilityReport;
 import io.imapwal.wire.Pulse;
@@ -31,6 +34,7 @@ final class Durability {
             + MemberSettings.DURABLE_MAPS + "\"";
 
     private final ILogger logger;
+    private final Config config;
     private final boolean lite;
     private final MemberSettings settings;
     private final DurableMaps maps;
@@ -61,14 +65,19 @@ final class Durability {
     /** An error of the configuration ends the start of the member here. */
     Durability(NodeEngine nodeEngine) {
         this.logger = nodeEngine.getLogger(ThisMember.LOGGER);
+        this.config = nodeEngine.getConfig();
         this.lite = nodeEngine.getLocalMember().isLiteMember();
-        this.settings = MemberSettings.of(nodeEngine.getConfig().getProperties());
-        this.maps = new DurableMaps(nodeEngine.getConfig(), settings);
+        this.settings = MemberSettings.of(config.getProperties());
+        this.maps = new DurableMaps(config, settings);
         this.maps.install();
     }
 
     static Durability of(NodeEngine nodeEngine) {
         return nodeEngine.getService(NAME);
+    }
+
+    DurableStructures structures() {
+        return settings.structures();
     }
 
     DurableMaps maps() {
@@ -110,21 +119,33 @@ final class Durability {
     }
 
     /**
-     * A structure is created that no log keeps.
+     * A structure is created.
      *
-     * @throws UnsupportedOperationException such structures are refused here
+     * @throws UnsupportedOperationException no log keeps it, and such structures are refused here
      */
     void demandStructure(String kind, String name) {
+        for (Kind durableKind : Kind.values()) {
+            if (durableKind.text().equals(kind) && settings.structures().isDurable(durableKind,
+                    name)) {
+                settings.structures().requireNoOtherStore(config, durableKind, name);
+                used(DurableStructures.map(durableKind, name));
+                return;
+            }
+        }
+        String property = MemberSettings.durableProperty(kind);
         String what = kind + " \"" + name + "\"";
         if (settings.refuseStructures()) {
             throw new UnsupportedOperationException(what + " is refused: the property "
                     + MemberSettings.PREFIX + MemberSettings.DURABLE_STRUCTURES
-                    + " is \"refuse\", and imap-wal keeps maps only. Use a map, or set the"
-                    + " property to \"warn\"");
+                    + " is \"refuse\", and " + (property == null
+                            ? "imap-wal cannot keep a " + kind + ". Use a map"
+                            : "it is not durable. Add its name to \"" + property + "\"")
+                    + ", or set the property to \"warn\"");
         }
         if (structures.add(what) && !lite) {
-            logger.warning("imap-wal: " + what + " is not durable: the log keeps maps only, so"
-                    + " it is lost when all members stop");
+            logger.warning("imap-wal: " + what + " is not durable: it is lost when all members"
+                    + " stop. " + (property == null ? "The log cannot keep a " + kind
+                            : "If it should not be, add its name to \"" + property + "\""));
         }
     }
 

@@ -29,6 +29,8 @@ import java.util.TreeSet;
  * <pre>
  * name of the map           kind       its map store
  * begins with "__"          INTERNAL   none: Hazelcast's own maps
+ * has the items of a        DURABLE    of the member's properties
+ * durable structure
  * in transient-maps         TRANSIENT  none
  * its section names ours    DURABLE    of the section
  * another section that      DURABLE    of that section: "default" is for all names
@@ -122,7 +124,8 @@ final class DurableMaps {
      * @throws InvalidConfigurationException the section contradicts the kind
      */
     MapConfig applied(String map, MapConfig section) {
-        return switch (kind(map, section)) {
+        MapConfig items = ofStructure(map);
+        return items != null ? items : switch (kind(map, section)) {
             case DURABLE -> new MapConfig(section).setMapStoreConfig(store(map, section));
             case TRANSIENT, INTERNAL -> isOurs(section)
                     ? new MapConfig(section).setMapStoreConfig(
@@ -130,6 +133,13 @@ final class DurableMaps {
                     : section;
             case UNNAMED -> section;
         };
+    }
+
+    /** Of a map that has the items of a structure; else null. */
+    private MapConfig ofStructure(String map) {
+        MapStoreConfig store = ours();
+        store.getProperties().putAll(settings.store());
+        return settings.structures().config(map, store);
     }
 
     private MapStoreConfig store(String map, MapConfig section) {
@@ -173,6 +183,9 @@ final class DurableMaps {
                 requireNotInternal(section);
             }
             return Kind.INTERNAL;
+        }
+        if (ofStructure(map) != null) {
+            return Kind.DURABLE;
         }
         if (settings.transients().match(map)) {
             return Kind.TRANSIENT;

@@ -2,6 +2,7 @@ package io.imapwal.hazelcast.member;
 
 import com.hazelcast.internal.services.ManagedService;
 import com.hazelcast.spi.impl.NodeEngine;
+import io.imapwal.hazelcast.structures.LoggedStructures;
 import io.imapwal.hazelcast.transactions.LoggedTransactions;
 
 import java.util.Properties;
@@ -23,6 +24,7 @@ final class MapServiceHooks implements ManagedService {
         LoggedMaps.install(nodeEngine);
         RecordStores.install(nodeEngine);
         Structures.install(nodeEngine, durability);
+        LoggedStructures.install(nodeEngine, durability.structures());
         durability.reportStart();
     }
 

@@ -1,11 +1,18 @@
 package io.imapwal.hazelcast.member;
 
 import com.hazelcast.config.InvalidConfigurationException;
+import io.imapwal.hazelcast.structures.DurableStructures;
+import io.imapwal.hazelcast.structures.DurableStructures.Kind;
 import io.imapwal.wire.AgentSettings;
 
+import java.util.EnumMap;
+import java.util.Map;
 import java.util.Properties;
 import java.util.Set;
 import java.util.TreeSet;
+import java.util.function.Predicate;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
 
 /**
  * What a member's Hazelcast properties say about all of its maps. Each name begins with {@code
@@ -16,16 +23,18 @@ import java.util.TreeSet;
  *   imap-wal.agent: ipc:///run/imap-wal/agent.sock
  *   imap-wal.durable-maps: "*"
  *   imap-wal.transient-maps: "cache-*"
+ *   imap-wal.durable-queues: "jobs"
  *   imap-wal.durable-structures: warn
  * }</pre>
  *
  * @param store            the properties of the map store, for maps that do not set them
  * @param durable          the maps that are durable, whatever section they have
  * @param transients       the maps that are not, even if {@code durable} matches
+ * @param structures       the queues, ringbuffers and topics that are durable
  * @param refuseStructures whether structures that no log keeps are refused
  */
 record MemberSettings(Properties store, NamePatterns durable, NamePatterns transients,
-        boolean refuseStructures) {
+        DurableStructures structures, boolean refuseStructures) {
 
     static final String PREFIX = "imap-wal.";
     static final String DURABLE_MAPS = "durable-maps";
@@ -37,7 +46,11 @@ record MemberSettings(Properties store, NamePatterns durable, NamePatterns trans
             + " entries, so they cannot be durable";
 
     private static final String INTERNAL = "__";
-    private static final Set<String> OWN = Set.of(DURABLE_MAPS, TRANSIENT_MAPS, DURABLE_STRUCTURES);
+    private static final Map<Kind, String> KINDS = Map.of(Kind.QUEUE, "durable-queues",
+            Kind.RINGBUFFER, "durable-ringbuffers", Kind.TOPIC, "durable-topics");
+    private static final Set<String> OWN = Stream.concat(KINDS.values().stream(),
+            Stream.of(DURABLE_MAPS, TRANSIENT_MAPS, DURABLE_STRUCTURES))
+            .collect(Collectors.toUnmodifiableSet());
 
     /** @throws InvalidConfigurationException naming the property */
     static MemberSettings of(Properties properties) {
@@ -61,8 +74,7 @@ record MemberSettings(Properties store, NamePatterns durable, NamePatterns trans
         NamePatterns durable = NamePatterns.parse(
                 properties.getProperty(PREFIX + DURABLE_MAPS, agent ? "*" : ""));
         if (!agent && !durable.texts().isEmpty()) {
-            throw refused(DURABLE_MAPS, "needs " + PREFIX + AgentSettings.AGENT
-                    + ": the address of the agent beside this member");
+            throw needsAgent(DURABLE_MAPS);
         }
         for (String pattern : durable.texts()) {
             if (isInternal(pattern)) {
@@ -70,7 +82,33 @@ record MemberSettings(Properties store, NamePatterns durable, NamePatterns trans
             }
         }
         return new MemberSettings(store, durable, NamePatterns.parse(
-                properties.getProperty(PREFIX + TRANSIENT_MAPS, "")), refuses(properties));
+                properties.getProperty(PREFIX + TRANSIENT_MAPS, "")),
+                structures(properties, agent), refuses(properties));
+    }
+
+    private static DurableStructures structures(Properties properties, boolean agent) {
+        Map<Kind, Predicate<String>> durable = new EnumMap<>(Kind.class);
+        boolean[] any = {false};
+        KINDS.forEach((kind, name) -> {
+            NamePatterns patterns = NamePatterns.parse(properties.getProperty(PREFIX + name, ""));
+            if (!agent && !patterns.texts().isEmpty()) {
+                throw needsAgent(name);
+            }
+            any[0] |= !patterns.texts().isEmpty();
+            durable.put(kind, structure -> !isInternal(structure) && patterns.match(structure));
+        });
+        return new DurableStructures(durable, any[0]);
+    }
+
+    /** The property that makes structures of a kind durable; null: none does. */
+    static String durableProperty(String kind) {
+        return KINDS.entrySet().stream().filter(each -> each.getKey().text().equals(kind))
+                .map(each -> PREFIX + each.getValue()).findFirst().orElse(null);
+    }
+
+    private static InvalidConfigurationException needsAgent(String name) {
+        return refused(name, "needs " + PREFIX + AgentSettings.AGENT
+                + ": the address of the agent beside this member");
     }
 
     /** Whether it is a map of Hazelcast. */

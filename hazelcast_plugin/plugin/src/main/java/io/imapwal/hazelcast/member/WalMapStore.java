@@ -25,6 +25,7 @@ import io.imapwal.hazelcast.read.LogEntry;
 import io.imapwal.hazelcast.settle.MapState;
 import io.imapwal.hazelcast.settle.MemberMaps;
 import io.imapwal.hazelcast.settle.MemoryWatch;
+import io.imapwal.hazelcast.structures.ItemLog;
 import io.imapwal.wire.AgentSettings;
 
 import java.nio.charset.StandardCharsets;
@@ -45,7 +46,7 @@ import java.util.concurrent.ConcurrentHashMap;
  * the user and keeps all bytes.
  */
 public final class WalMapStore implements EntryStore<Object, Object>,
-        MapLoaderLifecycleSupport, LoggedMap {
+        MapLoaderLifecycleSupport, LoggedMap, ItemLog {
     private String map;
     private byte[] mapUtf8;
     private LocalMaps localMaps;
@@ -361,13 +362,27 @@ public final class WalMapStore implements EntryStore<Object, Object>,
         return change(key, null, ClassNames.NONE, 0);
     }
 
+    @Override
+    public void log(Map<Data, Item> set, Collection<Data> deleted) {
+        List<Change> changes = new ArrayList<>(set.size() + deleted.size());
+        byte[] number = ClassNames.of(0L);
+        set.forEach((key, item) -> changes.add(change(key, number, item.bytes().toByteArray(),
+                ClassNames.NONE, item.expiresAtMs())));
+        deleted.forEach(key -> changes.add(change(key, number, null, ClassNames.NONE, 0)));
+        link.append(changes);
+    }
+
     private Change change(Object key, byte[] value, byte[] valueClass, long expiresAtMs) {
-        Data data = keyData(key);
+        return change(keyData(key), ClassNames.of(key), value, valueClass, expiresAtMs);
+    }
+
+    private Change change(Data data, byte[] keyClass, byte[] value, byte[] valueClass,
+            long expiresAtMs) {
         int partition = partition(data);
         state.requireSettled(partition);
         byte[] keyBytes = data.toByteArray();
         link.requireSize(map, keyBytes, value);
-        byte[] head = Change.head(mapUtf8, keyBytes, ClassNames.of(key), value, valueClass,
+        byte[] head = Change.head(mapUtf8, keyBytes, keyClass, value, valueClass,
                 System.currentTimeMillis(), expiresAtMs, partition);
         // As late as possible: the stamp has the owner of the partition when the change is queued.
         return new Change(map, data, head, maps.guard().take(partition));

@@ -10,6 +10,7 @@ import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLongArray;
 
 /**
@@ -40,6 +41,8 @@ public final class Wholeness {
     private final AtomicLongArray whole;
     private final ConcurrentMap<Integer, Unsettled> unsettled = new ConcurrentHashMap<>(1);
     private final Set<Integer> partial = ConcurrentHashMap.newKeySet(1);
+    /** How often a partition was no longer known to be whole. */
+    private final AtomicInteger losses = new AtomicInteger();
     /** When entries of the log arrived last, or the agent worked on reads. */
     private volatile long progressNanos = System.nanoTime();
 
@@ -79,6 +82,13 @@ public final class Wholeness {
 
     public boolean whole(int partition) {
         return (whole.get(partition >> 6) & 1L << partition) != 0;
+    }
+
+    /**
+     * If this number and {@link #whole} are as before, nothing but operations has changed memory.
+     */
+    public int losses() {
+        return losses.get();
     }
 
     public boolean partial(int partition) {
@@ -200,6 +210,9 @@ public final class Wholeness {
     }
 
     private void set(int partition, boolean now) {
+        if (!now) {
+            losses.incrementAndGet();
+        }
         long bit = 1L << partition;
         whole.getAndUpdate(partition >> 6, word -> now ? word | bit : word & ~bit);
     }

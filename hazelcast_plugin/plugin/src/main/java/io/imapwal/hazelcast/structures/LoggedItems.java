@@ -1,0 +1,162 @@
+package io.imapwal.hazelcast.structures;
+
+import com.hazelcast.core.HazelcastException;
+import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.internal.serialization.InternalSerializationService;
+import com.hazelcast.map.impl.MapService;
+import com.hazelcast.map.impl.MapServiceContext;
+import com.hazelcast.map.impl.record.Record;
+import com.hazelcast.map.impl.recordstore.RecordStore;
+import com.hazelcast.spi.exception.RetryableHazelcastException;
+import com.hazelcast.spi.impl.NodeEngine;
+import io.imapwal.hazelcast.NotAppended;
+import io.imapwal.hazelcast.OutcomeUnknown;
+import io.imapwal.hazelcast.engine.Composed;
+import io.imapwal.hazelcast.settle.MapState;
+import io.imapwal.hazelcast.settle.MemberMaps;
+import io.imapwal.hazelcast.structures.ItemLog.Item;
+
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.TreeMap;
+
+/**
+ * The items of one structure on the member that owns its partition: entries of a durable map, with
+ * the item's number as the key. Used on the partition's thread only.
+ */
+final class LoggedItems {
+    private final NodeEngine nodeEngine;
+    private final InternalSerializationService serialization;
+    private final MapServiceContext maps;
+    private final String map;
+    private final int partition;
+    /** What was loaded is what the map has, but for the changes that were made here. */
+    private boolean loaded;
+    private long losses;
+
+    LoggedItems(NodeEngine nodeEngine, String map, int partition) {
+        this.nodeEngine = nodeEngine;
+        this.serialization = (InternalSerializationService) nodeEngine.getSerializationService();
+        MapService service = nodeEngine.getService(MapService.SERVICE_NAME);
+        this.maps = service.getMapServiceContext();
+        this.map = map;
+        this.partition = partition;
+    }
+
+    /** Whether the result of the last {@link #load} is still what the map has. */
+    boolean isCurrent() {
+        return loaded && losses == state().wholeness().losses()
+                && state().wholeness().whole(partition);
+    }
+
+    /**
+     * All items, by their numbers.
+     *
+     * @throws RuntimeException as {@link MapState#requireSettled}; retryable, while a change of the
+     *         map is in doubt
+     */
+    TreeMap<Long, Data> load() {
+        // The first use of the map here opens it.
+        RecordStore<?> records = records();
+        loaded = false;
+        state().requireSettled(partition);
+        losses = state().wholeness().losses();
+        if (inDoubt()) {
+            throw new RetryableHazelcastException(text()
+                    + "the outcome of an earlier change is not known yet");
+        }
+        TreeMap<Long, Data> items = new TreeMap<>();
+        records.forEach((key, record) -> items.put(serialization.toObject(key),
+                serialization.toData(record.getValue())), false);
+        loaded = true;
+        return items;
+    }
+
+    private boolean inDoubt() {
+        return logged().reconciler().maps(partition).contains(map)
+                || logged().reconciler().changed(partition).containsKey(map);
+    }
+
+    Data get(long number) {
+        Record<?> record = records().getRecordOrNull(key(number), false);
+        if (record == null) {
+            loaded = false;
+            throw new HazelcastException(text() + "item " + number + " is not in its map \"" + map
+                    + "\", which nothing else may change");
+        }
+        return serialization.toData(record.getValue());
+    }
+
+    /**
+     * Logs the changes, and then makes them in the map.
+     *
+     * @param set by their numbers, in this order
+     */
+    void change(Map<Long, Item> set, Collection<Long> deleted) {
+        RecordStore<?> records = records();
+        Map<Data, Item> entries = new LinkedHashMap<>();
+        set.forEach((number, item) -> entries.put(key(number), item));
+        List<Data> keys = new ArrayList<>(deleted.size());
+        deleted.forEach(number -> keys.add(key(number)));
+        boolean done = false;
+        try {
+            log(records).log(entries, keys);
+            long now = System.currentTimeMillis();
+            entries.forEach((key, item) -> records.putFromLoadBackup(key, item.bytes(),
+                    item.expiresAtMs() == 0 ? Long.MAX_VALUE : item.expiresAtMs(), now));
+            keys.forEach(key -> records.removeReplicatedRecord(key, false));
+            done = true;
+        } catch (NotAppended e) {
+            done = true;
+            throw e;
+        } catch (OutcomeUnknown e) {
+            // The reconciler sets the entries; then they are loaded again.
+            loaded = false;
+            done = true;
+            throw e;
+        } finally {
+            if (!done) {
+                loaded = false;
+                logged().doubt(map, partition);
+            }
+        }
+    }
+
+    /** Deletes all items, with one entry in the log. */
+    void clear() {
+        TreeMap<Long, Data> items = load();
+        loaded = false;
+        if (!items.isEmpty()) {
+            logged().logClear(logged().links().of(map), map, partition);
+            items.keySet().forEach(number -> records().removeReplicatedRecord(key(number), false));
+        }
+    }
+
+    private Data key(long number) {
+        return serialization.toData(number, maps.getMapContainer(map).getPartitioningStrategy());
+    }
+
+    private RecordStore<?> records() {
+        return maps.getRecordStore(partition, map);
+    }
+
+    private static ItemLog log(RecordStore<?> records) {
+        return (ItemLog) records.getMapContainer().getMapStoreContext().getMapStoreWrapper()
+                .getImpl();
+    }
+
+    private MemberMaps logged() {
+        return Composed.of(nodeEngine, MemberMaps.class);
+    }
+
+    private MapState state() {
+        return logged().state(map);
+    }
+
+    private String text() {
+        return map.replaceFirst(":", " \"") + "\": ";
+    }
+}

@@ -1,0 +1,211 @@
+package io.imapwal.hazelcast.structures;
+
+import com.hazelcast.collection.impl.queue.QueueContainer;
+import com.hazelcast.collection.impl.queue.QueueItem;
+import com.hazelcast.collection.impl.queue.QueueService;
+import com.hazelcast.config.QueueConfig;
+import com.hazelcast.config.QueueStoreConfig;
+import com.hazelcast.core.HazelcastException;
+import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.internal.util.ThreadUtil;
+import com.hazelcast.nio.ObjectDataOutput;
+import com.hazelcast.spi.impl.NodeEngine;
+import com.hazelcast.spi.impl.NodeEngineImpl;
+import com.hazelcast.spi.impl.operationservice.Notifier;
+import com.hazelcast.spi.impl.operationservice.WaitNotifyKey;
+import io.imapwal.hazelcast.LogUnavailable;
+import io.imapwal.hazelcast.OutcomeUnknown;
+
+import java.io.IOException;
+import java.util.Collection;
+import java.util.List;
+import java.util.Map;
+import java.util.Queue;
+import java.util.UUID;
+import java.util.function.Supplier;
+
+/**
+ * A durable queue on the member that owns its partition. Hazelcast's queue is the order of the
+ * items; their bytes are in the map only, until they are read.
+ */
+final class LoggedQueue extends QueueContainer {
+    private final NodeEngine nodeEngine;
+    private final QueueItems store;
+    /** Why the queue cannot be used now; null: it can. */
+    private RuntimeException unavailable;
+
+    private LoggedQueue(String name, QueueConfig config, QueueItems store, NodeEngine nodeEngine,
+            QueueService service) {
+        super(name, config, nodeEngine, service);
+        this.nodeEngine = nodeEngine;
+        this.store = store;
+    }
+
+    static LoggedQueue of(String name, QueueConfig config, LoggedItems items,
+            NodeEngine nodeEngine, QueueService service) {
+        QueueItems store = new QueueItems(items);
+        QueueStoreConfig ours = new QueueStoreConfig().setEnabled(true)
+                .setStoreImplementation(store)
+                .setProperty(QueueStoreConfig.STORE_BINARY, "true")
+                .setProperty(QueueStoreConfig.STORE_MEMORY_LIMIT, "0")
+                .setProperty(QueueStoreConfig.STORE_BULK_LOAD, "1");
+        return new LoggedQueue(name, new QueueConfig(config).setQueueStoreConfig(ours)
+                .setBackupCount(0).setAsyncBackupCount(0)
+                .setMergePolicyConfig(DurableStructures.noMerge()), store, nodeEngine, service);
+    }
+
+    /**
+     * Makes the queue equal to its map, before an operation. It stays the same object, because
+     * operations that wait for an item have it. What transactions have reserved is forgotten: they
+     * fail before they commit.
+     *
+     * @throws RuntimeException retryable: the map is not whole yet
+     */
+    void refresh() {
+        if (unavailable == null && store.items().isCurrent()) {
+            return;
+        }
+        destroy();
+        try {
+            unavailable = null;
+            init(false);
+        } catch (LogUnavailable | OutcomeUnknown e) {
+            unavailable = e;
+            return;
+        }
+        // Items may have come that no operation has announced.
+        notify(getPollWaitNotifyKey());
+        notify(getOfferWaitNotifyKey());
+    }
+
+    private void notify(WaitNotifyKey key) {
+        ((NodeEngineImpl) nodeEngine).getOperationParker().unpark(new Notifier() {
+            @Override
+            public boolean shouldNotify() {
+                return true;
+            }
+
+            @Override
+            public WaitNotifyKey getNotifiedKey() {
+                return key;
+            }
+        });
+    }
+
+    /** All operations need it, so they fail here. Statistics are made on other threads. */
+    @Override
+    public Queue<QueueItem> getItemQueue() {
+        if (unavailable != null && ThreadUtil.isRunningOnPartitionThread()) {
+            throw unavailable;
+        }
+        return super.getItemQueue();
+    }
+
+    /** The next owner reads the map. */
+    @Override
+    public void writeData(ObjectDataOutput out) throws IOException {
+        out.writeString(getName());
+        out.writeInt(0);
+        out.writeInt(0);
+    }
+
+    /** Hazelcast wraps what a queue store throws, so that callers would not see what it means. */
+    private static <T> T unwrapped(Supplier<T> action) {
+        try {
+            return action.get();
+        } catch (HazelcastException e) {
+            throw e.getClass() == HazelcastException.class
+                    && e.getCause() instanceof RuntimeException cause ? cause : e;
+        }
+    }
+
+    @Override
+    public long offer(Data item) {
+        return unwrapped(() -> super.offer(item));
+    }
+
+    @Override
+    public Map<Long, Data> addAll(Collection<Data> items) {
+        return unwrapped(() -> super.addAll(items));
+    }
+
+    @Override
+    public QueueItem peek() {
+        return unwrapped(super::peek);
+    }
+
+    @Override
+    public QueueItem poll() {
+        return unwrapped(super::poll);
+    }
+
+    @Override
+    public Map<Long, Data> drain(int maxSize) {
+        return unwrapped(() -> super.drain(maxSize));
+    }
+
+    @Override
+    public Map<Long, Data> clear() {
+        return unwrapped(super::clear);
+    }
+
+    @Override
+    public List<Data> getAsDataList() {
+        return unwrapped(super::getAsDataList);
+    }
+
+    @Override
+    public Map<Long, Data> compareAndRemove(Collection<Data> items, boolean retain) {
+        return unwrapped(() -> super.compareAndRemove(items, retain));
+    }
+
+    @Override
+    public QueueItem txnPollReserve(long reservedOfferId, UUID transaction) {
+        return unwrapped(() -> super.txnPollReserve(reservedOfferId, transaction));
+    }
+
+    @Override
+    public QueueItem txnPeek(long offerId, UUID transaction) {
+        return unwrapped(() -> super.txnPeek(offerId, transaction));
+    }
+
+    /** Hazelcast compares only items whose bytes the queue has. */
+    @Override
+    public long remove(Data item) {
+        for (QueueItem each : getItemQueue()) {
+            if (item.equals(data(each))) {
+                each.setSerializedObject(item);
+                return unwrapped(() -> super.remove(item));
+            }
+        }
+        return -1;
+    }
+
+    @Override
+    public boolean contains(Collection<Data> items) {
+        List<Data> all = getItemQueue().stream().map(this::data).toList();
+        return all.containsAll(items);
+    }
+
+    private Data data(QueueItem item) {
+        Data data = item.getSerializedObject();
+        return data == null ? store.items().get(item.getItemId()) : data;
+    }
+
+    /** Hazelcast would ignore that an item cannot be logged. */
+    @Override
+    public boolean txnCommitOffer(long id, Data item, boolean backup) {
+        txnCheckReserve(id);
+        getItemQueue();
+        store.logBefore(id, item);
+        return super.txnCommitOffer(id, item, backup);
+    }
+
+    @Override
+    public Data txnCommitPoll(long id) {
+        txnCheckReserve(id);
+        getItemQueue();
+        store.logBefore(id, null);
+        return super.txnCommitPoll(id);
+    }
+}

@@ -1,0 +1,98 @@
+package io.imapwal.hazelcast.structures;
+
+import com.hazelcast.collection.impl.queue.QueueContainer;
+import com.hazelcast.collection.impl.queue.QueueService;
+import com.hazelcast.collection.impl.queue.operations.QueueOperation;
+import com.hazelcast.partition.strategy.StringPartitioningStrategy;
+import com.hazelcast.spi.impl.NodeEngine;
+import com.hazelcast.spi.impl.operationservice.BackupOperation;
+import io.imapwal.hazelcast.engine.PartitionThreads;
+import io.imapwal.hazelcast.engine.Reflection;
+import io.imapwal.hazelcast.structures.DurableStructures.Kind;
+
+import java.lang.reflect.Field;
+import java.util.concurrent.ConcurrentHashMap;
+
+/**
+ * The queues in the memory of a member, by name. Hazelcast looks a queue up here before each
+ * operation, and has no public API for more than its {@code QueueStore}: that is not asked again
+ * when a partition gets another owner.
+ */
+final class LoggedQueues extends ConcurrentHashMap<String, QueueContainer> {
+    private static final Field CONTAINERS = Reflection.field(QueueService.class, "containerMap");
+
+    private final transient NodeEngine nodeEngine;
+    private final transient QueueService service;
+    private final transient DurableStructures structures;
+
+    private LoggedQueues(NodeEngine nodeEngine, QueueService service,
+            DurableStructures structures) {
+        this.nodeEngine = nodeEngine;
+        this.service = service;
+        this.structures = structures;
+    }
+
+    /** Called while the services of a member are made, before its first operation. */
+    static void install(NodeEngine nodeEngine, DurableStructures structures)
+            throws IllegalAccessException {
+        QueueService service = nodeEngine.getService(QueueService.SERVICE_NAME);
+        CONTAINERS.set(service, new LoggedQueues(nodeEngine, service, structures));
+    }
+
+    static boolean possible() {
+        return CONTAINERS != null;
+    }
+
+    private int partition(String name) {
+        return nodeEngine.getPartitionService().getPartitionId(
+                StringPartitioningStrategy.getPartitionKey(name));
+    }
+
+    private LoggedItems items(String name) {
+        return new LoggedItems(nodeEngine, DurableStructures.map(Kind.QUEUE, name),
+                partition(name));
+    }
+
+    /** Whether an operation of the owner asks, on the partition's thread. */
+    private boolean isUsed(String name) {
+        Object task = PartitionThreads.task(partition(name));
+        return task instanceof QueueOperation && !(task instanceof BackupOperation);
+    }
+
+    @Override
+    public QueueContainer get(Object name) {
+        QueueContainer found = super.get(name);
+        if (found instanceof LoggedQueue queue && isUsed((String) name)) {
+            queue.refresh();
+        }
+        return found;
+    }
+
+    /** An operation needs a queue that is not in memory. */
+    @Override
+    public QueueContainer putIfAbsent(String name, QueueContainer plain) {
+        if (!structures.isDurable(Kind.QUEUE, name) || !isUsed(name)) {
+            return super.putIfAbsent(name, plain);
+        }
+        LoggedQueue queue = LoggedQueue.of(name, plain.getConfig(), items(name), nodeEngine,
+                service);
+        queue.refresh();
+        super.put(name, queue);
+        return queue;
+    }
+
+    /** A queue has arrived with its partition: the map of its items has too. */
+    @Override
+    public QueueContainer put(String name, QueueContainer arrived) {
+        return structures.isDurable(Kind.QUEUE, name) ? null : super.put(name, arrived);
+    }
+
+    /** It is destroyed. */
+    @Override
+    public QueueContainer remove(Object name) {
+        if (structures.isDurable(Kind.QUEUE, (String) name)) {
+            new Clearing(nodeEngine, partition((String) name), items((String) name)).run();
+        }
+        return super.remove(name);
+    }
+}

@@ -1,0 +1,127 @@
+package io.imapwal.hazelcast.structures;
+
+import com.hazelcast.config.RingbufferConfig;
+import com.hazelcast.internal.services.ObjectNamespace;
+import com.hazelcast.ringbuffer.impl.RingbufferContainer;
+import com.hazelcast.ringbuffer.impl.RingbufferService;
+import com.hazelcast.ringbuffer.impl.operations.AbstractRingBufferOperation;
+import com.hazelcast.spi.impl.NodeEngine;
+import com.hazelcast.spi.impl.operationservice.BackupOperation;
+import io.imapwal.hazelcast.engine.PartitionThreads;
+import io.imapwal.hazelcast.engine.Reflection;
+import io.imapwal.hazelcast.structures.DurableStructures.Kind;
+
+import java.lang.reflect.Field;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+
+/**
+ * The ringbuffers in the memory of a member, by partition. As {@link LoggedQueues}: Hazelcast looks
+ * a ringbuffer up here before each operation.
+ */
+final class LoggedRingbuffers
+        extends ConcurrentHashMap<Integer, Map<ObjectNamespace, RingbufferContainer<?, ?>>> {
+    private static final Field CONTAINERS =
+            Reflection.field(RingbufferService.class, "containers");
+
+    private final transient NodeEngine nodeEngine;
+    private final transient RingbufferService service;
+    private final transient DurableStructures structures;
+
+    private LoggedRingbuffers(NodeEngine nodeEngine, RingbufferService service,
+            DurableStructures structures) {
+        this.nodeEngine = nodeEngine;
+        this.service = service;
+        this.structures = structures;
+    }
+
+    /** Called while the services of a member are made, before its first operation. */
+    static void install(NodeEngine nodeEngine, DurableStructures structures)
+            throws IllegalAccessException {
+        RingbufferService service = nodeEngine.getService(RingbufferService.SERVICE_NAME);
+        CONTAINERS.set(service, new LoggedRingbuffers(nodeEngine, service, structures));
+    }
+
+    static boolean possible() {
+        return CONTAINERS != null;
+    }
+
+    /** Never null: the log may have ringbuffers of a partition that memory has not. */
+    @Override
+    public Map<ObjectNamespace, RingbufferContainer<?, ?>> get(Object partition) {
+        return computeIfAbsent((Integer) partition, OfPartition::new);
+    }
+
+    /** Whether an operation of the owner asks, on the partition's thread. */
+    private static boolean isUsed(int partition) {
+        Object task = PartitionThreads.task(partition);
+        return task instanceof AbstractRingBufferOperation && !(task instanceof BackupOperation);
+    }
+
+    /** The ringbuffers of one partition. */
+    private final class OfPartition
+            extends ConcurrentHashMap<ObjectNamespace, RingbufferContainer<?, ?>> {
+        private final int partition;
+
+        private OfPartition(int partition) {
+            this.partition = partition;
+        }
+
+        @Override
+        public RingbufferContainer<?, ?> get(Object key) {
+            ObjectNamespace namespace = (ObjectNamespace) key;
+            RingbufferContainer<?, ?> found = super.get(namespace);
+            if (!isDurable(namespace) || !isUsed(partition)) {
+                return found;
+            }
+            LoggedRingbuffer ours = found == null ? make(namespace) : (LoggedRingbuffer) found;
+            ours.refresh();
+            super.put(namespace, ours);
+            return ours;
+        }
+
+        private LoggedRingbuffer make(ObjectNamespace namespace) {
+            String name = namespace.getObjectName();
+            RingbufferConfig config = service.getRingbufferConfig(name);
+            return LoggedRingbuffer.of(namespace, config, partition, items(name), nodeEngine);
+        }
+
+        private LoggedItems items(String name) {
+            return new LoggedItems(nodeEngine, DurableStructures.map(kind(name), inner(name)),
+                    partition);
+        }
+
+        /** A ringbuffer has arrived with its partition: the map of its items has too. */
+        @Override
+        public RingbufferContainer<?, ?> put(ObjectNamespace namespace,
+                RingbufferContainer<?, ?> arrived) {
+            return isDurable(namespace) ? null : super.put(namespace, arrived);
+        }
+
+        /** It is destroyed. */
+        @Override
+        public RingbufferContainer<?, ?> remove(Object key) {
+            ObjectNamespace namespace = (ObjectNamespace) key;
+            if (isDurable(namespace)) {
+                new Clearing(nodeEngine, partition, items(namespace.getObjectName())).run();
+            }
+            return super.remove(namespace);
+        }
+    }
+
+    /** Journals of maps and caches are ringbuffers of other services. */
+    private boolean isDurable(ObjectNamespace namespace) {
+        String name = namespace.getObjectName();
+        return RingbufferService.SERVICE_NAME.equals(namespace.getServiceName())
+                && structures.isDurable(kind(name), inner(name));
+    }
+
+    private static Kind kind(String name) {
+        return name.startsWith(RingbufferService.TOPIC_RB_PREFIX) ? Kind.TOPIC : Kind.RINGBUFFER;
+    }
+
+    private static String inner(String name) {
+        return kind(name) == Kind.TOPIC
+                ? name.substring(RingbufferService.TOPIC_RB_PREFIX.length()) : name;
+    }
+}

@@ -1,0 +1,33 @@
+package io.imapwal.hazelcast.structures;
+
+import com.hazelcast.config.InvalidConfigurationException;
+import com.hazelcast.spi.impl.NodeEngine;
+
+/** Replaces what Hazelcast's services of durable structures keep them in. */
+public final class LoggedStructures {
+    private LoggedStructures() {
+    }
+
+    /**
+     * Called while the services of a member are made, before its first operation.
+     *
+     * @throws InvalidConfigurationException a structure is durable, and this version of Hazelcast
+     *         keeps structures in another way
+     */
+    public static void install(NodeEngine nodeEngine, DurableStructures structures) {
+        if (!structures.any()) {
+            return;
+        }
+        if (!LoggedQueues.possible() || !LoggedRingbuffers.possible()) {
+            throw new InvalidConfigurationException("imap-wal cannot keep queues and ringbuffers in"
+                    + " this version of Hazelcast, " + nodeEngine.getVersion() + ". Use a version"
+                    + " that imap-wal's documentation names, or remove their names");
+        }
+        try {
+            LoggedQueues.install(nodeEngine, structures);
+            LoggedRingbuffers.install(nodeEngine, structures);
+        } catch (IllegalAccessException e) {
+            throw new IllegalStateException(e);
+        }
+    }
+}
