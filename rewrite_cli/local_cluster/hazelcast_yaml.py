@@ -61,6 +61,21 @@ _FILTER = """\
 """
 
 
+_STRUCTURES = {
+    "durable-queues": "Queues",
+    "durable-ringbuffers": "Ringbuffers",
+    "durable-topics": "Reliable topics",
+}
+
+
+def _structures(properties: Mapping[str, str]) -> str:
+    return "".join(
+        f'    # imap-wal.{name}: "*"{"":<{22 - len(name)}}# {kind} that are durable\n'
+        for name, kind in _STRUCTURES.items()
+        if name not in properties
+    )
+
+
 def to_paste(
     durable: Sequence[str],
     transient: Sequence[str],
@@ -84,7 +99,8 @@ hazelcast:
     # For every map, whatever section of `map:` it has:
 {_plugin(agent, durable, transient, properties)}
 {more}\
-    # Queues, sets and other structures are not durable: warn, or refuse them
+{_structures(properties)}\
+    # Sets, and queues and other structures in no list, are not durable: warn, or refuse them
     imap-wal.durable-structures: warn
     # imap-wal.timeout-ms: "10000"          # longest wait for one acknowledgement
     # imap-wal.agent-timeout-ms: "2000"     # an agent that does not answer for so long hangs

@@ -35,7 +35,14 @@ LAST: dict[str, Writer] = {}
 OFFSETS_MS = (-300_000, 300_000, 0)
 # Small, so that a restore reads archives, sealed segments and an unfinished one.
 # Members move each partition of each map when one joins: there are eighty maps.
-PROPERTIES = {"hazelcast.partition.count": "23"}
+PROPERTIES = {
+    "hazelcast.partition.count": "23",
+    "imap-wal.agent": "{agent}",
+    "imap-wal.transient-maps": "forgetful-*",
+    "imap-wal.durable-queues": "jobs*",
+    "imap-wal.durable-ringbuffers": "events",
+    "imap-wal.durable-topics": "news",
+}
 SETTINGS: dict[str, Any] = {"segment_bytes": 1 << 20, "max_total_wal_size": 3 << 20}
 
 

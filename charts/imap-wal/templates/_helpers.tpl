@@ -214,9 +214,9 @@ ipc:///run/imap-wal/agent.sock
 {{- fail (printf "cluster.mapStoreProperties.%s: the chart writes this property; use cluster.copies and cluster.acks" .) -}}
 {{- end -}}
 {{- end -}}
-{{- range list "durable-maps" "transient-maps" "durable-structures" -}}
+{{- range list "durable-maps" "transient-maps" "durable-queues" "durable-ringbuffers" "durable-topics" "durable-structures" -}}
 {{- if hasKey $.Values.cluster.mapStoreProperties . -}}
-{{- fail (printf "cluster.mapStoreProperties.%s: the chart writes this property; use cluster.durableMaps, cluster.transientMaps and cluster.durableStructures" .) -}}
+{{- fail (printf "cluster.mapStoreProperties.%s: the chart writes this property; use cluster.durableMaps, cluster.transientMaps, cluster.durableQueues, cluster.durableRingbuffers, cluster.durableTopics and cluster.durableStructures" .) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (include "imap-wal.localDisk" .) .Values.rewrite.enabled -}}
@@ -360,8 +360,10 @@ is escaped; its objects are not tables. TOML has no null: a field that is null i
 {{- end -}}
 {{- $properties = merge $properties .Values.cluster.mapStoreProperties -}}
 {{- $lists := dict "durable-maps" (join ", " .Values.cluster.durableMaps) "durable-structures" .Values.cluster.durableStructures -}}
-{{- with .Values.cluster.transientMaps -}}
-{{- $_ := set $lists "transient-maps" (join ", " .) -}}
+{{- range $name, $names := dict "transient-maps" .Values.cluster.transientMaps "durable-queues" .Values.cluster.durableQueues "durable-ringbuffers" .Values.cluster.durableRingbuffers "durable-topics" .Values.cluster.durableTopics -}}
+{{- if $names -}}
+{{- $_ := set $lists $name (join ", " $names) -}}
+{{- end -}}
 {{- end -}}
 {{- range $name, $value := merge $properties $lists }}
 imap-wal.{{ $name }}: {{ $value | quote }}

@@ -58,6 +58,27 @@ def path(seatunnel: bool, output: str) -> None:
     metavar="TEXT",
     help="Maps with this name are not durable, even if --map matches; may be repeated.",
 )
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    metavar="TEXT",
+    help="Queues with this name are durable (* matches any characters); may be repeated.",
+)
+@click.option(
+    "--ringbuffer",
+    "ringbuffers",
+    multiple=True,
+    metavar="TEXT",
+    help="Ringbuffers with this name are durable; may be repeated.",
+)
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="TEXT",
+    help="Reliable topics with this name are durable; may be repeated.",
+)
 @click.option("--cluster-name", default="dev", show_default=True, help="Hazelcast's cluster name.")
 @click.option(
     "--key-file",
@@ -79,6 +100,9 @@ def config(
     agent: str,
     maps: tuple[str, ...],
     transient: tuple[str, ...],
+    queues: tuple[str, ...],
+    ringbuffers: tuple[str, ...],
+    topics: tuple[str, ...],
     cluster_name: str,
     key_file: str | None,
     agent_key: str | None,
@@ -89,7 +113,7 @@ def config(
     \b
     Examples:
       imap-wal plugin config > hazelcast.yaml
-      imap-wal plugin config --transient 'cache-*'
+      imap-wal plugin config --transient 'cache-*' --queue jobs
       imap-wal plugin config --agent tcp://127.0.0.1:7701 --map orders --map 'session-*'
       imap-wal plugin config --agent tcp://10.0.0.5:7701 --key-file member-1.key \\
         --agent-key agent-1.pub
@@ -113,6 +137,9 @@ def config(
                 "durable"
             )
     settings = {
+        "durable-queues": ", ".join(queues),
+        "durable-ringbuffers": ", ".join(ringbuffers),
+        "durable-topics": ", ".join(topics),
         "agent-key-file": key_file,
         "agent-public-key": agent_key and public_key(agent_key),
         "cluster-token-file": token_file,

@@ -276,7 +276,8 @@ public final class MapOpening {
                     .getMapStoreConfig();
             if (!config.isEnabled()) {
                 return "member " + member.name() + " has no map-store for map \"" + map
-                        + "\": all members need the same imap-wal.durable-maps";
+                        + "\": all members need the same lists of what is durable,"
+                        + " imap-wal.durable-maps and the others";
             }
             AgentSettings used = AgentSettings.of(map, config.getProperties());
             AgentLink link = context.links().of(used);

@@ -15,7 +15,9 @@ import io.imapwal.hazelcast.engine.Composed;
 import io.imapwal.hazelcast.settle.MapState;
 import io.imapwal.hazelcast.settle.MemberMaps;
 import io.imapwal.hazelcast.structures.ItemLog.Item;
+import io.imapwal.wire.AgentSettings;
 
+import java.io.IOException;
 import java.util.ArrayList;
 import java.util.Collection;
 import java.util.LinkedHashMap;
@@ -73,6 +75,26 @@ final class LoggedItems {
                 serialization.toData(record.getValue())), false);
         loaded = true;
         return items;
+    }
+
+    /**
+     * Whether the log has never had an item: what memory has is from before the structure was
+     * durable.
+     */
+    boolean isNew() {
+        AgentSettings settings = state().settings();
+        try {
+            return !logged().readers().of(settings).known(map);
+        } catch (IOException e) {
+            throw logged().readers().unavailable(settings, map, e);
+        }
+    }
+
+    /** Items in memory are dropped, because the log has newer ones. */
+    void reportDropped(long count) {
+        logged().member().logger().warning("imap-wal: " + text() + count + " items that this member"
+                + " had in memory are dropped: they are from before it was durable, and the log has"
+                + " had items since");
     }
 
     private boolean inDoubt() {

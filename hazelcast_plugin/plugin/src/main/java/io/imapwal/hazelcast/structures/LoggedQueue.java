@@ -78,6 +78,27 @@ final class LoggedQueue extends QueueContainer {
         notify(getOfferWaitNotifyKey());
     }
 
+    /**
+     * Logs the items of Hazelcast's own queue: a member whose configuration does not name the queue
+     * yet had them.
+     *
+     * @return whether this is the queue now
+     */
+    boolean adopt(QueueContainer plain) {
+        if (unavailable != null) {
+            return false;
+        }
+        List<Data> before = plain.getAsDataList();
+        if (!before.isEmpty()) {
+            if (store.items().isNew()) {
+                addAll(before);
+            } else {
+                store.items().reportDropped(before.size());
+            }
+        }
+        return true;
+    }
+
     private void notify(WaitNotifyKey key) {
         ((NodeEngineImpl) nodeEngine).getOperationParker().unpark(new Notifier() {
             @Override

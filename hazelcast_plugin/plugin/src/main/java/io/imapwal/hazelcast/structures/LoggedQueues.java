@@ -62,29 +62,42 @@ final class LoggedQueues extends ConcurrentHashMap<String, QueueContainer> {
     @Override
     public QueueContainer get(Object name) {
         QueueContainer found = super.get(name);
-        if (found instanceof LoggedQueue queue && isUsed((String) name)) {
-            queue.refresh();
-        }
-        return found;
+        return found == null || !isLogged((String) name) ? found : logged((String) name, found);
     }
 
     /** An operation needs a queue that is not in memory. */
     @Override
     public QueueContainer putIfAbsent(String name, QueueContainer plain) {
-        if (!structures.isDurable(Kind.QUEUE, name) || !isUsed(name)) {
-            return super.putIfAbsent(name, plain);
+        return isLogged(name) ? logged(name, plain) : super.putIfAbsent(name, plain);
+    }
+
+    private boolean isLogged(String name) {
+        return structures.isDurable(Kind.QUEUE, name) && isUsed(name);
+    }
+
+    /** @param found in memory; or Hazelcast's new one */
+    private LoggedQueue logged(String name, QueueContainer found) {
+        if (found instanceof LoggedQueue queue) {
+            queue.refresh();
+            return queue;
         }
-        LoggedQueue queue = LoggedQueue.of(name, plain.getConfig(), items(name), nodeEngine,
+        LoggedQueue queue = LoggedQueue.of(name, found.getConfig(), items(name), nodeEngine,
                 service);
         queue.refresh();
-        super.put(name, queue);
+        if (queue.adopt(found)) {
+            super.put(name, queue);
+        }
         return queue;
     }
 
-    /** A queue has arrived with its partition: the map of its items has too. */
+    /**
+     * A queue has arrived with its partition. If it has items, no log has them: a durable queue
+     * arrives empty.
+     */
     @Override
     public QueueContainer put(String name, QueueContainer arrived) {
-        return structures.isDurable(Kind.QUEUE, name) ? null : super.put(name, arrived);
+        return structures.isDurable(Kind.QUEUE, name) && super.get(name) instanceof LoggedQueue
+                ? null : super.put(name, arrived);
     }
 
     /** It is destroyed. */

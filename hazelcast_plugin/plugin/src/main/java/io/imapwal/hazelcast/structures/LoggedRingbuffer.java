@@ -72,6 +72,23 @@ final class LoggedRingbuffer extends RingbufferContainer<Object, Object> {
         }
     }
 
+    /** As {@link LoggedQueue#adopt}: the items keep their sequences. */
+    void adopt(RingbufferContainer<?, ?> plain) {
+        if (plain.tailSequence() < 0) {
+            return;
+        }
+        if (!items.isNew()) {
+            items.reportDropped(plain.size());
+            return;
+        }
+        setTailSequence(plain.headSequence() - 1);
+        setHeadSequence(plain.headSequence());
+        List<Data> before = LongStream.rangeClosed(plain.headSequence(), plain.tailSequence())
+                .mapToObj(plain::readAsData).toList();
+        log(before);
+        before.forEach(super::add);
+    }
+
     @Override
     public long add(Object item) {
         log(List.of(item));

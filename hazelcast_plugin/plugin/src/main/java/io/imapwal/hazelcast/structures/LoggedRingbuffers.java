@@ -74,10 +74,17 @@ final class LoggedRingbuffers
             if (!isDurable(namespace) || !isUsed(partition)) {
                 return found;
             }
-            LoggedRingbuffer ours = found == null ? make(namespace) : (LoggedRingbuffer) found;
-            ours.refresh();
-            super.put(namespace, ours);
-            return ours;
+            if (found instanceof LoggedRingbuffer ours) {
+                ours.refresh();
+                return ours;
+            }
+            LoggedRingbuffer made = make(namespace);
+            made.refresh();
+            if (found != null) {
+                made.adopt(found);
+            }
+            super.put(namespace, made);
+            return made;
         }
 
         private LoggedRingbuffer make(ObjectNamespace namespace) {
@@ -91,11 +98,12 @@ final class LoggedRingbuffers
                     partition);
         }
 
-        /** A ringbuffer has arrived with its partition: the map of its items has too. */
+        /** A ringbuffer has arrived with its partition: as {@link LoggedQueues#put}. */
         @Override
         public RingbufferContainer<?, ?> put(ObjectNamespace namespace,
                 RingbufferContainer<?, ?> arrived) {
-            return isDurable(namespace) ? null : super.put(namespace, arrived);
+            return isDurable(namespace) && super.get(namespace) instanceof LoggedRingbuffer ? null
+                    : super.put(namespace, arrived);
         }
 
         /** It is destroyed. */

@@ -322,6 +322,21 @@ class DurableQueueTest {
         assertTrue(text.contains("durable-queues\" needs imap-wal.agent"), text);
     }
 
+    /** As in a rolling restart with a new configuration. */
+    @Test
+    void itemsFromBeforeAQueueWasDurableAreLogged() throws Exception {
+        FakeAgent agent = cluster.startAgent();
+        HazelcastInstance before = cluster.start(cluster.config(0, agent));
+        jobs(before).addAll(List.of("a", "b"));
+        HazelcastInstance after = start(1);
+        cluster.awaitSafe();
+        before.shutdown();
+        assertEquals("a", jobs(after).poll());
+        assertEquals(1, cluster.log.size(MAP));
+        terminateAll();
+        assertEquals(List.of("b"), new ArrayList<>(jobs(start(2))));
+    }
+
     @Test
     void otherQueuesAreAsBefore() throws Exception {
         HazelcastInstance member = start(0);

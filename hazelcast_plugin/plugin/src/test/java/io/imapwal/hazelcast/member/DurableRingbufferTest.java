@@ -155,6 +155,18 @@ class DurableRingbufferTest {
     }
 
     @Test
+    void itemsFromBeforeARingbufferWasDurableAreLogged() throws Exception {
+        FakeAgent agent = cluster.startAgent();
+        HazelcastInstance before = cluster.start(cluster.config(0, agent));
+        add(events(before), 0, 3);
+        HazelcastInstance after = start(1);
+        cluster.awaitSafe();
+        before.shutdown();
+        assertEquals(events(0, 3), all(events(after)));
+        assertEquals(3, cluster.log.size(MAP));
+    }
+
+    @Test
     void aDestroyedRingbufferBeginsAgain() throws Exception {
         Ringbuffer<String> events = events(start(0));
         add(events, 0, 3);
