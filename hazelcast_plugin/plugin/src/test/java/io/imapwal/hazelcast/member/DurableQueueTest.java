@@ -6,6 +6,7 @@ import com.hazelcast.config.InvalidConfigurationException;
 import com.hazelcast.config.QueueConfig;
 import com.hazelcast.config.QueueStoreConfig;
 import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.internal.serialization.InternalSerializationService;
 import com.hazelcast.transaction.TransactionContext;
 import io.imapwal.hazelcast.NotAppended;
 import io.imapwal.hazelcast.OutcomeUnknown;
@@ -203,6 +204,44 @@ class DurableQueueTest {
             return waiting.isDone();
         });
         assertEquals("perhaps", waiting.get());
+    }
+
+    /** An item of a former owner, which was lost, and settled while the queue was in use. */
+    @Test
+    void aQueueIsReadAgainWhenItsPartitionHasBeenSettledAgain() throws Exception {
+        HazelcastInstance member = start(0);
+        IQueue<String> queue = jobs(member);
+        queue.add("job");
+        InternalSerializationService data = (InternalSerializationService) WalPlugin.of(member)
+                .member().nodeEngine().getSerializationService();
+        int partition = member.getPartitionService().getPartition("jobs").getPartitionId();
+        cluster.log.put(MAP, new FakeLog.Record(
+                data.toData(2L, item -> "jobs").toByteArray(), "", data.toData("late").toByteArray(),
+                "", false, 0, partition, List.of(1L, 1_000_000L << 32, 1L, 1L)));
+        WalPlugin.of(member).maps().doubt(MAP, partition);
+        eventually(() -> WalPlugin.of(member).maps().isWhole(MAP, partition));
+        assertEquals(List.of("job", "late"), new ArrayList<>(queue));
+    }
+
+    @Test
+    void aTransactionFailsIfItsChangesAreNotLogged() throws Exception {
+        HazelcastInstance member = start(0);
+        jobs(member).add("a");
+        for (boolean polls : List.of(true, false)) {
+            TransactionContext transaction = member.newTransactionContext();
+            transaction.beginTransaction();
+            if (polls) {
+                assertEquals("a", transaction.getQueue("jobs").poll());
+            } else {
+                transaction.<String>getQueue("jobs").offer("b");
+            }
+            cluster.agents.get(0).stop();
+            assertThrows(RuntimeException.class, transaction::commitTransaction);
+            transaction.rollbackTransaction();
+            cluster.agents.get(0).start();
+            assertEquals(List.of("a"), new ArrayList<>(jobs(member)));
+        }
+        assertEquals(1, cluster.log.size(MAP));
     }
 
     @Test
