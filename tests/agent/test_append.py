@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +146,12 @@ def test_every_durability_keeps_what_was_acknowledged_before_a_stop(
 
 
 def test_many_members_share_commits(settings: AgentConfig) -> None:
+    greeted = threading.Barrier(8)
     with serving(settings) as agent:
 
         def write(number: int) -> None:
             with plugin(settings, uuid=f"plugin-{number}") as member:
+                greeted.wait(60)
                 for each in range(60):
                     assert member.put(**{f"{number}.{each}": "v"})[0] == "ack"
 

@@ -14,6 +14,7 @@ from imap_wal.errors import InvalidSetting, NotSerializable
 from imap_wal.log import LogReader
 from imap_wal.manifest.cluster import cluster_manifests
 from storage_backends.memory import MemoryStore
+from tests.kit.gate import first_sync_waits_until
 from tests.support import (
     FakeClock,
     Threads,
@@ -208,7 +209,9 @@ def test_many_threads_on_one_map_lose_nothing_and_share_commits(url: str) -> Non
                 if number % 3 == 0:
                     del m[f"{thread}.{number}"]
 
-        Threads(*[lambda thread=thread: work(thread) for thread in range(threads)]).join()
+        published = store.statistics.ring.published + threads
+        with first_sync_waits_until(lambda: store.statistics.ring.published >= published):
+            Threads(*[lambda thread=thread: work(thread) for thread in range(threads)]).join()
         expected = {
             f"{thread}.{number}": number
             for thread in range(threads)

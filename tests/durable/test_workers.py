@@ -34,6 +34,7 @@ from imap_wal.workers.endpoint import LocalEndpoint
 from imap_wal.workers.requests import REQUESTS
 from imap_wal.workers.server import Server
 from tests.kit.effort import share, thorough
+from tests.kit.gate import first_sync_waits_until
 from tests.kit.worker_faults import Cutting, run_workers
 from tests.support import Threads
 
@@ -215,12 +216,14 @@ def test_threads_of_all_connections_share_commits(stores: Callable[..., Any]) ->
     one, two = stores(), stores()
     maps = [store.map("m") for store in (one, two) for _ in range(4)]
     before = one.statistics.commits.commits
+    published = one.statistics.ring.published + len(maps)
 
     def work(m: Any) -> None:
         for _ in range(25):
             m.add("n")
 
-    Threads(*(lambda m=m: work(m) for m in maps)).join()
+    with first_sync_waits_until(lambda: one.statistics.ring.published >= published):
+        Threads(*(lambda m=m: work(m) for m in maps)).join()
     assert one.map("m")["n"] == 200
     assert one.statistics.commits.commits - before < 200
 

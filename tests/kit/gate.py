@@ -1,11 +1,16 @@
-"""A storage whose syncs can be delayed."""
+"""Syncs that can be delayed, so that several callers share a commit on any machine."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from storage_backends import SegmentStore
+import pytest
+
+from storage_backends import SegmentStore, descriptors
+from tests.support import eventually
 
 
 class Gate:
@@ -33,3 +38,18 @@ class Gate:
                 appender.sync()
 
         return Waiting()
+
+
+@contextmanager
+def first_sync_waits_until(enough: Callable[[], bool]) -> Iterator[None]:
+    """The first sync of a local file waits for this, and no other one does."""
+    sync, first = descriptors._sync_data, threading.Lock()
+
+    def waiting(fd: int) -> None:
+        if first.acquire(blocking=False):
+            eventually(enough, "others have arrived while the first is synced")
+        sync(fd)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(descriptors, "_sync_data", waiting)
+        yield
