@@ -78,6 +78,8 @@ class Playback:
         steps is acknowledged, send SIGKILL to the writer and call `kill` (to end other processes).
         Returns when the writer has ended and its last acknowledgement is read. Raises `Failed` if
         the writer fails."""
+        # The writer may be ahead of what is read here, by half of the rest.
+        end = 1.0 if kill is None else (1 + until) / 2
         command = [
             sys.executable,
             "-m",
@@ -86,6 +88,7 @@ class Playback:
             self.target,
             str(self._steps),
             *map(str, self.acknowledged),
+            *(str(int(end * len(steps))) for steps in self.stream.steps),
         ]
         writer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
         assert writer.stdout is not None

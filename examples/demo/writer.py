@@ -1,8 +1,12 @@
 """The process that the demo kills. It plays steps into maps, with two producers. When a change has
 returned, and never before, it writes an acknowledgement to stdout.
 
-    python -m examples.demo.writer embedded URL   STEPS START START
-    python -m examples.demo.writer cluster  HOSTS STEPS START START
+    python -m examples.demo.writer embedded URL   STEPS START START END END
+    python -m examples.demo.writer cluster  HOSTS STEPS START START END END
+
+Each producer plays its steps from START to before END. If that is not the last one, the process
+then waits to be killed: on a busy machine it could otherwise play all of them before its parent
+reads that enough are acknowledged.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import os
 import struct
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +38,7 @@ def acknowledge(producer: int, number: int) -> None:
     os.write(1, ACK.pack(producer, number))  # shorter than PIPE_BUF: never torn, never mixed
 
 
-def embedded(url: str, steps: list[list[Step]], starts: list[int]) -> None:
+def embedded(url: str, steps: list[list[Step]], starts: list[int], is_killed: bool) -> None:
     """Plays each step as a call that returns when its change is on disk."""
     import imap_wal
 
@@ -49,10 +54,10 @@ def embedded(url: str, steps: list[list[Step]], starts: list[int]) -> None:
                     entries.update(changes)
                 acknowledge(producer, number)
 
-        _run(produce)
+        _run(produce, is_killed)
 
 
-def cluster(hosts: str, steps: list[list[Step]], starts: list[int]) -> None:
+def cluster(hosts: str, steps: list[list[Step]], starts: list[int], is_killed: bool) -> None:
     """Sends steps before earlier ones have returned, unless they use a key that is in flight.
     Raises `MissingExtra` if a library is not installed."""
     with needs("hazelcast"):
@@ -92,12 +97,13 @@ def cluster(hosts: str, steps: list[list[Step]], starts: list[int]) -> None:
         while waiting:
             await_oldest()
 
-    _run(produce)
+    _run(produce, is_killed)
     client.shutdown()
 
 
-def _run(produce: Callable[[int], None]) -> None:
-    """One thread per producer; the first error ends the process."""
+def _run(produce: Callable[[int], None], is_killed: bool) -> None:
+    """One thread per producer; the first error ends the process. `is_killed`: then wait for the
+    kill, or for the end of the parent."""
     errors: list[BaseException] = []
 
     def guarded(producer: int) -> None:
@@ -113,13 +119,19 @@ def _run(produce: Callable[[int], None]) -> None:
         thread.join()
     if errors:
         raise errors[0]
+    parent = os.getppid()
+    while is_killed and os.getppid() == parent:
+        time.sleep(0.1)
 
 
 def main() -> None:
-    kind, target, file, *starts = sys.argv[1:]
+    kind, target, file, *numbers = sys.argv[1:]
+    first_start, second_start, *ends = map(int, numbers)
     steps = msgpack.unpackb(Path(file).read_bytes(), use_list=False)
+    is_killed = ends < [len(each) for each in steps]
+    steps = [each[:end] for each, end in zip(steps, ends, strict=True)]
     {"embedded": embedded, "cluster": cluster}[kind](
-        target, steps, [int(start) for start in starts]
+        target, steps, [first_start, second_start], is_killed
     )
 
 
