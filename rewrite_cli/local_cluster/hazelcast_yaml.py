@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 
 FACTORY = "io.imapwal.hazelcast.member.WalMapStoreFactory"
+OWN_MAPS = ("__sql.catalog", "__jet.*")
+"""Hazelcast's own maps that can be durable, as they are named: mappings of SQL, and jobs."""
 SEATUNNEL_FACTORY = "io.imapwal.seatunnel.ImapWalMapStoreFactory"
 
 

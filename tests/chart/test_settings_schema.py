@@ -25,11 +25,11 @@ def test_every_map_is_durable_by_default() -> None:
     assert "map-store" not in templates, "it would be for the maps of one section only"
 
 
-def test_maps_of_hazelcast_are_refused_as_durable() -> None:
+def test_few_maps_of_hazelcast_can_be_durable() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     names = schema["properties"]["cluster"]["properties"]["durableMaps"]["items"]["pattern"]
     assert [
         name
-        for name in ("orders", "*", "__sql.catalog", "__jet.*", "a,b")
+        for name in ("orders", "*", "__sql.catalog", "__jet.*", "__jet.ids", "__*", "a,b")
         if re.search(names, name)
-    ] == ["orders", "*"]
+    ] == ["orders", "*", "__sql.catalog", "__jet.*"]

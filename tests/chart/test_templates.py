@@ -400,7 +400,7 @@ def test_every_member_names_the_agents_of_all_pods() -> None:
             "cluster.config.map.eu is in no list: add it to cluster.durableMaps",
         ),
         (["cluster.mapStoreProperties.durable-maps=a"], "use cluster.durableMaps"),
-        (["cluster.durableMaps={__sql.catalog}"], "durableMaps.0"),
+        (["cluster.durableMaps={__sql.other}"], "durableMaps.0"),
         (["cluster.transientMaps={a\\,b}"], "transientMaps.0"),
         (["cluster.durableStructures=never"], "durableStructures"),
         (["mode=sidecar-only", "token.existingSecret=a"], "mounts no Secrets"),

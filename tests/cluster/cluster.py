@@ -49,10 +49,10 @@ class Cluster:
     """Members with an agent each. Node i keeps its name, folder and clock over restarts; ports and
     the cluster id are new each time. `agents`: those of another cluster, which may run already.
     `network`: connections between members use its proxies; member number i of it is the one beside
-    agent i. `properties`: Hazelcast's; in a value, `{agent}` is the endpoint of its agent. The
-    agents' `start_policy` is the default one, except where fewer nodes are started than were used
-    before. Then it is `partial`, and agents that this cluster starts do not wait for a former
-    cluster either."""
+    agent i. `properties`: Hazelcast's; in a value, `{agent}` is the endpoint of its agent.
+    `sections`: further ones of its configuration. The agents' `start_policy` is the default one,
+    except where fewer nodes are started than were used before. Then it is `partial`, and agents
+    that this cluster starts do not wait for a former cluster either."""
 
     def __init__(
         self,
@@ -66,11 +66,13 @@ class Cluster:
         agents: Sequence[Agent] = (),
         network: Network | None = None,
         properties: Mapping[str, str] | None = None,
+        sections: Mapping[str, Any] | None = None,
         lifetime_timeout_s: float = LIFETIME_TIMEOUT_S,
         own_disks: bool = False,
         **settings: Any,
     ) -> None:
         self._network, self._properties = network, {**QUICK_MEMBER, **(properties or {})}
+        self._sections = dict(sections or {})
         self.folder, self._options = folder, options
         self.classpath, self.maps = classpath, maps
         """Of the members that are started from now on."""
@@ -146,6 +148,7 @@ class Cluster:
             {name: text.replace("{agent}", endpoint) for name, text in self._properties.items()},
             announced,
         )
+        config["hazelcast"] |= self._sections
         member = Member(self.folder, name, port, config, self.classpath, self._options)
         member.node, member.address, member.announced = number + 1, address, announced
         member.group = self.groups[number] if self.groups else None

@@ -37,11 +37,18 @@ IN_JAVA = (
         "StructuresTest#refusedStructuresAreNotCreated",
     ),
     Mutation(
+        "no one looks for the jobs that the log has",
+        f"{_JAVA}/member/MapServiceHooks.java",
+        "        if (durability.durableJobs()) {\n",
+        "        if (durability.durableJobs() && nodeEngine == null) {\n",
+        "DurableJobTest#aJobGoesOnFromItsLastSnapshot",
+    ),
+    Mutation(
         "a queue is not read again when its partition was settled again",
         f"{_JAVA}/structures/LoggedItems.java",
         "return loaded && losses == state().wholeness().losses()",
         "return loaded && losses <= state().wholeness().losses()",
-        "DurableQueueTest#aQueueIsReadAgainWhenItsPartitionHasBeenSettledAgain",
+        "DurableQueueTest#aQueueIsReadAgainAfterAnotherSettlement",
     ),
     Mutation(
         "a queue is not read again after an unknown outcome",
@@ -49,14 +56,14 @@ IN_JAVA = (
         "            // The reconciler sets the entries; then they are loaded again.\n"
         "            loaded = false;\n",
         "",
-        "DurableQueueTest#anItemOfUnknownOutcomeIsInTheQueueIfTheLogHasIt",
+        "DurableQueueTest#anItemOfUnknownOutcomeIsReadFromTheLog",
     ),
     Mutation(
         "who waits for an item is not told of one that the log had",
         f"{_JAVA}/structures/LoggedQueue.java",
         "        notify(getPollWaitNotifyKey());\n",
         "",
-        "DurableQueueTest#anItemOfUnknownOutcomeIsInTheQueueIfTheLogHasIt",
+        "DurableQueueTest#anItemOfUnknownOutcomeIsReadFromTheLog",
     ),
     Mutation(
         "a transaction commits a poll that is not logged",

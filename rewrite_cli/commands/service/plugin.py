@@ -131,10 +131,10 @@ def config(
             "--agent-key"
         )
     for name in maps:
-        if name.startswith("__"):
+        if name.startswith("__") and name not in hazelcast_yaml.OWN_MAPS:
             raise click.UsageError(
-                f"--map {name}: maps whose names begin with __ are Hazelcast's own, and cannot be "
-                "durable"
+                f"--map {name}: maps whose names begin with __ are Hazelcast's own; of them, "
+                f"{' and '.join(hazelcast_yaml.OWN_MAPS)} can be durable"
             )
     settings = {
         "durable-queues": ", ".join(queues),

@@ -89,6 +89,8 @@ public final class TestMember {
                 yield Json.value(true);
             }
             case "read" -> read(member);
+            case "job" -> question[1].equals("start") ? CountingJob.start(member)
+                    : CountingJob.look(member);
             case "times" -> OperationTimes.of(member.getMap(question[1]),
                     Integer.parseInt(question[2]));
             default -> throw new IllegalArgumentException("unknown question " + question[0]);

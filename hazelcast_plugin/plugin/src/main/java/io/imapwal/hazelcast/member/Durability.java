@@ -80,6 +80,10 @@ final class Durability {
         return settings.structures();
     }
 
+    boolean durableJobs() {
+        return settings.durableJobs() && !lite;
+    }
+
     DurableMaps maps() {
         return maps;
     }
@@ -107,7 +111,12 @@ final class Durability {
     /** A map is used on this member. */
     void used(String map) {
         switch (maps.kind(map)) {
-            case DURABLE -> durable.add(map);
+            case DURABLE -> {
+                // Each job has maps of its own.
+                if (!MemberSettings.isInternal(map)) {
+                    durable.add(map);
+                }
+            }
             case TRANSIENT -> transients.add(map);
             case UNNAMED -> {
                 if (unnamed.add(map) && !lite && maps.any()) {

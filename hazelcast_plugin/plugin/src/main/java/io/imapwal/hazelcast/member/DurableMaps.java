@@ -28,7 +28,8 @@ import java.util.TreeSet;
  *
  * <pre>
  * name of the map           kind       its map store
- * begins with "__"          INTERNAL   none: Hazelcast's own maps
+ * begins with "__"          INTERNAL   none: Hazelcast's own maps; those of SQL and of jobs are
+ *                                      DURABLE if durable-maps names them
  * has the items of a        DURABLE    of the member's properties
  * durable structure
  * in transient-maps         TRANSIENT  none
@@ -179,6 +180,9 @@ final class DurableMaps {
 
     private Kind kind(String map, MapConfig section) {
         if (MemberSettings.isInternal(map)) {
+            if (settings.isDurableInternal(map)) {
+                return Kind.DURABLE;
+            }
             if (isOurs(section)) {
                 requireNotInternal(section);
             }

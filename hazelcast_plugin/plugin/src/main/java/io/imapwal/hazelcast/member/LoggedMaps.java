@@ -55,7 +55,7 @@ final class LoggedMaps implements RemoteService {
         Durability durability = Durability.of(nodeEngine);
         durability.used(name);
         MapConfig config = nodeEngine.getConfig().findMapConfig(name);
-        if (Structures.isKeptIn(name)) {
+        if (Structures.isKeptIn(name) && !isOurs(name)) {
             return new Structures.Kept(name, maps, nodeEngine, config, durability);
         }
         if (!isOurs(name)) {

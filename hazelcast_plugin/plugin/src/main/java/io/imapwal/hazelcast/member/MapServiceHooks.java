@@ -2,6 +2,7 @@ package io.imapwal.hazelcast.member;
 
 import com.hazelcast.internal.services.ManagedService;
 import com.hazelcast.spi.impl.NodeEngine;
+import io.imapwal.hazelcast.engine.ThisMember;
 import io.imapwal.hazelcast.structures.LoggedStructures;
 import io.imapwal.hazelcast.transactions.LoggedTransactions;
 
@@ -25,6 +26,10 @@ final class MapServiceHooks implements ManagedService {
         RecordStores.install(nodeEngine);
         Structures.install(nodeEngine, durability);
         LoggedStructures.install(nodeEngine, durability.structures());
+        if (durability.durableJobs()) {
+            DurableJobs.install(nodeEngine.getHazelcastInstance(),
+                    nodeEngine.getLogger(ThisMember.LOGGER));
+        }
         durability.reportStart();
     }
 

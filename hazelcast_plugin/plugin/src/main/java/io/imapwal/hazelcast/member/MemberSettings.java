@@ -41,11 +41,15 @@ record MemberSettings(Properties store, NamePatterns durable, NamePatterns trans
     static final String TRANSIENT_MAPS = "transient-maps";
     static final String DURABLE_STRUCTURES = "durable-structures";
 
-    static final String WHY_NOT_INTERNAL = "maps whose names begin with \"__\" are Hazelcast's own,"
-            + " like __sql.catalog and __jet.*; a new cluster cannot continue with their former"
-            + " entries, so they cannot be durable";
+    static final String WHY_NOT_INTERNAL = "maps whose names begin with \"__\" are Hazelcast's own;"
+            + " of them, \"__sql.catalog\" and \"__jet.*\" can be named as durable in "
+            + PREFIX + DURABLE_MAPS;
 
     private static final String INTERNAL = "__";
+    /** Of Hazelcast's own maps, those that can be durable, as they are named: SQL and jobs. */
+    static final String CATALOG = "__sql.catalog";
+    private static final String JOBS = "__jet.";
+    private static final Set<String> INTERNAL_DURABLE = Set.of(CATALOG, JOBS + "*");
     private static final Map<Kind, String> KINDS = Map.of(Kind.QUEUE, "durable-queues",
             Kind.RINGBUFFER, "durable-ringbuffers", Kind.TOPIC, "durable-topics");
     private static final Set<String> OWN = Stream.concat(KINDS.values().stream(),
@@ -77,7 +81,7 @@ record MemberSettings(Properties store, NamePatterns durable, NamePatterns trans
             throw needsAgent(DURABLE_MAPS);
         }
         for (String pattern : durable.texts()) {
-            if (isInternal(pattern)) {
+            if (isInternal(pattern) && !INTERNAL_DURABLE.contains(pattern)) {
                 throw refused(DURABLE_MAPS, "names \"" + pattern + "\": " + WHY_NOT_INTERNAL);
             }
         }
@@ -109,6 +113,17 @@ record MemberSettings(Properties store, NamePatterns durable, NamePatterns trans
     private static InvalidConfigurationException needsAgent(String name) {
         return refused(name, "needs " + PREFIX + AgentSettings.AGENT
                 + ": the address of the agent beside this member");
+    }
+
+    /** Whether the jobs of Jet are durable: all of their maps. */
+    boolean durableJobs() {
+        return durable.texts().contains(JOBS + "*");
+    }
+
+    /** Whether it is a map of Hazelcast that is named as durable. */
+    boolean isDurableInternal(String map) {
+        return map.startsWith(JOBS) ? durableJobs()
+                : map.equals(CATALOG) && durable.texts().contains(CATALOG);
     }
 
     /** Whether it is a map of Hazelcast. */

@@ -152,7 +152,7 @@ class DurableQueueTest {
     }
 
     @Test
-    void aConsumerThatWaitsGetsAnItemOfTheNextOwner() throws Exception {
+    void aWaitingConsumerGetsAnItemOfTheNextOwner() throws Exception {
         List<HazelcastInstance> both = two();
         CompletableFuture<String> taken = CompletableFuture.supplyAsync(() -> {
             try {
@@ -168,7 +168,7 @@ class DurableQueueTest {
     }
 
     @Test
-    void anItemThatIsNotLoggedIsNotInTheQueue() throws Exception {
+    void anItemNotLoggedIsNotInTheQueue() throws Exception {
         IQueue<String> queue = jobs(start(0));
         queue.add("job");
         cluster.agents.get(0).stop();
@@ -182,7 +182,7 @@ class DurableQueueTest {
 
     /** The caller does not know whether the item is in the queue; the log does. */
     @Test
-    void anItemOfUnknownOutcomeIsInTheQueueIfTheLogHasIt() throws Exception {
+    void anItemOfUnknownOutcomeIsReadFromTheLog() throws Exception {
         IQueue<String> queue = jobs(start(0));
         queue.add("job");
         CompletableFuture<String> waiting = CompletableFuture.supplyAsync(() -> {
@@ -208,16 +208,16 @@ class DurableQueueTest {
 
     /** An item of a former owner, which was lost, and settled while the queue was in use. */
     @Test
-    void aQueueIsReadAgainWhenItsPartitionHasBeenSettledAgain() throws Exception {
+    void aQueueIsReadAgainAfterAnotherSettlement() throws Exception {
         HazelcastInstance member = start(0);
         IQueue<String> queue = jobs(member);
         queue.add("job");
         InternalSerializationService data = (InternalSerializationService) WalPlugin.of(member)
                 .member().nodeEngine().getSerializationService();
         int partition = member.getPartitionService().getPartition("jobs").getPartitionId();
-        cluster.log.put(MAP, new FakeLog.Record(
-                data.toData(2L, item -> "jobs").toByteArray(), "", data.toData("late").toByteArray(),
-                "", false, 0, partition, List.of(1L, 1_000_000L << 32, 1L, 1L)));
+        byte[] number = data.toData(2L, item -> "jobs").toByteArray();
+        cluster.log.put(MAP, new FakeLog.Record(number, "", data.toData("late").toByteArray(), "",
+                false, 0, partition, List.of(1L, 1_000_000L << 32, 1L, 1L)));
         WalPlugin.of(member).maps().doubt(MAP, partition);
         eventually(() -> WalPlugin.of(member).maps().isWhole(MAP, partition));
         assertEquals(List.of("job", "late"), new ArrayList<>(queue));

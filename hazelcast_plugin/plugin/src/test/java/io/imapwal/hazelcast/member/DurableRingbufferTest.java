@@ -146,7 +146,7 @@ class DurableRingbufferTest {
     }
 
     @Test
-    void anItemThatIsNotLoggedIsNotInTheRingbuffer() throws Exception {
+    void anItemNotLoggedIsNotInTheRingbuffer() throws Exception {
         Ringbuffer<String> events = events(start(0));
         add(events, 0, 2);
         cluster.agents.get(0).stop();

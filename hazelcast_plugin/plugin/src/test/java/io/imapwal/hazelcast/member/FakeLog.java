@@ -32,6 +32,8 @@ public final class FakeLog {
     /** Of each session, the number of its last request in the log. */
     final Map<Long, Long> lastRequests = new TreeMap<>();
     private final List<Record> appended = new ArrayList<>();
+    /** How many changes each map has had. */
+    private final Map<String, Long> counts = new HashMap<>();
     private final Map<List<Long>, Set<String>> copies = new HashMap<>();
     private final Map<String, Long> sessions = new TreeMap<>();
     /** Of each session, its plug-in and its view. */
@@ -123,6 +125,7 @@ public final class FakeLog {
 
     public synchronized void put(String map, Record record) {
         appended.add(record);
+        counts.merge(map, 1L, Long::sum);
         maps.computeIfAbsent(map, name -> new TreeMap<>(Arrays::compare))
                 .merge(record.key, record, (a, b) -> b.isOlderThan(a) ? a : b);
     }
@@ -150,6 +153,11 @@ public final class FakeLog {
     /** Everything that was appended, in log order. */
     public synchronized List<Record> appended() {
         return new ArrayList<>(appended);
+    }
+
+    /** How many changes of keys of a map were appended. */
+    public synchronized long appendedTo(String map) {
+        return counts.getOrDefault(map, 0L);
     }
 
     private TreeMap<byte[], Record> entries(String map) {
