@@ -1,8 +1,9 @@
-"""On the page about monitoring, `<!-- metrics -->` becomes tables of all metrics of an agent."""
+"""On the page about monitoring, `<!-- metrics -->` becomes tables of all metrics of an agent, and
+`<!-- stream metrics -->` one of those of a server of a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from imap_wal.agent.monitoring.metrics import (
@@ -13,11 +14,12 @@ from imap_wal.agent.monitoring.metrics import (
     METRICS,
     READING,
     WRITING,
-    AgentMetric,
+    ExportedMetric,
 )
+from imap_wal.stream.monitoring import STREAM
 
-MARK = "<!-- metrics -->"
-GROUPS: dict[str, tuple[AgentMetric, ...]] = {
+MARK, STREAM_MARK = "<!-- metrics -->", "<!-- stream metrics -->"
+GROUPS: Mapping[str, Sequence[ExportedMetric[Any]]] = {
     "Health": AGENT,
     "Writing": WRITING,
     "Maintenance": MAINTENANCE,
@@ -30,16 +32,20 @@ GROUPS: dict[str, tuple[AgentMetric, ...]] = {
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_uri != "monitoring.md":
         return markdown
-    before, _, after = markdown.partition(MARK)
-    if not after:
-        raise ValueError(f"docs/monitoring.md has no {MARK}")
+    if any(markdown.count(mark) != 1 for mark in (MARK, STREAM_MARK)):
+        raise ValueError(f"docs/monitoring.md lacks {MARK} or {STREAM_MARK}")
     if sum(map(len, GROUPS.values())) != len(METRICS):
         raise ValueError("docs/hooks/metrics.py lacks a group of metrics")
-    return before + "\n".join(_lines()) + after
+    groups = "\n".join(line for title in GROUPS for line in _group(title))
+    return markdown.replace(MARK, groups).replace(STREAM_MARK, "\n".join(_table(STREAM)))
 
 
-def _lines() -> Iterator[str]:
-    for title, metrics in GROUPS.items():
-        yield from (f"### {title}", "", "| metric | type | meaning |", "|---|---|---|")
-        yield from (f"| `{metric.name}` | {metric.kind} | {metric.help} |" for metric in metrics)
-        yield ""
+def _group(title: str) -> Iterator[str]:
+    yield from (f"### {title}", "")
+    yield from _table(GROUPS[title])
+
+
+def _table(metrics: Sequence[ExportedMetric[Any]]) -> Iterator[str]:
+    yield from ("| metric | type | meaning |", "|---|---|---|")
+    yield from (f"| `{metric.name}` | {metric.kind} | {metric.help} |" for metric in metrics)
+    yield ""

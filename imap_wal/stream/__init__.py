@@ -6,8 +6,8 @@ anything else, which are only views of the log.
     consume    log ─▶ function(record) with the mark of the record, in one commit of the view
 
 `transaction` has what is stored, `locks` and `requests` the tables in memory, `partition` the
-check, `consumer` and `marks` the views, `served` a stream of several processes, `stream` and
-`opening` what a program calls.
+check, `consumer` and `marks` the views, `progress` how far they are, `served` a stream of several
+processes, `stream` and `opening` what a program calls.
 """
 
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from imap_wal.stream.asyncio_stream import AsyncStream, aconnect, aopen
 from imap_wal.stream.consumer import ConsumerStatus, Retries
 from imap_wal.stream.marks import FileMarks, MapMarks, Marks, StreamView
 from imap_wal.stream.opening import open
+from imap_wal.stream.progress import ConsumerProgress, StreamProgress
 from imap_wal.stream.served import connect
 from imap_wal.stream.stream import Stream
 from imap_wal.stream.transaction import Mark, StreamRecord, Transaction
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncStream",
     "Certificates",
+    "ConsumerProgress",
     "ConsumerStatus",
     "FileMarks",
     "MapMarks",
     "Mark",
     "Marks",
+    "StreamProgress",
     "StreamRecord",
     "Retries",
     "SqlMarks",

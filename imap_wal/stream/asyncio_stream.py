@@ -18,6 +18,7 @@ from imap_wal.forked import Openness
 from imap_wal.stream.consumer import ConsumerStatus
 from imap_wal.stream.marks import FileMarks, Marks
 from imap_wal.stream.opening import open as open_stream
+from imap_wal.stream.progress import StreamProgress
 from imap_wal.stream.served import connect
 from imap_wal.stream.stream import Stream
 from imap_wal.stream.transaction import Header, Mark, StreamRecord, Transaction
@@ -115,6 +116,10 @@ class AsyncStream:
     async def consumers(self) -> Mapping[str, ConsumerStatus]:
         """The progress of each consumer."""
         return await self._called(lambda: self._stream.consumers)
+
+    async def progress(self) -> StreamProgress:
+        """How far the consumers of all processes are; see `Stream.progress`."""
+        return await self._called(self._stream.progress)
 
     async def wait(self, consumer: str, mark: Mark, timeout_s: float = 30.0) -> bool:
         """Wait until a transaction is applied by a consumer; see `Stream.wait`."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 from imap_wal.checks import check_seconds
 from imap_wal.errors import Closed, ImapWalError, InvalidSetting, LostRace, StorageUnavailable
 from imap_wal.stream.marks import Marks
+from imap_wal.stream.progress import Applied, StreamProgress
 from imap_wal.stream.shares import ASK_S
 from imap_wal.stream.transaction import Mark, StreamRecord
 
@@ -55,13 +57,22 @@ class ReadablePartition(Protocol):
 
 
 class Share(Protocol):
-    """Which partitions of a shared consumer this process applies."""
+    """What this process says of its consumers to the process that serves."""
 
-    def ask(self, consumer: str, applied: Sequence[int]) -> list[int]:
-        """The partitions that it may apply. `applied`: those that it applies now."""
+    def ask(
+        self, consumer: str, applied: Sequence[Applied], failure: str, *, shared: bool
+    ) -> list[int]:
+        """The partitions of a shared consumer that this process may apply. `applied`: those that it
+        applies now. `failure`: why the consumer has stopped."""
         ...
 
-    def leave(self, consumer: str) -> object: ...
+    def leave(
+        self, consumer: str, applied: Sequence[Applied], failure: str, *, shared: bool
+    ) -> object: ...
+
+    def progress(self) -> StreamProgress:
+        """What the process that serves knows of the consumers of all processes."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +100,14 @@ class ConsumerStatus:
     applied in each partition. `lag`: how many acknowledged transactions are not applied; of a
     stream with `read_only`, of those that it has read. With `shared=True`, `applied`, `skipped` and
     `lag` are of the partitions that this process applies; `marks` of others may be old. `failure`:
-    why it stopped; "" while it runs."""
+    why it stopped; "" while it runs. `failures`: attempts that failed since it was started."""
 
     applied: int
     skipped: int
     marks: dict[int, Mark]
     lag: int
     failure: str
+    failures: int
 
 
 class Consumer:
@@ -111,17 +123,23 @@ class Consumer:
         retries: Retries = RETRIES,
         batch: int = BATCH,
         share: Share | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
-        """`share`: None if this process applies all partitions."""
+        """`share`: None without a process that serves. `shared`: with other processes."""
         self.name, self.marks, self._sources = name, marks, sources
-        self._share = share
-        self._allowed = {source.number for source in sources} if share is None else set[int]()
-        self._applied_now: set[int] = set()
+        self._share, self._is_shared = share, shared
+        self._allowed = set[int]() if shared else {source.number for source in sources}
+        self._applied_now: dict[int, bool] = {}
+        """The partitions that this process applies now → whether their mark is known."""
+        self._leaving = threading.Event()
         self._function, self._on_error = function, on_error
         self._retries, self._batch = retries, batch
         self._stopping = threading.Event()
         self._changed = threading.Condition()
-        self._applied = self._skipped = 0
+        self._applied = 0
+        self._skipped, self._failures = Counter[int](), Counter[int]()
+        """By partition."""
         self._failure: Exception | None = None
         self._at: dict[int, Mark] = {source.number: Mark(source.number) for source in sources}
         self._threads = [
@@ -145,8 +163,32 @@ class Consumer:
         newest = {source.number: source.mark.id for source in applied}  # may ask a server
         with self._changed:
             lag = sum(max(0, id - self._at[number].id) for number, id in newest.items())
-            failure = "" if self._failure is None else _text(self._failure)
-            return ConsumerStatus(self._applied, self._skipped, dict(self._at), lag, failure)
+            return ConsumerStatus(
+                self._applied,
+                self._skipped.total(),
+                dict(self._at),
+                lag,
+                self.failure_text,
+                self._failures.total(),
+            )
+
+    def applied_now(self) -> list[Applied]:
+        """The partitions that this process applies, or did before the consumer stopped."""
+        with self._changed:
+            return [
+                Applied(
+                    number,
+                    self._at[number].id if is_known else None,
+                    self._skipped[number],
+                    self._failures[number],
+                )
+                for number, is_known in sorted(self._applied_now.items())
+            ]
+
+    @property
+    def failure_text(self) -> str:
+        """Why it stopped; "" while it runs."""
+        return "" if self._failure is None else _text(self._failure)
 
     def wait(self, mark: Mark, seconds: float) -> bool:
         """Wait until the transaction of the mark is applied. Returns whether it is. Raises the
@@ -157,7 +199,7 @@ class Consumer:
             with self._changed:
                 self._changed.wait_for(
                     lambda: self._stopping.is_set() or self._at[mark.partition].id >= mark.id,
-                    left if self._share is None else min(left, SHARED_LOOK_S),
+                    min(left, SHARED_LOOK_S) if self._is_shared else left,
                 )
                 if self._at[mark.partition].id >= mark.id:
                     return True
@@ -174,12 +216,16 @@ class Consumer:
 
     def leave(self) -> None:
         """Give the partitions to other processes, before `stop`."""
+        self._leaving.set()
         self._stop_soon()
         if self._share is not None:
-            self._share.leave(self.name)
+            self._share.leave(
+                self.name, self.applied_now(), self.failure_text, shared=self._is_shared
+            )
 
     def stop(self) -> None:
         """Returns when no transaction is being applied."""
+        self._leaving.set()
         self._stop_soon()
         for source in self._sources:
             source.wake()
@@ -201,7 +247,8 @@ class Consumer:
                 self._stopping.wait(LOOK_S)
                 continue
             try:
-                self._applied_now.add(source.number)
+                with self._changed:
+                    self._applied_now[source.number] = False
                 self._follow(source)
             except Exception as error:  # noqa: BLE001  # it is shown, and raised by `wait`
                 if source.closed or self._stopping.is_set():
@@ -211,6 +258,8 @@ class Consumer:
                     pause, left = self._retries.pause_s, self._retries.attempts
                 # Another process was faster, or the storage does not answer.
                 passes = isinstance(error, LostRace | StorageUnavailable | OSError)
+                if not isinstance(error, LostRace | _FunctionFailed):
+                    self._count_failure(source.number)
                 if isinstance(error, _FunctionFailed):
                     self._fail(source, error.error)
                 elif passes or (left and not isinstance(error, ImapWalError)):
@@ -225,15 +274,22 @@ class Consumer:
                 else:
                     self._fail(source, error)
             finally:
-                self._applied_now.discard(source.number)
+                with self._changed:
+                    if self._failure is None:  # otherwise its mark is still of interest
+                        self._applied_now.pop(source.number, None)
 
     def _ask(self) -> None:
-        """Keep the share of this process."""
+        """Say what this process applies, and keep its share. Also after a failure, so that others
+        can see it."""
         assert self._share is not None
-        while not self._stopping.is_set():
+        while not self._leaving.is_set():
             with suppress(ImapWalError, OSError):  # no process serves: as before
-                self._allowed = {*self._share.ask(self.name, sorted(self._applied_now))}
-            self._stopping.wait(ASK_S)
+                allowed = self._share.ask(
+                    self.name, self.applied_now(), self.failure_text, shared=self._is_shared
+                )
+                if self._is_shared:
+                    self._allowed = {*allowed}
+            self._leaving.wait(ASK_S)
 
     def _fail(self, source: ReadablePartition, error: Exception) -> None:
         _log.error(
@@ -300,15 +356,20 @@ class Consumer:
         at = self._applied_to(at, [record], _nothing)
         with self._changed:
             self._applied -= 1
-            self._skipped += 1
+            self._skipped[record.partition] += 1
         return at
 
-    def _guarded(self, *arguments: Any) -> object:
+    def _guarded(self, record: StreamRecord, *arguments: Any) -> object:
         """The function. Its errors are told from those of marks and storages."""
         try:
-            return self._function(*arguments)
+            return self._function(record, *arguments)
         except Exception as error:
+            self._count_failure(record.partition)
             raise _FunctionFailed(error) from error
+
+    def _count_failure(self, partition: int) -> None:
+        with self._changed:
+            self._failures[partition] += 1
 
     def _applied_to(
         self, at: Mark, records: Sequence[StreamRecord], function: Callable[..., object]
@@ -320,6 +381,8 @@ class Consumer:
         with self._changed:
             self._at[mark.partition] = mark
             self._applied += count
+            if mark.partition in self._applied_now:
+                self._applied_now[mark.partition] = True
             self._changed.notify_all()
         return mark
 

@@ -2,6 +2,7 @@
 
     append  ─▶ packed by the author ─▶ checked and appended by the process that serves
     read    ─▶ batches of what is acknowledged, not decoded; consumers run in their own processes
+    share   ─▶ every second: how far a consumer is, and which partitions it may apply, if shared
     wait    ─▶ answered when there is a newer transaction
 
 The connections, the election and what happens when the process that serves dies are those of
@@ -16,7 +17,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Unpack
 
 from imap_wal.checks import check_seconds, location
@@ -27,6 +28,14 @@ from imap_wal.serializer import MsgpackSerializer, Serializer, SerializerName, s
 from imap_wal.stream.opening import StreamOptions, demand_options
 from imap_wal.stream.opening import open as open_stream
 from imap_wal.stream.partition import Partition
+from imap_wal.stream.progress import (
+    CONSUMERS_MAX,
+    TEXT_MAX,
+    Applied,
+    ConsumerProgress,
+    ProgressTable,
+    StreamProgress,
+)
 from imap_wal.stream.shares import Shares
 from imap_wal.stream.stream import Stream, check_consumer
 from imap_wal.stream.transaction import (
@@ -44,6 +53,7 @@ from imap_wal.workers.endpoint import Endpoint, LocalEndpoint, default_path
 from imap_wal.workers.messages import PART_BYTES, VERSION, NotUnderstood
 from imap_wal.workers.network import TCP, Certificates, NetworkEndpoint
 from imap_wal.workers.server import Parts
+from imap_wal.write.opening import process_text
 from storage_backends.lease import DEFAULT_LEASE_MS
 from storage_backends.location import Place
 
@@ -61,7 +71,6 @@ SLOW_S = 1.0
 """A batch that took longer is kept: the client may have stopped waiting, and asks again."""
 LATE_MAX = 8
 """How many such batches are kept."""
-CONSUMERS_MAX = 1000
 TIMEOUT_S = 30.0
 
 
@@ -75,6 +84,7 @@ class ServedStream:
         self._clock = clock
         self._shares: dict[str, Shares] = {}
         """Of each consumer."""
+        self._progress = ProgressTable(len(partitions), clock)
         self.limits = partitions[0].limits
         self._ending = threading.Event()
         self._mutex = threading.Lock()
@@ -141,12 +151,37 @@ class ServedStream:
                 return partition.mark
             case ["archive", int(of)]:
                 return self._partition(of).archive()
-            case ["share", str(consumer), bytes(process), list(applied)] if len(process) == 16:
-                numbers = [self._partition(number).number for number in applied]
-                return self._shares_of(consumer).ask(process, numbers)
-            case ["leave", str(consumer), bytes(process)]:
-                return self._shares_of(consumer).leave(process)
+            case ["share" | "leave", str(consumer), bytes(process), str(name), applied,
+                  str(failure), bool(shared)] if len(process) == 16:  # fmt: skip
+                said = self._applied(applied)
+                check_consumer(consumer)
+                self._progress.note(consumer, process, name, said, failure)
+                leaves = request[0] == "leave"
+                if leaves:
+                    self._progress.leave(consumer, process)
+                if not shared:
+                    return []
+                shares = self._shares_of(consumer)
+                if leaves or failure:  # others apply its partitions
+                    shares.leave(process)
+                    return []
+                return shares.ask(process, [each.partition for each in said])
+            case ["progress"]:
+                now = self.progress()
+                return now.process, now.newest, [[*asdict(row).values()] for row in now.consumers]
         raise NotUnderstood(f"{request[0]!r} is not a request of version {VERSION}")
+
+    def progress(self) -> StreamProgress:
+        """How far the consumers are, as their processes have said. It waits for nothing."""
+        newest = [partition.mark.id for partition in self._partitions]
+        return StreamProgress(process_text(), newest, self._progress.consumers(newest))
+
+    def _applied(self, applied: Any) -> list[Applied]:
+        """What a process says of the partitions that it applies."""
+        match applied:
+            case list() if len(applied) <= len(self._partitions) and all(map(_is_said, applied)):
+                return [Applied(self._partition(of).number, *rest) for of, *rest in applied]
+        raise NotUnderstood("the partitions that a consumer applies are not understood")
 
     def _partition(self, number: Any) -> Partition:
         if type(number) is not int or not 0 <= number < len(self._partitions):
@@ -157,7 +192,6 @@ class ServedStream:
         return partition
 
     def _shares_of(self, consumer: str) -> Shares:
-        check_consumer(consumer)
         with self._mutex:
             shares = self._shares.get(consumer)
             if shares is None:
@@ -215,6 +249,13 @@ def _mark(partition: int, at: Any) -> Mark:
     raise NotUnderstood(f"{at!r} is not a mark")
 
 
+def _is_said(applied: Any) -> bool:
+    match applied:
+        case [int(), int() | None, int(), int()]:
+            return all(number is None or 0 <= number < 2**63 for number in applied)
+    return False
+
+
 @dataclass(eq=False)
 class StreamClient(Client):
     """Requests about a stream."""
@@ -238,18 +279,32 @@ class StreamClient(Client):
 
 
 class RemoteShare:
-    """Which partitions of a shared consumer this process applies."""
+    """What this process says of its consumers, and what it may apply."""
 
     def __init__(self, client: StreamClient, process: bytes) -> None:
         self._client, self._process = client, process
 
-    def ask(self, consumer: str, applied: Sequence[int]) -> list[int]:
-        """The partitions that this process may apply. Raises the errors of `Client.ask`."""
-        return list(self._client.ask("share", consumer, self._process, applied))
+    def ask(
+        self, consumer: str, applied: Sequence[Applied], failure: str, *, shared: bool
+    ) -> list[int]:
+        """The partitions of a shared consumer that this process may apply. Raises the errors of
+        `Client.ask`."""
+        fields = self._fields(consumer, applied, failure)
+        return list(self._client.ask("share", *fields, shared))
 
-    def leave(self, consumer: str) -> None:
+    def leave(
+        self, consumer: str, applied: Sequence[Applied], failure: str, *, shared: bool
+    ) -> None:
         """Other processes need not wait until its lease expires. Raises no error."""
-        self._client.tell("leave", consumer, self._process)
+        self._client.tell("leave", *self._fields(consumer, applied, failure), shared)
+
+    def _fields(self, consumer: str, applied: Sequence[Applied], failure: str) -> list[Any]:
+        return [consumer, self._process, process_text(), applied, failure[:TEXT_MAX]]
+
+    def progress(self) -> StreamProgress:
+        """Raises the errors of `Client.ask`."""
+        process, newest, rows = self._client.ask("progress")
+        return StreamProgress(process, newest, [ConsumerProgress(*row) for row in rows])
 
 
 class RemotePartition:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
+from imap_wal.clock import SystemClock
 from imap_wal.errors import Closed, Conflict, InvalidSetting
 from imap_wal.stream.consumer import (
     BATCH,
@@ -22,6 +23,7 @@ from imap_wal.stream.consumer import (
 )
 from imap_wal.stream.marks import Marks
 from imap_wal.stream.partition import Partition
+from imap_wal.stream.progress import ProgressTable, StreamProgress
 from imap_wal.stream.reading import ReadPartition
 from imap_wal.stream.transaction import (
     Header,
@@ -32,6 +34,7 @@ from imap_wal.stream.transaction import (
     check_name,
     partition_of,
 )
+from imap_wal.write.opening import process_text
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -230,7 +233,6 @@ class Stream:
             raise InvalidSetting(f"marks is {marks!r}; it takes SqlMarks, MapMarks or FileMarks")
         if shared and self._share is None:
             raise InvalidSetting("shared=True is for a stream of imap_wal.stream.connect")
-        share = self._share if shared else None
 
         def start(function: F) -> F:
             with self._mutex:
@@ -239,7 +241,15 @@ class Stream:
                 if name in self._consumers:
                     raise InvalidSetting(f"there is a consumer {name!r} already")
                 self._consumers[name] = Consumer(
-                    name, self._partitions, marks, function, on_error, retries, batch, share
+                    name,
+                    self._partitions,
+                    marks,
+                    function,
+                    on_error,
+                    retries,
+                    batch,
+                    self._share,
+                    shared=shared,
                 )
             return function
 
@@ -247,8 +257,26 @@ class Stream:
 
     @property
     def consumers(self) -> Mapping[str, ConsumerStatus]:
-        """The progress of each consumer."""
+        """The progress of each consumer that this process runs."""
         return {name: consumer.status for name, consumer in list(self._consumers.items())}
+
+    def progress(self) -> StreamProgress:
+        """How far the consumers are in each partition. With `connect`, those of all processes, as
+        they have told the process that serves within the last second; otherwise those of this
+        process, and of a stream with `read_only`, the newest transactions that it has read.
+
+        Raises:
+            StorageUnavailable: no process answered. `Closed`: the stream was closed.
+        """
+        if self._share is not None:
+            return self._share.progress()
+        if self._closed:
+            raise Closed("this stream was closed; open it again")
+        here, progress = process_text(), ProgressTable(len(self._partitions), SystemClock())
+        for name, consumer in list(self._consumers.items()):
+            progress.note(name, b"", here, consumer.applied_now(), consumer.failure_text)
+        newest = [partition.mark.id for partition in self._partitions]
+        return StreamProgress(here, newest, progress.consumers(newest))
 
     def wait(self, consumer: str, mark: Mark, timeout_s: float = 30.0) -> bool:
         """Wait until a transaction is applied by a consumer that this process runs, for `timeout_s`

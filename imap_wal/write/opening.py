@@ -63,7 +63,12 @@ def check_new_log(context: LogContext) -> None:
 def holder_text(holder: str, clock: Clock) -> str:
     """A process's name in a lock: what it is, its number, its machine, and since when."""
     since = utc(clock.now_ms()).partition(".")[0]
-    return f"{holder} (process {os.getpid()} on {socket.gethostname()}, since {since}Z)"
+    return f"{holder} ({process_text()}, since {since}Z)"
+
+
+def process_text() -> str:
+    """This process and its machine."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def open_node_log(

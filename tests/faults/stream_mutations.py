@@ -12,6 +12,7 @@ _READING = "imap_wal/stream/reading.py"
 _SUBMIT, _CONSUMERS = "tests/stream/test_submit.py", "tests/stream/test_consumers.py"
 _COMPATIBLE = f"{_SUBMIT}::test_which_locks_are_compatible"
 _PROPERTY = "tests/stream/test_locks.py::test_an_estimate_never_names_an_older_transaction"
+_PROGRESS = "tests/stream/test_progress.py"
 _NETWORK = "tests/stream/test_network.py"
 
 OF_STREAMS = (
@@ -349,5 +350,68 @@ OF_STREAMS = (
         "            read_secret_file(self.key)\n",
         "            pass\n",
         f"{_NETWORK}::test_a_key_that_others_can_read_is_refused",
+    ),
+    Mutation(
+        "a process that was killed seems to apply its partitions",
+        "imap_wal/stream/progress.py",
+        "not self.has_left and now - self.at < LEASE_S",
+        "not self.has_left",
+        f"{_PROGRESS}::test_the_last_mark_remains_when_no_process_applies",
+    ),
+    Mutation(
+        "a consumer that no process runs any more disappears",
+        "imap_wal/stream/progress.py",
+        "(applied or row.rank != best or now - row.at >= KEPT_S)",
+        "True",
+        f"{_PROGRESS}::test_the_last_mark_remains_when_no_process_applies",
+    ),
+    Mutation(
+        "a process that has lost a partition is shown for it",
+        "imap_wal/stream/progress.py",
+        "                        former.has_left = True\n",
+        "                        pass\n",
+        f"{_PROGRESS}::test_a_partition_that_moved_has_the_mark_of_its_process",
+    ),
+    Mutation(
+        "a process that cannot read its mark hides the lag",
+        "imap_wal/stream/progress.py",
+        "if of == process or not row.counts(now)]\n",
+        "if of == process]\n",
+        f"{_PROGRESS}::test_a_process_that_cannot_read_its_mark_has_the_last",
+    ),
+    Mutation(
+        "a consumer that is not shared says nothing",
+        "imap_wal/stream/consumer.py",
+        "        if share is not None:\n            name =",
+        "        if share is not None and shared:\n            name =",
+        f"{_PROGRESS}::test_every_process_sees_the_lag_of_a_consumer[False]",
+    ),
+    Mutation(
+        "a mark that is not known yet is shown as 0",
+        "imap_wal/stream/consumer.py",
+        "self._at[number].id if is_known else None,",
+        "self._at[number].id,",
+        f"{_PROGRESS}::test_a_mark_is_shown_when_it_was_read",
+    ),
+    Mutation(
+        "a consumer that has stopped says nothing any more",
+        "imap_wal/stream/consumer.py",
+        "        while not self._leaving.is_set():\n",
+        "        while not self._stopping.is_set():\n",
+        f"{_PROGRESS}::test_a_consumer_that_stopped_is_seen_until_it_is_closed",
+    ),
+    Mutation(
+        "a consumer that has stopped keeps its share",
+        _SERVED,
+        "                if leaves or failure:  #",
+        "                if leaves:  #",
+        f"{_PROGRESS}::test_a_consumer_that_stopped_gives_its_share_to_others",
+    ),
+    Mutation(
+        "the metrics of a consumer are those of its fastest process",
+        "imap_wal/stream/monitoring.py",
+        "            numbers[of] = chosen(numbers.get(of, number), number)\n",
+        "            numbers[of] = number\n",
+        "tests/monitoring/test_streams.py::test_of_several_processes_the_last_one_is_exported",
     ),
 )

@@ -10,6 +10,8 @@ from imap_wal.agent.transport.router import ConnectionStatistics
 from imap_wal.histogram import Distribution
 from imap_wal.read.merge import MergeProgress, MergeStatistics
 from imap_wal.rewrite.compaction import CompactionStatistics
+from imap_wal.stream.monitoring import StreamSnapshot
+from imap_wal.stream.progress import ConsumerProgress, StreamProgress
 from imap_wal.worker import WorkerState
 from imap_wal.write.committer import CommitStatistics
 from imap_wal.write.maintenance import MaintenanceStatistics
@@ -81,3 +83,13 @@ def snapshot(**changes: Any) -> AgentSnapshot:
         "read_from_copies": {},
     }
     return AgentSnapshot(**{**fields, **changes})
+
+
+def consumer(partition: int, mark: int | None, process: str, failure: str = "") -> ConsumerProgress:
+    lag = None if mark is None else 9 - mark
+    return ConsumerProgress("c", partition, mark, 9, lag, process, 2, 3, failure, 0.5)
+
+
+def stream_snapshot(*consumers: ConsumerProgress) -> StreamSnapshot:
+    """Of a process that serves."""
+    return StreamSnapshot("default", "stream", StreamProgress("one", [9, 9], consumers))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from imap_wal.agent.monitoring.health import STUCK_S, why_dead, why_not_ready
-from imap_wal.agent.monitoring.metrics import METRICS
+from imap_wal.agent.monitoring.metrics import METRICS, ExportedMetric
 from imap_wal.agent.monitoring.pages import Exporter
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.histogram import Histogram
+from imap_wal.stream.monitoring import STREAM
 from imap_wal.worker import WorkerState
 from tests.monitoring.snapshots import snapshot
 
@@ -21,7 +23,7 @@ DEAD = {"imap-wal-door": WorkerState(alive=False, error="KeyError: 1", failures=
 
 def exported(now: AgentSnapshot) -> dict[str, float]:
     """Sample → value, as in `name{label="value"}`."""
-    text = Exporter(lambda: now).text().decode()
+    text = Exporter(lambda: now, METRICS).text().decode()
     return {
         f"{sample.name}{sample.labels}" if sample.labels else sample.name: sample.value
         for family in parsed(text)
@@ -57,10 +59,11 @@ def test_what_is_not_known_is_not_exported() -> None:
     assert "imap_wal_merge_progress_ratio" not in found
 
 
-def test_names_follow_the_conventions_of_prometheus() -> None:
-    names = [metric.name for metric in METRICS]
+@pytest.mark.parametrize("metrics", [METRICS, STREAM], ids=["agent", "stream"])
+def test_names_follow_the_conventions_of_prometheus(metrics: Sequence[ExportedMetric[Any]]) -> None:
+    names = [metric.name for metric in metrics]
     assert len(set(names)) == len(names)
-    for metric in METRICS:
+    for metric in metrics:
         assert re.fullmatch(r"imap_wal_[a-z]+(_[a-z]+)*", metric.name), metric
         assert metric.help.endswith("."), metric
         assert (metric.kind == "counter") == metric.name.endswith("_total"), metric

@@ -16,7 +16,8 @@ import yaml
 
 from imap_wal.agent.monitoring.metrics import METRICS
 from imap_wal.agent.monitoring.pages import Exporter
-from tests.monitoring.snapshots import OF_MEMBERS, snapshot
+from imap_wal.stream.monitoring import STREAM
+from tests.monitoring.snapshots import OF_MEMBERS, consumer, snapshot, stream_snapshot
 from tests.storage.services import debian_program
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -32,10 +33,14 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def samples() -> set[str]:
-    """The names of all samples that agents and members export."""
-    text = Exporter(snapshot).text().decode()
+    """The names of all samples that agents, servers of streams and members export."""
+    text = (Exporter(snapshot, METRICS).text() + of_a_stream()).decode()
     names = {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
     return names | OF_MEMBERS
+
+
+def of_a_stream() -> bytes:
+    return Exporter(lambda: stream_snapshot(consumer(0, 7, "one")), STREAM).text()
 
 
 def named(expression: str) -> set[str]:
@@ -107,7 +112,8 @@ def test_panels_of_the_dashboard_do_not_overlap() -> None:
 
 def test_promtool_accepts_the_rules_and_the_metrics() -> None:
     promtool("check", "rules", RULES)
-    promtool("check", "metrics", text=Exporter(snapshot).text())
+    promtool("check", "metrics", text=Exporter(snapshot, METRICS).text())
+    promtool("check", "metrics", text=of_a_stream())
 
 
 def test_alerts_fire_for_their_states_only(tmp_path: Path) -> None:

@@ -101,6 +101,11 @@ def test_consumers_call_plain_and_coroutine_functions(tmp_path: Path) -> None:
                 "seen": 0,
                 "sums": 0,
             }
+            rows = (await bank.progress()).consumers
+            assert [(row.consumer, row.mark, row.lag) for row in rows] == [
+                ("seen", 5, 0),
+                ("sums", 5, 0),
+            ]
             with pytest.raises(InvalidSetting, match="needs FileMarks"):
                 bank.consumer("other", marks=SqlMarks(engine))(note)
 

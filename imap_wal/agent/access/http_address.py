@@ -43,8 +43,8 @@ class HttpAddress:
         if ipaddress.ip_address(self.host).is_loopback:
             return ""
         return (
-            f"anyone who can reach {self} can read the metrics and the health of this agent, which "
-            "contain no keys, values or names of maps. Let only the scraper reach it, or use "
+            f"anyone who can reach {self} can read the metrics and the health of this process, "
+            "which contain no keys, values or names of maps. Let only the scraper reach it, or use "
             "127.0.0.1"
         )
 

@@ -1,42 +1,56 @@
-"""The metrics of an agent; docs/hooks/metrics.py lists them on the page about monitoring."""
+"""What a metric is, and the metrics of an agent. docs/hooks/metrics.py lists them on the page about
+monitoring."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 from imap_wal.agent.monitoring.health import why_dead, why_not_ready
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.histogram import Distribution
 from imap_wal.version import VERSION
 
-Value: TypeAlias = float | Mapping[str, float] | Distribution | Mapping[str, str] | None
-"""A number, numbers by the value of `label`, a distribution, or the labels of an info. None: not
-known, so the metric is left out."""
+S_contra = TypeVar("S_contra", contravariant=True)
+Value: TypeAlias = (
+    float
+    | Mapping[str, float]
+    | Mapping[tuple[str, ...], float]
+    | Distribution
+    | Mapping[str, str]
+    | None
+)
+"""A number, numbers by the value of `label` or of several labels, a distribution, or the labels of
+an info. None: not known, so the metric is left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentMetric:
-    """`name`: as it is exported, without the suffixes of a histogram. `label`: the name of the only
-    label of its values, if there are several."""
+@dataclass(frozen=True)  # with slots, Python 3.11 cannot make a generic one
+class ExportedMetric(Generic[S_contra]):
+    """`name`: as it is exported, without the suffixes of a histogram. `label`: the name of the
+    labels of its values, if there are several values. `value`: from a snapshot."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram", "info"]
     help: str
-    value: Callable[[AgentSnapshot], Value]
-    label: str = ""
+    value: Callable[[S_contra], Value]
+    label: str | tuple[str, ...] = ""
+
+
+AgentMetric: TypeAlias = ExportedMetric[AgentSnapshot]
+
+BUILD = ExportedMetric[object](
+    "imap_wal_build_info",
+    "info",
+    "Versions of imap-wal and Python.",
+    lambda _: {"version": VERSION, "python": platform.python_version()},
+)
 
 
 AGENT: tuple[AgentMetric, ...] = (
     # What it is
-    AgentMetric(
-        "imap_wal_build_info",
-        "info",
-        "Versions of imap-wal and Python.",
-        lambda now: {"version": VERSION, "python": platform.python_version()},
-    ),
+    BUILD,
     AgentMetric(
         "imap_wal_agent_info",
         "info",

@@ -1,19 +1,20 @@
-"""The pages of an agent over HTTP."""
+"""The pages of an agent over HTTP, and the page of metrics of any service."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from importlib.resources import files
+from typing import Any, Generic
 
 from imap_wal.agent.access.http_address import HttpAddress
 from imap_wal.agent.monitoring.health import why_dead, why_not_ready
 from imap_wal.agent.monitoring.listener import HttpAnswer, HttpListener, HttpPage
-from imap_wal.agent.monitoring.metrics import METRICS, AgentMetric, Value
+from imap_wal.agent.monitoring.metrics import METRICS, ExportedMetric, S_contra, Value
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.agent.monitoring.status.facts import Fact, MergeRate, Section, sections
 from imap_wal.clock import Clock
@@ -24,29 +25,34 @@ from storage_backends.extras import needs
 def listener(address: str, observe: Callable[[], AgentSnapshot], clock: Clock) -> HttpListener:
     """Serves the status page, `/metrics`, `/livez` and `/readyz`. `observe` is called on the
     listener's thread. Raises `InvalidSetting` if `address` is not valid."""
-    exporter, status = Exporter(observe), StatusPage(observe, clock)
+    status = StatusPage(observe, clock)
     pages = {
         "/": HttpPage(
             lambda: HttpAnswer(status.html(), content_type=HTML, headers=HEADERS), kept=True
         ),
         "/events": HttpPage(lambda: HttpAnswer(status.event(), content_type=EVENTS), kept=True),
-        "/metrics": HttpPage(
-            lambda: HttpAnswer(exporter.text(), content_type=CONTENT_TYPE),
-            kept=True,
-            others={
-                OPENMETRICS: HttpPage(
-                    lambda: HttpAnswer(exporter.openmetrics(), content_type=OPENMETRICS_TYPE),
-                    kept=True,
-                )
-            },
-        ),
-        "/livez": HttpPage(lambda: _health(why_dead(observe()))),
-        "/readyz": HttpPage(lambda: _health(why_not_ready(observe()))),
+        "/metrics": metrics_page(Exporter(observe, METRICS)),
+        "/livez": HttpPage(lambda: health(why_dead(observe()))),
+        "/readyz": HttpPage(lambda: health(why_not_ready(observe()))),
     }
     return HttpListener(HttpAddress.parse(address), pages, clock)
 
 
-def _health(why: str) -> HttpAnswer:
+def metrics_page(exporter: Exporter[Any]) -> HttpPage:
+    """For Prometheus, in either format."""
+    return HttpPage(
+        lambda: HttpAnswer(exporter.text(), content_type=CONTENT_TYPE),
+        kept=True,
+        others={
+            OPENMETRICS: HttpPage(
+                lambda: HttpAnswer(exporter.openmetrics(), content_type=OPENMETRICS_TYPE),
+                kept=True,
+            )
+        },
+    )
+
+
+def health(why: str) -> HttpAnswer:
     """`why`: the reason for a bad state; "" if there is none."""
     return HttpAnswer(f"{why or 'ok'}\n".encode(), 503 if why else 200)
 
@@ -72,11 +78,13 @@ OPENMETRICS = "application/openmetrics-text"
 OPENMETRICS_TYPE = f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
 
 
-class Exporter(Collector):
+class Exporter(Collector, Generic[S_contra]):
     """Makes the text from a snapshot that `observe` returns. For one thread."""
 
-    def __init__(self, observe: Callable[[], AgentSnapshot]) -> None:
-        self._observe = observe
+    def __init__(
+        self, observe: Callable[[], S_contra], metrics: Sequence[ExportedMetric[S_contra]]
+    ) -> None:
+        self._observe, self._metrics = observe, metrics
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -92,29 +100,33 @@ class Exporter(Collector):
 
     def collect(self) -> Iterator[Metric]:
         now = self._observe()
-        for metric in METRICS:
+        for metric in self._metrics:
             value = metric.value(now)
             if value is not None:
                 yield _family(metric, value)
 
 
-def _family(metric: AgentMetric, value: Value) -> Metric:
+def _family(metric: ExportedMetric[Any], value: Value) -> Metric:
     if metric.kind == "info":
         assert isinstance(value, Mapping)
-        texts = {name: str(text) for name, text in value.items()}
+        texts = {str(name): str(text) for name, text in value.items()}
         return InfoMetricFamily(metric.name.removesuffix("_info"), metric.help, value=texts)
     if isinstance(value, Distribution):
         return _histogram(metric, value)
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     if not isinstance(value, Mapping):
         return kind(metric.name, metric.help, value=value)
-    family = kind(metric.name, metric.help, labels=[metric.label])
+    family = kind(metric.name, metric.help, labels=_labels(metric.label))
     for label, number in value.items():
-        family.add_metric([label], float(number))
+        family.add_metric(_labels(label), float(number))
     return family
 
 
-def _histogram(metric: AgentMetric, value: Distribution) -> Metric:
+def _labels(label: str | tuple[str, ...]) -> list[str]:
+    return [label] if isinstance(label, str) else [*label]
+
+
+def _histogram(metric: ExportedMetric[Any], value: Distribution) -> Metric:
     total = 0
     buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
     for index, count in enumerate(value.counts):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
+from functools import wraps
 from heapq import merge
 from pathlib import Path
 from typing import Any
@@ -12,16 +14,19 @@ from typing import Any
 import click
 
 import imap_wal.stream as streams
+from imap_wal.agent.access.http_address import HttpAddress
 from imap_wal.agent.bounds import raise_file_limit
+from imap_wal.clock import SystemClock
 from imap_wal.encoder import plain
 from imap_wal.errors import NoSuchLog, WriterLocked
 from imap_wal.stream import Mark, Stream, StreamRecord, Transaction
 from imap_wal.stream import connect as connected
+from imap_wal.stream.progress import ConsumerProgress, StreamProgress
 from imap_wal.stream.reading import ReadPartition, read_tables
 from imap_wal.stream.served import endpoint_of, serving_stream
 from imap_wal.stream.transaction import name_in
 from imap_wal.workers.endpoint import Endpoint
-from imap_wal.workers.network import Certificates, NetworkEndpoint
+from imap_wal.workers.network import TCP, Certificates, NetworkEndpoint
 from imap_wal.workers.server import CONNECTIONS_MAX
 from rewrite_cli.commands.reading.tail import closed_within
 from rewrite_cli.commands.service.serve import serve as run_server
@@ -31,6 +36,8 @@ from rewrite_cli.console.selection import url_argument
 from rewrite_cli.console.times import Duration
 from storage_backends.location import Location
 
+ASK_S = 10.0
+"""How long `consumers` waits for a server, in seconds."""
 _FILE = click.Path(dir_okay=False, path_type=Path)
 PARTITION_HELP = "Only this partition."
 
@@ -57,6 +64,33 @@ _socket_option = click.option(
     help="Where the stream is served; the same in all processes that connect. Otherwise it is "
     "derived from the URL.",
 )
+
+
+def _certificate_options(
+    owner: str, others: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--certificate, --key and --authority, as `certificates`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def wrapper(
+            certificate: Path | None, key: Path | None, authority: Path | None, **rest: Any
+        ) -> Any:
+            files = [file for file in (certificate, key, authority) if file is not None]
+            if len(files) not in (0, 3):
+                raise click.UsageError("pass --certificate, --key and --authority together")
+            return command(certificates=Certificates(*files) if files else None, **rest)
+
+        signers = f"that signs the certificates of {others}, in PEM form."
+        for option, text in (
+            ("--authority", f"Certificate of the authority {signers}"),
+            ("--key", "Private key of the certificate, mode 0600, in PEM form."),
+            ("--certificate", f"Certificate of this {owner}, in PEM form."),
+        ):
+            wrapper = click.option(option, type=_FILE, help=text)(wrapper)
+        return wrapper
+
+    return decorate
 
 
 def _opened(
@@ -109,12 +143,10 @@ def create(url: Location, name: str, namespace: str, partitions: int) -> None:
     metavar="TCP_ADDRESS",
     help="Serve other machines, at this address of this machine: tcp://host:port.",
 )
-@click.option("--certificate", type=_FILE, help="Certificate of this server, in PEM form.")
-@click.option("--key", type=_FILE, help="Private key of the certificate, mode 0600, in PEM form.")
+@_certificate_options("server", "clients")
 @click.option(
-    "--authority",
-    type=_FILE,
-    help="Certificate of the authority that signs the certificates of clients, in PEM form.",
+    "--http-address",
+    help="Answer there for metrics and health, by plain HTTP, as in 127.0.0.1:9414.",
 )
 def serve(
     url: Location,
@@ -122,9 +154,8 @@ def serve(
     namespace: str,
     socket: Path | None,
     listen: str | None,
-    certificate: Path | None,
-    key: Path | None,
-    authority: Path | None,
+    certificates: Certificates | None,
+    http_address: str | None,
 ) -> None:
     """Serve a stream to processes that call imap_wal.stream.connect. The stream must exist.
 
@@ -136,6 +167,9 @@ def serve(
     connections use TLS; at 127.0.0.1, they may be without certificates. If another process has the
     log, this one waits and takes its place, so several machines can run this command.
 
+    With --http-address, /metrics has the lag of each consumer, for Prometheus. It needs
+    'imap-wal[agent]'.
+
     SIGTERM or SIGINT closes the log and exits with 0.
 
     \b
@@ -144,21 +178,29 @@ def serve(
       imap-wal stream serve s3://bucket/bank --listen tcp://0.0.0.0:7790 --certificate bank-1.pem \\
         --key bank-1.key --authority authority.pem
     """
-    files = [file for file in (certificate, key, authority) if file is not None]
-    if files and (listen is None or len(files) < 3):
-        raise click.UsageError("pass --certificate, --key and --authority together, with --listen")
+    if certificates is not None and listen is None:
+        raise click.UsageError("--certificate, --key and --authority are for --listen")
     if listen is not None and socket is not None:
         raise click.UsageError("pass --listen or --socket")
     if listen is None:
         endpoint: Endpoint = endpoint_of(url, namespace, name, socket)
     else:
-        endpoint = NetworkEndpoint(listen, Certificates(*files) if files else None)
+        endpoint = NetworkEndpoint(listen, certificates)
         endpoint.demand_free()  # not only when it takes the place of another server
         raise_file_limit(CONNECTIONS_MAX)
     options = {"name": name, "namespace": namespace, "wal_dir": url.wal_dir or ""}
     _opened(url, name, namespace, read_only=True).close()  # whether there is a stream
     election = serving_stream(url, endpoint, **options)
-    run_server(election, name, endpoint.name, waits=listen is not None)
+    with ExitStack() as stack:
+        if http_address is not None:
+            from imap_wal.stream.monitoring import listener
+
+            pages = listener(http_address, namespace, name, election, SystemClock())
+            pages.worker.start()
+            if doubt := HttpAddress.parse(http_address).doubt:
+                out.note(f"warning: {doubt}")
+            stack.callback(pages.close)
+        run_server(election, name, endpoint.name, waits=listen is not None)
 
 
 @command.command()
@@ -349,6 +391,110 @@ def stat(url: Location, name: str, namespace: str, output: str) -> None:
                 }
             )
     _print(rows, ("partition", "transactions", "locks", "requests"), output)
+
+
+@command.command()
+@_stream_argument
+@_socket_option
+@_certificate_options("program", "servers")
+@out.output_option
+def consumers(
+    url: Location,
+    name: str,
+    namespace: str,
+    socket: Path | None,
+    certificates: Certificates | None,
+    output: str,
+) -> None:
+    """Print how far each consumer is: of each partition its mark, the newest transaction, how many
+    are not applied (the lag), and the process that applies it.
+
+    URL is that of the log, or tcp://host:port of a server. The process that serves the stream is
+    asked. It knows the consumers of programs that call imap_wal.stream.connect, as they were a
+    second ago, and for a week those that no process runs any more. A process that has just begun
+    to serve does not know the latter. If no process serves, only the newest transactions are
+    printed.
+
+    \b
+    Examples:
+      imap-wal stream consumers /var/lib/bank
+      imap-wal stream consumers tcp://bank-1:7790 --certificate app.pem --key app.key \\
+        --authority authority.pem -o json
+    """
+    progress = _asked(url, name, namespace, socket, certificates)
+    if progress is None:
+        with _opened(url, name, namespace, read_only=True) as stream:
+            newest = [
+                read_tables(each.logs, each.node, each.number, 2**62)[2]
+                for each in _chosen(stream, None)
+            ]
+        progress = StreamProgress("", newest, ())
+        out.note(
+            "no process serves this stream, so how far its consumers are is not known here: a "
+            "program that called imap_wal.stream.open can print its Stream.progress()"
+        )
+    elif not progress.consumers:
+        out.note("the process that serves knows no consumers")
+    if output == out.JSON:
+        out.print_json(
+            {
+                "process": progress.process or None,
+                "partitions": [
+                    {"partition": number, "newest": id} for number, id in enumerate(progress.newest)
+                ],
+                "consumers": [asdict(row) for row in progress.consumers],
+            }
+        )
+        return
+    if progress.consumers:
+        columns = ("consumer", "partition", "mark", "newest", "lag", "applied by", "failures",
+                   "skipped")  # fmt: skip
+        out.print_table(columns, map(_consumer_cells, progress.consumers))
+    else:
+        out.print_table(("partition", "newest"), enumerate(progress.newest))
+    for consumer, failure in dict.fromkeys(
+        (row.consumer, row.failure) for row in progress.consumers if row.failure
+    ):
+        out.note(f"consumer {consumer!r} has stopped: {failure}")
+
+
+def _asked(
+    url: Location,
+    name: str,
+    namespace: str,
+    socket: Path | None,
+    certificates: Certificates | None,
+) -> StreamProgress | None:
+    """From the process that serves; None: there is none."""
+    if url.url.startswith(TCP):
+        if socket is not None:
+            raise click.UsageError("--socket is not for a server at tcp://")
+        with connected(url.url, certificates=certificates, timeout_s=ASK_S) as stream:
+            return stream.progress()
+    if certificates is not None:
+        raise click.UsageError("--certificate, --key and --authority are for tcp://")
+    try:
+        endpoint_of(url, namespace, name, socket).connect(ASK_S).close()
+    except (FileNotFoundError, ConnectionRefusedError):
+        return None
+    with _opened(url, name, namespace, connected, socket=socket, serve=False) as stream:
+        return stream.progress()
+
+
+def _consumer_cells(row: ConsumerProgress) -> list[Any]:
+    applied_by = row.process or f"none for {out.duration(row.age_s)}"
+    if row.failure:
+        applied_by = f"{row.process or 'none'}, stopped"
+    return [
+        row.consumer,
+        row.partition,
+        "not known" if row.mark is None else row.mark,
+        row.newest,
+        "not known" if row.lag is None else row.lag,
+        applied_by,
+        row.failures,
+        row.skipped,
+    ]
 
 
 def _print(rows: list[dict[str, Any]], columns: tuple[str, ...], output: str) -> None:
