@@ -115,6 +115,11 @@ def test_the_embedded_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
 
 
 @thorough
+def test_the_tutorial_of_streams_prints_what_it_shows(tmp_path: Path) -> None:
+    check("streams.md", tmp_path)
+
+
+@thorough
 @pytest.mark.cluster
 def test_the_cluster_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
     check("cluster.md", tmp_path)
