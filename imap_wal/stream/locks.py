@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from sys import getsizeof
 
@@ -59,9 +59,22 @@ class LockTable:
         if 2 * self._bytes > self._bytes_max:
             self._become_an_estimate()
 
-    def write_all(self, locks: Iterable[tuple[bytes, int]]) -> None:
-        for lock, id in locks:
-            self.write(lock, id)
+    def write_all(self, locks: Sequence[bytes], ids: Sequence[int]) -> None:
+        """`write` for each lock and its id: an open does that with millions of rows. The exact
+        table may exceed its limit by these locks before it becomes an estimate."""
+        if self._slots is not None:
+            for lock, id in zip(locks, ids, strict=True):
+                self._estimate(lock, id)
+            return
+        table = self._ids
+        new = {*locks}.difference(table)  # `-` would visit the whole table
+        self._bytes += len(new) * ENTRY_BYTES + sum(map(len, new))
+        newest = table.setdefault
+        for lock, id in zip(locks, ids, strict=True):
+            if newest(lock, id) < id:
+                table[lock] = id
+        if 2 * self._bytes > self._bytes_max:
+            self._become_an_estimate()
 
     def items(self) -> Iterator[tuple[bytes, int]]:
         """All locks of an exact table."""

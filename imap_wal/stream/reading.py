@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, TIMESTAMP_MS, VALUE, Row
+from imap_wal.collector import collecting_rarely
+from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, TIMESTAMP_MS, VALUE, Row, Upserts
 from imap_wal.errors import Closed, NoSuchLog, NotReadable, PositionGone, ReadOnly
 from imap_wal.format import START, Position
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
@@ -33,6 +34,7 @@ from imap_wal.stream.transaction import (
     Transaction,
     id_in,
     id_of,
+    ids_in,
     key_of,
     keys_of,
     name_in,
@@ -53,12 +55,12 @@ class ReadPartition:
         self.number, self.logs, self.node = number, logs, node
         self._serializer = serializer
         self._ended = threading.Event()
-        self._newest = Mark(number)
+        self._newest: Logged | None = None
 
     @property
     def mark(self) -> Mark:
         """The newest transaction that was read."""
-        return self._newest
+        return Mark(self.number) if self._newest is None else self._newest.mark
 
     def records(self, after: Mark) -> Iterator[StreamRecord | None]:
         """The transactions after a mark, and None whenever there is no further one now. The newest
@@ -72,11 +74,11 @@ class ReadPartition:
                     if logged is None:
                         yield None
                         continue
-                    if logged.id > self._newest.id:
-                        self._newest = logged.mark
+                    if self._newest is None or logged.id > self._newest.id:
+                        self._newest = logged  # its mark is made when it is asked for
                     yield record_of(logged, self._serializer)
             except NoSuchLog:
-                if after.id or self._newest.id:
+                if after.id or self._newest is not None:
                     raise
                 yield None  # its writer is just creating it
 
@@ -117,7 +119,7 @@ def read_tables(
     """
 
     scope = Scope((node,), span=keys_of(partition))
-    with storage_errors(f"reading partition {partition}"):
+    with storage_errors(f"reading partition {partition}"), collecting_rarely():
         for attempt in range(ATTEMPTS):
             locks, requests, newest = LockTable(bytes_max), RequestWindow(), 0
             try:
@@ -132,15 +134,18 @@ def read_tables(
 
 
 def _note(rows: Sequence[Row], locks: LockTable, requests: RequestWindow) -> int:
-    newest = 0
-    for row in rows:
-        if row[DELETED]:
-            continue
+    """The highest id in the rows."""
+    of_locks: Sequence[Row] = rows
+    others: Sequence[Row] = ()
+    if not (isinstance(rows, Upserts) and rows and rows[0][MAP] == LOCKS):
+        of_locks = [row for row in rows if row[MAP] == LOCKS and not row[DELETED]]
+        others = [row for row in rows if row[MAP] != LOCKS and not row[DELETED]]
+    ids = ids_in([row[VALUE] or b"" for row in of_locks])
+    locks.write_all([row[KEY] for row in of_locks], ids)
+    newest = max(ids, default=0)
+    for row in others:
         id = id_in(row[VALUE] or b"")
-        if row[MAP] == LOCKS:
-            locks.write(row[KEY], id)
-        else:
-            requests.note(str(name_in(row[KEY])), Known(id, row[EXPIRES_AT_MS]))
+        requests.note(str(name_in(row[KEY])), Known(id, row[EXPIRES_AT_MS]))
         newest = max(newest, id)
     return newest
 

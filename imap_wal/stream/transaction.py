@@ -206,6 +206,17 @@ def id_in(value: bytes) -> int:
     return id
 
 
+def ids_in(values: Sequence[bytes]) -> list[int]:
+    """`id_in` of many rows."""
+    try:
+        ids = [*map(msgpack.unpackb, values)]
+    except (ValueError, msgpack.UnpackException):
+        return [*map(id_in, values)]  # its error names the row
+    if {*map(type, ids)} - {int}:
+        return [*map(id_in, values)]
+    return ids
+
+
 def packed(
     header: Header,
     transaction: Transaction,

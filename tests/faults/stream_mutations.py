@@ -40,15 +40,15 @@ OF_STREAMS = (
     Mutation(
         "an open does not load the locks",
         _READING,
-        "            locks.write(row[KEY], id)\n",
-        "            pass\n",
+        "    locks.write_all([row[KEY] for row in of_locks], ids)\n",
+        "",
         f"{_COMPATIBLE}[write-write]",
     ),
     Mutation(
         "a takeover forgets the requests",
         _READING,
-        "            requests.note(str(name_in(row[KEY])), Known(id, row[EXPIRES_AT_MS]))\n",
-        "            pass\n",
+        "        requests.note(str(name_in(row[KEY])), Known(id, row[EXPIRES_AT_MS]))\n",
+        "        pass\n",
         f"{_SUBMIT}::test_a_request_counts_once",
     ),
     Mutation(
@@ -85,6 +85,20 @@ OF_STREAMS = (
         "            if self._slots[place] < id:\n",
         "            if self._slots[place] == 0:\n",
         _PROPERTY,
+    ),
+    Mutation(
+        "an open keeps the first id of a lock that it reads",
+        "imap_wal/stream/locks.py",
+        "            if newest(lock, id) < id:\n",
+        "            if newest(lock, id) == 0:\n",
+        _PROPERTY,
+    ),
+    Mutation(
+        "a row of locks without an id is read",
+        "imap_wal/stream/transaction.py",
+        "    if {*map(type, ids)} - {int}:\n",
+        "    if False:\n",
+        f"{_SUBMIT}::test_rows_of_another_program_are_named[locks-text]",
     ),
     Mutation(
         "a mark is stored before the change",

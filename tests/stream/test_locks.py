@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from imap_wal.stream.locks import ENTRY_BYTES, LockTable
@@ -15,15 +15,24 @@ LOCKS = st.binary(min_size=1, max_size=3)
     writes=st.lists(st.tuples(LOCKS, st.integers(1, 50)), max_size=200),
     bytes_max=st.sampled_from([2**30, 20_000, 500, 1]),
     asked=st.lists(LOCKS, max_size=20),
+    together=st.sampled_from([0, 1, 7, 200]),
 )
+@example(writes=[(b"a", 1), (b"a", 2), (b"a", 1)], bytes_max=2**30, asked=[], together=7)
+@example(writes=[(b"a", 1), (b"a", 2), (b"a", 1)], bytes_max=1, asked=[], together=1)
 def test_an_estimate_never_names_an_older_transaction(
-    writes: list[tuple[bytes, int]], bytes_max: int, asked: list[bytes]
+    writes: list[tuple[bytes, int]], bytes_max: int, asked: list[bytes], together: int
 ) -> None:
-    """An exact table is a dict with the highest id of each lock, in any order of the writes."""
+    """An exact table is a dict with the highest id of each lock, in any order of the writes, one by
+    one or several together."""
     table, model = LockTable(bytes_max), dict[bytes, int]()
-    for lock, id in writes:
-        table.write(lock, id)
-        model[lock] = max(id, model.get(lock, 0))
+    for start in range(0, len(writes), together or 1):
+        part = writes[start : start + (together or 1)]
+        if together:
+            table.write_all([lock for lock, _ in part], [id for _, id in part])
+        else:
+            table.write(*part[0])
+        for lock, id in part:
+            model[lock] = max(id, model.get(lock, 0))
     for lock in {*model, *asked}:
         if table.is_exact:
             assert table.newest(lock) == model.get(lock, 0)

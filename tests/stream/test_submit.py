@@ -463,11 +463,15 @@ def test_no_store_of_maps_opens_the_cluster_of_a_stream(memory: MemoryStore) -> 
         drop_map(logs, LOCKS)
 
 
-@pytest.mark.parametrize("name", ["transactions", "locks"])
-def test_rows_of_another_program_are_named(memory: MemoryStore, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("transactions", b"\xc1"), ("locks", b"\xc1"), ("locks", b"\xa1x")],
+    ids=["transactions", "locks", "locks-text"],
+)
+def test_rows_of_another_program_are_named(memory: MemoryStore, name: str, value: bytes) -> None:
     with opened(memory) as bank:
         bank.submit(0, Transaction(1))
     with imap_wal.log.open(memory.url, storage=memory, cluster="stream", node="0-of-1") as log:
-        log.append(name, (key_of(0, 2), b"\xc1"))
+        log.append(name, (key_of(0, 2), value))
     with pytest.raises(NotReadable), opened(memory) as bank:
         list(bank.read())
