@@ -1,9 +1,11 @@
-"""Streams: transactions with locks beside plain appends to a log, conflicts, an open with many
-locks, and a consumer that writes to SQLite beside SQLite alone."""
+"""Streams: transactions with locks beside transactions without them and plain appends, a request
+beside an outbox in SQLite, conflicts, an open with many locks, and a consumer that writes to
+SQLite. With --quick, the open has 100,000 locks instead of 10,000,000."""
 
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import sqlite3
 import tempfile
 import threading
@@ -21,10 +23,13 @@ from benchmarks.rows import compared
 from imap_wal.errors import Conflict
 from imap_wal.stream import Mark, SqlMarks, StreamRecord, Transaction
 
-THREADS = 64
+CONTEXT: Any = multiprocessing.get_context("spawn")
+PROCESSES, THREADS = 4, 64
+"""Of clients."""
 DATA = b"x" * 100
 CONFLICTS_PER_S = 100_000
 OPEN_S, OPEN_LOCKS = 10.0, 10_000_000
+CONSUMED_PER_S = 50_000
 """The goals."""
 
 
@@ -45,8 +50,64 @@ def per_s(work: Callable[[int], object], calls: int, threads: int = THREADS) -> 
     return calls_of_thread * threads / (time.monotonic() - began)
 
 
+def serve_clients(folder: Path, calls: int, repetitions: int) -> dict[str, Any]:
+    """Clients in other processes than the one that serves."""
+    ours, others = [], []
+    with stream.connect(folder / "served", partitions=1) as bank:
+        for repetition in range(repetitions):
+            for rates, mode in ((ours, "write"), (others, "")):
+                before = bank.mark().id
+                prefix = f"{mode}{repetition}"
+                rates.append(_clients_per_s(folder / "served", calls, mode, prefix))
+                assert bank.mark().id == before + calls + THREADS
+    row = compared(
+        f"submit with a lock, {THREADS} clients of a server",
+        ours,
+        others,
+        "without locks",
+        f"{PROCESSES} processes",
+        "transactions/s",
+    )
+    return row | {"target": 0.7}
+
+
+def _clients_per_s(url: Path, calls: int, mode: str, prefix: str) -> float:
+    start = CONTEXT.Barrier(PROCESSES + 1)
+    workers = [
+        CONTEXT.Process(
+            target=_client, args=(str(url), calls // PROCESSES, mode, f"{prefix}/{number}", start)
+        )
+        for number in range(PROCESSES)
+    ]
+    for worker in workers:
+        worker.start()
+    start.wait()
+    began = time.monotonic()
+    start.wait()
+    seconds = time.monotonic() - began
+    for worker in workers:
+        worker.join()
+    return calls / seconds
+
+
+def _client(url: str, calls: int, mode: str, prefix: str, start: Any) -> None:
+    """Each transaction writes a lock of its own, if `mode` is "write"."""
+    with stream.connect(url, serve=False) as bank:
+
+        def submit(number: int) -> None:
+            locks = [f"{prefix}/{number}"] if mode else []
+            mark = Mark(0) if mode else None
+            bank.submit(number, Transaction(DATA, write=locks), mark=mark)
+
+        threads = THREADS // PROCESSES
+        per_s(lambda number: submit(-1 - number), threads, threads)  # connects
+        start.wait()
+        per_s(submit, calls, threads)
+        start.wait()
+
+
 def submitted(folder: Path, calls: int, repetitions: int) -> dict[str, Any]:
-    """Each transaction writes a lock of its own."""
+    """In one process. Each transaction writes a lock of its own."""
     ours, others = [], []
     locks = itertools.count()
     with (
@@ -64,15 +125,51 @@ def submitted(folder: Path, calls: int, repetitions: int) -> dict[str, Any]:
         for _ in range(repetitions):
             ours.append(per_s(submit, calls))
             others.append(per_s(append, calls))
-    row = compared(
+    return compared(
         f"submit with a lock, {THREADS} threads",
         ours,
         others,
-        "plain appends",
+        "appends to a log",
         "",
         "transactions/s",
     )
-    return row | {"target": 0.7}
+
+
+def requested(folder: Path, calls: int, repetitions: int) -> dict[str, Any]:
+    """Each request counts once. Its peer is an outbox: a table of SQLite with a unique name, and a
+    sync for each commit."""
+    ours, others = [], []
+    names = itertools.count()
+    mutex = threading.Lock()
+    with (
+        stream.open(folder / "requests", partitions=1) as bank,
+        closing(sqlite3.connect(folder / "outbox.db", check_same_thread=False)) as database,
+    ):
+        database.execute("pragma journal_mode = wal")
+        database.execute("pragma synchronous = full")
+        database.execute(
+            "create table outbox (id integer primary key, request text unique, data blob)"
+        )
+
+        def submit(number: int) -> None:
+            bank.submit(number, Transaction(DATA), request=f"r{next(names)}")
+
+        def insert(_: int) -> None:
+            name = f"r{next(names)}"
+            with mutex, database:  # SQLite has one writer: to wait here is faster than to retry
+                database.execute("insert into outbox (request, data) values (?, ?)", (name, DATA))
+
+        for _ in range(repetitions):
+            ours.append(per_s(submit, calls))
+            others.append(per_s(insert, calls))
+    return compared(
+        f"submit a request, {THREADS} threads",
+        ours,
+        others,
+        "an outbox in SQLite with UNIQUE",
+        "",
+        "transactions/s",
+    )
 
 
 def refused(folder: Path, calls: int, repetitions: int) -> dict[str, Any]:
@@ -113,7 +210,7 @@ def opened(folder: Path, locks: int, repetitions: int) -> dict[str, Any]:
     return row | {"target": 1}
 
 
-def consumed(folder: Path, count: int, repetitions: int) -> dict[str, Any]:
+def consumed(folder: Path, count: int, repetitions: int) -> list[dict[str, Any]]:
     """A consumer inserts each transaction into SQLite, in batches; SQLite alone does the same."""
     with stream.open(folder / "consumed", partitions=1, durability="os") as bank:
         per_s(lambda number: bank.submit(0, Transaction(number)), count)
@@ -136,10 +233,19 @@ def consumed(folder: Path, count: int, repetitions: int) -> dict[str, Any]:
             ours.append(count / (time.monotonic() - began))
         engine.dispose()
         others.append(_alone(folder / f"alone-{repetition}.db", count))
+    batches = "batches of 1,000"
     row = compared(
-        "a consumer into SQLite", ours, others, "SQLite alone", "batches of 1,000", "transactions/s"
+        "a consumer into SQLite",
+        ours,
+        [CONSUMED_PER_S] * repetitions,
+        f"{CONSUMED_PER_S:,}/s",
+        batches,
+        "transactions/s",
     )
-    return row | {"target": 0.83}
+    alone = compared(
+        "rows into SQLite alone", others, ours, "a consumer into SQLite", batches, "rows/s"
+    )
+    return [row | {"target": 1}, alone]
 
 
 def _alone(path: Path, count: int) -> float:
@@ -158,8 +264,10 @@ def run(repetitions: int, quick: bool) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         return [
+            serve_clients(folder, 6400 if quick else 64_000, repetitions),
             submitted(folder, 6400 if quick else 64_000, repetitions),
+            requested(folder, 1280 if quick else 12_800, repetitions),
             refused(folder, 20_000 if quick else 200_000, repetitions),
-            opened(folder, 100_000 if quick else 1_000_000, repetitions),
-            consumed(folder, 20_000 if quick else 200_000, repetitions),
+            opened(folder, 100_000 if quick else OPEN_LOCKS, repetitions),
+            *consumed(folder, 20_000 if quick else 200_000, repetitions),
         ]
