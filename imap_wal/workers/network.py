@@ -99,11 +99,13 @@ class _Target(NamedTuple):
 
 
 class NetworkEndpoint:
-    """An `Endpoint` at a TCP address: to listen at, or to connect to; then `url` may have several,
-    `tcp://host:port,host:port`, which are tried in turn. Without certificates, only addresses of
-    this machine are allowed. Raises `InvalidSetting`."""
+    """An `Endpoint` at a TCP address: to listen at (`serves`), or to connect to; then `url` may
+    have several, `tcp://host:port,host:port`, which are tried in turn. Without certificates, only
+    addresses of this machine are allowed. Raises `InvalidSetting`."""
 
-    def __init__(self, url: str, certificates: Certificates | None) -> None:
+    def __init__(
+        self, url: str, certificates: Certificates | None, *, serves: bool = False
+    ) -> None:
         if not url.startswith(TCP):
             raise InvalidSetting(f"address {url!r} is not valid; use {_FORM}")
         if certificates is not None and not isinstance(certificates, Certificates):
@@ -120,10 +122,8 @@ class NetworkEndpoint:
                 "change the log; pass certificates, or use an address of this machine "
                 "(tcp://127.0.0.1:port)"
             )
-        self._server = self._client = None
-        if certificates is not None:
-            self._server = certificates.context(ssl.Purpose.CLIENT_AUTH)
-            self._client = certificates.context(ssl.Purpose.SERVER_AUTH)
+        side = ssl.Purpose.CLIENT_AUTH if serves else ssl.Purpose.SERVER_AUTH
+        self._tls = None if certificates is None else certificates.context(side)
 
     def lock(self, holder: str) -> _NoLock:
         """The system lets only one process listen at an address."""
@@ -161,9 +161,9 @@ class NetworkEndpoint:
 
     def admitted(self, accepted: socket.socket) -> socket.socket | None:
         _keep_alive(accepted)
-        if self._server is None:
+        if self._tls is None:
             return accepted
-        return self._server.wrap_socket(
+        return self._tls.wrap_socket(
             accepted, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
         )
 
@@ -229,9 +229,9 @@ class NetworkEndpoint:
             connection.settimeout(timeout_s)
             connection.connect(target.place)
             _keep_alive(connection)
-            if self._client is None:
+            if self._tls is None:
                 return connection
-            secured = self._client.wrap_socket(
+            secured = self._tls.wrap_socket(
                 connection, server_hostname=target.host, do_handshake_on_connect=False
             )
             connection = Sockets.kept(secured)
@@ -259,7 +259,7 @@ class NetworkEndpoint:
         if isinstance(error, ConnectionResetError) or (
             isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLCertVerificationError)
         ):
-            has = "none" if self._client is not None else "certificates"
+            has = "none" if self._tls is not None else "certificates"
             return f"; perhaps the server has {has}, unlike this program"
         return ""
 

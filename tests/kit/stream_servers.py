@@ -16,7 +16,7 @@ from imap_wal.workers.network import NetworkEndpoint
 def served(folder: Path, url: str, certificates: Certificates | None) -> Iterator[None]:
     """By this process."""
     stream.open(folder / "log", partitions=2).close()
-    election = serving_stream(folder / "log", NetworkEndpoint(url, certificates))
+    election = serving_stream(folder / "log", NetworkEndpoint(url, certificates, serves=True))
     assert election.elect()
     try:
         yield

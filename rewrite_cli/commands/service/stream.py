@@ -185,7 +185,7 @@ def serve(
     if listen is None:
         endpoint: Endpoint = endpoint_of(url, namespace, name, socket)
     else:
-        endpoint = NetworkEndpoint(listen, certificates)
+        endpoint = NetworkEndpoint(listen, certificates, serves=True)
         endpoint.demand_free()  # not only when it takes the place of another server
         raise_file_limit(CONNECTIONS_MAX)
     options = {"name": name, "namespace": namespace, "wal_dir": url.wal_dir or ""}
