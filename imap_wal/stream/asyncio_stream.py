@@ -10,16 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from imap_wal.embedded.asyncio_store import AsyncOpening
 from imap_wal.errors import InvalidSetting
 from imap_wal.forked import Openness
 from imap_wal.stream.consumer import ConsumerStatus
 from imap_wal.stream.marks import FileMarks, Marks
+from imap_wal.stream.opening import StreamOpenOptions
 from imap_wal.stream.opening import open as open_stream
 from imap_wal.stream.progress import StreamProgress
-from imap_wal.stream.served import connect
+from imap_wal.stream.served import StreamConnectOptions, connect
 from imap_wal.stream.stream import Stream
 from imap_wal.stream.transaction import Header, Mark, StreamRecord, Transaction
 from storage_backends.location import Place
@@ -156,7 +157,7 @@ class AsyncStream:
         await self.close()
 
 
-def aopen(url: Place, **options: Any) -> AsyncOpening[AsyncStream]:
+def aopen(url: Place, **options: Unpack[StreamOpenOptions]) -> AsyncOpening[AsyncStream]:
     """`imap_wal.stream.open` for asyncio, with the same options and errors. Use `async with
     aopen(url) as bank:`, or `bank = await aopen(url)` with `await bank.close()` at the end.
 
@@ -167,7 +168,7 @@ def aopen(url: Place, **options: Any) -> AsyncOpening[AsyncStream]:
     return AsyncOpening(partial(open_stream, url, **options), AsyncStream)
 
 
-def aconnect(url: Place, **options: Any) -> AsyncOpening[AsyncStream]:
+def aconnect(url: Place, **options: Unpack[StreamConnectOptions]) -> AsyncOpening[AsyncStream]:
     """`imap_wal.stream.connect` for asyncio, with the same options and errors; otherwise as
     `aopen`.
 

@@ -37,6 +37,18 @@ class StreamOptions(SettingsOptions, total=False):
     randomness: Randomness | None
 
 
+class StreamOpenOptions(StreamOptions, total=False):
+    """The keyword arguments of `open`, for functions that pass them on."""
+
+    partitions: int | None
+    name: str
+    namespace: str
+    serializer: Serializer[Any, Any] | SerializerName | None
+    read_only: bool
+    takeover: bool
+    storage: SegmentStore | None
+
+
 def demand_options(options: StreamOptions) -> None:
     """Raises `InvalidSetting` for an unknown option, and for a setting that is not valid."""
     settings = {key: value for key, value in options.items() if key not in _OTHERS}

@@ -387,6 +387,19 @@ def endpoint_of(
     return LocalEndpoint(socket or default_path(url, namespace, f"stream {name}"))
 
 
+class StreamConnectOptions(StreamOptions, total=False):
+    """The keyword arguments of `connect`, for functions that pass them on."""
+
+    partitions: int | None
+    name: str
+    namespace: str
+    serializer: Serializer[Any, Any] | SerializerName | None
+    socket: str | os.PathLike[str] | None
+    serve: bool
+    certificates: Certificates | None
+    timeout_s: float
+
+
 def connect(
     url: Place,
     *,

@@ -1,5 +1,5 @@
-"""The options of `open`, `aopen` and `imap_wal.log` are declared once, and a type checker knows
-them."""
+"""The options of `open`, `aopen`, `imap_wal.log` and `imap_wal.stream` are declared once, and a
+type checker knows them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,30 @@ from typing import Any, Literal, get_type_hints
 import pytest
 
 import imap_wal
+import imap_wal.stream
 from imap_wal import InvalidSetting, Settings
 from imap_wal.embedded import opening
 from imap_wal.settings import SettingsOptions
+from imap_wal.stream.opening import StreamOpenOptions, StreamOptions
+from imap_wal.stream.served import StreamConnectOptions
 from tests.kit.effort import thorough
 
 PROGRAM = """
 import imap_wal
+import imap_wal.stream
 
 imap_wal.open("maps", durability="os", scratch="/tmp", segment_bytes=1 << 20)
 imap_wal.aopen("maps", durability="os", node="n2")
 imap_wal.log.open("log", durability=imap_wal.Durability.ALWAYS)
+imap_wal.stream.aopen("s", partitions=1, durability="os")
+imap_wal.stream.aconnect("s", partitions=1, timeout_s=1.0)
 """
 MISTAKES = {
     "a misspelt name": ('imap_wal.open("maps", durabilty="os")', "durabilty"),
     "a misspelt name for asyncio": ('imap_wal.aopen("maps", durabilty="os")', "durabilty"),
     "a misspelt name of a log": ('imap_wal.log.create("log", durabilty="os")', "durabilty"),
+    "a misspelt name of a stream": ('imap_wal.stream.aopen("s", partition=1)', "partition"),
+    "a wrong type for a stream": ('imap_wal.stream.aconnect("s", serve="no")', "serve"),
     "an unknown value": ('imap_wal.open("maps", durability="sometimes")', "durability"),
     "text for a number": ('imap_wal.open("maps", segment_bytes="1")', "segment_bytes"),
 }
@@ -58,6 +66,22 @@ def test_the_options_passed_on_are_those_that_open_takes() -> None:
         name: f"ForwardRef({kind!r}, module='imap_wal.embedded.opening')"
         for name, kind in named.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("open", "options"),
+    [
+        (imap_wal.stream.open, StreamOpenOptions),
+        (imap_wal.stream.connect, StreamConnectOptions),
+    ],
+    ids=["open", "connect"],
+)
+def test_the_options_of_streams_are_those_of_the_functions(open: Any, options: Any) -> None:
+    """`aopen` and `aconnect` take them."""
+    parameters = inspect.signature(open, eval_str=True).parameters.values()
+    named = {each.name: each.annotation for each in parameters if each.kind is each.KEYWORD_ONLY}
+    shared = get_type_hints(StreamOptions)
+    assert get_type_hints(options) == shared | named
 
 
 @thorough
