@@ -432,7 +432,8 @@ def test_a_server_proves_that_it_has_the_log(tmp_path: Path, url: str) -> None:
             line.close()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Partition, "prove", _cannot_know)
-            with pytest.raises(StorageUnavailable, match="cannot know"):
+            # The last attempt may have too little time for an answer.
+            with pytest.raises(StorageUnavailable, match=r"cannot know|did not answer"):
                 bank.mark(0)
         with pytest.raises(Fenced, match="replaced by an older copy"):
             bank.mark(0)
