@@ -13,9 +13,8 @@ from imap_wal.manifest.store import (
     ManifestLog,
     Whole,
     checked,
-    fields_of,
+    document_of,
     require,
-    without_defaults,
 )
 from storage_backends import SegmentStore
 
@@ -44,6 +43,8 @@ class ClaimManifest:
     complete: a later member is entered before its first change."""
 
     format: ClassVar[int] = FORMAT
+    needed: ClassVar[tuple[str, ...]] = ("claims",)
+    """The fields that every manifest has; the others, if they do not have their defaults."""
 
     claims: Mapping[str, Whole] = field(default_factory=dict)
     members: tuple[str, ...] = ()
@@ -121,11 +122,11 @@ class ClaimManifest:
         return bool(self.tokens) or self.closed
 
     def to_json(self) -> dict[str, Any]:
-        return without_defaults(fields_of(self), ("members", "lost", "forced", "tokens", "closed"))
+        return document_of(self, self.needed)
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
-        require(data, "claims")
+        require(data, *cls.needed)
         return checked(data, cls)
 
 

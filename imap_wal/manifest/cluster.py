@@ -37,6 +37,7 @@ from imap_wal.manifest.store import (
     ManifestLog,
     Whole,
     checked,
+    document_of,
     fields_of,
     require,
     without_defaults,
@@ -62,6 +63,14 @@ class ClusterManifest:
     """The state that all nodes of a cluster share."""
 
     format: ClassVar[int] = CLUSTER_FORMAT
+    needed: ClassVar[tuple[str, ...]] = (
+        "incarnation",
+        "lifetimes",
+        "nodes",
+        "snapshots",
+        "generation",
+    )
+    """As of `ClaimManifest`."""
 
     incarnation: Whole = 0
     """The last assigned incarnation, of a cluster lifetime or an embedded open."""
@@ -113,51 +122,28 @@ class ClusterManifest:
             object.__setattr__(self, "snapshots", SnapshotTable(self.snapshots))
 
     def to_json(self) -> dict[str, Any]:
-        versions = {str(number): table.encode() for number, table in self.versions.items()}
-        document = {
-            **fields_of(self),
-            "lifetimes": [fields_of(lifetime) for lifetime in self.lifetimes],
-            "versions": versions,
-            "all_maps": marks_json(self.all_maps),
-            "lists": lists_json(self.snapshots),
-        }
+        document = document_of(
+            self,
+            self.needed,
+            lifetimes=[fields_of(lifetime) for lifetime in self.lifetimes],
+            versions={str(number): table.encode() for number, table in self.versions.items()},
+            all_maps=marks_json(self.all_maps),
+        )
+        document["lists"] = lists_json(self.snapshots)
         if isinstance(self.snapshots, SnapshotTable):
             covered = {
                 node: [fields_of(mark) for mark in marks]
                 for node, marks in self.snapshots.covered.items()
             }
-            document |= {
-                "snapshots": self.snapshots.text,
-                "covered": covered,
-                "marks": {},
-            }
+            document |= {"snapshots": self.snapshots.text, "covered": covered, "marks": {}}
         else:
             document["snapshots"], document["marks"] = with_marks_once(self.snapshots)
-        return without_defaults(
-            document,
-            (
-                "marks",
-                "orphan_floor",
-                "versions",
-                "forgotten",
-                "embedded",
-                "clears",
-                "keys",
-                "token",
-                "all_maps",
-                "losses",
-                "epochs",
-                "lists",
-                "decoded",
-                "tables",
-                "dropped_lists",
-            ),
-        )
+        return without_defaults(document, ("marks", "lists"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
         """The inverse of `to_json`. Its lists can be read if they are `bound` to their log."""
-        require(data, "incarnation", "lifetimes", "nodes", "snapshots", "generation")
+        require(data, *cls.needed)
         snapshots: Mapping[str, Snapshot]
         lists = lists_from_json(data.get("lists", {}))
         if isinstance(data["snapshots"], str):

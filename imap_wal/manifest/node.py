@@ -19,7 +19,15 @@ from imap_wal.manifest.list_files import (
     parsed_lists,
     with_changes,
 )
-from imap_wal.manifest.store import FORMAT, ManifestLog, Whole, checked, fields_of, require
+from imap_wal.manifest.store import (
+    FORMAT,
+    ManifestLog,
+    Whole,
+    checked,
+    document_of,
+    fields_of,
+    require,
+)
 from imap_wal.segment.listing import WalFolder
 from storage_backends import SegmentStore
 
@@ -68,6 +76,19 @@ class NodeManifest:
     `archived`: their entries are in `archives`, and their files will be deleted."""
 
     format: ClassVar[int] = FORMAT
+    needed: ClassVar[tuple[str, ...]] = (
+        "directory",
+        "epoch",
+        "session",
+        "plugins",
+        "requests",
+        "checkpoint",
+        "clean",
+        "archived",
+        "archives",
+        "metadata",
+    )
+    """As of `ClaimManifest`."""
 
     directory: str = ""
     """UUID of this log directory; a new disk under an old node name has another one."""
@@ -218,15 +239,15 @@ class NodeManifest:
         }
 
     def to_json(self) -> dict[str, Any]:
-        document = fields_of(self)
-        document["archives"] = [archive.to_json() for archive in self.archives.direct]
-        document["cluster"] = fields_of(self.cluster)
-        document["epochs"] = [fields_of(epoch) for epoch in self.epochs]
-        for name in ("requests", "former"):
-            document[name] = {str(session): request for session, request in document[name].items()}
-        for name in _WRITTEN_IF_SET:
-            if getattr(self, name) == getattr(_NO_NODE, name):
-                del document[name]
+        document = document_of(
+            self,
+            self.needed,
+            archives=[archive.to_json() for archive in self.archives.direct],
+            cluster=fields_of(self.cluster),
+            epochs=[fields_of(epoch) for epoch in self.epochs],
+            requests={str(session): request for session, request in self.requests.items()},
+            former={str(session): request for session, request in self.former.items()},
+        )
         if self.archives.lists:
             kind = ArchiveLists.field
             document["lists"] = [file.to_json(kind) for file in self.archives.lists]
@@ -235,19 +256,7 @@ class NodeManifest:
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
         """The inverse of `to_json`. Raises ValueError if a field is missing or has another type."""
-        require(
-            data,
-            "directory",
-            "epoch",
-            "session",
-            "plugins",
-            "requests",
-            "checkpoint",
-            "clean",
-            "archived",
-            "archives",
-            "metadata",
-        )
+        require(data, *cls.needed)
         archives = Listed(
             checked(data["archives"], tuple[Archive, ...]),
             parsed_lists(data.get("lists", ()), ArchiveLists.field),
@@ -262,27 +271,6 @@ class NodeManifest:
                 case _:
                     raise ValueError("an item of metadata does not have the shape of its type")
         return manifest
-
-
-_NO_NODE = NodeManifest()
-_WRITTEN_IF_SET = (
-    "kind",
-    "removed",
-    "wal_id",
-    "newest",
-    "begins",
-    "permit",
-    "forgotten",
-    "embedded",
-    "former",
-    "cluster",
-    "address",
-    "address_key",
-    "given_up",
-    "copied",
-    "epochs",
-    "dropped",
-)
 
 
 def without_turn(pair: Pair) -> Pair:

@@ -28,6 +28,7 @@ from imap_wal.manifest.store import (
     ManifestLog,
     Whole,
     checked,
+    document_of,
     fields_of,
     require,
     without_defaults,
@@ -111,6 +112,8 @@ class ReaderManifest:
     oldest first."""
 
     format: ClassVar[int] = FORMAT
+    needed: ClassVar[tuple[str, ...]] = ("positions", "updated_ms", "forgotten")
+    """As of `ClaimManifest`."""
 
     positions: Mapping[str, Position] = field(default_factory=dict)
     updated_ms: int = 0
@@ -124,20 +127,18 @@ class ReaderManifest:
     """It needs the snapshots of its bases, and no log above them."""
 
     def to_json(self) -> dict[str, Any]:
-        document = fields_of(self)
-        later = [base.to_json() for base in document.pop("later")]
-        if later:
-            document["later"] = later
-        for name in ("base", "proposed"):
-            base = document.pop(name)
-            if base is not None:
-                document[name] = base.to_json()
-        return without_defaults(document, ("dropped_lists", "files_only"))
+        return document_of(
+            self,
+            self.needed,
+            base=self.base and self.base.to_json(),
+            proposed=self.proposed and self.proposed.to_json(),
+            later=[base.to_json() for base in self.later],
+        )
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
         """The inverse of `to_json`. Its lists can be read if they are `bound` to their log."""
-        require(data, "positions", "updated_ms", "forgotten")
+        require(data, *cls.needed)
         reader = checked({**data, "base": None, "proposed": None, "later": ()}, cls)
         later = checked(data.get("later", []), list[dict[str, Any]])
         return replace(

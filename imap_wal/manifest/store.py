@@ -17,7 +17,7 @@ import json
 import threading
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar
 
@@ -77,7 +77,7 @@ def checked(data: Any, kind: type[V]) -> V:
 
 
 def require(data: Mapping[str, Any], *names: str) -> None:
-    """Raise KeyError if one of these fields is missing: every manifest has them."""
+    """Raise KeyError if one of these fields is missing."""
     for name in names:
         data[name]
 
@@ -92,6 +92,17 @@ def without_defaults(document: dict[str, Any], names: Iterable[str]) -> dict[str
     """The document without the fields of these names that are empty."""
     silent = {name for name in names if not document[name]}
     return {name: value for name, value in document.items() if name not in silent}
+
+
+def document_of(content: Content, needed: Collection[str], **encoded: Any) -> dict[str, Any]:
+    """The fields of a manifest, as JSON: those of the names `needed`, and each other one that does
+    not have its default. `encoded`: the fields that are not JSON themselves."""
+    defaults = type(content)()
+    return {
+        name: value
+        for name, value in {**fields_of(content), **encoded}.items()
+        if name in needed or getattr(content, name) != getattr(defaults, name)
+    }
 
 
 def packed(document: Any) -> str:
